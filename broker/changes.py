@@ -1,0 +1,129 @@
+"""Each change of what exists, as data: made by the controller alone, applied by everybody in the same order.
+
+`catalog.Catalog.apply(change)` gives them meaning; `controller.definitions` keeps them on disk; they cross the
+control link as msgpack. Objects are named by vhost and name; a Put of an existing one replaces it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Change(msgspec.Struct, tag_field="t", array_like=True, frozen=True):
+    """Base of all changes."""
+
+
+class VhostPut(Change, tag="vhost+", frozen=True):
+    """A new vhost comes with its predeclared exchanges ("" and amq.*), without further changes."""
+
+    name: str
+    description: str = ""
+    tags: list[str] = []
+
+
+class VhostDelete(Change, tag="vhost-", frozen=True):
+    """Everything in it goes, permissions too."""
+
+    name: str
+
+
+class UserPut(Change, tag="user+", frozen=True):
+    name: str
+    password_hash: str  # base64(salt + digest) as RabbitMQ keeps it; "" refuses every password
+    hashing_algorithm: str = "rabbit_password_hashing_sha256"
+    tags: list[str] = []
+
+
+class UserDelete(Change, tag="user-", frozen=True):
+    name: str
+
+
+class PermissionPut(Change, tag="permission+", frozen=True):
+    vhost: str
+    user: str
+    configure: str
+    write: str
+    read: str
+
+
+class PermissionDelete(Change, tag="permission-", frozen=True):
+    vhost: str
+    user: str
+
+
+class ExchangePut(Change, tag="exchange+", frozen=True):
+    vhost: str
+    name: str
+    type: str
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: dict[str, Any] = {}
+
+
+class ExchangeDelete(Change, tag="exchange-", frozen=True):
+    """Its bindings, in both directions, go with it."""
+
+    vhost: str
+    name: str
+
+
+class QueuePut(Change, tag="queue+", frozen=True):
+    """`owner`: "" or who holds it exclusively, as "door.incarnation.connection". `shard`: where it lives."""
+
+    vhost: str
+    name: str
+    id: int
+    shard: int
+    durable: bool = True
+    auto_delete: bool = False
+    owner: str = ""
+    arguments: dict[str, Any] = {}
+
+
+class QueueDelete(Change, tag="queue-", frozen=True):
+    """Its bindings go with it."""
+
+    vhost: str
+    name: str
+
+
+class BindingPut(Change, tag="binding+", frozen=True):
+    vhost: str
+    source: str
+    kind: str  # "queue" or "exchange": what `destination` is
+    destination: str
+    routing_key: str
+    arguments: dict[str, Any] = {}
+
+
+class BindingDelete(Change, tag="binding-", frozen=True):
+    vhost: str
+    source: str
+    kind: str
+    destination: str
+    routing_key: str
+    arguments: dict[str, Any] = {}
+
+
+class ParameterPut(Change, tag="parameter+", frozen=True):
+    """Runtime parameters, policies ("policy"), operator policies ("operator_policy"), limits ("vhost-limits")."""
+
+    vhost: str  # "" for global parameters
+    component: str
+    name: str
+    value: Any
+
+
+class ParameterDelete(Change, tag="parameter-", frozen=True):
+    vhost: str
+    component: str
+    name: str
+
+
+AnyChange = (
+    VhostPut | VhostDelete | UserPut | UserDelete | PermissionPut | PermissionDelete | ExchangePut | ExchangeDelete
+    | QueuePut | QueueDelete | BindingPut | BindingDelete | ParameterPut | ParameterDelete
+)  # fmt: skip

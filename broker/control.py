@@ -1,0 +1,201 @@
+"""What front doors and the controller say to each other: every message as data.
+
+A unix stream at RUNTIME_DIR/control.sock; each message is a u32 length (little endian, at most CONTROL_BYTES_MAX)
+and msgpack of one struct below. The stream's end is the news that the other process is gone: the controller deletes the
+exclusive queues of a front door's connections; a front door keeps serving from its copy and connects again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from broker.changes import AnyChange
+
+CONTROL_BYTES_MAX = 256 << 20
+
+
+class ControlMessage(msgspec.Struct, tag_field="t", array_like=True, frozen=True):
+    """Base of all messages."""
+
+
+# -- front door to controller -------------------------------------------------------------------------
+
+
+class DoorHello(ControlMessage, tag="door-hello", frozen=True):
+    """First on the stream. `version`: of the catalog the door already holds in `boot` (0: nothing). Answered by a Snapshot
+    or, where the controller can, by the Changes since."""
+
+    door: int
+    incarnation: int
+    pid: int
+    boot: str
+    version: int
+    connections: list[ConnectionInfo] = []
+
+
+class ConnectionInfo(msgspec.Struct, array_like=True, frozen=True):
+    """One client. `owner` is the door's name for it: "door.incarnation.connection"."""
+
+    owner: str
+    name: str  # "peer:port -> host:port"
+    user: str
+    vhost: str
+    peer_host: str
+    peer_port: int
+    host: str
+    port: int
+    protocol: str
+    auth_mechanism: str
+    tls: bool
+    frame_max: int
+    channel_max: int
+    heartbeat_s: int
+    connected_at_ms: int
+    client_properties: dict[str, Any]
+
+
+class ConnectionUp(ControlMessage, tag="up", frozen=True):
+    info: ConnectionInfo
+
+
+class ConnectionDown(ControlMessage, tag="down", frozen=True):
+    """Its exclusive queues are deleted."""
+
+    owner: str
+
+
+class Applied(ControlMessage, tag="applied", frozen=True):
+    """All changes up to `version` are in force at this door."""
+
+    version: int
+
+
+class Ask(ControlMessage, tag="ask", frozen=True):
+    """A request to change what exists. Answered by Answer(id) once every door has applied the outcome.
+
+    The door has checked the user's rights and the names' form; the controller checks existence, equivalence,
+    exclusivity, use and limits.
+    """
+
+    id: int
+    what: AnyRequest
+    owner: str  # the connection that asks
+    user: str
+
+
+class DoorReport(ControlMessage, tag="report", frozen=True):
+    """Answers Query. connections: per connection {owner, channels, send_oct, recv_oct, state, ...};
+    channels: per channel {owner, number, prefetch_count, unacked, confirm, ...}; counters: totals of this door."""
+
+    query: int
+    connections: list[dict[str, Any]]
+    channels: list[dict[str, Any]]
+    counters: dict[str, float]
+
+
+# -- requests ----------------------------------------------------------------------------------------------
+
+
+class Request(msgspec.Struct, tag_field="t", array_like=True, frozen=True):
+    """Base of what can be asked; the fields are those of the AMQP methods. `arguments` are decoded field tables:
+    bool, int, float, str, bytes, None, datetime, Decimal as str, list, dict."""
+
+    vhost: str
+
+
+class ExchangeDeclare(Request, tag="exchange.declare", frozen=True):
+    name: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    arguments: dict[str, Any]
+
+
+class ExchangeRemove(Request, tag="exchange.delete", frozen=True):
+    name: str
+    if_unused: bool
+
+
+class QueueDeclare(Request, tag="queue.declare", frozen=True):
+    """Answer.result: {"name": str, "messages": int, "consumers": int}; name "" asks for amq.gen-..."""
+
+    name: str
+    durable: bool
+    auto_delete: bool
+    exclusive: bool
+    arguments: dict[str, Any]
+
+
+class QueueRemove(Request, tag="queue.delete", frozen=True):
+    """Answer.result: {"messages": int}. A missing queue is no error."""
+
+    name: str
+    if_unused: bool
+    if_empty: bool
+
+
+class Bind(Request, tag="bind", frozen=True):
+    source: str
+    kind: str  # "queue" or "exchange"
+    destination: str
+    routing_key: str
+    arguments: dict[str, Any]
+
+
+class Unbind(Request, tag="unbind", frozen=True):
+    source: str
+    kind: str
+    destination: str
+    routing_key: str
+    arguments: dict[str, Any]
+
+
+AnyRequest = ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | Unbind
+
+
+# -- controller to front door ---------------------------------------------------------------------------
+
+
+class Snapshot(ControlMessage, tag="snapshot", frozen=True):
+    """The whole catalog as the changes that make it, in an order that can be applied to an empty one."""
+
+    boot: str  # names one life of the broker: versions of another boot mean nothing
+    version: int
+    changes: list[AnyChange]
+
+
+class Changes(ControlMessage, tag="changes", frozen=True):
+    """`version` is the catalog's after all of them."""
+
+    version: int
+    changes: list[AnyChange]
+
+
+class Answer(ControlMessage, tag="answer", frozen=True):
+    """`code` 0 means done; else an AMQP reply code with RabbitMQ's text without the "NAME - " in front."""
+
+    id: int
+    code: int = 0
+    text: str = ""
+    result: dict[str, Any] = {}
+
+
+class CloseConnection(ControlMessage, tag="close", frozen=True):
+    owner: str
+    code: int
+    text: str
+
+
+class Query(ControlMessage, tag="query", frozen=True):
+    """Answered by DoorReport."""
+
+    query: int
+
+
+AnyControl = (
+    DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
+    | Snapshot | Changes | Answer | CloseConnection | Query
+)  # fmt: skip

@@ -1,0 +1,305 @@
+"""What front doors, the controller and shards say to each other: every message as data.
+
+A ZeroMQ message is one part. Its first 16 bytes are the same for all:
+
+     0  u8   kind        one of the constants below
+     1  u8   WIRE_VERSION
+     2  u16  peer        who of the front doors (0..F-1), or CONTROLLER
+     4  u32  incarnation of that peer: a new number each time its process starts
+     8  u32  epoch of the shard: a new number each time the shard's process starts
+    12  u32  shard       which shard
+
+A message of another incarnation or epoch than the receiver knows is stale and dropped. What follows
+the header is binary for the hot kinds (PUBLISH, DELIVER, SETTLE, CONFIRMED, CREDIT: drawn in
+codec.pyx, little endian) and msgpack of one struct below for CONTROL. "peer" below is a front door or the controller.
+
+Order is kept per direction between two processes; nothing is said about two pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+WIRE_VERSION = 1
+HEADER_BYTES = 16
+CONTROLLER = 0xFFFF
+
+PUBLISH = 1  # peer to shard: runs of messages, a batch number
+DELIVER = 2  # shard to peer: messages for consumers
+SETTLE = 3  # peer to shard: deliveries acknowledged, rejected, requeued
+CONFIRMED = 4  # shard to peer: batches up to a number are on stable storage; refused messages by name
+CREDIT = 5  # both ways: bytes taken off the other's hands
+CONTROL = 6  # both ways: one struct below
+
+# Settle kinds, also used by codec.pyx.
+ACK = 0
+REJECT = 1  # drop or dead-letter
+REQUEUE = 2  # back to the old place, redelivered
+RETURN = 3  # back to the old place, never seen by a client: not redelivered
+
+
+class Message(msgspec.Struct, tag_field="t", array_like=True, frozen=True):
+    """Base of all control structs."""
+
+
+class QueueSpec(msgspec.Struct, array_like=True, frozen=True):
+    """A queue as its shard must know it. `id` is never used again after a delete."""
+
+    id: int
+    vhost: str
+    name: str
+    durable: bool
+    auto_delete: bool = False
+    exclusive: bool = False
+    arguments: dict[str, Any] = {}  # effective: the queue's own merged with policies
+
+
+# -- a peer makes itself known, a shard answers -------------------------------------------------------
+
+
+class Join(Message, tag="join", frozen=True):
+    """Peer to shard, at start and after each Hello of a new epoch: send me your Hello at `endpoint`.
+
+    A Join with a new incarnation also says that the former process of this peer is gone: all its
+    consumers go, their unsettled deliveries are requeued.
+    """
+
+    endpoint: str
+
+
+class Hello(Message, tag="hello", frozen=True):
+    """Shard to peer, when ready (all queues recovered) and as the answer to Join.
+
+    To a front door a new epoch means: outstanding publishes are lost (nack them), attach consumers
+    anew, old delivery numbers mean nothing.
+    """
+
+    pid: int
+    ready: bool
+
+
+class Gone(Message, tag="gone", frozen=True):
+    """Controller to shard: front door `door` of `incarnation` ended; requeue what it held."""
+
+    door: int
+    incarnation: int
+
+
+# -- what exists (controller only) --------------------------------------------------------------------
+
+
+class Assign(Message, tag="assign", frozen=True):
+    """Controller to a shard that said Hello(ready=False): all queues of this shard. The shard recovers,
+    drops what belongs to no queue named here, and then says Hello(ready=True) to all peers."""
+
+    queues: list[QueueSpec]
+
+
+class CreateQueues(Message, tag="create", frozen=True):
+    """Controller to shard. Answered by Done(request). Creating one that exists updates its arguments."""
+
+    request: int
+    queues: list[QueueSpec]
+
+
+class DeleteQueue(Message, tag="delete", frozen=True):
+    """Controller to shard. Answered by Done(request, messages=ready count) or Refused.
+
+    Consumers of the queue get Cancelled. Refused texts are the reply text's middle: "in use", "not empty".
+    """
+
+    request: int
+    queue: int
+    if_unused: bool = False
+    if_empty: bool = False
+
+
+class DropVhost(Message, tag="drop-vhost", frozen=True):
+    """Controller to shard: all queues and files of the vhost go. Answered by Done(request)."""
+
+    request: int
+    vhost: str
+
+
+class AutoDeleted(Message, tag="auto-deleted", frozen=True):
+    """Shard to controller: this queue's last consumer went (auto_delete) or it expired; it takes no more
+    consumers. The controller answers with DeleteQueue once it is out of the catalog."""
+
+    queue: int
+    reason: str  # "auto-delete" or "expired"
+
+
+class Stats(Message, tag="stats", frozen=True):
+    """Controller to shard. Answered by StatsReply."""
+
+    request: int
+
+
+class QueueStats(msgspec.Struct, array_like=True, frozen=True):
+    """Counters since the shard's start; sizes in bytes of stored messages."""
+
+    id: int
+    ready: int
+    unacked: int
+    consumers: int
+    ready_bytes: int
+    unacked_bytes: int
+    published: int
+    delivered: int  # with and without ack, basic.get included
+    acked: int
+    redelivered: int
+    got: int
+
+
+class ConsumerStats(msgspec.Struct, array_like=True, frozen=True):
+    queue: int
+    door: int
+    connection: int
+    channel: int
+    tag: str
+    no_ack: bool
+    exclusive: bool
+    prefetch: int
+    active: bool
+
+
+class StatsReply(Message, tag="stats-reply", frozen=True):
+    request: int
+    queues: list[QueueStats]
+    consumers: list[ConsumerStats]
+    process: dict[str, float]  # rss_bytes, cpu_seconds, segments, disk_bytes, disk_free_bytes, syncs, sync_seconds ...
+
+
+class Alarm(Message, tag="alarm", frozen=True):
+    """Shard to all peers: publishing must pause (reason "low on disk", ...) or may go on (reason "")."""
+
+    reason: str
+
+
+# -- consumers and gets (front door) -----------------------------------------------------------------
+
+
+class Attach(Message, tag="attach", frozen=True):
+    """Front door to shard: a consumer. Answered by Attached or Refused before its first delivery.
+
+    `consumer` is a number that this front door uses once in its life. prefetch 0 = no limit.
+    `granted`: deliveries come only for Grant (the channel has a limit of its own). `resumed`: attached
+    again after the shard restarted: never refused for exclusivity by order of arrival.
+    """
+
+    request: int
+    queue: int
+    consumer: int
+    connection: int
+    channel: int
+    tag: str
+    no_ack: bool
+    exclusive: bool
+    priority: int
+    prefetch: int
+    granted: bool = False
+    resumed: bool = False
+
+
+class Attached(Message, tag="attached", frozen=True):
+    request: int
+
+
+class Detach(Message, tag="detach", frozen=True):
+    """Front door to shard: no more deliveries. Unsettled ones stay until settled or Release. Answered by
+    Done(request) after the last delivery."""
+
+    request: int
+    consumer: int
+
+
+class Release(Message, tag="release", frozen=True):
+    """Front door to shard: these consumers (channel or connection closed) are gone for good; what they hold
+    is requeued in place, redelivered. Consumers still attached are detached. Answered by Done(request)."""
+
+    request: int
+    consumers: list[int]
+
+
+class Grant(Message, tag="grant", frozen=True):
+    """Front door to shard: consumer (attached with granted=True) may get up to `count` more.
+
+    The shard delivers what it has and gives the rest back at once with Ungranted.
+    """
+
+    consumer: int
+    count: int
+
+
+class Ungranted(Message, tag="ungranted", frozen=True):
+    """Shard to front door: `count` grants not used, the queue is empty. Sent also with count 0 when a message
+    becomes ready for a consumer without a grant ("wants=True": ask me again with Grant)."""
+
+    consumer: int
+    count: int
+    wants: bool = False
+
+
+class Cancelled(Message, tag="cancelled", frozen=True):
+    """Shard to front door: the queue of this consumer is gone (basic.cancel to the client)."""
+
+    consumer: int
+
+
+class Get(Message, tag="get", frozen=True):
+    """Front door to shard: basic.get. `consumer`: pseudo consumer of the channel on this shard that holds the delivery
+    (0 with no_ack). Answered by Got or Refused."""
+
+    request: int
+    queue: int
+    consumer: int
+    connection: int
+    channel: int
+    no_ack: bool
+
+
+class Got(Message, tag="got", frozen=True):
+    """`message` is one stored message (drawn in codec.pyx), or b"" when the queue is empty."""
+
+    request: int
+    message: bytes
+    number: int  # delivery number within `consumer`
+    redelivered: bool
+    remaining: int
+
+
+class Count(Message, tag="count", frozen=True):
+    """Peer to shard: how many messages and consumers. Answered by Done(request, messages, consumers)."""
+
+    request: int
+    queue: int
+
+
+class Purge(Message, tag="purge", frozen=True):
+    """Peer to shard. Answered by Done(request, messages)."""
+
+    request: int
+    queue: int
+
+
+class Done(Message, tag="done", frozen=True):
+    request: int
+    messages: int = 0
+    consumers: int = 0
+
+
+class Refused(Message, tag="refused", frozen=True):
+    """`code` is an AMQP reply code (404, 405, 403, 406), `text` what the peer's handler puts into words:
+    "gone" (no such queue here), "in use", "not empty", "exclusive use", "exclusive consumer"."""
+
+    request: int
+    code: int
+    text: str
+
+
+Control = (
+    Join | Hello | Gone | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Stats | StatsReply | Alarm
+    | Attach | Attached | Detach | Release | Grant | Ungranted | Cancelled | Get | Got | Count | Purge | Done | Refused
+)  # fmt: skip
