@@ -1,8 +1,8 @@
 """What a transactional channel holds back until commit: publishes and settles, in their order.
 
-Pure bookkeeping of one channel: what is held is opaque here. The caller sends what `take` gives and answers commit-ok once
-every shard concerned has it on stable storage. RabbitMQ's guarantees: publishes first, then settles; all or nothing only
-per queue; after rollback the deliveries are unacknowledged as before.
+Pure bookkeeping of one channel: what is held is opaque here. The caller sends what `take` gives and answers commit-ok
+once every shard concerned has it on stable storage. RabbitMQ's guarantees: publishes first, then settles; all or
+nothing only per queue; after rollback the deliveries are unacknowledged as before.
 """
 
 from __future__ import annotations

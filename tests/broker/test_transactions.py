@@ -8,7 +8,9 @@ from broker import transactions
 from broker.amqp.errors import ChannelException
 from broker.transactions import Transaction
 
-steps = st.lists(st.one_of(st.tuples(st.sampled_from("ps"), st.integers()), st.tuples(st.sampled_from("cr"), st.just(0))))
+steps = st.lists(
+    st.one_of(st.tuples(st.sampled_from("ps"), st.integers()), st.tuples(st.sampled_from("cr"), st.just(0)))
+)
 
 
 @given(steps)
