@@ -203,6 +203,15 @@ async def queue_purge(session: Session, channel: Channel, method: commands.Queue
     return commands.Queue.PurgeOk(await session.shards.purge(_owned_queue(session, name)))
 
 
+def readable_queue(session: Session, name: str) -> QueuePut:
+    """The queue that a consume or get names (empty names are the caller's), if this connection may have its messages."""
+    name = checks.clean_name(name)
+    if not name:
+        raise checks.Refusal(NOT_FOUND, "no previously declared queue")
+    _check_right(session, "read", "queue", name)
+    return _owned_queue(session, name)
+
+
 def _queue_ends(
     session: Session, channel: Channel, method: commands.Queue.Bind | commands.Queue.Unbind
 ) -> tuple[str, str, str]:

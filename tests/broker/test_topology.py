@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from broker import topology
+from broker import checks, topology
 from broker.amqp.errors import ChannelException, ConnectionException
 from broker.catalog import Catalog
 from broker.changes import (
@@ -241,6 +241,24 @@ VOLATILE = (403, "cannot bind or unbind to a volatile (direct reply-to) queue")
 )  # fmt: skip
 def test_refusals_have_rabbitmqs_codes_and_texts(method: base.Frame, answer: tuple[int, str]) -> None:
     assert refused(FakeSession(SOURCE, PLAIN, THEIRS), method) == answer
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("", NO_LAST),
+        ("missing", (404, "no queue 'missing' in vhost '/'")),
+        ("theirs", LOCKED),
+        ("secret", (403, "read access to queue 'secret' in vhost '/' refused for user 'u'")),
+    ],
+)
+def test_who_consumes_needs_the_queue_its_owner_and_the_right_to_read(name: str, answer: tuple[int, str]) -> None:
+    session = FakeSession(PLAIN, MINE, THEIRS, PermissionPut("/", "u", "", "", "^(q|mine|theirs|missing)$"))
+    assert topology.readable_queue(session, "q") == PLAIN
+    assert topology.readable_queue(session, "mine") == MINE
+    with pytest.raises(checks.Refusal) as refused:
+        topology.readable_queue(session, name)
+    assert (refused.value.code, refused.value.text) == answer
 
 
 def test_the_private_reply_to_name_can_be_looked_for() -> None:
