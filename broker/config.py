@@ -41,7 +41,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     # How long small reads may pile up while there are many of them; never applied when idle.
     tick_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 250
 
-    loopback_users: frozenset[str] = frozenset({"guest"})  # may log in from this host only: their password is known to everybody
+    loopback_users: frozenset[str] = frozenset(
+        {"guest"}
+    )  # may log in from this host only: their password is known to everybody
     cluster_name: str = ""  # shown to clients; empty: the host's name
     log_level: Annotated[str, msgspec.Meta(pattern="(?i)^(debug|info|warning|error|critical)$")] = "info"
 

@@ -204,7 +204,7 @@ async def queue_purge(session: Session, channel: Channel, method: commands.Queue
 
 
 def readable_queue(session: Session, name: str) -> QueuePut:
-    """The queue that a consume or get names (empty names are the caller's), if this connection may have its messages."""
+    """The queue that a consume or get names, if this connection may have its messages."""
     name = checks.clean_name(name)
     if not name:
         raise checks.Refusal(NOT_FOUND, "no previously declared queue")
@@ -309,7 +309,7 @@ class Pipeline:
         channel: Channel,
         *,
         idle: Callable[[], None],
-        failed: Callable[[BaseException], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         """`idle`: nothing is unanswered any more. `failed`: close the channel or connection; what came later is
         forgotten. Both are called from the loop, never from within `receive`."""
@@ -366,10 +366,11 @@ class Pipeline:
             return  # replied together with one before it
         while self._running and self._running[0][1].done():
             method, task = self._running.popleft()
-            error = task.exception()
-            if error is not None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None or task.cancelled():  # cancelled, but not by close(): the whole process ends
                 self.close()
-                self._failed(error)
+                if isinstance(error, Exception):
+                    self._failed(error)
                 return
             if not getattr(method, "nowait", False):
                 self._session.reply(self._channel.number, task.result())

@@ -337,7 +337,7 @@ class Driver:
         self.session = FakeSession(*changes)
         self.controller = self.session.catalog_link
         self.controller.at_once = False
-        self.failures: list[BaseException] = []
+        self.failures: list[Exception] = []
         self.idle = 0
         self.pipeline = topology.Pipeline(self.session, FakeChannel(), idle=self._idle, failed=self.failures.append)
 
