@@ -657,7 +657,7 @@ def first_queue_ids(const unsigned char[::1] records not None):
             raise ValueError("record of a wrong length")
         for k in range(queues):
             memcpy(&qid, p + RECORD_HEADER + 4 * k, 4)
-            if qid != last:
+            if qid != last or not seen:
                 seen[qid] = None
                 last = qid
         at += length
