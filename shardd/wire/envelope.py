@@ -70,9 +70,7 @@ def read_control(message: Buffer) -> Control:
         raise WireError(str(error)) from error
 
 
-def settles(
-    peer: int, incarnation: int, epoch: int, shard: int, ranges: Iterable[tuple[int, int, int, int]]
-) -> bytes:
+def settles(peer: int, incarnation: int, epoch: int, shard: int, ranges: Iterable[tuple[int, int, int, int]]) -> bytes:
     """`ranges`: (consumer, kind, first, last) delivery numbers, both included."""
     return header(SETTLE, peer, incarnation, epoch, shard) + b"".join([_SETTLE.pack(*r) for r in ranges])
 

@@ -201,7 +201,9 @@ def test_garbage_is_an_error_and_nothing_else(garbage: bytes) -> None:
             pass  # refused, as it should be
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 1, 2, 3]), st.integers(0), st.integers(0)), max_size=5))
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 1, 2, 3]), st.integers(0), st.integers(0)), max_size=5)
+)
 def test_settles_come_out_as_they_went_in(ranges: list[tuple[int, int, int, int]]) -> None:
     small = [(consumer, kind, first % 2**64, last % 2**64) for consumer, kind, first, last in ranges]
     assert envelope.read_settles(envelope.settles(1, 2, 3, 4, small)) == small
