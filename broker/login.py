@@ -18,6 +18,7 @@ from broker.amqp.errors import ConnectionException
 from broker.amqp.methods import decode_table
 from broker.catalog import Catalog
 
+RABBITMQ_VERSION = "3.13.7"
 MECHANISMS = b"PLAIN AMQPLAIN"
 RESPONSE_BYTES_MAX = 4096  # of start-ok: nobody has proved anything yet
 
@@ -60,8 +61,8 @@ class LoginRefused(Exception):
 def server_properties(cluster_name: str) -> dict[str, Any]:
     """What connection.start says of us.
 
-    The product is our own: kombu, the one client library known to look at it, compares it with "RabbitMQ" only to learn
-    that qos(global=False) is meant for new consumers.
+    Product and version are those of the RabbitMQ whose behaviour is kept to: client libraries decide by them what
+    qos(global) means (kombu) and which methods they may use.
     """
     return {
         "capabilities": dict.fromkeys(CAPABILITIES, True),
@@ -69,8 +70,9 @@ def server_properties(cluster_name: str) -> dict[str, Any]:
         "copyright": "The shardmq authors",
         "information": "AMQP 0-9-1, sharded over the cores of a host",
         "platform": f"Python {platform.python_version()}",
-        "product": "shardmq",
-        "version": _version(),
+        "product": "RabbitMQ",
+        "version": RABBITMQ_VERSION,
+        "shardmq_version": _version(),
     }
 
 

@@ -147,7 +147,7 @@ def test_a_negative_limit_is_none() -> None:
 
 def test_server_properties_promise_all_nine_capabilities() -> None:
     properties = login.server_properties("c1")
-    assert properties["product"] == "shardmq"
+    assert properties["product"] == "RabbitMQ"
     assert properties["cluster_name"] == "c1"
     assert len(properties["capabilities"]) == 9
     assert all(properties["capabilities"].values())
