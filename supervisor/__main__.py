@@ -19,7 +19,7 @@ from supervisor.config import ConfigError, Settings, read_settings
 from supervisor.plan import children, shard_count
 from supervisor.supervisor import Planner, Supervisor
 
-FLAGS: dict[str, tuple[str, type[int] | type[str]]] = {
+FLAGS: dict[str, tuple[str, type[int | str]]] = {
     "--data-dir": ("data_dir", str),
     "--runtime-dir": ("runtime_dir", str),
     "--bind": ("listen.bind", str),

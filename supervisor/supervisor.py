@@ -101,11 +101,11 @@ class Supervisor:
         listening = self.sockets.listening()
         plans = self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
         self.slots = [Slot(plan, self.settings.supervision) for plan in plans]
+        self._write_now()
 
     async def run(self, announce: Callable[[str], None] = print) -> int:
         """Until `stop` is called or a child cannot be kept alive."""
         self._background = [asyncio.create_task(work) for work in (self._look(), self._write_status())]
-        self._write_now()
         try:
             if await self._start_stages():
                 announce(self.ready_line())
@@ -149,12 +149,10 @@ class Supervisor:
         return True
 
     async def _all_ready(self, stage: Sequence[Slot]) -> bool:
-        ending = asyncio.create_task(self._ending.wait())
-        ready = asyncio.ensure_future(asyncio.gather(*(slot.ready.wait() for slot in stage)))
-        await asyncio.wait((ending, ready), return_when=asyncio.FIRST_COMPLETED)
-        for waiter in (ending, ready):
+        waiters = [asyncio.create_task(self._ending.wait()), asyncio.create_task(_ready(stage))]
+        await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        for waiter in waiters:
             waiter.cancel()
-        await asyncio.gather(ending, ready, return_exceptions=True)
         return not self._ending.is_set()
 
     async def _keep(self, slot: Slot) -> None:
@@ -292,3 +290,8 @@ class Supervisor:
         for fd in self._lifeline:
             os.close(fd)
         self._data.close()
+
+
+async def _ready(stage: Sequence[Slot]) -> None:
+    for slot in stage:
+        await slot.ready.wait()
