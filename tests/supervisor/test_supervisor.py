@@ -109,7 +109,9 @@ async def test_a_killed_child_comes_back_and_is_counted(tmp_path: Path) -> None:
     await broker.ready.wait()
     before = await broker.status(lambda named: named["shard-1"]["state"] == "ready")
     os.kill(before["shard-1"]["pid"], signal.SIGKILL)
-    after = await broker.status(lambda named: named["shard-1"]["restarts"] == 1 and named["shard-1"]["state"] == "ready")
+    after = await broker.status(
+        lambda named: named["shard-1"]["restarts"] == 1 and named["shard-1"]["state"] == "ready"
+    )
     assert after["shard-1"]["pid"] != before["shard-1"]["pid"]
     assert after["shard-0"] == before["shard-0"]
     assert await broker.stop() == 0
