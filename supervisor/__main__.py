@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.config import ConfigError, Settings, read_settings
-from supervisor.plan import children, shard_count
+from supervisor.plan import children
 from supervisor.supervisor import Planner, Supervisor
 
 FLAGS: dict[str, tuple[str, type[int | str]]] = {
@@ -61,8 +61,7 @@ def settings_from(arguments: list[str]) -> Settings:
 
 
 async def _run(settings: Settings, planner: Planner) -> int:
-    cores = len(os.sched_getaffinity(0))
-    supervisor = Supervisor(settings, cores, planner)
+    supervisor = Supervisor(settings, len(os.sched_getaffinity(0)), planner)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, supervisor.stop)
@@ -70,7 +69,7 @@ async def _run(settings: Settings, planner: Planner) -> int:
     logging.getLogger("supervisor").info(
         "data in %s, %d shards, %d front doors, boot %s",
         supervisor.settings.data_dir,
-        shard_count(settings, cores),
+        sum(slot.plan.kind == "shard" for slot in supervisor.slots),
         settings.front_doors.count,
         supervisor.boot,
     )

@@ -41,6 +41,10 @@ class DataDirectory:
             self.undo()
             raise
 
+    def shards_held(self) -> int:
+        names = (path.name.removeprefix("shard-") for path in self.path.glob("shard-*"))
+        return max((int(name) + 1 for name in names if name.isdigit()), default=0)
+
     def undo(self) -> None:
         for path in reversed(self._made):
             try:

@@ -21,7 +21,7 @@ import msgspec
 
 from supervisor import systemd
 from supervisor.child import EXITED, READY, STARTING, Child, describe_exit
-from supervisor.config import Settings, Supervision
+from supervisor.config import ConfigError, Settings, Supervision
 from supervisor.directories import DataDirectory, RuntimeDirectory, replace_file
 from supervisor.plan import STAGES, ChildPlan, Listening, children
 from supervisor.restart import Restarts
@@ -87,6 +87,7 @@ class Supervisor:
     def open(self) -> None:
         self._data.open(wait_s=self.settings.supervision.drain_timeout_s)
         try:
+            self._cores = max(self._cores, self._shards_held())
             self.sockets: Sockets = listen(self.settings)
         except Exception:
             self._data.undo()
@@ -102,6 +103,13 @@ class Supervisor:
         plans = self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
         self.slots = [Slot(plan, self.settings.supervision) for plan in plans]
         self._write_now()
+
+    def _shards_held(self) -> int:
+        """How many shards the data directory has files of: with fewer, their queues would be out of reach."""
+        held, count = self._data.shards_held(), self.settings.shards.count
+        if count != "auto" and count < held:
+            raise ConfigError(f"shards.count: {count}, but {self._data.path} holds the queues of {held} shards")
+        return held
 
     async def run(self, announce: Callable[[str], None] = print) -> int:
         """Until `stop` is called or a child cannot be kept alive."""
@@ -188,7 +196,7 @@ class Supervisor:
         if self._stopping:  # decided while the process was being made
             child.signal(signal.SIGTERM)
         status = await child.wait()
-        meant = self._stopping and status == 0
+        meant = self._stopping and status in (0, -signal.SIGTERM)  # the latter: before it could listen to signals
         level = logging.INFO if meant else logging.ERROR
         log.log(level, "%s (pid %d) ended: %s", slot.plan.name, child.pid, describe_exit(status))
         return status

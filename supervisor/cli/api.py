@@ -1,4 +1,4 @@
-"""The HTTP client of shardctl: finds the running broker, asks, and turns every failure into one line and an exit status."""
+"""The HTTP client of shardctl: finds the running broker, asks, turns every failure into one line and an exit status."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from supervisor.config import ConfigError, FrontDoors, Listen, Settings, Shards, Supervision
@@ -217,3 +218,17 @@ def test_children_of_a_dead_broker_are_waited_for(tmp_path: Path) -> None:
         DataDirectory(tmp_path).open(wait_s=0)
     draining.close()
     DataDirectory(tmp_path).open(wait_s=0)
+
+
+def test_fewer_shards_than_the_data_has_are_refused_and_auto_starts_them_all(tmp_path: Path) -> None:
+    (tmp_path / "data" / "shard-03").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="shards.count: 2, but .* holds the queues of 4 shards"):
+        Supervisor(settings_for(tmp_path), 1).open()
+    supervisor = Supervisor(msgspec.structs.replace(settings_for(tmp_path), shards=Shards()), 1)
+    supervisor.open()
+    assert [slot.plan.name for slot in supervisor.slots if slot.plan.kind == "shard"] == [
+        "shard-0",
+        "shard-1",
+        "shard-2",
+        "shard-3",
+    ]
