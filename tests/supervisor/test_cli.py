@@ -45,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(length)) if length else None
         self.server.asked.append((self.command, self.path, body))
         login = base64.b64decode(self.headers["Authorization"].partition(" ")[2]).decode()
+        status: int
+        answer: Any
         if login != "guest:guest":
             status, answer = 401, {"error": "not_authorised"}
         elif self.command == "GET" and self.path not in ANSWERS:

@@ -170,6 +170,27 @@ async def test_nothing_is_left_in_the_runtime_directory_and_the_pointer_goes(tmp
     assert not (tmp_path / "data" / "broker.json").exists()
 
 
+async def test_systemd_hears_ready_after_all_are_ready_and_stopping_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        broker = Broker(tmp_path)
+        await broker.ready.wait()
+        await broker.stop()
+        heard = list[str]()
+        while True:
+            try:
+                heard += systemd.recv(4096).decode().splitlines()
+            except BlockingIOError:
+                break
+    words = [line for line in heard if line in ("READY=1", "STOPPING=1")]
+    assert words == ["READY=1", "STOPPING=1"]
+    assert heard[0].startswith("EXTEND_TIMEOUT_USEC=")
+
+
 async def test_a_second_broker_on_the_same_data_is_refused_naming_the_first(tmp_path: Path) -> None:
     first = Supervisor(settings_for(tmp_path), 1)
     first.open()
