@@ -49,6 +49,13 @@ class Removal:
 
 
 @dataclass(slots=True)
+class OwnerGone:
+    """A connection ended: the queues it held exclusively go."""
+
+    connection: str
+
+
+@dataclass(slots=True)
 class Decision:
     """The changes, in order, and beside them: what the shards are asked, once or before the answer."""
 
@@ -189,6 +196,9 @@ class Decisions:
             decision.result = {"messages": ask.messages}
         return decision
 
+    def _owner_gone(self, ask: OwnerGone, owner: str) -> Decision:
+        return self.remove(self._catalog.queues_of(ask.connection))
+
     def remove(self, queues: list[QueuePut]) -> Decision:
         decision = Decision(result={"messages": 0}, drop=queues)
         for vhost_name in dict.fromkeys(queue.vhost for queue in queues):
@@ -285,6 +295,7 @@ _DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
     Bind: Decisions._bind,
     Unbind: Decisions._unbind,
     Removal: Decisions._removal,
+    OwnerGone: Decisions._owner_gone,
     VhostPut: Decisions._put_vhost,
     VhostDelete: Decisions._delete_vhost,
     UserPut: Decisions._put,
