@@ -12,7 +12,9 @@ from typing import Protocol
 
 
 class Files(Protocol):
-    def make_directory(self, path: str) -> None: ...
+    def make_directory(self, path: str) -> None:
+        """With all above it; it lasts when this returns."""
+
     def remove_directory(self, path: str) -> None: ...
     def list(self, path: str) -> list[str]: ...
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int: ...
@@ -40,7 +42,12 @@ class OsFiles:
     """The real disk."""
 
     def make_directory(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(os.path.abspath(path))
+        self.make_directory(parent)
+        os.mkdir(path)
+        self.sync_directory(parent)
 
     def remove_directory(self, path: str) -> None:
         os.rmdir(path)

@@ -314,6 +314,10 @@ cdef inline int walk(const uint8_t *record, uint64_t length, uint64_t *offsets, 
     return 0 if length - at < 8 else -1
 
 
+cdef inline uint64_t position_of(uint64_t entry) noexcept nogil:
+    return <uint32_t>entry >> 4
+
+
 cdef inline uint64_t fact_of(const uint8_t *record) noexcept nogil:
     """priority << 56 | expires_at_ms; 0 says nothing: the lowest priority, never expires."""
     cdef uint64_t fact = 0
@@ -584,11 +588,12 @@ def copy_out(bytearray source, unsigned long long base, unsigned long long used,
     cdef uint64_t position, total, blob_bytes = 0, run_start = 0, run_stop = 0
     cdef Py_ssize_t i, n = 0, run_count = 0
     cdef char *out
+    bytes_max = max(bytes_max, 0)
     if runs == NULL:
         raise MemoryError
     try:
         for i in range(start, stop):
-            position = ((wanted[i] & 0xFFFFFFFF) >> 4) - base
+            position = position_of(wanted[i]) - base
             if position >= used:
                 break
             total = message_bytes(data + position, used - position)
@@ -656,7 +661,7 @@ def settled_pairs(unsigned int queue_id, array.array entries, Py_ssize_t start, 
     cdef uint64_t *out = <uint64_t*>PyBytes_AS_STRING(pairs)
     cdef Py_ssize_t i
     for i in range(start, stop):
-        out[i - start] = <uint64_t>queue_id << 32 | (entry[i] & 0xFFFFFFFF) >> 4
+        out[i - start] = <uint64_t>queue_id << 32 | position_of(entry[i])
     return pairs
 
 

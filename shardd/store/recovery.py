@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 
 from shardd.store import acks, record
 from shardd.store.errors import FormatTooNew
-from shardd.store.files import Files, is_missing
+from shardd.store.files import Files, is_full, is_missing
 from shardd.store.reclaim import Reclaimer
 from shardd.store.segment import (
     FORMAT,
     HEADER_BYTES,
+    INDEX_SHARE_MAX,
     Segment,
     decode_header,
     decode_index,
@@ -233,12 +234,16 @@ class Reader:
 
     def _write_index(self, segment: Segment, handle: int, abstracts: bytes) -> None:
         """So that the next start need not scan it again. The bytes may still be in the page cache alone: sync first."""
-        if len(abstracts) * 8 > segment.used:
+        if len(abstracts) * INDEX_SHARE_MAX > segment.used:
             return
         self.files.sync(handle)
         data = encode_index(segment.number, segment.salt, segment.used, abstracts)
-        write_file(self.files, f"{self.directory}/{file_name('index', segment.number)}", data)
         segment.has_index = True
+        try:
+            write_file(self.files, f"{self.directory}/{file_name('index', segment.number)}", data)
+        except OSError as error:
+            if not is_full(error):
+                raise
 
 
 def write_file(files: Files, path: str, data: bytes, *, sync: bool = False) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from shardd.store import acks, recovery
@@ -33,6 +33,8 @@ RENEW_BYTES = 256 << 10
 SETTLED_BYTES_MAX = 1 << 20
 # Indexes that wait for a sync; beyond this, recovery scans.
 INDEX_BYTES_MAX = 4 << 20
+# Written segments that wait for somebody's sync.
+UNSYNCED_MAX = 64
 # Open files of sealed segments.
 HANDLES_MAX = 64
 
@@ -69,6 +71,7 @@ class _Piece:
     stop: int
     fresh: bool = False
     alone: bool = False
+    segment: Segment | None = None  # of one alone
 
 
 @dataclass(slots=True)
@@ -201,10 +204,12 @@ class SegmentStore:
         self._check_usable()
         batch = self._batch
         batch.plan(records)
+        if not batch.messages:
+            return []
         view = memoryview(records).cast("B")
         placed = []
         for piece in self._make_room(view):
-            segment = self._segment_for(piece, view)
+            segment = self._segment_for(piece)
             placed.append((piece.start, piece.stop, segment.number, segment.used))
             counts = batch.counts(piece.start, piece.stop)
             if piece.alone:
@@ -226,14 +231,32 @@ class SegmentStore:
             self._renew(segment)
         room = self._open.room() if self._open else 0
         pieces = self._cut(view, room)
-        fresh = sum(piece.fresh for piece in pieces)
-        if fresh:
+        if pieces[-1].fresh:
             try:
                 self._write_oldest()
                 self._reclaimer.set_aside(sum(p.fresh and not p.alone for p in pieces), self._next_number)
+                self._allocate_alone([piece for piece in pieces if piece.fresh])
             except OSError as error:
                 raise self._named(error) from error
         return pieces
+
+    def _allocate_alone(self, fresh: list[_Piece]) -> None:
+        """Files for records too big for a usual segment; none if not all can be had."""
+        made: list[Segment] = []
+        try:
+            for number, piece in enumerate(fresh, self._next_number):
+                if piece.alone:
+                    size = HEADER_BYTES + piece.stop - piece.start + END_BYTES
+                    path = f"{self.directory}/{file_name('msgs', number)}"
+                    handle = self._reclaimer.create(path, size).handle
+                    piece.segment = Segment(number, self._files.salt(), size, path, handle, sealed=True)
+                    made.append(piece.segment)
+        except OSError:
+            for segment in made:
+                assert segment.handle is not None
+                self._files.close(segment.handle)
+                self._files.remove(segment.path)
+            raise
 
     def _cut(self, view: memoryview, room: int) -> list[_Piece]:
         room_of_fresh = self.segment_bytes - HEADER_BYTES - END_BYTES
@@ -249,12 +272,14 @@ class SegmentStore:
             start, fresh, room = stop, True, room_of_fresh
         return pieces
 
-    def _segment_for(self, piece: _Piece, view: memoryview) -> Segment:
+    def _segment_for(self, piece: _Piece) -> Segment:
         if piece.fresh:
             self._seal()
-            if piece.alone:
-                return self._segment_alone(piece.stop - piece.start)
-            self._open = self._reclaimer.new_segment(self._take_number())
+            number = self._take_number()
+            if piece.segment is not None:
+                assert piece.segment.number == number
+                return piece.segment
+            self._open = self._reclaimer.new_segment(number)
             self._segments[self._open.number] = self._open
         assert self._open is not None
         return self._open
@@ -301,18 +326,14 @@ class SegmentStore:
             segment.buffer = None
             self._in_memory.pop(0)
             self._keep_handle(segment)
-            if segment.number not in self._unsynced:
+            if segment.number not in self._unsynced and not self._in_job(segment):
                 self._write_index_if_made(segment)
-
-    def _segment_alone(self, record_bytes: int) -> Segment:
-        size = HEADER_BYTES + record_bytes + END_BYTES
-        number = self._take_number()
-        path = f"{self.directory}/{file_name('msgs', number)}"
-        try:
-            spare = self._reclaimer.create(path, size)
-        except OSError as error:
-            raise self._named(error) from error
-        return Segment(number, self._files.salt(), size, path, spare.handle, sealed=True)
+        while len(self._unsynced) > UNSYNCED_MAX:
+            # Nobody asks for a sync, but neither files nor dirty pages may pile up without end.
+            oldest = next(iter(self._unsynced.values()))
+            if self.sync:
+                self._files.sync(self._handle(oldest))
+            del self._unsynced[oldest.number]
 
     def _write_alone(self, segment: Segment, part: memoryview) -> None:
         """Straight to the file: a record of gigabytes must not be held a second time."""
@@ -396,10 +417,13 @@ class SegmentStore:
         segment.settled = bytearray()
         if segment in self._in_memory:
             self._in_memory.remove(segment)
-        if self._job is not None and any(segment is held for held, _, _ in self._job.segments):
+        if self._failure or self._in_job(segment):
             self._dead.append(segment)
-        elif not self._failure:
-            self._quietly(lambda: self._reclaimer.dispose(segment))
+        else:
+            self._quietly(self._reclaimer.dispose, segment)
+
+    def _in_job(self, segment: Segment) -> bool:
+        return self._job is not None and any(segment is held for held, _, _ in self._job.segments)
 
     # -- flush and sync -------------------------------------------------------------------------------
 
@@ -432,10 +456,10 @@ class SegmentStore:
             raise self._fail(job.error)
         for segment, _, flushed in job.segments:
             if segment.number in self._segments and segment.sealed and flushed == segment.used:
-                self._quietly(lambda segment=segment: self._write_index_if_made(segment))  # type: ignore[misc]
+                self._quietly(self._write_index_if_made, segment)
         dead, self._dead = self._dead, []
         for segment in dead:
-            self._quietly(lambda segment=segment: self._reclaimer.dispose(segment))  # type: ignore[misc]
+            self._quietly(self._reclaimer.dispose, segment)
 
     def _flush(self) -> None:
         for segment in self._in_memory:
@@ -540,11 +564,10 @@ class SegmentStore:
         self._failure = self._failure or f"{self.directory}: {error}"
         return StoreFailed(self._failure)
 
-    def _quietly(self, act: object) -> None:
+    def _quietly(self, act: Callable[..., None], *arguments: Segment) -> None:
         """Housekeeping: its failure is remembered and met by the next append or sync, not by whoever came by."""
-        assert callable(act)
         try:
-            act()
+            act(*arguments)
         except OSError as error:
             self._fail(error)
 
