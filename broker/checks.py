@@ -109,9 +109,7 @@ def check_same_exchange(
 def check_exchange_delete(vhost: str, name: str, used: bool, if_unused: bool) -> None:
     check_not_default(name)
     if name.startswith(RESERVED_PREFIX):
-        raise Refusal(
-            ACCESS_REFUSED, f"deletion of system {named('exchange', name, vhost)} not allowed"
-        )
+        raise Refusal(ACCESS_REFUSED, f"deletion of system {named('exchange', name, vhost)} not allowed")
     if if_unused and used:
         raise Refusal(PRECONDITION_FAILED, f"{named('exchange', name, vhost)} in use")
 
@@ -161,9 +159,9 @@ def check_new_queue(vhost: str, name: str, arguments: dict[str, Any]) -> None:
 
 
 def check_queue_arguments(vhost: str, name: str, arguments: dict[str, Any]) -> None:
-    for key in arguments:
+    for key, value in arguments.items():
         check = QUEUE_ARGUMENTS.get(key)
-        wrong = check(arguments[key], arguments) if check else ""
+        wrong = check(value, arguments) if check else ""
         if wrong:
             raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('queue', name, vhost)}: {wrong}")
 
@@ -317,7 +315,8 @@ TYPE_NAMES: Final[tuple[tuple[type, str], ...]] = (
     (bool, "bool"),
     (str, "longstr"),
     (float, "double"),
-    (bytes | bytearray, "binary"),  # type: ignore[arg-type]  # a union is fine for isinstance
+    (bytes, "binary"),
+    (bytearray, "binary"),
     (list, "array"),
     (dict, "table"),
     (datetime.datetime, "timestamp"),

@@ -31,7 +31,6 @@ from broker.catalog import Catalog
 from broker.changes import (
     AnyChange,
     BindingDelete,
-    BindingPut,
     ExchangeDelete,
     ExchangePut,
     ParameterDelete,

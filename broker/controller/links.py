@@ -46,6 +46,10 @@ PREFIX = struct.Struct("<I")
 log = logging.getLogger(__name__)
 
 
+class ProtocolError(Exception):
+    """A front door says what it must not: its link ends."""
+
+
 class Handler(Protocol):
     """What the links tell the controller."""
 
@@ -199,7 +203,7 @@ class DoorLinks:
                         self._receive(door, message)
                 assert self.handler is not None
                 await self.handler.room()
-        except (ConnectionError, msgspec.MsgspecError, ValueError) as error:
+        except (ConnectionError, msgspec.MsgspecError, ProtocolError) as error:
             log.warning("control link of front door %s: %s", door.number if door else "?", error)
         finally:
             self._tasks.discard(task)
@@ -209,7 +213,7 @@ class DoorLinks:
 
     def _enter(self, message: AnyControl, writer: asyncio.StreamWriter) -> Door:
         if not isinstance(message, DoorHello):
-            raise ValueError(f"{type(message).__name__} before DoorHello")
+            raise ProtocolError(f"{type(message).__name__} before DoorHello")
         assert self.handler is not None
         door = Door(message, writer)
         old = self._doors.get(door.number)
@@ -254,7 +258,7 @@ class DoorLinks:
                 if message.query in self._reports:
                     self._reports[message.query].add(message)
             case _:
-                raise ValueError(f"{type(message).__name__} from a front door")
+                raise ProtocolError(f"{type(message).__name__} from a front door")
 
 
 class _Gathering:
@@ -288,7 +292,7 @@ def take_messages(unread: bytearray) -> list[AnyControl]:
         while at + PREFIX.size <= len(view):
             (count,) = PREFIX.unpack_from(view, at)
             if count > CONTROL_BYTES_MAX:
-                raise ValueError(f"a message of {count} bytes, {CONTROL_BYTES_MAX} are the most")
+                raise ProtocolError(f"a message of {count} bytes, {CONTROL_BYTES_MAX} are the most")
             end = at + PREFIX.size + count
             if end > len(view):
                 break

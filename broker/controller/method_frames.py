@@ -64,9 +64,7 @@ def _encode_binding(change: BindingPut | BindingDelete) -> bytes:
     source, destination = _short(change.source), _short(change.destination)
     key, table = _short(change.routing_key), encode_table(change.arguments)
     if change.kind == "exchange":
-        return _frame(
-            EXCHANGE, BIND_EXCHANGE if put else UNBIND_EXCHANGE, destination + source + key + b"\0" + table
-        )
+        return _frame(EXCHANGE, BIND_EXCHANGE if put else UNBIND_EXCHANGE, destination + source + key + b"\0" + table)
     # queue.unbind alone has no no-wait bit.
     if put:
         return _frame(QUEUE, BIND_QUEUE, destination + source + key + b"\0" + table)

@@ -140,9 +140,7 @@ async def start_http(controller: Controller) -> Any:
         return None
     from broker.controller.management import app
 
-    return await app.start(
-        controller.authority, controller.presence, controller.shards, controller.links, config
-    )
+    return await app.start(controller.authority, controller.presence, controller.shards, controller.links, config)
 
 
 def _status_of(writer: asyncio.Task[None]) -> int:

@@ -70,8 +70,8 @@ class ShardLinks:
         self._incarnation = incarnation
         self._endpoint = ""
         self._number = 0
-        self._context = zmq.asyncio.Context()
-        self._inbox = self._context.socket(zmq.PULL)
+        self._context = zmq.Context()
+        self._inbox = zmq.asyncio.Context.shadow(self._context).socket(zmq.PULL)
         self._receiver: asyncio.Task[None] | None = None
         self._joiner: asyncio.TimerHandle | None = None
 
@@ -81,7 +81,7 @@ class ShardLinks:
         self._inbox.set_hwm(0)
         self._inbox.bind(self._endpoint)
         for number in range(self.count):
-            socket = self._context.socket(zmq.PUSH, socket_class=zmq.Socket)
+            socket = self._context.socket(zmq.PUSH)
             socket.set_hwm(0)
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RECONNECT_IVL, 10)
@@ -106,9 +106,7 @@ class ShardLinks:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def request(
-        self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX
-    ) -> Future[Any]:
+    def request(self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX) -> Future[Any]:
         """The shard's Done, Refused or StatsReply; ShardSilent when none comes in time."""
         to, loop = self.shards[shard], asyncio.get_running_loop()
         reply: Future[Any] = loop.create_future()
