@@ -60,12 +60,12 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def declare(name: str = "q", **other: Any) -> QueueDeclare:
-    fields = {"durable": True, "auto_delete": False, "exclusive": False, "arguments": {}} | other
+    fields: dict[str, Any] = {"durable": True, "auto_delete": False, "exclusive": False, "arguments": {}} | other
     return QueueDeclare("/", name, **fields)
 
 
 def exchange(name: str, type: str = "topic", **other: Any) -> ExchangeDeclare:
-    fields = {"durable": True, "auto_delete": False, "internal": False, "arguments": {}} | other
+    fields: dict[str, Any] = {"durable": True, "auto_delete": False, "internal": False, "arguments": {}} | other
     return ExchangeDeclare("/", name, type, **fields)
 
 

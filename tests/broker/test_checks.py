@@ -47,7 +47,9 @@ def test_bad_queue_arguments_are_refused_in_rabbitmqs_words(arguments: dict[str,
 
 def test_good_and_unknown_queue_arguments_are_taken() -> None:
     known = {"x-message-ttl": 0, "x-expires": 1, "x-max-length": 0, "x-max-priority": 255, "x-queue-mode": "lazy"}
-    checks.check_new_queue("/", "q", {**known, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k", "my": []})
+    checks.check_new_queue(
+        "/", "q", {**known, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k", "my": []}
+    )
 
 
 @pytest.mark.parametrize(

@@ -136,5 +136,3 @@ async def test_exclusive_queues_go_when_their_doors_stream_ends(world: World) ->
             await asyncio.sleep(0.005)
         while not any(isinstance(message, wire.Gone) for message in world.shard.received):
             await asyncio.sleep(0.005)
-
-

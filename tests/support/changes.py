@@ -10,7 +10,9 @@ from broker import changes as c
 
 VHOSTS = st.sampled_from(["/", "v"])
 NAMES = st.sampled_from(["a", "b", "c"])
-ARGUMENTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from([{}, {"x": 1}, {"x": True}, {"a": "s", "b": [1, 2.5, None]}])
+ARGUMENTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [{}, {"x": 1}, {"x": True}, {"a": "s", "b": [1, 2.5, None]}]
+)
 KINDS = st.sampled_from(["queue", "exchange"])
 TYPES = st.sampled_from(["direct", "fanout", "topic", "headers"])
 KEYS = st.sampled_from(["", "k", "k.#"])
