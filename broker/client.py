@@ -193,6 +193,12 @@ class Client:
 
     def _do(self, channel: Channel, work: Work, size: int = 0) -> None:
         """Now, if nothing is before it; else in its turn. `size`: bytes it keeps meanwhile."""
+        if isinstance(work, base.Frame) and not channel.running and not channel.work:
+            pipeline = self._pipeline(channel)
+            pipeline.receive(work)  # overlaps what it may overlap
+            if pipeline.full:
+                self.pause(PAUSE_WORK)
+            return
         channel.work.append(work)
         self._queued_bytes += size
         if channel.busy:
@@ -219,7 +225,7 @@ class Client:
             if waiting is not None:
                 channel.running = True
                 self._start(self._finish(channel, waiting))
-        if self._queued_work and not any(other.work for other in self.channels.values()):
+        if not any(other.work or other.busy for other in self.channels.values()):
             self._queued_work = self._queued_bytes = 0
             self.resume(PAUSE_WORK)
 
