@@ -105,12 +105,9 @@ class Vhost:
     # Each act below changes the records, both indexes and the table together.
 
     def put_exchange(self, put: ExchangePut) -> None:
-        old = self.exchanges.get(put.name)
+        """Another type under the same name keeps its bindings."""
         self.exchanges[put.name] = put
-        if old is None:
-            self.table = self.table.with_exchange(put.name, put.type, put.arguments, put.internal)
-        elif (old.type, old.arguments, old.internal) != (put.type, put.arguments, put.internal):
-            self._remake_exchange(put)
+        self.table = self.table.with_exchange(put.name, put.type, put.arguments, put.internal)
 
     def delete_exchange(self, name: str) -> None:
         if self.exchanges.pop(name, None) is None:
@@ -157,14 +154,6 @@ class Vhost:
                 del rest[key]
                 if not rest:
                     del index[at]  # type: ignore[arg-type]
-
-    def _remake_exchange(self, put: ExchangePut) -> None:
-        """Another type under the same name: its bindings stay, the table learns them anew."""
-        kept = self._from.get(put.name, {}) | self._to.get(("exchange", put.name), {})
-        table = self.table.without_exchange(put.name).with_exchange(put.name, put.type, put.arguments, put.internal)
-        for one in kept.values():
-            table = table.with_binding(one.source, one.kind, one.destination, one.routing_key, one.arguments)
-        self.table = table
 
 
 class _Rights:

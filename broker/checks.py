@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from broker.changes import ExchangePut, QueuePut
+from broker.routing.matching import TYPES
 
 NAME_BYTES_MAX = 255  # a shortstr
 EXPIRY_MS_MAX = 0xFFFFFFFF
@@ -25,7 +26,6 @@ RESOURCE_LOCKED = 405
 PRECONDITION_FAILED = 406
 NOT_ALLOWED = 530
 
-EXCHANGE_TYPES: Final = frozenset(("direct", "fanout", "topic", "headers"))
 QUEUE_TYPES: Final = frozenset(("classic", "quorum"))
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
@@ -89,7 +89,7 @@ def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, An
 
 
 def check_exchange_type(type: str) -> None:
-    if type not in EXCHANGE_TYPES:
+    if type not in TYPES:
         raise Refusal(PRECONDITION_FAILED, f"unknown exchange type '{type}'")
 
 
