@@ -1,8 +1,9 @@
 """What exists, as a pure state machine: the same code in the controller and in every front door.
 
-`Catalog.apply` takes one change (`broker.changes`) and is total: a change that no longer fits (its vhost or exchange is gone) does
-nothing but count, so that two copies that applied the same changes are equal whatever the changes were. Who decides
-which changes are made is `controller.authority`; where a message goes is `Vhost.table`, a new table after each change.
+`Catalog.apply` takes one change (`broker.changes`) and is total: a change that no longer fits (its vhost or exchange
+is gone) does nothing but count, so that two copies that applied the same changes are equal whatever the changes were.
+Who decides which changes are made is `controller.authority`; where a message goes is `Vhost.table`, a new table after
+each change.
 """
 
 from __future__ import annotations

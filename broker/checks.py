@@ -1,8 +1,8 @@
 """Whether what a client asks for agrees with what exists: the rules and their words.
 
-Pure functions that front doors and the controller share. Each returns when all is well and raises Refusal, an AMQP reply
-code with RabbitMQ's text (without the "NAME - " in front), since client libraries and test suites match on those words.
-Who may do what is `Catalog.may`; this file only knows names, types, arguments and owners.
+Pure functions that front doors and the controller share. Each returns when all is well and raises Refusal, an AMQP
+reply code with RabbitMQ's text (without the "NAME - " in front), since client libraries and test suites match on
+those words. Who may do what is `Catalog.may`; this file only knows names, types, arguments and owners.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ def _locked(queue: QueuePut) -> Refusal:
     return Refusal(
         RESOURCE_LOCKED,
         f"cannot obtain exclusive access to locked {named('queue', queue.name, queue.vhost)}. It could be originally "
-        "declared on another connection or the exclusive property value does not match that of the original declaration.",
+        "declared on another connection or the exclusive property value does not match that of the original "
+        "declaration.",
     )
 
 
@@ -239,8 +240,8 @@ def _unacceptable(value: Any) -> str:
     return f"{{unacceptable_type,{type_name(value)}}}"
 
 
-# Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken and
-# ignored: definition files still carry it.
+# Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken
+# and ignored: definition files still carry it.
 QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
     "x-queue-type": _one_of(QUEUE_TYPES, "\"unsupported queue type '{}'\""),
     "x-expires": _expires,

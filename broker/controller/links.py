@@ -1,8 +1,9 @@
 """The control link to front doors: a server on RUNTIME_DIR/control.sock.
 
-Says to each door what exists (a snapshot, then each batch of changes), takes its requests and its news of connections, and
-knows how far each door has come: `when_in_force` is the one place where "every front door routes by it" is decided.
-A door that does not apply changes in time, or does not read, loses its link and gets a snapshot when it is back.
+Says to each door what exists (a snapshot, then each batch of changes), takes its requests and its news of
+connections, and knows how far each door has come: `when_in_force` is the one place where "every front door routes by
+it" is decided. A door that does not apply changes in time, or does not read, loses its link and gets a snapshot when
+it is back.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The links to shards: ZeroMQ messages out and in, requests that outlive a shard's restart.
 
-One PULL socket for all shards' news, one PUSH socket to each shard. A shard that starts says Hello(ready=False) and is given all
-its queues (Assign); a shard that was there before this controller says Hello(ready=True) and is brought in line with the catalog. A
-request is sent when its shard is ready, and again to each new process of the shard, until it is answered or its time is up: all
-requests of the wire may come twice.
+One PULL socket for all shards' news, one PUSH socket to each shard. A shard that starts says Hello(ready=False) and
+is given all its queues (Assign); a shard that was there before this controller says Hello(ready=True) and is brought
+in line with the catalog. A request is sent when its shard is ready, and again to each new process of the shard, until
+it is answered or its time is up: all requests of the wire may come twice.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class ShardLinks:
                 self._send(shard, waiting.message)
 
     def _reconcile(self, shard: Shard) -> None:
-        """A shard that ran before this controller may have missed the last creations and deletions of the one before."""
+        """A shard that ran before this controller may have missed the last changes of the one before."""
         assert self.handler is not None
         specs = self.handler.queues_of_shard(shard.number)
         newest = max((spec.id for spec in specs), default=0)

@@ -1,4 +1,4 @@
-"""The catalog: copies that apply the same changes are equal, rights hold at once, passwords are checked as RabbitMQ does."""
+"""The catalog: copies that apply the same changes are equal, rights hold at once, deletes leave nothing."""
 
 from __future__ import annotations
 
