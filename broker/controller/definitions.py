@@ -153,6 +153,8 @@ class Definitions:
         self._rewrite |= isinstance(change, VhostDelete)
 
     def _add_record(self, change: Definition, catalog: Catalog) -> None:
+        if change.vhost not in catalog.vhosts:
+            return  # nothing comes of it now; read again it might, since vhosts are read first
         durable = is_lasting(change, catalog)
         queue = catalog.queue(change.vhost, change.name) if isinstance(change, QueueDelete) else change
         self._pending.append(_encode_record(change, catalog.version + 1, durable, queue))
