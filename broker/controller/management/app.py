@@ -1,4 +1,4 @@
-"""Serves the API and metrics on sockets the supervisor opened: login, tag, handler, answer - the same for every route."""
+"""Serves the API and metrics on sockets the supervisor opened: login, tag, handler, answer, alike for every route."""
 
 from __future__ import annotations
 

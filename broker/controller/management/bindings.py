@@ -1,7 +1,7 @@
 """/api/bindings, and the bindings of one queue or exchange.
 
-A binding's `properties_key` names it between its two ends: "~", the quoted routing key, or that and a hash of the arguments.
-The default exchange's bindings are shown though nobody made them.
+A binding's `properties_key` names it between its two ends: "~", the quoted routing key, or that and a hash of the
+arguments. The default exchange's bindings are shown though nobody made them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One HTTP call: who makes it, what they may, what they sent; and the answers every resource gives alike.
 
-A resource file is a table of Routes and their handlers. A handler takes a Call and returns what is shown (anything JSON can hold),
-a Listing, a Response, or None for 204; it raises ApiError for everything else.
+A resource file is a table of Routes and their handlers. A handler takes a Call and returns what is shown (anything
+JSON can hold), a Listing, a Response, or None for 204; it raises ApiError for everything else.
 """
 
 from __future__ import annotations

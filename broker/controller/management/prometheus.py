@@ -1,4 +1,4 @@
-"""/metrics in the names of RabbitMQ's exporter, and ours for processes. No series per queue: those are under /metrics/per-object."""
+"""/metrics in the names of RabbitMQ's exporter, and ours for processes. Series per queue: /metrics/per-object alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def text(context: Context, per_object: bool) -> bytes:
     metrics = [*_totals(context, stats), *_identity(), *_processes(context, stats)]
     if per_object:
         metrics.extend(_queues(context, stats))
-    return generate_latest(_Once(metrics))  # type: ignore[arg-type]  # only collect() is used
+    return generate_latest(_Once(metrics))
 
 
 def _totals(context: Context, stats: Stats) -> Iterator[Metric]:

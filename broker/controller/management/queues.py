@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from broker.changes import QueuePut
+from broker.controller.management import consumers
 from broker.controller.management.call import NODE, Call, Context, Route, check, not_found, put_status
 from broker.controller.management.gathered import Stats, message_stats
 from broker.controller.management.listing import Listing
@@ -77,10 +78,8 @@ async def get(call: Call) -> dict[str, Any]:
     queue = _queue(call)
     stats = await call.context.stats.now()
     shown = row(queue, stats, call.context)
-    from broker.controller.management.consumers import rows
-
     shown["consumer_details"] = [
-        one for one in rows(call, stats) if one["queue"] == {"name": queue.name, "vhost": queue.vhost}
+        one for one in consumers.rows(call, stats) if one["queue"] == {"name": queue.name, "vhost": queue.vhost}
     ]
     return shown
 
