@@ -1,8 +1,9 @@
 """What exists, as a pure state machine: the same code in the controller and in every front door.
 
-`Catalog.apply` takes one change (`broker.changes`) and is total: a change that no longer fits (its vhost or exchange is gone) does
-nothing but count, so that two copies that applied the same changes are equal whatever the changes were. Who decides
-which changes are made is `controller.authority`; where a message goes is `Vhost.table`, a new table after each change.
+`Catalog.apply` takes one change (`broker.changes`) and is total: a change that no longer fits (its vhost or exchange
+is gone) does nothing but count, so that two copies that applied the same changes are equal whatever the changes were.
+Who decides which changes are made is `controller.authority`; where a message goes is `Vhost.table`, a new table after
+each change.
 """
 
 from __future__ import annotations
@@ -105,12 +106,9 @@ class Vhost:
     # Each act below changes the records, both indexes and the table together.
 
     def put_exchange(self, put: ExchangePut) -> None:
-        old = self.exchanges.get(put.name)
+        """Another type under the same name keeps its bindings."""
         self.exchanges[put.name] = put
-        if old is None:
-            self.table = self.table.with_exchange(put.name, put.type, put.arguments, put.internal)
-        elif (old.type, old.arguments, old.internal) != (put.type, put.arguments, put.internal):
-            self._remake_exchange(put)
+        self.table = self.table.with_exchange(put.name, put.type, put.arguments, put.internal)
 
     def delete_exchange(self, name: str) -> None:
         if self.exchanges.pop(name, None) is None:
@@ -157,14 +155,6 @@ class Vhost:
                 del rest[key]
                 if not rest:
                     del index[at]  # type: ignore[arg-type]
-
-    def _remake_exchange(self, put: ExchangePut) -> None:
-        """Another type under the same name: its bindings stay, the table learns them anew."""
-        kept = self._from.get(put.name, {}) | self._to.get(("exchange", put.name), {})
-        table = self.table.without_exchange(put.name).with_exchange(put.name, put.type, put.arguments, put.internal)
-        for one in kept.values():
-            table = table.with_binding(one.source, one.kind, one.destination, one.routing_key, one.arguments)
-        self.table = table
 
 
 class _Rights:

@@ -1,8 +1,8 @@
 """Whether what a client asks for agrees with what exists: the rules and their words.
 
-Pure functions that front doors and the controller share. Each returns when all is well and raises Refusal, an AMQP reply
-code with RabbitMQ's text (without the "NAME - " in front), since client libraries and test suites match on those words.
-Who may do what is `Catalog.may`; this file only knows names, types, arguments and owners.
+Pure functions that front doors and the controller share. Each returns when all is well and raises Refusal, an AMQP
+reply code with RabbitMQ's text (without the "NAME - " in front), since client libraries and test suites match on
+those words. Who may do what is `Catalog.may`; this file only knows names, types, arguments and owners.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from broker.changes import ExchangePut, QueuePut
+from broker.routing.matching import TYPES
 
 NAME_BYTES_MAX = 255  # a shortstr
 EXPIRY_MS_MAX = 0xFFFFFFFF
@@ -25,7 +26,6 @@ RESOURCE_LOCKED = 405
 PRECONDITION_FAILED = 406
 NOT_ALLOWED = 530
 
-EXCHANGE_TYPES: Final = frozenset(("direct", "fanout", "topic", "headers"))
 QUEUE_TYPES: Final = frozenset(("classic", "quorum"))
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
@@ -89,7 +89,7 @@ def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, An
 
 
 def check_exchange_type(type: str) -> None:
-    if type not in EXCHANGE_TYPES:
+    if type not in TYPES:
         raise Refusal(PRECONDITION_FAILED, f"unknown exchange type '{type}'")
 
 
@@ -109,9 +109,7 @@ def check_same_exchange(
 def check_exchange_delete(vhost: str, name: str, used: bool, if_unused: bool) -> None:
     check_not_default(name)
     if name.startswith(RESERVED_PREFIX):
-        raise Refusal(
-            ACCESS_REFUSED, f"deletion of system {named('exchange', name, vhost)} not allowed"
-        )
+        raise Refusal(ACCESS_REFUSED, f"deletion of system {named('exchange', name, vhost)} not allowed")
     if if_unused and used:
         raise Refusal(PRECONDITION_FAILED, f"{named('exchange', name, vhost)} in use")
 
@@ -161,9 +159,9 @@ def check_new_queue(vhost: str, name: str, arguments: dict[str, Any]) -> None:
 
 
 def check_queue_arguments(vhost: str, name: str, arguments: dict[str, Any]) -> None:
-    for key in arguments:
+    for key, value in arguments.items():
         check = QUEUE_ARGUMENTS.get(key)
-        wrong = check(arguments[key], arguments) if check else ""
+        wrong = check(value, arguments) if check else ""
         if wrong:
             raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('queue', name, vhost)}: {wrong}")
 
@@ -172,7 +170,8 @@ def _locked(queue: QueuePut) -> Refusal:
     return Refusal(
         RESOURCE_LOCKED,
         f"cannot obtain exclusive access to locked {named('queue', queue.name, queue.vhost)}. It could be originally "
-        "declared on another connection or the exclusive property value does not match that of the original declaration.",
+        "declared on another connection or the exclusive property value does not match that of the original "
+        "declaration.",
     )
 
 
@@ -241,8 +240,8 @@ def _unacceptable(value: Any) -> str:
     return f"{{unacceptable_type,{type_name(value)}}}"
 
 
-# Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken and
-# ignored: definition files still carry it.
+# Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken
+# and ignored: definition files still carry it.
 QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
     "x-queue-type": _one_of(QUEUE_TYPES, "\"unsupported queue type '{}'\""),
     "x-expires": _expires,
@@ -317,7 +316,8 @@ TYPE_NAMES: Final[tuple[tuple[type, str], ...]] = (
     (bool, "bool"),
     (str, "longstr"),
     (float, "double"),
-    (bytes | bytearray, "binary"),  # type: ignore[arg-type]  # a union is fine for isinstance
+    (bytes, "binary"),
+    (bytearray, "binary"),
     (list, "array"),
     (dict, "table"),
     (datetime.datetime, "timestamp"),

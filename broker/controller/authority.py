@@ -1,11 +1,12 @@
 """The one writer of the catalog: check, log, sync, hand out, answer.
 
 Requests are taken in batches, in the order they came: each is decided on the catalog as the ones before left it
-(`decisions`), then the whole batch is logged, synced once if anything durable changed, and told to the front doors in one message.
-A request is answered when every connected front door has applied its changes and its shard has done its part. The next
-batch does not wait for that, only for the sync.
+(`decisions`), then the whole batch is logged, synced once if anything durable changed, and told to the front doors in
+one message. A request is answered when every connected front door has applied its changes and its shard has done its
+part. The next batch does not wait for that, only for the sync.
 
-A failed sync or write of the log ends `run` with its OSError: what is on disk is no longer known, a new process must read it.
+A failed sync or write of the log ends `run` with its OSError: what is on disk is no longer known, a new process must
+read it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Doors(Protocol):
 
 
 class Shards(Protocol):
-    """What the authority needs of the links to shards. A request outlives a restart of the shard, up to its time limit."""
+    """What the authority needs of the links to shards. Requests outlive a restart of the shard, for a time."""
 
     count: int
 

@@ -27,7 +27,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     default_user: str = "guest"
     default_pass: str = "guest"
     default_vhost: str = "/"
-    loopback_users: list[str] = ["guest"]
+    loopback_users: list[str] = msgspec.field(default_factory=lambda: ["guest"])
     log_level: str = "info"
 
 

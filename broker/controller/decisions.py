@@ -88,7 +88,7 @@ class Decisions:
 
     def decide(self, request: Any, owner: str) -> Decision:
         """Raises Refusal."""
-        return _DECIDE[type(request)](self, request, owner)  # type: ignore[no-any-return]
+        return _DECIDE[type(request)](self, request, owner)
 
     # -- exchanges -----------------------------------------------------------------------------------
 
@@ -97,9 +97,7 @@ class Decisions:
         checks.check_not_default(name)
         current = self._vhost(ask.vhost).exchanges.get(name)
         if current is not None:
-            checks.check_same_exchange(
-                current, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments
-            )
+            checks.check_same_exchange(current, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
             return Decision()
         checks.check_new_exchange(ask.vhost, name, ask.type, ask.arguments)
         put = ExchangePut(ask.vhost, name, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)

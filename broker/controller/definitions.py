@@ -4,13 +4,15 @@
 
     header  8s magic | u32 format | u32 crc32 of the rest | u64 version | u32 last queue id | u8 n, boot id[n]
     record  u32 length of what follows the checksum | u32 crc32 of it
-            u64 version | u32 queue id | u16 shard | u8 flags (1 = durable) | u8 n, vhost[n] | u8 n, owner[n] | method frame
+            u64 version | u32 queue id | u16 shard | u8 flags (1 = durable)
+            u8 n, vhost[n] | u8 n, owner[n] | method frame
 
-What is not durable is logged too, without a sync: a controller that starts again in the same boot gets it back, another boot drops
-it. The log ends at its first broken record; what is cut off is kept beside it as `definitions.amqp.cut`. Queue ids are
-never used twice: the header carries the largest over a compaction.
+What is not durable is logged too, without a sync: a controller that starts again in the same boot gets it back,
+another boot drops it. The log ends at its first broken record; what is cut off is kept beside it as
+`definitions.amqp.cut`. Queue ids are never used twice: the header carries the largest over a compaction.
 
-`vhosts.json`, `users.json`, `permissions.json`, `parameters.json`: readable, editable while the broker is down, replaced whole.
+`vhosts.json`, `users.json`, `permissions.json`, `parameters.json`: readable, editable while the broker is down,
+replaced whole.
 
 Order of use, for each batch of changes: `add` (before the catalog applies it), `flush`, then `sync_job()` in a thread.
 """
@@ -31,7 +33,6 @@ from broker.catalog import Catalog
 from broker.changes import (
     AnyChange,
     BindingDelete,
-    BindingPut,
     ExchangeDelete,
     ExchangePut,
     ParameterDelete,
@@ -143,7 +144,7 @@ class Definitions:
         return self.last_queue_id
 
     def add(self, change: AnyChange, catalog: Catalog) -> None:
-        """Note one change that `catalog` is about to apply: whether it is durable depends on what is there before it."""
+        """Note one change that `catalog` is about to apply: whether it is durable depends on what is there now."""
         if isinstance(change, Definition):
             self._add_record(change, catalog)
             return

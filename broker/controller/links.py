@@ -1,8 +1,9 @@
 """The control link to front doors: a server on RUNTIME_DIR/control.sock.
 
-Says to each door what exists (a snapshot, then each batch of changes), takes its requests and its news of connections, and
-knows how far each door has come: `when_in_force` is the one place where "every front door routes by it" is decided.
-A door that does not apply changes in time, or does not read, loses its link and gets a snapshot when it is back.
+Says to each door what exists (a snapshot, then each batch of changes), takes its requests and its news of
+connections, and knows how far each door has come: `when_in_force` is the one place where "every front door routes by
+it" is decided. A door that does not apply changes in time, or does not read, loses its link and gets a snapshot when
+it is back.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ REPORT_S_MAX = 2.0
 PREFIX = struct.Struct("<I")
 
 log = logging.getLogger(__name__)
+
+
+class ProtocolError(Exception):
+    """A front door says what it must not: its link ends."""
 
 
 class Handler(Protocol):
@@ -199,7 +204,7 @@ class DoorLinks:
                         self._receive(door, message)
                 assert self.handler is not None
                 await self.handler.room()
-        except (ConnectionError, msgspec.MsgspecError, ValueError) as error:
+        except (ConnectionError, msgspec.MsgspecError, ProtocolError) as error:
             log.warning("control link of front door %s: %s", door.number if door else "?", error)
         finally:
             self._tasks.discard(task)
@@ -209,7 +214,7 @@ class DoorLinks:
 
     def _enter(self, message: AnyControl, writer: asyncio.StreamWriter) -> Door:
         if not isinstance(message, DoorHello):
-            raise ValueError(f"{type(message).__name__} before DoorHello")
+            raise ProtocolError(f"{type(message).__name__} before DoorHello")
         assert self.handler is not None
         door = Door(message, writer)
         old = self._doors.get(door.number)
@@ -254,7 +259,7 @@ class DoorLinks:
                 if message.query in self._reports:
                     self._reports[message.query].add(message)
             case _:
-                raise ValueError(f"{type(message).__name__} from a front door")
+                raise ProtocolError(f"{type(message).__name__} from a front door")
 
 
 class _Gathering:
@@ -288,7 +293,7 @@ def take_messages(unread: bytearray) -> list[AnyControl]:
         while at + PREFIX.size <= len(view):
             (count,) = PREFIX.unpack_from(view, at)
             if count > CONTROL_BYTES_MAX:
-                raise ValueError(f"a message of {count} bytes, {CONTROL_BYTES_MAX} are the most")
+                raise ProtocolError(f"a message of {count} bytes, {CONTROL_BYTES_MAX} are the most")
             end = at + PREFIX.size + count
             if end > len(view):
                 break

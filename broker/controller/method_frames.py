@@ -1,8 +1,9 @@
 """Exchanges, queues and bindings as the AMQP 0-9-1 method frames that declare, bind and delete them.
 
-The frames are what `definitions.amqp` keeps: a log that any AMQP tool can read. Written by hand, since twenty thousand
-bindings a second go through here; the tests hold them against pamqp. Tables are read by pamqp but written here: it would write a
-float in 4 bytes and an integer in the smallest of six types, so that what comes back is not what was declared.
+The frames are what `definitions.amqp` keeps: a log that any AMQP tool can read. Written by hand, since twenty
+thousand bindings a second go through here; the tests hold them against pamqp. Tables are read by pamqp but written
+here: it would write a float in 4 bytes and an integer in the smallest of six types, so that what comes back is not
+what was declared.
 """
 
 from __future__ import annotations
@@ -64,9 +65,7 @@ def _encode_binding(change: BindingPut | BindingDelete) -> bytes:
     source, destination = _short(change.source), _short(change.destination)
     key, table = _short(change.routing_key), encode_table(change.arguments)
     if change.kind == "exchange":
-        return _frame(
-            EXCHANGE, BIND_EXCHANGE if put else UNBIND_EXCHANGE, destination + source + key + b"\0" + table
-        )
+        return _frame(EXCHANGE, BIND_EXCHANGE if put else UNBIND_EXCHANGE, destination + source + key + b"\0" + table)
     # queue.unbind alone has no no-wait bit.
     if put:
         return _frame(QUEUE, BIND_QUEUE, destination + source + key + b"\0" + table)

@@ -1,7 +1,7 @@
 """Starts the controller's parts in order, carries news between them, and drains: the only file that starts things.
 
-Order: what exists is read from disk, the links listen, HTTP opens, then the supervisor is told READY. At the end: HTTP and
-links close, the definitions are synced.
+Order: what exists is read from disk, the links listen, HTTP opens, then the supervisor is told READY. At the end:
+HTTP and links close, the definitions are synced.
 """
 
 from __future__ import annotations
@@ -140,9 +140,7 @@ async def start_http(controller: Controller) -> Any:
         return None
     from broker.controller.management import app
 
-    return await app.start(
-        controller.authority, controller.presence, controller.shards, controller.links, config
-    )
+    return await app.start(controller.authority, controller.presence, controller.shards, controller.links, config)
 
 
 def _status_of(writer: asyncio.Task[None]) -> int:

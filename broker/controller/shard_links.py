@@ -1,9 +1,9 @@
 """The links to shards: ZeroMQ messages out and in, requests that outlive a shard's restart.
 
-One PULL socket for all shards' news, one PUSH socket to each shard. A shard that starts says Hello(ready=False) and is given all
-its queues (Assign); a shard that was there before this controller says Hello(ready=True) and is brought in line with the catalog. A
-request is sent when its shard is ready, and again to each new process of the shard, until it is answered or its time is up: all
-requests of the wire may come twice.
+One PULL socket for all shards' news, one PUSH socket to each shard. A shard that starts says Hello(ready=False) and
+is given all its queues (Assign); a shard that was there before this controller says Hello(ready=True) and is brought
+in line with the catalog. A request is sent when its shard is ready, and again to each new process of the shard, until
+it is answered or its time is up: all requests of the wire may come twice.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class ShardLinks:
         self._incarnation = incarnation
         self._endpoint = ""
         self._number = 0
-        self._context = zmq.asyncio.Context()
-        self._inbox = self._context.socket(zmq.PULL)
+        self._context = zmq.Context()
+        self._inbox = zmq.asyncio.Context.shadow(self._context).socket(zmq.PULL)
         self._receiver: asyncio.Task[None] | None = None
         self._joiner: asyncio.TimerHandle | None = None
 
@@ -81,7 +81,7 @@ class ShardLinks:
         self._inbox.set_hwm(0)
         self._inbox.bind(self._endpoint)
         for number in range(self.count):
-            socket = self._context.socket(zmq.PUSH, socket_class=zmq.Socket)
+            socket = self._context.socket(zmq.PUSH)
             socket.set_hwm(0)
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RECONNECT_IVL, 10)
@@ -106,9 +106,7 @@ class ShardLinks:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def request(
-        self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX
-    ) -> Future[Any]:
+    def request(self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX) -> Future[Any]:
         """The shard's Done, Refused or StatsReply; ShardSilent when none comes in time."""
         to, loop = self.shards[shard], asyncio.get_running_loop()
         reply: Future[Any] = loop.create_future()
@@ -202,7 +200,7 @@ class ShardLinks:
                 self._send(shard, waiting.message)
 
     def _reconcile(self, shard: Shard) -> None:
-        """A shard that ran before this controller may have missed the last creations and deletions of the one before."""
+        """A shard that ran before this controller may have missed the last changes of the one before."""
         assert self.handler is not None
         specs = self.handler.queues_of_shard(shard.number)
         newest = max((spec.id for spec in specs), default=0)
