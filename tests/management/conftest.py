@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from asyncio import Future
 from collections.abc import AsyncIterator, Callable
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
@@ -96,13 +96,15 @@ class Api:
     authority: Authority
     shards: FakeShards
     doors: FakeDoors
+    context: Context
     login: tuple[str, str] | None = ("guest", "guest")
 
     async def call(self, method: str, path: str, body: Any = None, **more: Any) -> tuple[int, Any]:
         """Status and decoded body."""
-        auth = aiohttp.BasicAuth(*self.login) if self.login else None
+        login = base64.b64encode(":".join(self.login or ()).encode()).decode()
+        headers = {**more.pop("headers", {}), **({"Authorization": f"Basic {login}"} if self.login else {})}
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
-        async with self.client.request(method, URL(path, encoded=True), data=data, auth=auth, **more) as r:
+        async with self.client.request(method, URL(path, encoded=True), data=data, headers=headers, **more) as r:
             raw = await r.read()
             self.headers = r.headers
             is_json = r.content_type == "application/json"
@@ -159,7 +161,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     writer = asyncio.create_task(authority.run())
     context = Context(authority, presence, shards, doors, config, Gatherer(shards, doors))  # type: ignore[arg-type]
     async with TestClient(TestServer(api_app(context))) as client:
-        yield Api(client, authority, shards, doors)
+        yield Api(client, authority, shards, doors, context)
     writer.cancel()
     await asyncio.gather(writer, return_exceptions=True)
     definitions.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from urllib.parse import quote
 
+import aiohttp
+import msgspec
 import pytest
 
-from broker.controller.management import gathered
+from broker.controller.management import app, gathered
 from broker.controller.management.app import RESOURCES
 from tests.management.conftest import CONNECTION, OWNER, Api
 
@@ -248,6 +251,27 @@ async def test_metrics_need_no_login_and_name_queues_only_when_asked(made: Api) 
     assert 'queue="q"' not in text
     _, text = await made.call("GET", "/metrics/per-object")
     assert 'rabbitmq_detailed_queue_messages_ready{queue="q",vhost="/"} 3.0' in text
+
+
+async def test_inherited_sockets_are_served_and_let_go(made: Api) -> None:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    ports = [one.getsockname()[1] for one in sockets]
+    fds = [one.detach() for one in sockets]
+    config = msgspec.structs.replace(made.context.config, http_fds=fds[:1], metrics_fds=fds[1:])
+    context = made.context
+    servers = await app.start(context.authority, context.presence, context.shards, context.links, config)
+    statuses = []
+    async with aiohttp.ClientSession() as client:
+        for port, path in (
+            (ports[0], "/metrics"),
+            (ports[0], "/api/whoami"),
+            (ports[1], "/metrics"),
+            (ports[1], "/api"),
+        ):
+            async with client.get(f"http://127.0.0.1:{ports[at]}{path}") as answer:
+                statuses.append(answer.status)
+    await servers.cleanup()
+    assert statuses == [200, 401, 200, 404]
 
 
 def test_no_route_is_given_twice() -> None:
