@@ -268,7 +268,7 @@ async def test_inherited_sockets_are_served_and_let_go(made: Api) -> None:
             (ports[1], "/metrics"),
             (ports[1], "/api"),
         ):
-            async with client.get(f"http://127.0.0.1:{ports[at]}{path}") as answer:
+            async with client.get(f"http://127.0.0.1:{port}{path}") as answer:
                 statuses.append(answer.status)
     await servers.cleanup()
     assert statuses == [200, 401, 200, 404]
