@@ -29,11 +29,18 @@ class Reclaimer:
         self.spares_max = spares_max
         self.spares: list[Spare] = []
         self.buffers: list[bytearray] = []
+        self.next_name = 1
 
-    def set_aside(self, count: int, number: int) -> None:
-        """At least `count` spares, or OSError with all that were there before. `number`: the next segment's."""
-        for wanted in range(number, number + count - len(self.spares)):
-            self.spares.append(self.create(f"{self.directory}/{file_name('spare', wanted)}", self.segment_bytes))
+    def set_aside(self, count: int) -> None:
+        """At least `count` spares, or OSError with all that were there before."""
+        while len(self.spares) < count:
+            self.spares.append(self.create(self._new_path(), self.segment_bytes))
+
+    def _new_path(self) -> str:
+        # Counted apart from segments: a spare keeps its name while a segment that has written nothing uses it.
+        number = self.next_name
+        self.next_name += 1
+        return f"{self.directory}/{file_name('spare', number)}"
 
     def create(self, path: str, size: int) -> Spare:
         handle = self.files.open(path, create=True)
@@ -45,8 +52,10 @@ class Reclaimer:
             raise
         return Spare(path, handle)
 
-    def adopt(self, path: str) -> None:
+    def adopt(self, number: int) -> None:
         """A spare found at start-up: kept if it is of our size and wanted, else removed."""
+        self.next_name = max(self.next_name, number + 1)
+        path = f"{self.directory}/{file_name('spare', number)}"
         handle = self.files.open(path)
         if len(self.spares) < self.spares_max and self.files.size(handle) == self.segment_bytes:
             self.spares.append(Spare(path, handle))
@@ -83,7 +92,7 @@ class Reclaimer:
             handle = self.files.open(segment.path) if segment.handle is None else segment.handle
             path = segment.path
             if segment.flushed:
-                path = f"{self.directory}/{file_name('spare', segment.number)}"
+                path = self._new_path()
                 self.files.rename(segment.path, path)
             self.spares.append(Spare(path, handle))
         segment.handle = None

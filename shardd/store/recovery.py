@@ -87,7 +87,7 @@ def recover(
     state = take_state(files, directory)
     numbers = sorted(number for kind, number in names if kind == "msgs")
     collector = record.Collector(queue_ids, frozenset(timed))
-    found = Found([], [], max([number + 1 for _, number in names] + [1]), [], state is not None)
+    found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
     if state is not None:
         found.next_number = max(found.next_number, state.next_number)
     reader = Reader(files, directory, sync)
@@ -109,7 +109,7 @@ def recover(
         if kind in ("index", "acks") and number not in numbers:
             files.remove(path)
         elif kind == "spare":
-            reclaimer.adopt(path)
+            reclaimer.adopt(number)
     return found
 
 

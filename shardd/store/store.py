@@ -181,9 +181,19 @@ class SegmentStore:
         for segment in self._segments.values():
             if segment.index is not None and segment.flushed == segment.used:
                 self._write_index(segment)
+            if segment.acks_end:
+                self._sync_acks(segment)
         self._files.sync_directory(self.directory)
         if live is not None:
             recovery.write_state(self._files, self.directory, self._next_number, live)
+
+    def _sync_acks(self, segment: Segment) -> None:
+        """While the store lives acks may be lost; a clean stop promises them."""
+        handle = self._files.open(f"{self.directory}/{file_name('acks', segment.number)}")
+        try:
+            self._files.sync(handle)
+        finally:
+            self._files.close(handle)
 
     def _release(self) -> None:
         for segment in [*self._segments.values(), *self._dead]:
@@ -234,7 +244,7 @@ class SegmentStore:
         if pieces[-1].fresh:
             try:
                 self._write_oldest()
-                self._reclaimer.set_aside(sum(p.fresh and not p.alone for p in pieces), self._next_number)
+                self._reclaimer.set_aside(sum(piece.fresh and not piece.alone for piece in pieces))
                 self._allocate_alone([piece for piece in pieces if piece.fresh])
             except OSError as error:
                 raise self._named(error) from error
