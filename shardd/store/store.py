@@ -447,6 +447,7 @@ class SegmentStore:
 
     def begin_sync(self) -> SyncJob | None:
         """Flush; then the job makes it last. One at a time, ended by `finish_sync`. None: nothing to wait for."""
+        self._check_usable()
         assert self._job is None, "a sync is running"
         self.flush()
         if not self.sync or not (self._unsynced or self._directory_changed):
@@ -562,6 +563,8 @@ class SegmentStore:
     def _check_usable(self) -> None:
         if self._state != "open":
             raise Closed("the store is not open")
+        if self._job is not None and self._job.error is not None:
+            self._fail(self._job.error)
         if self._failure:
             raise StoreFailed(self._failure)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.store_history import live_through_power_cut
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_what_was_synced_outlives_two_power_cuts_in_the_middle_of_calls(seed: int) -> None:
     live_through_power_cut(seed)
