@@ -162,7 +162,7 @@ def test_a_damaged_companion_file_costs_no_message(kind: str) -> None:
         files = files.restarted(power_cut=False)
         for name in names:
             data = files.names[name].data
-                data[min(at, len(data) - 1)] ^= 1
+            data[min(at, len(data) - 1)] ^= 1
         store = SegmentStore("d", files=files, segment_bytes=4096)
         found = [entry & ~15 for entry in store.recover([1])[1].entries]
         assert set(found) >= {entries[0], *entries[3:]} and found == sorted(found)
