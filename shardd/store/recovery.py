@@ -110,6 +110,10 @@ def recover(
             files.remove(path)
         elif kind == "spare":
             reclaimer.adopt(number)
+    if reclaimer.spares:
+        files.sync_directory(directory)
+        for spare in reclaimer.spares:
+            spare.lasting = True
     return found
 
 

@@ -18,7 +18,7 @@ from shardd.store import acks, recovery
 from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.reading import Windows
-from shardd.store.reclaim import Reclaimer
+from shardd.store.reclaim import Reclaimer, Spare
 from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
 from shardd.store.recovery import Damage, Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
@@ -46,6 +46,7 @@ class SyncJob:
     files: Files
     directory: str
     segments: list[tuple[Segment, int, int]]  # segment, its handle, written up to
+    spares: list[Spare]  # their names last afterwards
     with_directory: bool
     done: bool = False
     error: OSError | None = None
@@ -98,7 +99,7 @@ class SegmentStore:
         self.segment_bytes = segment_bytes
         self.sync = sync
         self._files: Files = OsFiles() if files is None else files
-        self._reclaimer = Reclaimer(self._files, directory, segment_bytes, spare_segments)
+        self._reclaimer = Reclaimer(self._files, directory, segment_bytes, spare_segments, sync)
         self._windows = Windows(self._files)
         self._batch = Batch()
         self._segments: dict[int, Segment] = {}
@@ -453,7 +454,8 @@ class SegmentStore:
         if not self.sync or not (self._unsynced or self._directory_changed):
             return None
         held = [(segment, self._handle(segment), segment.flushed) for segment in self._unsynced.values()]
-        self._job = SyncJob(self._files, self.directory, held, self._directory_changed)
+        spares = self._reclaimer.unlasting()
+        self._job = SyncJob(self._files, self.directory, held, spares, self._directory_changed or bool(spares))
         self._unsynced = {}
         self._directory_changed = False
         self._counters.syncs += 1
@@ -465,6 +467,8 @@ class SegmentStore:
         self._job = None
         if job.error is not None:
             raise self._fail(job.error)
+        for spare in job.spares:
+            spare.lasting = True
         for segment, _, flushed in job.segments:
             if segment.number in self._segments and segment.sealed and flushed == segment.used:
                 self._quietly(self._write_index_if_made, segment)
