@@ -22,7 +22,7 @@ PAIR_BYTES = 8
 
 def encode_header(number: int, salt: int) -> bytes:
     rest = struct.pack("<QII", number, salt, 0)
-    return struct.pack("<8sII", MAGIC, FORMAT, record.crc32c(rest)) + rest
+    return struct.pack("<8sII", MAGIC, FORMAT, record.crc32c(rest, FORMAT)) + rest
 
 
 def encode_block(pairs: bytes | bytearray, salt: int) -> bytes:

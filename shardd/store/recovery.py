@@ -68,7 +68,7 @@ class State:
 
 
 @dataclass(slots=True)
-class _Loaded:
+class Loaded:
     segment: Segment
     abstracts: bytes
     damage: list[Damage] = field(default_factory=list)
@@ -87,7 +87,7 @@ def recover(
     state = take_state(files, directory)
     numbers = sorted(number for kind, number in names if kind == "msgs")
     collector = record.Collector(queue_ids, frozenset(timed))
-    found = Found([], [], max([number + 1 for _, number in names] + [1]), [], state is not None)
+    found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
     if state is not None:
         found.next_number = max(found.next_number, state.next_number)
     reader = Reader(files, directory, sync)
@@ -109,11 +109,15 @@ def recover(
         if kind in ("index", "acks") and number not in numbers:
             files.remove(path)
         elif kind == "spare":
-            reclaimer.adopt(path)
+            reclaimer.adopt(number)
+    if reclaimer.spares:
+        files.sync_directory(directory)
+        for spare in reclaimer.spares:
+            spare.lasting = True
     return found
 
 
-def count_in(collector: record.Collector, loaded: _Loaded, pairs: bytes, flags: int) -> None:
+def count_in(collector: record.Collector, loaded: Loaded, pairs: bytes, flags: int) -> None:
     segment = loaded.segment
     counts = collector.add(loaded.abstracts, segment.number, pairs, flags)
     segment.records, segment.messages, segment.references, segment.live = counts
@@ -154,7 +158,7 @@ class Reader:
         finally:
             self.files.close(handle)
 
-    def load(self, number: int, *, repair: bool = True) -> _Loaded | None:
+    def load(self, number: int, *, repair: bool = True, index: bool = True) -> Loaded | None:
         """The segment with its abstracts, from the index if there is a good one. None: the file's present life never
         reached the disk, it holds nothing. A segment with capacity 0: its header is damaged."""
         name = file_name("msgs", number)
@@ -169,7 +173,8 @@ class Reader:
             if header is None or header[0] != number:
                 return self._without_header(name, header is not None or not any(head), size, repair)
             segment = Segment(number, header[1], header[2], path, None, sealed=True)
-            return self._from_index(segment, size) or self._from_scan(segment, handle, size, repair)
+            loaded = self._from_index(segment, size) if index else None
+            return loaded or self._from_scan(segment, handle, size, repair)
         finally:
             self.files.close(handle)
 
@@ -186,7 +191,7 @@ class Reader:
             self.files.remove(path)
         return pairs
 
-    def _without_header(self, name: str, never_written: bool, size: int, repair: bool) -> _Loaded | None:
+    def _without_header(self, name: str, never_written: bool, size: int, repair: bool) -> Loaded | None:
         path = f"{self.directory}/{name}"
         number = int(name.rpartition(".")[2])
         if never_written:
@@ -197,7 +202,7 @@ class Reader:
         if repair:
             self.files.rename(path, f"{self.directory}/{file_name('lost', number)}")
             self._remove_companions(number)
-        return _Loaded(Segment(number, 0, 0, path, None), b"", [Damage(name, "header", 0, size)])
+        return Loaded(Segment(number, 0, 0, path, None), b"", [Damage(name, "header", 0, size)])
 
     def _remove_companions(self, number: int) -> None:
         for kind in ("index", "acks"):
@@ -207,16 +212,16 @@ class Reader:
                 if not is_missing(error):
                     raise
 
-    def _from_index(self, segment: Segment, size: int) -> _Loaded | None:
+    def _from_index(self, segment: Segment, size: int) -> Loaded | None:
         data = self.read_whole(f"{self.directory}/{file_name('index', segment.number)}")
         segment.has_index = bool(data)
         index = decode_index(data, segment.number, segment.salt)
         if index is None or index[0] > size:
             return None
         segment.used = segment.flushed = index[0]
-        return _Loaded(segment, index[1])
+        return Loaded(segment, index[1])
 
-    def _from_scan(self, segment: Segment, handle: int, size: int, repair: bool) -> _Loaded:
+    def _from_scan(self, segment: Segment, handle: int, size: int, repair: bool) -> Loaded:
         if len(self.buffer) < size:
             self.buffer = bytearray(size)
         with memoryview(self.buffer) as view, view[:size] as part:
@@ -230,7 +235,7 @@ class Reader:
             damage.append(Damage(name, "torn", end, end + torn))
         if repair and self.sync and not damage:
             self._write_index(segment, handle, abstracts)
-        return _Loaded(segment, abstracts, damage)
+        return Loaded(segment, abstracts, damage)
 
     def _write_index(self, segment: Segment, handle: int, abstracts: bytes) -> None:
         """So that the next start need not scan it again. The bytes may still be in the page cache alone: sync first."""
@@ -267,7 +272,7 @@ def write_state(files: Files, directory: str, next_number: int, live: Mapping[in
         if marks:
             parts.append(struct.pack("<II", queue_id, len(marks)) + marks.tobytes())
     rest = b"".join(parts)
-    head = struct.pack("<8sII", STATE_MAGIC, FORMAT, record.crc32c(rest))
+    head = struct.pack("<8sII", STATE_MAGIC, FORMAT, record.crc32c(rest, FORMAT))
     write_file(files, f"{directory}/state.new", head + rest, sync=True)
     files.rename(f"{directory}/state.new", f"{directory}/state")
     files.sync_directory(directory)
@@ -279,7 +284,7 @@ def read_state(files: Files, directory: str) -> State | None:
     if len(data) < 24:
         return None
     magic, version, crc = struct.unpack_from("<8sII", data)
-    if magic != STATE_MAGIC or crc != record.crc32c(memoryview(data)[16:]):
+    if magic != STATE_MAGIC or crc != record.crc32c(memoryview(data)[16:], version):
         return None
     if version > FORMAT:
         raise FormatTooNew(f"the state file has format {version}, this program knows up to {FORMAT}")

@@ -8,6 +8,7 @@ may go, is the store's.
                       16  u64 number | u32 salt | u32 0 | u64 end of the last record
                       40  abstracts of all records (drawn in record.pyx)
 
+Every crc of a file begins from the format's number, so a broken number is not taken for a later format.
 Files are used again: a record of a former life is told by the salt, which is new in each. An index is a cache. It is
 written only when the whole segment is on stable storage, so it never speaks of bytes that a power cut took.
 """
@@ -109,7 +110,7 @@ class Segment:
 
 def encode_header(number: int, salt: int, capacity: int) -> bytes:
     rest = HEADER.pack(MESSAGES_MAGIC, FORMAT, 0, number, salt, 0, capacity)[16:]
-    return struct.pack("<8sII", MESSAGES_MAGIC, FORMAT, record.crc32c(rest)) + rest
+    return struct.pack("<8sII", MESSAGES_MAGIC, FORMAT, record.crc32c(rest, FORMAT)) + rest
 
 
 def decode_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int] | None:
@@ -117,7 +118,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int] 
     if len(data) < HEADER_BYTES:
         return None
     magic, version, crc, number, salt, _, capacity = HEADER.unpack_from(data)
-    if magic != MESSAGES_MAGIC or crc != record.crc32c(data[16:HEADER_BYTES]):
+    if magic != MESSAGES_MAGIC or crc != record.crc32c(data[16:HEADER_BYTES], version):
         return None
     if version > FORMAT:
         raise FormatTooNew(f"segment {number} has format {version}, this program knows up to {FORMAT}")
@@ -126,7 +127,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int] 
 
 def encode_index(number: int, salt: int, end: int, abstracts: bytes) -> bytes:
     rest = INDEX_HEADER.pack(INDEX_MAGIC, FORMAT, 0, number, salt, 0, end)[16:]
-    crc = record.crc32c(abstracts, record.crc32c(rest))
+    crc = record.crc32c(abstracts, record.crc32c(rest, FORMAT))
     return struct.pack("<8sII", INDEX_MAGIC, FORMAT, crc) + rest + abstracts
 
 
@@ -137,6 +138,6 @@ def decode_index(data: bytes, number: int, salt: int) -> tuple[int, bytes] | Non
     magic, version, crc, of_number, of_salt, _, end = INDEX_HEADER.unpack_from(data)
     if magic != INDEX_MAGIC or version != FORMAT or (of_number, of_salt) != (number, salt):
         return None
-    if crc != record.crc32c(memoryview(data)[16:]):
+    if crc != record.crc32c(memoryview(data)[16:], version):
         return None
     return end, data[INDEX_HEADER.size :]

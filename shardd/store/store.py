@@ -18,7 +18,7 @@ from shardd.store import acks, recovery
 from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.reading import Windows
-from shardd.store.reclaim import Reclaimer
+from shardd.store.reclaim import Reclaimer, Spare
 from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
 from shardd.store.recovery import Damage, Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
@@ -46,6 +46,7 @@ class SyncJob:
     files: Files
     directory: str
     segments: list[tuple[Segment, int, int]]  # segment, its handle, written up to
+    spares: list[Spare]  # their names last afterwards
     with_directory: bool
     done: bool = False
     error: OSError | None = None
@@ -98,7 +99,7 @@ class SegmentStore:
         self.segment_bytes = segment_bytes
         self.sync = sync
         self._files: Files = OsFiles() if files is None else files
-        self._reclaimer = Reclaimer(self._files, directory, segment_bytes, spare_segments)
+        self._reclaimer = Reclaimer(self._files, directory, segment_bytes, spare_segments, sync)
         self._windows = Windows(self._files)
         self._batch = Batch()
         self._segments: dict[int, Segment] = {}
@@ -181,9 +182,19 @@ class SegmentStore:
         for segment in self._segments.values():
             if segment.index is not None and segment.flushed == segment.used:
                 self._write_index(segment)
+            if segment.acks_end:
+                self._sync_acks(segment)
         self._files.sync_directory(self.directory)
         if live is not None:
             recovery.write_state(self._files, self.directory, self._next_number, live)
+
+    def _sync_acks(self, segment: Segment) -> None:
+        """While the store lives acks may be lost; a clean stop promises them."""
+        handle = self._files.open(f"{self.directory}/{file_name('acks', segment.number)}")
+        try:
+            self._files.sync(handle)
+        finally:
+            self._files.close(handle)
 
     def _release(self) -> None:
         for segment in [*self._segments.values(), *self._dead]:
@@ -234,7 +245,7 @@ class SegmentStore:
         if pieces[-1].fresh:
             try:
                 self._write_oldest()
-                self._reclaimer.set_aside(sum(p.fresh and not p.alone for p in pieces), self._next_number)
+                self._reclaimer.set_aside(sum(piece.fresh and not piece.alone for piece in pieces))
                 self._allocate_alone([piece for piece in pieces if piece.fresh])
             except OSError as error:
                 raise self._named(error) from error
@@ -437,12 +448,14 @@ class SegmentStore:
 
     def begin_sync(self) -> SyncJob | None:
         """Flush; then the job makes it last. One at a time, ended by `finish_sync`. None: nothing to wait for."""
+        self._check_usable()
         assert self._job is None, "a sync is running"
         self.flush()
         if not self.sync or not (self._unsynced or self._directory_changed):
             return None
         held = [(segment, self._handle(segment), segment.flushed) for segment in self._unsynced.values()]
-        self._job = SyncJob(self._files, self.directory, held, self._directory_changed)
+        spares = self._reclaimer.unlasting()
+        self._job = SyncJob(self._files, self.directory, held, spares, self._directory_changed or bool(spares))
         self._unsynced = {}
         self._directory_changed = False
         self._counters.syncs += 1
@@ -454,6 +467,8 @@ class SegmentStore:
         self._job = None
         if job.error is not None:
             raise self._fail(job.error)
+        for spare in job.spares:
+            spare.lasting = True
         for segment, _, flushed in job.segments:
             if segment.number in self._segments and segment.sealed and flushed == segment.used:
                 self._quietly(self._write_index_if_made, segment)
@@ -552,6 +567,8 @@ class SegmentStore:
     def _check_usable(self) -> None:
         if self._state != "open":
             raise Closed("the store is not open")
+        if self._job is not None and self._job.error is not None:
+            self._fail(self._job.error)
         if self._failure:
             raise StoreFailed(self._failure)
 
