@@ -1,8 +1,8 @@
 """Publisher confirms of one channel: numbers given out, batches waited for, acks and nacks in order.
 
 One `Waiting` per channel and read stands for all its publishes of that read; it is done when every shard concerned has
-confirmed its batch. A channel answers for the longest finished beginning, with one cumulative ack; what was refused or lost
-is nacked one by one.
+confirmed its batch. A channel answers for the longest finished beginning, with one cumulative ack; what was refused or
+lost is nacked one by one.
 """
 
 from __future__ import annotations

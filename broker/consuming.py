@@ -2,8 +2,8 @@
 
 A shard numbers what it gives to a consumer 1, 2, 3 ...; a channel numbers all its deliveries. `Unacked` keeps the
 two side by side as runs (neighbouring tags of one consumer), so that a burst costs one entry and a cumulative ack a few
-comparisons. Prefetch per consumer is kept by the shard; the limit of a channel (basic.qos global) is kept here: its consumers
-get deliveries only for grants, asked for by the shard when it has something and given while the channel has room.
+comparisons. Prefetch per consumer is kept by the shard; the limit of a channel (basic.qos global) is kept here: its
+consumers get deliveries only for grants, asked for by the shard when it has something, given while the channel has room.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Consumer:
     """One consumer of one channel. `number`: used once in this front door's life."""
 
     __slots__ = (
-        "announced", "attached", "channel", "client", "exclusive", "granted", "no_ack", "number", "prefetch", "priority", "queue_id",
-        "queue_name", "shard", "tag", "tag_bytes", "wants",
+        "announced", "attached", "channel", "client", "exclusive", "granted", "no_ack", "nowait", "number",
+        "prefetch", "priority", "queue_id", "queue_name", "shard", "tag", "tag_bytes", "wants",
     )  # fmt: skip
 
     def __init__(self, client: Client, channel: Channel, number: int, tag: str) -> None:
@@ -193,7 +193,7 @@ class Consuming:
         self._announce(consumer)
 
     def _announce(self, consumer: Consumer) -> None:
-        """consume-ok, before anything else of this consumer: a delivery read in one go with Attached must not overtake it."""
+        """consume-ok, before all else of this consumer: a delivery that came with Attached must not overtake it."""
         if not consumer.announced and consumer.number in self.consumers:
             consumer.announced = consumer.attached = True
             if not consumer.nowait:
@@ -239,7 +239,7 @@ class Consuming:
             self.grant(consumer.channel)
 
     def _let_idle_go(self, channel: Channel) -> None:
-        """Cancelled consumers that hold nothing: a client that consumes and cancels all day must not fill the memory."""
+        """Cancelled consumers that hold nothing: consuming and cancelling all day must not fill the memory."""
         holding = channel.unacked.consumers()
         idle = [consumer for consumer in channel.cancelled if consumer not in holding]
         channel.cancelled = [consumer for consumer in channel.cancelled if consumer in holding]

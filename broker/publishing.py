@@ -3,9 +3,8 @@
 Publish path, 2 of 5. Before: broker/client.py. After: shardd/shard.py.
 
 A read's publishes are packed by compiled code as long as their routes are known (`Routes`, one per vhost and user,
-emptied by every change of the catalog). It stops at a message that needs a decision; that one is decided here and packing
-goes on behind it. Confirms: one `Waiting` per channel and read, done when every shard concerned has confirmed its batch;
-a channel answers for the longest finished beginning, with one cumulative ack.
+emptied by every change of the catalog). It stops at a message that needs a decision; that one is decided here and
+packing goes on behind it. Who waits for the confirm is in confirms.py.
 """
 
 from __future__ import annotations
@@ -221,8 +220,8 @@ class Publishing:
         if found is None:
             raise ChannelException(404, f"no exchange '{exchange}' in vhost '{scope.vhost}'", *PUBLISH)
         if not self.catalog.may(scope.user, scope.vhost, "write", exchange):
-            text = f"access to exchange '{exchange or 'amq.default'}' in vhost '{scope.vhost}' refused for user '{scope.user}'"
-            raise ChannelException(403, text, *PUBLISH)
+            thing = f"exchange '{exchange or 'amq.default'}' in vhost '{scope.vhost}'"
+            raise ChannelException(403, f"write access to {thing} refused for user '{scope.user}'", *PUBLISH)
         if found.internal:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{scope.vhost}'"
             raise ChannelException(403, text, *PUBLISH)

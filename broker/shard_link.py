@@ -1,11 +1,11 @@
 """The front door's links to the shards: batches out, deliveries and confirms in, credit both ways, restarts noticed.
 
-Carries only: what a message means is said in publishing.py and consuming.py. One PULL socket takes in what all shards send,
-one PUSH per shard sends; both never block. What is packed during one pass of the event loop leaves at its end, as one
-PUBLISH, one SETTLE and one CREDIT per shard at the most.
+Carries only: what a message means is said in publishing.py and consuming.py. One PULL socket takes in what all shards
+send, one PUSH per shard sends; both never block. What is packed during one pass of the event loop leaves at its end, as
+one PUBLISH, one SETTLE and one CREDIT per shard at the most.
 
-A shard that restarts says Hello with a new epoch. Everything the old one had not confirmed is reported lost, requests are
-asked again, and until then nothing is sent to it: publishes wait in the packer, and their clients are not read (credit).
+A shard that restarts says Hello with a new epoch. What the old one had not confirmed is reported lost and requests are
+asked again; while a shard is away publishes wait in the packer, and their clients are not read (credit).
 """
 
 from __future__ import annotations
@@ -344,8 +344,8 @@ class ShardLinks:
             self._all_up.set_result(None)
 
     def _ask_again(self, link: ShardLink) -> None:
-        """Requests the old process did not answer, in their order: a Release behind an Attach still undoes it. Consumers
-        attached again are not among them: restarted() names those that are still wanted."""
+        """Requests the old process did not answer, in their order: a Release behind an Attach still undoes it.
+        Consumers attached again are not among them: restarted() names those that are still wanted."""
         for request, (shard, what, _) in list(self._requests.items()):
             if shard != link.shard:
                 continue
