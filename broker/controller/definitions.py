@@ -156,6 +156,8 @@ class Definitions:
         if change.vhost not in catalog.vhosts:
             return  # nothing comes of it now; read again it might, since vhosts are read first
         durable = is_lasting(change, catalog)
+        # Bindings noted before were durable by the thing that was there.
+        self._rewrite |= _replaces(change, catalog, durable)
         queue = catalog.queue(change.vhost, change.name) if isinstance(change, QueueDelete) else change
         self._pending.append(_encode_record(change, catalog.version + 1, durable, queue))
         self._durable_pending |= durable
@@ -245,6 +247,15 @@ def is_lasting(change: Definition, catalog: Catalog) -> bool:
     source, destination = vhost.exchanges.get(change.source), vhost.destination(change.kind, change.destination)
     ends = (source, destination)
     return all(end is not None and is_lasting(end, catalog) for end in ends)
+
+
+def _replaces(change: Definition, catalog: Catalog, durable: bool) -> bool:
+    """Whether a Put takes the place of a thing that lasts when it does not, or the other way round."""
+    if not isinstance(change, QueuePut | ExchangePut):
+        return False
+    look_up = catalog.queue if isinstance(change, QueuePut) else catalog.exchange
+    old = look_up(change.vhost, change.name)
+    return old is not None and is_lasting(old, catalog) != durable
 
 
 # -- bytes ------------------------------------------------------------------------------------------------
