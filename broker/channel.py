@@ -117,7 +117,8 @@ async def _tx_commit(client: Client, channel: Channel, method: commands.Tx.Commi
     client.door.schedule_end_of_pass()
     if not await stored:
         raise ChannelException(406, "partial tx completion", 90, TX_COMMIT)
-    client.send(channel.number, commands.Tx.CommitOk())
+    if channel.is_open:
+        client.send(channel.number, commands.Tx.CommitOk())
 
 
 def _tx_rollback(client: Client, channel: Channel, method: commands.Tx.Rollback) -> None:

@@ -4,8 +4,8 @@ Publish path, 1 of 5. Before: the socket. After: broker/publishing.py.
 
 Each channel's work is done in the order it arrived. What can be done at once is done at once; a method that has to ask
 another process makes its channel *busy*, and what comes behind it on that channel queues up (`Channel.work`) until the
-answer is there; other channels go on. Output is gathered during a pass of the loop and written at its end. Not read
-is a client whose shards have no room for its publishes, whose own output is not taken, or whose queued work is too much.
+answer is there; other channels go on. Output is gathered during a pass of the loop and written at its end. A client is
+not read while its shards have no room for its publishes, while its own output is not taken, or with too much work queued.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class Client:
         self.is_open = False  # connection.open-ok was sent
         self.closing = False
         self.closing_after_flush = False
+        self._close_when_idle = False
         self.lost = False
         self.channels: dict[int, Channel] = {}
         self.published = False
@@ -151,12 +152,20 @@ class Client:
         self._handle_events()
 
     def _handle_events(self) -> None:
-        try:
-            while (event := self.amqp.next_event()) is not None:
+        # Driven to its end whatever happens: what is left unparsed would be overwritten by the next client's bytes.
+        while (event := self.amqp.next_event()) is not None:
+            try:
                 self._handle(event)
-        except (ChannelException, ConnectionException) as error:
-            self.fail(error, 0)
+            except (ChannelException, ConnectionException) as error:
+                self.fail(error, 0)
+            except Exception:
+                self._fail_internally()
         self._gather()
+
+    def _fail_internally(self) -> None:
+        """Our fault: the smallest thing that can be rebuilt is the connection."""
+        log.exception("%s: internal error", self.name)
+        self.fail(ConnectionException(541, "internal error", 0, 0), 0)
 
     def _handle(self, event: Event) -> None:
         if self.lost:
@@ -170,7 +179,7 @@ class Client:
         elif isinstance(event, Method):
             self._on_method(event.channel, event.method)
         elif isinstance(event, Failed):
-            self.fail(event.exception, getattr(event, "channel", 0))
+            self.fail(event.exception, event.channel)
         elif isinstance(event, StartOk):
             self._log_in(event)
         elif isinstance(event, Open):
@@ -180,7 +189,7 @@ class Client:
         self.published = True
         if self.door.alarm:
             self._block()
-        busy = {channel.number for channel in self.channels.values() if channel.busy}
+        busy = {channel.number for channel in self.channels.values() if channel.busy or channel.work}
         if not busy:
             self.door.publishing.publishes(self, event)
             return
@@ -201,7 +210,7 @@ class Client:
             return
         channel.work.append(work)
         self._queued_bytes += size
-        if channel.busy:
+        if channel.busy or len(channel.work) > 1:
             self._queued_work += 1
             if self._queued_work > WORK_MAX or self._queued_bytes > WORK_BYTES_MAX:
                 self.pause(PAUSE_WORK)
@@ -216,7 +225,8 @@ class Client:
                 if channel.running:
                     return
                 channel.work.popleft()
-                self._pipeline(channel).receive(work)
+                if channel.is_open:
+                    self._pipeline(channel).receive(work)
                 continue
             if channel.busy:
                 return
@@ -225,9 +235,13 @@ class Client:
             if waiting is not None:
                 channel.running = True
                 self._start(self._finish(channel, waiting))
+        self.door.schedule_end_of_pass()
         if not any(other.work or other.busy for other in self.channels.values()):
             self._queued_work = self._queued_bytes = 0
             self.resume(PAUSE_WORK)
+            if self._close_when_idle:
+                self._close_when_idle = False
+                self._start(self._close_politely())
 
     def _tried(
         self, channel: Channel, work: Callable[[], Coroutine[None, None, None] | None]
@@ -236,13 +250,16 @@ class Client:
             return work()
         except (ChannelException, ConnectionException) as error:
             self.fail(error, channel.number)
-            return None
+        except Exception:
+            self._fail_internally()
+        return None
 
     async def _finish(self, channel: Channel, waiting: Coroutine[None, None, None]) -> None:
         try:
             await waiting
         except (ChannelException, ConnectionException) as error:
-            self.fail(error, channel.number)
+            if channel.is_open or isinstance(error, ConnectionException):
+                self.fail(error, channel.number)
         finally:
             channel.running = False
         self._go_on(channel)
@@ -297,15 +314,20 @@ class Client:
             else:  # both sides closed it
                 self.send(number, commands.Channel.CloseOk())
                 self._drop_channel(channel)
+        elif not channel.is_open:
+            return
         elif type(method) in topology.HANDLERS:
             self._do(channel, method)
-        elif channel.is_open:
+        else:
             self._do(channel, lambda: self._channel_method(channel, method))
 
     def _on_connection_method(self, method: base.Frame) -> None:
         if isinstance(method, commands.Connection.Close):
             self.closing = True
-            self._start(self._close_politely())
+            if any(channel.work or channel.busy for channel in self.channels.values()):
+                self._close_when_idle = True  # what was said before it is done before it
+            else:
+                self._start(self._close_politely())
         elif isinstance(method, commands.Connection.CloseOk):
             self.disconnect()
 
@@ -373,8 +395,7 @@ class Client:
 
     async def _close_channel(self, channel: Channel) -> None:
         """channel.close by the client: requeue first, answer then, so that what follows sees the messages."""
-        channel.is_open = False
-        for released in self.door.consuming.release(channel):
+        for released in self._end_channel(channel):
             await released
         self.send(channel.number, commands.Channel.CloseOk())
         self._drop_channel(channel)
@@ -401,6 +422,8 @@ class Client:
         channel.is_open = False
         if channel.pipeline is not None:
             channel.pipeline.close()
+        if channel.confirms is not None:
+            channel.confirms.closed = True
         return self.door.consuming.release(channel)
 
     def fail(self, error: ChannelException | ConnectionException, number: int) -> None:
@@ -410,9 +433,9 @@ class Client:
         channel = self.channels.get(number)
         if isinstance(error, ChannelException) and channel is not None:
             if channel.is_open:
-                for _ in self._end_channel(channel):
-                    pass  # asked for; nobody has to wait
+                self._end_channel(channel)  # its release is asked for; nobody has to wait
                 self.amqp.close_channel(number, error)
+                self._go_on(channel)
         else:
             log.info("%s: closed: %s", self.name, error)
             self.close(error if isinstance(error, ConnectionException) else ConnectionException(504, str(error), 0, 0))
@@ -463,6 +486,7 @@ class Client:
     def resume(self, reasons: int) -> None:
         before, self._paused = self._paused, self._paused & ~reasons if reasons != -1 else 0
         if before and not self._paused and not self.lost:
+            self.last_received = self.door.loop.time()  # its silence was ours
             self.door.loop.add_reader(self.fd, self._readable)
 
     def feeds(self, shards: int) -> None:
@@ -504,22 +528,26 @@ class Client:
 
     def write(self, data: bytes) -> None:
         """Ready-made frames."""
-        if data and not self.lost:
+        if data and not self.lost and not self.closing:
+            self._put_out(data)
+
+    def _put_out(self, data: bytes) -> None:
+        if not self.lost:
             self.output.add(data)
             self._mark_dirty()
 
     def write_delivery(self, data: bytes, shard: int, credit: int) -> None:
         """Deliveries; `credit` goes back to the shard once they are with the kernel."""
         if self.closing or self.lost:
-            self.door.links.credit(shard, self.id, credit)
+            self.door.links.credit(shard, self.door.links.links[shard].epoch, self.id, credit)
             return
         self.write(data)
-        self.output.credit_then(shard, credit)
+        self.output.credit_then(shard, self.door.links.links[shard].epoch, credit)
 
     def _gather(self) -> None:
         """Take over what the AMQP library has to send."""
         for data in self.amqp.data_to_send():
-            self.write(data)
+            self._put_out(data)
         if self.amqp.closed:
             self._flush_then_disconnect()
 
@@ -534,6 +562,8 @@ class Client:
         self._is_dirty = False
         if not self._writing and not self.lost:
             self._write_out()
+        elif self.output.pending > OUT_BYTES_MAX:
+            self.pause(PAUSE_OUTPUT)
 
     def _write_out(self) -> None:
         try:
@@ -542,8 +572,8 @@ class Client:
             self.disconnect()
             return
         self.last_sent = self.door.now
-        for shard, credit in self.output.take_credits():
-            self.door.links.credit(shard, self.id, credit)
+        for shard, epoch, credit in self.output.take_credits():
+            self.door.links.credit(shard, epoch, self.id, credit)
         if not all_out and not self._writing:
             self._writing = True
             self.door.loop.add_writer(self.fd, self._writable)

@@ -1,8 +1,8 @@
 """Publisher confirms of one channel: numbers given out, batches waited for, acks and nacks in order.
 
 One `Waiting` per channel and read stands for all its publishes of that read; it is done when every shard concerned has
-confirmed its batch. A channel answers for the longest finished beginning, with one cumulative ack; what was refused or lost
-is nacked one by one.
+confirmed its batch. A channel answers for the longest finished beginning, with one cumulative ack; what was refused or
+lost is nacked one by one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ _ACK = struct.Struct(">BHIHHQBB")
 
 class Answered(Protocol):
     """Where the answers go."""
+
+    id: int
 
     def write(self, data: bytes) -> None: ...
 
@@ -42,6 +44,12 @@ class Waiting:
         self.shards = shards
         self.nacked: bool = False
 
+    def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
+        """The shard did not take these, if they are this channel's."""
+        confirms = self.confirms
+        if connection == confirms.client.id and channel == confirms.channel:
+            confirms.refused.update(range(max(first, self.first), min(last, self.last) + 1))
+
     def confirmed(self) -> None:
         self.shards -= 1
         if self.shards == 0:
@@ -61,6 +69,7 @@ class Confirms:
         self.next_seq = 1
         self.waiting: deque[Waiting] = deque()
         self.refused: set[int] = set()
+        self.closed = False  # the channel is gone: nobody is answered, the number may be another channel's now
         self._dirty = dirty
         self._is_dirty = False
 
@@ -80,6 +89,9 @@ class Confirms:
     def answers(self) -> bytes:
         """Acks and nacks for the longest finished beginning."""
         self._is_dirty = False
+        if self.closed:
+            self.waiting.clear()
+            return b""
         out: list[bytes] = []
         first = last = 0  # an ack not yet written
         while self.waiting and self.waiting[0].shards <= 0:

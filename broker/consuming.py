@@ -2,8 +2,8 @@
 
 A shard numbers what it gives to a consumer 1, 2, 3 ...; a channel numbers all its deliveries. `Unacked` keeps the
 two side by side as runs (neighbouring tags of one consumer), so that a burst costs one entry and a cumulative ack a few
-comparisons. Prefetch per consumer is kept by the shard; the limit of a channel (basic.qos global) is kept here: its consumers
-get deliveries only for grants, asked for by the shard when it has something and given while the channel has room.
+comparisons. Prefetch per consumer is kept by the shard; the limit of a channel (basic.qos global) is kept here: its
+consumers get deliveries only for grants, asked for by the shard when it has something, given while the channel has room.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Consumer:
     """One consumer of one channel. `number`: used once in this front door's life."""
 
     __slots__ = (
-        "arguments", "attached", "channel", "client", "exclusive", "granted", "no_ack", "number", "prefetch", "priority", "queue_id",
-        "queue_name", "shard", "tag", "tag_bytes", "wants",
+        "announced", "attached", "channel", "client", "exclusive", "granted", "no_ack", "nowait", "number",
+        "prefetch", "priority", "queue_id", "queue_name", "shard", "tag", "tag_bytes", "wants",
     )  # fmt: skip
 
     def __init__(self, client: Client, channel: Channel, number: int, tag: str) -> None:
@@ -48,7 +48,9 @@ class Consumer:
         self.number = number
         self.tag = tag
         self.tag_bytes = tag.encode()
-        self.attached = False
+        self.attached = False  # to be attached again when its shard restarts
+        self.announced = False
+        self.nowait = False
         self.granted = 0  # outstanding grants
         self.wants = False
         self.queue_id = 0
@@ -133,6 +135,10 @@ class Unacked:
             yield _from(run, first)._replace(last_tag=end)
             first = end + 1
 
+    def consumers(self) -> set[Consumer]:
+        """Who has deliveries here."""
+        return {run.consumer for run in self._runs}
+
     def put_back(self, run: Run) -> None:
         """What a rolled back transaction had taken."""
         at = bisect_right(self._firsts, run.first_tag)
@@ -173,6 +179,7 @@ class Consuming:
             raise ConnectionException(530, f"attempt to reuse consumer tag '{tag}'", *CONSUME)
         consumer = Consumer(client, channel, self.next_number(), tag)
         consumer.queue_id, consumer.queue_name, consumer.shard = queue.id, queue.name, queue.shard
+        consumer.nowait = bool(method.nowait)
         consumer.no_ack, consumer.exclusive = bool(method.no_ack), bool(method.exclusive)
         consumer.priority = _priority(method.arguments or {}, queue.name, client.vhost)
         consumer.prefetch = 0 if consumer.no_ack else channel.prefetch
@@ -183,12 +190,14 @@ class Consuming:
         except ShardRefused as refused:
             self._forget(consumer)
             raise _refusal(refused, queue.name, client.vhost) from None
-        if consumer.number not in self.consumers:
-            return  # the channel closed meanwhile
-        if not method.nowait:
-            client.send(channel.number, commands.Basic.ConsumeOk(tag))
-        # Deliveries that overtook the answer above wait in the channel's order: the shard sends Attached first.
-        consumer.attached = True
+        self._announce(consumer)
+
+    def _announce(self, consumer: Consumer) -> None:
+        """consume-ok, before all else of this consumer: a delivery that came with Attached must not overtake it."""
+        if not consumer.announced and consumer.number in self.consumers:
+            consumer.announced = consumer.attached = True
+            if not consumer.nowait:
+                consumer.client.send(consumer.channel.number, commands.Basic.ConsumeOk(consumer.tag))
 
     def _attach(self, consumer: Consumer, resumed: bool) -> asyncio.Future[wire.Control]:
         limited = consumer.channel.limit > 0 and not consumer.no_ack
@@ -215,10 +224,28 @@ class Consuming:
         """Unacknowledged deliveries stay with the channel; an unknown tag is no error."""
         consumer = channel.consumers.pop(method.consumer_tag, None)
         if consumer is not None:
-            await self.links.ask(consumer.shard, lambda request: wire.Detach(request, consumer.number))
+            consumer.attached = False
             channel.cancelled.append(consumer)
-        if not method.nowait:
+            await self.links.ask(consumer.shard, lambda request: wire.Detach(request, consumer.number))
+            self._take_grants_back(consumer)
+            self._let_idle_go(channel)
+        if not method.nowait and channel.is_open:
             client.send(channel.number, commands.Basic.CancelOk(method.consumer_tag))
+
+    def _take_grants_back(self, consumer: Consumer) -> None:
+        consumer.channel.granted -= consumer.granted
+        consumer.granted = 0
+        if consumer.channel.limit:
+            self.grant(consumer.channel)
+
+    def _let_idle_go(self, channel: Channel) -> None:
+        """Cancelled consumers that hold nothing: consuming and cancelling all day must not fill the memory."""
+        holding = channel.unacked.consumers()
+        idle = [consumer for consumer in channel.cancelled if consumer not in holding]
+        channel.cancelled = [consumer for consumer in channel.cancelled if consumer in holding]
+        for consumer in idle:
+            self.consumers.pop(consumer.number, None)
+            self.links.ask(consumer.shard, _releasing([consumer.number]))
 
     def _forget(self, consumer: Consumer) -> None:
         self.consumers.pop(consumer.number, None)
@@ -247,19 +274,19 @@ class Consuming:
             return wire.Get(request, queue.id, 0 if no_ack else getter.number, client.id, channel.number, no_ack)
 
         try:
-            got = await self.links.ask(queue.shard, make)
+            epoch, got = await self.links.ask_in_epoch(queue.shard, make)
         except ShardRefused as refused:
             raise _refusal(refused, queue.name, client.vhost, GET) from None
         assert isinstance(got, wire.Got)
+        if not channel.is_open:
+            return  # its release, behind this get, requeues the message
         if not got.message:
             client.send(channel.number, commands.Basic.GetEmpty())
             return
-        if not channel.is_open:
-            return  # its release, behind this get, requeues the message
         tag = channel.next_tag
         channel.next_tag += 1
         if not no_ack:
-            channel.unacked.add(tag, 1, getter, self.links.links[queue.shard].epoch, got.number)
+            channel.unacked.add(tag, 1, getter, epoch, got.number)
         data = frames.get_ok(got.message, channel.number, tag, got.redelivered, got.remaining, client.frame_bytes_max)
         client.write(data)
 
@@ -280,8 +307,9 @@ class Consuming:
         consumer = self.consumers.get(number)
         if consumer is None:
             # Released, and requeued there; its connection's window is of no interest any more, unless others share it.
-            self.links.credit(shard, section[0], len(blob))
+            self.links.credit(shard, self.links.links[shard].epoch, section[0], len(blob))
             return
+        self._announce(consumer)
         channel, client = consumer.channel, consumer.client
         tag = channel.next_tag
         channel.next_tag += count
@@ -300,8 +328,11 @@ class Consuming:
         consumer = self.consumers.get(number)
         if consumer is None or consumer.channel.consumers.get(consumer.tag) is not consumer:
             return
+        self._announce(consumer)
+        consumer.attached = False
         del consumer.channel.consumers[consumer.tag]
         consumer.channel.cancelled.append(consumer)
+        self._take_grants_back(consumer)
         consumer.client.notify_cancel(consumer.channel.number, consumer.tag)
 
     def restarted(self, shard: int) -> None:

@@ -17,7 +17,7 @@ class Output:
 
     def __init__(self) -> None:
         self._chunks: deque[bytes | memoryview] = deque()
-        self._due: deque[tuple[int, int, int]] = deque()  # (bytes written by then, shard, credit)
+        self._due: deque[tuple[int, int, int, int]] = deque()  # (bytes written by then, shard, its epoch, credit)
         self.pending = 0
         self.written = 0
 
@@ -25,9 +25,9 @@ class Output:
         self._chunks.append(data)
         self.pending += len(data)
 
-    def credit_then(self, shard: int, credit: int) -> None:
+    def credit_then(self, shard: int, epoch: int, credit: int) -> None:
         """`credit` is due to `shard` when all that was added so far is written."""
-        self._due.append((self.written + self.pending, shard, credit))
+        self._due.append((self.written + self.pending, shard, epoch, credit))
 
     def write(self, sock: socket.socket) -> bool:
         """As much as the kernel takes; whether that was all. Raises OSError when the connection is gone."""
@@ -41,12 +41,11 @@ class Output:
             return False
         return True
 
-    def take_credits(self) -> list[tuple[int, int]]:
-        """(shard, credit) that became due."""
+    def take_credits(self) -> list[tuple[int, int, int]]:
+        """(shard, epoch, credit) that became due."""
         due = []
         while self._due and self._due[0][0] <= self.written:
-            _, shard, credit = self._due.popleft()
-            due.append((shard, credit))
+            due.append(self._due.popleft()[1:])
         return due
 
     def _drop(self, count: int) -> None:

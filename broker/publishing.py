@@ -3,9 +3,8 @@
 Publish path, 2 of 5. Before: broker/client.py. After: shardd/shard.py.
 
 A read's publishes are packed by compiled code as long as their routes are known (`Routes`, one per vhost and user,
-emptied by every change of the catalog). It stops at a message that needs a decision; that one is decided here and packing
-goes on behind it. Confirms: one `Waiting` per channel and read, done when every shard concerned has confirmed its batch;
-a channel answers for the longest finished beginning, with one cumulative ack.
+emptied by every change of the catalog). It stops at a message that needs a decision; that one is decided here and
+packing goes on behind it. Who waits for the confirm is in confirms.py.
 """
 
 from __future__ import annotations
@@ -34,6 +33,10 @@ FLAG_USER_ID = 4
 FLAG_BAD_EXPIRATION = 8
 FLAG_REPLY_TO = 16
 MANDATORY = 1
+# Queue ids in one record: their count is a u16.
+QUEUES_MAX = 65535
+# Publishes of a transaction that leave as one batch.
+COMMIT_BYTES = 8 << 20
 
 _CHANNEL_OF = struct.Struct("<6xH")
 _LINE = struct.Struct("<IH")
@@ -47,16 +50,17 @@ Targets = list[tuple[int, list[int], bool]]
 class Committed:
     """A transaction's publishes on their way to stable storage."""
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self) -> None:
         self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._shards = shards
+        self.shards = 1  # batches to wait for, and the commit itself while it is being packed
         self._stored = True
-        if not shards:
-            self.future.set_result(True)
+
+    def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
+        """Transactions have no confirm numbers: never named."""
 
     def confirmed(self) -> None:
-        self._shards -= 1
-        if not self._shards and not self.future.cancelled():
+        self.shards -= 1
+        if not self.shards and not self.future.done():
             self.future.set_result(self._stored)
 
     def lost(self) -> None:
@@ -165,6 +169,7 @@ class Publishing:
         """As many of the channel's messages as go without a decision, and the one that needs it."""
         confirms, scope = channel.confirms, client.scope
         assert scope is not None
+        self.links.use_vhost(scope.vhost)
         packed, why = self.links.packer.pack(
             scope.routes,
             event.buffer,
@@ -179,7 +184,7 @@ class Publishing:
         if why == codec.UNKNOWN:
             try:
                 self._learn(scope, _line(event, packed))
-            except ChannelException as error:
+            except (ChannelException, ConnectionException) as error:
                 client.fail(error, channel.number)
                 return packed + 1
         elif why in (codec.ASK, codec.UNROUTABLE):
@@ -201,7 +206,7 @@ class Publishing:
         """Look the line's exchange and key up, once per catalog version. Raises what the publisher did wrong."""
         exchange, key = _exchange_and_key(line)
         self._check(scope, exchange)
-        vhost = self.catalog.vhost(scope.vhost)
+        vhost = self._vhost(scope)
         if depends_on_headers(vhost.table, exchange):
             scope.routes.learn(line, codec.CALLER, [], False)
             return
@@ -210,16 +215,22 @@ class Publishing:
 
     def _check(self, scope: Scope, exchange: str) -> None:
         """May this user publish to this exchange at all."""
-        vhost = self.catalog.vhost(scope.vhost)
+        vhost = self._vhost(scope)
         found = vhost.exchanges.get(exchange)
         if found is None:
             raise ChannelException(404, f"no exchange '{exchange}' in vhost '{scope.vhost}'", *PUBLISH)
         if not self.catalog.may(scope.user, scope.vhost, "write", exchange):
-            text = f"access to exchange '{exchange or 'amq.default'}' in vhost '{scope.vhost}' refused for user '{scope.user}'"
-            raise ChannelException(403, text, *PUBLISH)
+            thing = f"exchange '{exchange or 'amq.default'}' in vhost '{scope.vhost}'"
+            raise ChannelException(403, f"write access to {thing} refused for user '{scope.user}'", *PUBLISH)
         if found.internal:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{scope.vhost}'"
             raise ChannelException(403, text, *PUBLISH)
+
+    def _vhost(self, scope: Scope) -> Vhost:
+        vhost = self.catalog.vhost(scope.vhost)
+        if vhost is None:
+            raise ConnectionException(320, f"CONNECTION_FORCED - vhost '{scope.vhost}' is deleted", *PUBLISH)
+        return vhost
 
     @staticmethod
     def _targets(vhost: Vhost, names: tuple[str, ...]) -> tuple[list[tuple[int, list[int]]], bool]:
@@ -230,7 +241,7 @@ class Publishing:
             queue = vhost.queues[name]
             by_shard.setdefault(queue.shard, []).append(queue.id)
             durable = durable or queue.durable
-        return list(by_shard.items()), durable
+        return _cut(by_shard), durable
 
     # -- one message at a time --------------------------------------------------------------------------
 
@@ -241,12 +252,12 @@ class Publishing:
             message = Message(event, at)
             self._check(client.scope, message.exchange)
             message.check(client.user, self._may_impersonate(client.user))
-        except ChannelException as error:
+            targets = self._route_one(client.scope, message)
+            if channel.transaction is not None:
+                channel.transaction.publish((message, targets), len(message.stored))
+                return
+        except (ChannelException, ConnectionException) as error:
             client.fail(error, channel.number)
-            return
-        targets = self._route_one(client.scope, message)
-        if channel.transaction is not None:
-            channel.transaction.publish((message, targets), len(message.stored))
             return
         self.send_one(client, channel, message, targets, now_ms)
 
@@ -255,7 +266,7 @@ class Publishing:
         return known is not None and "impersonator" in known.tags
 
     def _route_one(self, scope: Scope, message: Message) -> Targets:
-        vhost = self.catalog.vhost(scope.vhost)
+        vhost = self._vhost(scope)
         names: dict[str, None] = {}
         for key in message.keys:
             names.update(dict.fromkeys(route(vhost.table, message.exchange, key, message.headers).queues))
@@ -280,13 +291,24 @@ class Publishing:
     def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         """All publishes of a transaction. The future: whether all shards have all of them."""
         now_ms = time.time_ns() // 1_000_000
+        committed = Committed()
+        size = 0
         for message, targets in held:
             self._put(client, channel, message, targets, now_ms)
+            size += len(message.stored)
+            if size > COMMIT_BYTES:
+                self._await(client, committed)
+                self.links.flush()
+                size = 0
+        self._await(client, committed)
+        committed.confirmed()
+        return committed.future
+
+    def _await(self, client: Publisher, committed: Committed) -> None:
         touched = self.links.packer.take_touched()
         client.feeds(touched)
-        committed = Committed(touched.bit_count())
+        committed.shards += touched.bit_count()
         self.links.wait_for(touched, committed)
-        return committed.future
 
     def _put(
         self, client: Publisher, channel: PublishingChannel, message: Message, targets: Targets, now_ms: int
@@ -298,6 +320,10 @@ class Publishing:
             known, was_durable = by_shard.get(shard, ([], False))
             by_shard[shard] = (known + ids, was_durable or durable)
         seq = channel.confirms.next_seq if channel.confirms else 0
+        if client.scope is not None:
+            self.links.use_vhost(client.scope.vhost)
+        if not by_shard and not message.mandatory:
+            self.unroutable_dropped += 1
         for shard, (ids, durable) in by_shard.items():
             self.links.packer.add_stored(
                 shard,
@@ -379,6 +405,13 @@ def _bad_expiration(value: str) -> str:
 
 
 Held = tuple[Message, Targets]
+
+
+def _cut(by_shard: dict[int, list[int]]) -> list[tuple[int, list[int]]]:
+    """A record names at most QUEUES_MAX queues: more are several records."""
+    return [
+        (shard, ids[at : at + QUEUES_MAX]) for shard, ids in by_shard.items() for at in range(0, len(ids), QUEUES_MAX)
+    ]
 
 
 def _line(event: Publishes, at: int) -> bytes:

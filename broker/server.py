@@ -1,8 +1,8 @@
-"""The front door as a process: listeners, event loop, passes, start and drain in order; the only file that starts things.
+"""The front door as a process: listeners, passes of the event loop, start and drain; the only file that starts things.
 
-A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at its end, together: confirms,
-one batch per shard, one write per client. While clients send little at a time, and often, passes keep a distance
-(`tick_us`): the loop sleeps, and what has arrived meanwhile is done in one go. A client that sends rarely never waits for this.
+A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at its end, together:
+confirms, one batch per shard, one write per client. While clients send little at a time, and often, passes keep a distance
+(`tick_us`): the loop sleeps, and what has arrived meanwhile is done in one go. A client that sends rarely never waits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ READ_BYTES = 256 << 10
 FULL_READ_BYTES = 64 << 10
 # Connections taken from the listening socket before the others get their turn.
 ACCEPT_BURST = 64
+ACCEPT_AGAIN_S = 1.0
 TICK_S = 1.0
+JOIN_S = 0.1
 DRAIN_S = 5.0
 WATCHDOG_S = 2.0
 
@@ -110,7 +112,11 @@ class Door:
         self._hold_feeders()
         dirty, self.dirty = self.dirty, []
         for client in dirty:
-            client.flush()
+            try:
+                client.flush()
+            except Exception:
+                log.exception("%s: cannot be written to", client.name)
+                client.disconnect()
         self.links.flush()
 
     def received(self) -> None:
@@ -146,12 +152,6 @@ class Door:
 
     def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview]) -> None:
         self.consuming.delivery(shard, section)
-
-    def refused_publish(self, connection: int, channel: int, first: int, last: int) -> None:
-        client = self.clients.get(connection)
-        found = client.channels.get(channel) if client is not None else None
-        if found is not None and found.confirms is not None:
-            found.confirms.refused.update(range(first, last + 1))
 
     def restarted(self, shard: int) -> None:
         self._set_alarm(shard, "")
@@ -216,13 +216,19 @@ class Door:
                 sock, peer = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:
+            except OSError as error:  # out of file descriptors: some will be closed
                 log.error("cannot accept: %s", error)
+                self.loop.remove_reader(listener.fileno())
+                self.loop.call_later(ACCEPT_AGAIN_S, self._accept_again, listener)
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._last_id += 1
             self.clients[self._last_id] = Client(self, sock, peer, self._last_id)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            self.loop.add_reader(listener.fileno(), self._accept, listener)
 
     def connected(self, vhost: str, user: str) -> login.Connected:
         """Open connections of this front door, for the limits."""
@@ -245,6 +251,12 @@ class Door:
             for client in list(self.clients.values()):
                 client.tick(self.now)
             notify.watchdog()
+
+    async def join(self) -> None:
+        """Keep telling the shards where this front door is."""
+        while True:
+            await asyncio.sleep(JOIN_S)
+            self.links.tick()
 
     async def drain(self) -> None:
         """No new clients; those there are told to go."""
@@ -274,14 +286,20 @@ async def serve(config: BrokerConfig) -> None:
     if lifeline is not None:
         loop.add_reader(lifeline, stopped.set)
     door = Door(config)
-    await door.start()
+    joining = loop.create_task(door.join())
+    starting = loop.create_task(door.start())
+    stopping = loop.create_task(stopped.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        starting.result()
+        notify.ready(pid=str(os.getpid()))
     ticking = loop.create_task(door.tick())
-    notify.ready(pid=str(os.getpid()))
-    await stopped.wait()
+    await stopping
     if lifeline is not None:
         loop.remove_reader(lifeline)
     notify.stopping()
-    ticking.cancel()
+    for task in (starting, ticking, joining):
+        task.cancel()
     await door.drain()
 
 

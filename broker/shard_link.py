@@ -1,11 +1,11 @@
 """The front door's links to the shards: batches out, deliveries and confirms in, credit both ways, restarts noticed.
 
-Carries only: what a message means is said in publishing.py and consuming.py. One PULL socket takes in what all shards send,
-one PUSH per shard sends; both never block. What is packed during one pass of the event loop leaves at its end, as one
-PUBLISH, one SETTLE and one CREDIT per shard at the most.
+Carries only: what a message means is said in publishing.py and consuming.py. One PULL socket takes in what all shards
+send, one PUSH per shard sends; both never block. What is packed during one pass of the event loop leaves at its end, as
+one PUBLISH, one SETTLE and one CREDIT per shard at the most.
 
-A shard that restarts says Hello with a new epoch. Everything the old one had not confirmed is reported lost, requests are
-asked again, and until then nothing is sent to it: publishes wait in the packer, and their clients are not read (credit).
+A shard that restarts says Hello with a new epoch. What the old one had not confirmed is reported lost and requests are
+asked again; while a shard is away publishes wait in the packer, and their clients are not read (credit).
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ LINGER_MS = 500
 
 
 class Unconfirmed(Protocol):
-    """What waits for a batch: told once, by confirmed() or by lost()."""
+    """What waits for a batch: told once, by confirmed() or by lost(); before, which of its messages were refused."""
 
+    def refuse(self, connection: int, channel: int, first: int, last: int) -> None: ...
     def confirmed(self) -> None: ...
     def lost(self) -> None: ...
 
@@ -54,7 +55,6 @@ class Events(Protocol):
     """Who hears what the shards say."""
 
     def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview]) -> None: ...
-    def refused_publish(self, connection: int, channel: int, first: int, last: int) -> None: ...
     def restarted(self, shard: int) -> None: ...
     def told(self, shard: int, what: wire.Control) -> None: ...
     def publish_room(self, shard: int) -> None: ...
@@ -97,8 +97,10 @@ class ShardLinks:
         self._endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"
         self._runtime_dir = config.runtime_dir
         self.links = [ShardLink(shard, self._socket(zmq.PUSH)) for shard in range(config.shards)]
+        self._vhost = ""  # whose publishes the packer holds
         self._requests: dict[int, tuple[int, wire.Message, asyncio.Future[wire.Control]]] = {}
         self._last_request = 0
+        self._answered_in: dict[int, int] = {}  # epoch of answers to basic.get, until their caller runs
         self._all_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[int, Callable[[ShardLink, bytes], None]] = {
@@ -166,6 +168,16 @@ class ShardLinks:
             self.tell(shard, what)
         return future
 
+    async def ask_in_epoch(self, shard: int, make: Callable[[int], wire.Message]) -> tuple[int, wire.Control]:
+        """As ask(); with the epoch that answered, which may be over by the time the caller runs."""
+        future = self.ask(shard, make)
+        request = self._last_request
+        try:
+            answer = await future
+            return self._answered_in[request], answer
+        finally:
+            self._answered_in.pop(request, None)
+
     async def count(self, queue: QueuePut) -> tuple[int, int]:
         """Ready messages and consumers; of a queue that just went: none."""
         done = await self._about(queue, wire.Count)
@@ -188,9 +200,12 @@ class ShardLinks:
         if link.epoch == epoch:
             link.settles.append((consumer, kind, first, last))
 
-    def credit(self, shard: int, connection: int, count: int) -> None:
-        """`count` bytes of deliveries left for that client."""
-        credits = self.links[shard].credits
+    def credit(self, shard: int, epoch: int, connection: int, count: int) -> None:
+        """`count` bytes of deliveries that came in `epoch` left for that client."""
+        link = self.links[shard]
+        if epoch != link.epoch:
+            return
+        credits = link.credits
         credits[connection] = credits.get(connection, 0) + count
 
     def flush(self) -> None:
@@ -219,6 +234,14 @@ class ShardLinks:
             link.socket.send(envelope.credit(*who, link.credits.items()), zmq.NOBLOCK)
             link.credits.clear()
 
+    def use_vhost(self, vhost: str) -> None:
+        """What is packed next belongs to `vhost`: a batch goes to one store, so another vhost's leaves before."""
+        if vhost != self._vhost:
+            self._vhost = vhost
+            for link in self.links:
+                if link.up and self.packer.messages(link.shard):
+                    self._flush_link(link)
+
     def wait_for(self, shards: int, waiting: Unconfirmed) -> None:
         """`waiting` is told when the batches being packed for these shards (bit mask) are stored, once for each."""
         shard = 0
@@ -241,17 +264,22 @@ class ShardLinks:
                 message = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            head = envelope.read(message)
-            if head.incarnation != self.incarnation:
-                continue
-            link = self.links[head.shard]
-            if head.kind != wire.CONTROL and head.epoch != link.epoch:
-                continue
-            self._handlers[head.kind](link, message)
+            try:
+                self._take(message)
+            except Exception:  # one bad message must not make this process deaf to all shards
+                log.exception("a message of a shard cannot be handled")
         else:
             assert self._loop is not None
             self._loop.call_soon(self._receive)
         self.events.received()
+
+    def _take(self, message: bytes) -> None:
+        head = envelope.read(message)
+        if head.incarnation != self.incarnation:
+            return
+        link = self.links[head.shard]
+        if head.kind == wire.CONTROL or head.epoch == link.epoch:
+            self._handlers[head.kind](link, message)
 
     def _on_deliver(self, link: ShardLink, message: bytes) -> None:
         for section in codec.read_deliveries(message):
@@ -259,10 +287,10 @@ class ShardLinks:
 
     def _on_confirmed(self, link: ShardLink, message: bytes) -> None:
         batch, refused = envelope.read_confirmed(message)
-        for connection, channel, first, last in refused:
-            self.events.refused_publish(connection, channel, first, last)
         while link.sent and link.sent[0][0] <= batch:
             for waiting in link.sent.popleft()[1]:
+                for connection, channel, first, last in refused:
+                    waiting.refuse(connection, channel, first, last)
                 waiting.confirmed()
 
     def _on_credit(self, link: ShardLink, message: bytes) -> None:
@@ -283,8 +311,10 @@ class ShardLinks:
             self.events.told(link.shard, what)
             return
         waiting = self._requests.pop(request, None)
-        if waiting is None or waiting[2].cancelled():
+        if waiting is None or waiting[2].done():
             return
+        if isinstance(what, wire.Got):
+            self._answered_in[request] = link.epoch
         if isinstance(what, wire.Refused):
             waiting[2].set_exception(ShardRefused(what.code, what.text))
         else:
@@ -298,6 +328,8 @@ class ShardLinks:
         link.sent.clear()
         link.epoch = epoch
         link.in_flight = 0
+        link.settles.clear()
+        link.credits.clear()
         self._join(link)
         if not first_time:
             log.warning(
@@ -305,20 +337,24 @@ class ShardLinks:
             )
         for waiting in lost:
             waiting.lost()
-        self.events.restarted(link.shard)
         self._ask_again(link)
+        self.events.restarted(link.shard)
         self.events.publish_room(link.shard)
         if self._all_up is not None and not self._all_up.done() and all(each.up for each in self.links):
             self._all_up.set_result(None)
 
     def _ask_again(self, link: ShardLink) -> None:
-        """Requests the old process did not answer. It took its consumers along: to let them go is done already."""
-        for request, (shard, what, future) in list(self._requests.items()):
+        """Requests the old process did not answer, in their order: a Release behind an Attach still undoes it.
+        Consumers attached again are not among them: restarted() names those that are still wanted."""
+        for request, (shard, what, _) in list(self._requests.items()):
             if shard != link.shard:
                 continue
-            if isinstance(what, wire.Detach | wire.Release):
+            if isinstance(what, wire.Attach) and what.resumed:
                 del self._requests[request]
-                if not future.cancelled():
-                    future.set_result(wire.Done(request))
             else:
                 self._send_control(link, what)
+
+    def tick(self) -> None:
+        """Say Join again: a shard that restarted does not know where its front doors are."""
+        for link in self.links:
+            self._join(link)
