@@ -217,6 +217,8 @@ class Shard:
         if consumer.detached and not consumer.unacked.count:
             consumer.queue.let_holder_go(consumer)
             peer.holders.pop(consumer.number, None)
+            if not consumer.window.consumers:
+                peer.windows.pop(consumer.connection, None)
 
     def _on_credit(self, peer: Peer, message: bytes, now: int) -> None:
         for connection, count in envelope.read_credit(message):
