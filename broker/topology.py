@@ -394,7 +394,7 @@ class Pipeline:
             case commands.Queue.Declare(passive=False):
                 return not method.arguments and self._will_be("queue", method.queue)
             case commands.Exchange.Declare(passive=False, auto_delete=False):
-                known = method.exchange_type in checks.EXCHANGE_TYPES
+                known = method.exchange_type in checks.TYPES
                 return known and not method.arguments and self._will_be("exchange", method.exchange)
             case commands.Queue.Delete(if_unused=False, if_empty=False):
                 return self._will_be_gone("queue", method.queue)
