@@ -1,8 +1,8 @@
 """ZeroMQ, the clock, the sync thread: the only file of a shard that waits.
 
-One turn: take in what has arrived (up to RECEIVE_BURST messages), begin a sync if somebody waits for one, send what the shard
-has to say. With nothing to do the process sleeps in poll until a message, the end of a sync, a signal, the end of the
-supervisor, or the next timer.
+One turn: take in what has arrived (up to RECEIVE_BURST messages), begin a sync if somebody waits for one, send what
+the shard has to say. With nothing to do the process sleeps in poll until a message, the end of a sync, a signal, the
+end of the supervisor, or the next timer.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Publish path, 3 of 5. Before: broker/publishing.py. After: shardd/queues/queue.py.
 
-Knows no socket and no clock: `receive` takes a message in, `turn_end` says what to send. Syncs are begun here and run by the
-caller, one at a time; a batch is confirmed by a sync that began after its append, and never before an earlier batch.
+Knows no socket and no clock: `receive` takes a message in, `turn_end` says what to send. Syncs are begun here and run
+by the caller, one at a time; a batch is confirmed by a sync that began after its append, and never before an earlier
+batch.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Outgoing(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    """A batch not yet confirmed. `sync`: number of the sync that makes it last; 0: it waits only for those before it."""
+    """A batch not yet confirmed. `sync`: number of the sync that makes it last; 0: it waits for those before it."""
 
     batch: int
     sync: int
@@ -559,7 +560,7 @@ class Shard:
         self._sync_wanted = self._sync_wanted or bool(self._dirty_stores)
 
     def begin_sync(self) -> Sync | None:
-        """To be run, if there is something to do and no other is running. May confirm by itself: call before turn_end."""
+        """To be run, if there is something to do and no other runs. May confirm by itself: call before turn_end."""
         if self._sync is not None or not self._sync_wanted:
             return None
         self._sync_wanted = False

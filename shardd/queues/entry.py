@@ -1,7 +1,7 @@
 """What memory keeps per message: one u64, `segment << 32 | position << 4 | flags`, in array('Q').
 
-Publish order within one store is the order of `entry & PLACE`. What only some queues need to know of a message (priority,
-expiry) is kept by runs in `Facts`, so that a plain queue pays nothing for it.
+Publish order within one store is the order of `entry & PLACE`. What only some queues need to know of a message
+(priority, expiry) is kept by runs in `Facts`, so that a plain queue pays nothing for it.
 """
 
 from __future__ import annotations

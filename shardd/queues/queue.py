@@ -2,8 +2,8 @@
 
 Publish path, 4 of 5. Before: shardd/shard.py. After: shardd/store/store.py.
 
-A queue keeps entries (entry.py); the store keeps the bytes. A plain queue (no ttl, limit, priority) does nothing per message in
-Python. Every message that ends without being acknowledged or purged goes through `let_go`.
+A queue keeps entries (entry.py); the store keeps the bytes. A plain queue (no ttl, limit, priority) does nothing per
+message in Python. Every message that ends without being acknowledged or purged goes through `let_go`.
 """
 
 from __future__ import annotations

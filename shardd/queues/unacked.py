@@ -1,7 +1,8 @@
 """Deliveries not yet settled, by consumer and delivery number.
 
-Numbers are consecutive from 1 for each consumer; any range of them may be settled, in any order. Entries and sizes lie in two
-arrays, oldest first; what is settled in the middle leaves zeros (no entry is 0) until all before it is settled too.
+Numbers are consecutive from 1 for each consumer; any range of them may be settled, in any order. Entries and sizes
+lie in two arrays, oldest first; what is settled in the middle leaves zeros (no entry is 0) until all before it is
+settled too.
 """
 
 from __future__ import annotations
