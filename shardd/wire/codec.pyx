@@ -709,7 +709,7 @@ cdef class DeliveryWriter:
         self.sections += 1
 
     @property
-    def bytes(self):
+    def size(self):
         """Size so far."""
         return self.out.used if self.sections else 0
 
