@@ -97,6 +97,13 @@ def decode_table(data: bytes) -> dict[str, Value]:
     return table
 
 
+def skip_value(table: bytes, at: int) -> int:
+    """Where the value that begins at `at` inside a table (with its type) ends."""
+    reader = _Reader(table, at)
+    reader.value(0)
+    return reader.at
+
+
 def encode_table(table: dict[str, Value]) -> bytes:
     """With its length before it."""
     data = b"".join(_short_string(key) + _encode_value(value) for key, value in table.items())

@@ -12,7 +12,7 @@ BODY_FRAME: Final = 3
 HEARTBEAT_FRAME: Final = 8
 FRAME_END: Final = 0xCE
 FRAME_OVERHEAD_BYTES: Final = 8  # type, channel, size; end
-FRAME_BYTES_MIN: Final = 8192  # what RabbitMQ >= 4.1 agrees to at least
+FRAME_BYTES_MIN: Final = 4096  # what the specification and RabbitMQ before 4.1 ask for
 
 CONNECTION: Final = 10
 CHANNEL: Final = 20
