@@ -31,7 +31,7 @@ def read_frames(data: bytes) -> list[object]:
     return found
 
 
-@given(st.lists(st.tuples(SHORT, SHORT, BODY), max_size=5), st.integers(0, 2**63), st.integers(9, 200))
+@given(st.lists(st.tuples(SHORT, SHORT, BODY), max_size=5), st.integers(0, 2**62), st.integers(9, 200))
 def test_deliveries_are_what_was_stored(messages: list[tuple[str, str, bytes]], tag: int, frame_max: int) -> None:
     props = commands.Basic.Properties(delivery_mode=2, headers={"a": "b"})
     blob = b"".join(stored(exchange, key, props, content) for exchange, key, content in messages)
