@@ -7,7 +7,6 @@ end of the supervisor, or the next timer.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 import os
@@ -26,6 +25,7 @@ from shardd.config import ShardConfig
 from shardd.shard import Outgoing, Shard, Store, Sync
 from shardd.store import DiskFull, SegmentStore, StoreError
 from shardd.wire import envelope
+from shardd.wire.memory import keep_warm
 from supervisor import notify
 
 log = logging.getLogger("shardd.server")
@@ -38,16 +38,6 @@ LINGER_MS = 500
 TICK_MS = 1000
 SWITCH_INTERVAL_S = 0.0005
 LOW_ON_DISK = "low on disk"
-
-# mallopt: libzmq allocates each large message; by default glibc maps and unmaps it anew (measured: +20..50 %).
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-
-
-def keep_memory_warm() -> None:
-    libc = ctypes.CDLL(None)
-    for option, value in ((M_MMAP_THRESHOLD, 1 << 30), (M_TRIM_THRESHOLD, 256 << 20), (M_TOP_PAD, 16 << 20)):
-        libc.mallopt(option, value)
-
 
 class Syncer:
     """A thread that runs one sync at a time; `fd` becomes readable when it ended."""
@@ -115,7 +105,7 @@ class Server:
 
     def run(self) -> int:
         """Exit status: 0 drained, 1 the disk failed."""
-        keep_memory_warm()
+        keep_warm()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         os.makedirs(self._directory, exist_ok=True)
         self._inbox.bind(f"ipc://{self.config.runtime_dir}/shard-{self.config.shard}.sock")
