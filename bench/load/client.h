@@ -230,7 +230,7 @@ static inline int connect_to(const address *a) {
 }
 
 static inline void put_capabilities(buffer *b) {
-    static const char *const names[] = {"publisher_confirms", "basic.nack", "connection.blocked", "consumer_cancel_notify"};
+    static const char *const names[] = {"authentication_failure_close", "publisher_confirms", "basic.nack", "connection.blocked", "consumer_cancel_notify"};
     buffer table = {0}, outer = {0};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) put_short(&table, names[i]), put8(&table, 't'), put8(&table, 1);
     put_short(&outer, "product"), put8(&outer, 'S'), put_long(&outer, "amqpload", 8);
