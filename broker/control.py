@@ -24,8 +24,8 @@ class ControlMessage(msgspec.Struct, tag_field="t", array_like=True, frozen=True
 
 
 class DoorHello(ControlMessage, tag="door-hello", frozen=True):
-    """First on the stream. `version`: of the catalog the door already holds in `boot` (0: nothing). Answered by a Snapshot
-    or, where the controller can, by the Changes since."""
+    """First on the stream. `version`: of the catalog the door already holds in `boot` (0: nothing). Answered by a
+    Snapshot or, where the controller can, by the Changes since."""
 
     door: int
     incarnation: int

@@ -1,1 +1,41 @@
-"""Queue logic: what becomes of a message. No transport, no files; the time is an argument (`now`, seconds, float)."""
+"""Queue logic: order, limits, whose turn it is. No transport, no files; the time is an argument.
+
+`Store` is what a queue needs of where messages lie; shardd.store meets it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Protocol
+
+from shardd.queues.consumers import Consumer, Window
+from shardd.queues.limits import limits_of
+from shardd.queues.queue import Queue
+from shardd.queues.unacked import Getter
+
+__all__ = ["Arrival", "Consumer", "Getter", "Queue", "Store", "Window", "limits_of"]
+
+
+class Arrival(Protocol):
+    """Messages that reached one queue, in publish order; what stands beside them has one item for each."""
+
+    @property
+    def queue_id(self) -> int: ...
+    @property
+    def entries(self) -> array[int]: ...
+    @property
+    def body_bytes(self) -> int: ...
+    @property
+    def facts(self) -> array[int] | None: ...
+    @property
+    def indexes(self) -> array[int] | None: ...
+    @property
+    def times(self) -> array[int] | None: ...
+
+
+class Store(Protocol):
+    """Where messages lie."""
+
+    def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]: ...
+    def settle(self, queue_id: int, entries: array[int], durable: bool) -> None: ...
+    def drop_queue(self, queue_id: int, entries: array[int]) -> None: ...

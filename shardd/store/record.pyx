@@ -1,1 +1,927 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The loops over records: check and index a batch, copy it, scan a segment, read messages back, settle.
+
+Knows the shape of the bytes and nothing of files or queues. All numbers are little endian.
+
+    record    0  u32 length, a multiple of 8          stored message   0  u32 body_bytes
+              4  u32 crc32c of [8, length) ^ salt                      4  u32 props_bytes
+              8  u64 timestamp, ms                                     8  u8 n, exchange[n]
+             16  u32 ttl_ms, NONE: never                               .. u8 m, routing key[m]
+             20  u32 count of messages                                 .. props, body
+             24  u16 queues
+             26  u8  priority, 255: none given
+             27  u8  flags
+             28  u32 queue id[queues], stored messages, zero padding
+
+    entry     segment << 32 | position << 4 | flags          position: of a stored message in its segment
+    pair      queue id << 32 | position                      one settled message of one queue
+    abstract  what recovery needs of a record, without its messages:
+              u64 timestamp | u32 ttl_ms | u32 count | u16 queues | u8 priority | u8 flags
+              | u32 queue id[queues] | (u32 position, u32 body_bytes)[count]
+"""
+
+from cpython cimport array
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+import array
+
+cdef extern from *:
+    """
+    /* CRC-32C. Hardware: three streams hide the latency of the instruction, joined by tables that shift a
+       crc over a block of zeros. Software: eight tables. Which one is decided once, at import. */
+    #include <stdint.h>
+    #include <string.h>
+    #define SMQ_POLY 0x82f63b78u
+    #define SMQ_LONG 2048
+    #define SMQ_SHORT 128
+    static uint32_t smq_table[8][256];
+    static uint32_t smq_long[4][256], smq_short[4][256];
+    static int smq_hardware = 0;
+
+    static uint32_t smq_times(const uint32_t *matrix, uint32_t vector) {
+        uint32_t sum = 0;
+        for (; vector; vector >>= 1, matrix++) if (vector & 1) sum ^= *matrix;
+        return sum;
+    }
+    static void smq_zeros(uint32_t out[4][256], uint64_t bytes) {
+        uint32_t power[32], square[32], operator_[32];
+        for (int i = 0; i < 32; i++) { operator_[i] = 1u << i; power[i] = i ? 1u << (i - 1) : SMQ_POLY; }
+        for (uint64_t bits = bytes * 8; bits; bits >>= 1) {
+            if (bits & 1) for (int i = 0; i < 32; i++) operator_[i] = smq_times(power, operator_[i]);
+            for (int i = 0; i < 32; i++) square[i] = smq_times(power, power[i]);
+            memcpy(power, square, sizeof power);
+        }
+        for (uint32_t n = 0; n < 256; n++)
+            for (int k = 0; k < 4; k++) out[k][n] = smq_times(operator_, n << (8 * k));
+    }
+    static inline uint32_t smq_shift(uint32_t t[4][256], uint32_t crc) {
+        return t[0][crc & 255] ^ t[1][(crc >> 8) & 255] ^ t[2][(crc >> 16) & 255] ^ t[3][crc >> 24];
+    }
+    static uint32_t smq_crc_tables(uint32_t crc, const unsigned char *p, size_t n) {
+        crc = ~crc;
+        for (; n >= 8; n -= 8, p += 8) {
+            uint64_t w; memcpy(&w, p, 8); w ^= crc;
+            crc = smq_table[7][w & 255] ^ smq_table[6][(w >> 8) & 255] ^ smq_table[5][(w >> 16) & 255]
+                ^ smq_table[4][(w >> 24) & 255] ^ smq_table[3][(w >> 32) & 255] ^ smq_table[2][(w >> 40) & 255]
+                ^ smq_table[1][(w >> 48) & 255] ^ smq_table[0][w >> 56];
+        }
+        while (n--) crc = smq_table[0][(crc ^ *p++) & 255] ^ (crc >> 8);
+        return ~crc;
+    }
+    #if defined(__x86_64__)
+    #include <nmmintrin.h>
+    #define SMQ_STREAMS(BLOCK, TABLE) \
+        for (; n >= 3 * BLOCK; n -= 3 * BLOCK, p += 3 * BLOCK) { \
+            uint64_t b = 0, c = 0; \
+            for (size_t i = 0; i < BLOCK; i += 8) { \
+                uint64_t x, y, z; \
+                memcpy(&x, p + i, 8); memcpy(&y, p + BLOCK + i, 8); memcpy(&z, p + 2 * BLOCK + i, 8); \
+                a = _mm_crc32_u64(a, x); b = _mm_crc32_u64(b, y); c = _mm_crc32_u64(c, z); \
+            } \
+            a = smq_shift(TABLE, (uint32_t)a) ^ (uint32_t)b; \
+            a = smq_shift(TABLE, (uint32_t)a) ^ (uint32_t)c; \
+        }
+    __attribute__((target("sse4.2")))
+    static uint32_t smq_crc_sse(uint32_t crc, const unsigned char *p, size_t n) {
+        uint64_t a = (uint32_t)~crc;
+        SMQ_STREAMS(SMQ_LONG, smq_long)
+        SMQ_STREAMS(SMQ_SHORT, smq_short)
+        for (; n >= 8; n -= 8, p += 8) { uint64_t w; memcpy(&w, p, 8); a = _mm_crc32_u64(a, w); }
+        while (n--) a = _mm_crc32_u8((uint32_t)a, *p++);
+        return ~(uint32_t)a;
+    }
+    #endif
+    static uint32_t smq_crc(uint32_t crc, const unsigned char *p, size_t n) {
+    #if defined(__x86_64__)
+        if (smq_hardware) return smq_crc_sse(crc, p, n);
+    #endif
+        return smq_crc_tables(crc, p, n);
+    }
+    static void smq_crc_start(void) {
+        for (uint32_t n = 0; n < 256; n++) {
+            uint32_t c = n;
+            for (int k = 0; k < 8; k++) c = c & 1 ? (c >> 1) ^ SMQ_POLY : c >> 1;
+            smq_table[0][n] = c;
+        }
+        for (int k = 1; k < 8; k++) for (int n = 0; n < 256; n++)
+            smq_table[k][n] = smq_table[0][smq_table[k - 1][n] & 255] ^ (smq_table[k - 1][n] >> 8);
+        smq_zeros(smq_long, SMQ_LONG);
+        smq_zeros(smq_short, SMQ_SHORT);
+    #if defined(__x86_64__)
+        smq_hardware = __builtin_cpu_supports("sse4.2") != 0;
+    #endif
+    }
+    static inline uint16_t smq_u16(const unsigned char *p) { uint16_t v; memcpy(&v, p, 2); return v; }
+    static inline uint32_t smq_u32(const unsigned char *p) { uint32_t v; memcpy(&v, p, 4); return v; }
+    static inline uint64_t smq_u64(const unsigned char *p) { uint64_t v; memcpy(&v, p, 8); return v; }
+    static inline void smq_put32(unsigned char *p, uint32_t v) { memcpy(p, &v, 4); }
+    """
+    int smq_hardware
+    uint32_t smq_crc(uint32_t crc, const uint8_t *p, size_t n) noexcept nogil
+    uint32_t smq_crc_tables(uint32_t crc, const uint8_t *p, size_t n) noexcept nogil
+    void smq_crc_start() noexcept nogil
+    uint16_t u16 "smq_u16"(const uint8_t *p) noexcept nogil
+    uint32_t u32 "smq_u32"(const uint8_t *p) noexcept nogil
+    uint64_t u64 "smq_u64"(const uint8_t *p) noexcept nogil
+    void put32 "smq_put32"(uint8_t *p, uint32_t v) noexcept nogil
+
+smq_crc_start()
+
+cdef uint32_t RECORD_HEADER = 28
+cdef uint32_t MESSAGE_BYTES_MIN = 10
+cdef uint32_t NONE = 0xFFFFFFFF
+cdef uint64_t POSITION_LIMIT = 1 << 28
+# Room that a segment's own header may take before the first record.
+cdef uint64_t SEGMENT_HEADER_MAX = 64
+# How many bytes a search for good records behind a bad one may run a crc over, per byte of segment: bodies can be
+# made to look like records, and recovery must end.
+cdef uint64_t RESYNC_CRC_SHARE = 8
+
+cdef array.array _Q = array.array("Q")
+cdef array.array _I = array.array("I")
+
+
+cdef class Arrival:
+    """Messages that reached one queue: entries in publish order; what stands beside them has one item for each."""
+
+    cdef readonly unsigned int queue_id
+    cdef readonly object entries
+    cdef readonly unsigned long long body_bytes
+    cdef readonly object facts
+    cdef readonly object indexes
+    cdef readonly object times
+
+    def __init__(self, queue_id, entries, body_bytes, facts=None, indexes=None, times=None):
+        self.queue_id = queue_id
+        self.entries = entries
+        self.body_bytes = body_bytes
+        self.facts = facts
+        self.indexes = indexes
+        self.times = times
+
+    def __repr__(self):
+        return f"Arrival(queue_id={self.queue_id}, entries={self.entries!r}, body_bytes={self.body_bytes})"
+
+
+def crc32c(data, uint32_t crc=0) -> int:
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        return smq_crc(crc, <const uint8_t*>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+def crc32c_tables(const uint8_t[::1] data not None, uint32_t crc=0) -> int:
+    """The way without the instruction; the same answer."""
+    return smq_crc_tables(crc, &data[0] if data.shape[0] else NULL, data.shape[0])
+
+
+def crc32c_uses_hardware() -> bool:
+    return smq_hardware != 0
+
+
+# -- growing arrays and the table of queue ids --------------------------------------------------------
+
+cdef struct Grown:
+    uint8_t *data
+    size_t used
+    size_t room
+
+
+cdef int reserve(Grown *grown, size_t more) except -1 nogil:
+    cdef size_t room = grown.room
+    cdef uint8_t *moved
+    if grown.used + more <= room:
+        return 0
+    room = room * 2 if room * 2 > grown.used + more else grown.used + more + 64
+    moved = <uint8_t*>realloc(grown.data, room)
+    if moved == NULL:
+        with gil:
+            raise MemoryError
+    grown.data = moved
+    grown.room = room
+    return 0
+
+
+cdef struct IdTable:
+    uint32_t *keys
+    uint32_t *slots  # slot + 1, 0: free
+    uint32_t mask
+    uint32_t count
+
+
+cdef int id_table_clear(IdTable *table, uint32_t size) except -1 nogil:
+    """Empty, with `size` places (a power of two)."""
+    if table.keys == NULL or table.mask + 1 != size:
+        free(table.keys)
+        free(table.slots)
+        table.keys = <uint32_t*>malloc(<size_t>size * 4)
+        table.slots = <uint32_t*>malloc(<size_t>size * 4)
+        if table.keys == NULL or table.slots == NULL:
+            with gil:
+                raise MemoryError
+        table.mask = size - 1
+    memset(table.slots, 0, <size_t>size * 4)
+    table.count = 0
+    return 0
+
+
+cdef inline uint32_t id_table_place(IdTable *table, uint32_t key) noexcept nogil:
+    cdef uint32_t at = ((key * <uint32_t>2654435761) >> 7) & table.mask
+    while table.slots[at] != 0 and table.keys[at] != key:
+        at = (at + 1) & table.mask
+    return at
+
+
+cdef int id_table_grow(IdTable *table) except -1 nogil:
+    cdef IdTable old = table[0]
+    cdef uint32_t i, at
+    table.keys = NULL
+    table.slots = NULL
+    id_table_clear(table, (old.mask + 1) * 2)
+    for i in range(old.mask + 1):
+        if old.slots[i] != 0:
+            at = id_table_place(table, old.keys[i])
+            table.keys[at] = old.keys[i]
+            table.slots[at] = old.slots[i]
+    table.count = old.count
+    free(old.keys)
+    free(old.slots)
+    return 0
+
+
+cdef int64_t id_table_add(IdTable *table, uint32_t key) except -1 nogil:
+    """Slot of `key`, new ones count up."""
+    cdef uint32_t at = id_table_place(table, key)
+    if table.slots[at] == 0:
+        if table.count * 2 > table.mask:
+            id_table_grow(table)
+            at = id_table_place(table, key)
+        table.count += 1
+        table.keys[at] = key
+        table.slots[at] = table.count
+    return table.slots[at] - 1
+
+
+# -- one record ---------------------------------------------------------------------------------------
+
+cdef inline uint64_t record_bytes(const uint8_t *record, uint64_t room) noexcept nogil:
+    """Length of the record if its header can be true, else 0."""
+    cdef uint64_t length, fixed, count
+    if room < RECORD_HEADER:
+        return 0
+    length = u32(record)
+    fixed = RECORD_HEADER + 4 * <uint64_t>u16(record + 24)
+    count = u32(record + 20)
+    if length & 7 or length > room or fixed == RECORD_HEADER or count == 0 or length < fixed:
+        return 0
+    if count * MESSAGE_BYTES_MIN > length - fixed:
+        return 0
+    return length
+
+
+cdef inline uint64_t message_bytes(const uint8_t *message, uint64_t room) noexcept nogil:
+    """Length of the stored message that begins here, or 0 when it does not end within `room`."""
+    cdef uint64_t n, total
+    if room < MESSAGE_BYTES_MIN:
+        return 0
+    n = message[8]
+    if 10 + n > room:
+        return 0
+    total = 10 + n + message[9 + n] + u32(message + 4) + <uint64_t>u32(message)
+    return total if total <= room else 0
+
+
+cdef inline int walk(const uint8_t *record, uint64_t length, uint64_t *offsets, uint64_t *body_bytes) noexcept nogil:
+    """Offsets of the messages within the record; 0, or -1 when they do not fill it."""
+    cdef uint64_t at = RECORD_HEADER + 4 * <uint64_t>u16(record + 24)
+    cdef uint64_t total, bodies = 0
+    cdef uint32_t i, count = u32(record + 20)
+    for i in range(count):
+        total = message_bytes(record + at, length - at)
+        if total == 0:
+            return -1
+        offsets[i] = at
+        bodies += u32(record + at)
+        at += total
+    body_bytes[0] = bodies
+    return 0 if length - at < 8 else -1
+
+
+cdef inline uint64_t position_of(uint64_t entry) noexcept nogil:
+    return <uint32_t>entry >> 4
+
+
+cdef inline uint64_t fact_of(const uint8_t *record) noexcept nogil:
+    """priority << 56 | expires_at_ms; 0 says nothing: the lowest priority, never expires."""
+    cdef uint64_t fact = 0
+    cdef uint32_t ttl = u32(record + 16)
+    if ttl != NONE:
+        fact = (u64(record + 8) + ttl) & <uint64_t>0xFFFFFFFFFFFFFF
+    if record[26] != 255:
+        fact |= <uint64_t>record[26] << 56
+    return fact
+
+
+# -- append -------------------------------------------------------------------------------------------
+
+cdef struct Slot:
+    uint32_t queue_id
+    bint has_facts
+    uint64_t count
+    uint64_t body_bytes
+    uint64_t *entries
+    uint64_t *facts
+    uint32_t *indexes
+
+
+cdef struct Seen:  # a record of the batch
+    uint64_t offset
+    uint64_t message
+    uint64_t ref
+    uint32_t count
+    uint32_t refs
+
+
+cdef class Batch:
+    """A batch of records on its way into segments: `plan` checks it and counts, `fit` says how much of it a segment
+    takes, `copy` copies that, `take` gives the entries. The object is kept and used for batch after batch."""
+
+    cdef IdTable table
+    cdef Grown slots, seen, refs, offsets
+    cdef Py_ssize_t planned_bytes
+    cdef readonly unsigned long long messages
+
+    def __cinit__(self):
+        id_table_clear(&self.table, 64)
+
+    def __dealloc__(self):
+        free(self.table.keys)
+        free(self.table.slots)
+        free(self.slots.data)
+        free(self.seen.data)
+        free(self.refs.data)
+        free(self.offsets.data)
+
+    def plan(self, records) -> None:
+        """Check every record of the batch, crc and all; ValueError when one is not whole and true."""
+        cdef Py_buffer view
+        cdef uint32_t places = self.table.mask + 1
+        # A batch for very many queues must not make all later ones wipe its big table.
+        if places > 1024 and <uint64_t>self.table.count * 8 < places:
+            places = 64
+        id_table_clear(&self.table, places)
+        self.slots.used = self.seen.used = self.refs.used = self.offsets.used = 0
+        self.messages = 0
+        PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+        try:
+            self.planned_bytes = view.len
+            self._plan(<const uint8_t*>view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef int _plan(self, const uint8_t *records, uint64_t total) except -1:
+        cdef uint64_t at = 0, length, bodies = 0
+        cdef uint64_t *offsets
+        cdef Seen *seen
+        cdef uint32_t i, count
+        while at < total:
+            length = record_bytes(records + at, total - at)
+            if length == 0:
+                raise ValueError(f"no record at byte {at} of the batch")
+            if smq_crc(0, records + at + 8, length - 8) != u32(records + at + 4):
+                raise ValueError(f"wrong crc of the record at byte {at} of the batch")
+            count = u32(records + at + 20)
+            reserve(&self.offsets, <size_t>count * 8)
+            offsets = <uint64_t*>(self.offsets.data + self.offsets.used)
+            if walk(records + at, length, offsets, &bodies) != 0:
+                raise ValueError(f"messages do not fill the record at byte {at} of the batch")
+            if offsets[count - 1] + SEGMENT_HEADER_MAX >= POSITION_LIMIT:
+                raise ValueError(f"a message of the record at byte {at} of the batch begins too far in")
+            for i in range(count):
+                offsets[i] += at
+            self.offsets.used += <size_t>count * 8
+            reserve(&self.seen, sizeof(Seen))
+            seen = <Seen*>(self.seen.data + self.seen.used)
+            seen.offset = at
+            seen.message = self.messages
+            seen.ref = self.refs.used // 4
+            seen.count = count
+            seen.refs = u16(records + at + 24)
+            self.seen.used += sizeof(Seen)
+            self._count(records + at, count, bodies)
+            self.messages += count
+            at += length
+        return 0
+
+    cdef int _count(self, const uint8_t *record, uint32_t count, uint64_t bodies) except -1:
+        """Add the record to each of its queues' counts; remember which slots these are."""
+        cdef uint32_t i, queue_id, queues = u16(record + 24)
+        cdef int64_t slot_number
+        cdef uint64_t fact = fact_of(record)
+        cdef uint32_t *refs
+        cdef Slot *slot
+        reserve(&self.refs, <size_t>queues * 4)
+        refs = <uint32_t*>(self.refs.data + self.refs.used)
+        for i in range(queues):
+            queue_id = u32(record + RECORD_HEADER + 4 * i)
+            slot_number = id_table_add(&self.table, queue_id)
+            if <size_t>slot_number * sizeof(Slot) == self.slots.used:
+                reserve(&self.slots, sizeof(Slot))
+                slot = <Slot*>(self.slots.data + self.slots.used)
+                memset(slot, 0, sizeof(Slot))
+                slot.queue_id = queue_id
+                self.slots.used += sizeof(Slot)
+            slot = <Slot*>self.slots.data + slot_number
+            slot.count += count
+            slot.body_bytes += bodies
+            if fact != 0:
+                slot.has_facts = True
+            refs[i] = <uint32_t>slot_number
+        self.refs.used += <size_t>queues * 4
+        return 0
+
+    def fit(self, unsigned long long start, unsigned long long room) -> int:
+        """Offset behind the last whole record that `room` bytes from the record at `start` can take."""
+        cdef Seen *seen = <Seen*>self.seen.data
+        cdef Py_ssize_t low = 0, high = self.seen.used // sizeof(Seen), middle
+        if <unsigned long long>self.planned_bytes - start <= room:
+            return self.planned_bytes
+        while low < high:  # the first record that begins behind start + room
+            middle = (low + high) // 2
+            if seen[middle].offset <= start + room:
+                low = middle + 1
+            else:
+                high = middle
+        return seen[low - 1].offset
+
+    def counts(self, unsigned long long start, unsigned long long stop) -> tuple:
+        """(records, messages, references from queues) of the records from `start` to `stop`."""
+        cdef Seen *seen = <Seen*>self.seen.data
+        cdef size_t i, records = 0
+        cdef uint64_t messages = 0, references = 0
+        for i in range(self.seen.used // sizeof(Seen)):
+            if start <= seen[i].offset < stop:
+                records += 1
+                messages += seen[i].count
+                references += <uint64_t>seen[i].count * seen[i].refs
+        return records, messages, references
+
+    def copy(self, records, Py_ssize_t start, Py_ssize_t stop, bytearray target, Py_ssize_t position, uint32_t salt):
+        """Records [start, stop) to `target` at `position`, in one piece, salted."""
+        cdef Py_buffer view
+        cdef uint8_t *out = <uint8_t*>PyByteArray_AS_STRING(target) + position
+        cdef uint64_t at = 0, total = stop - start
+        if position + (stop - start) > PyByteArray_GET_SIZE(target) or stop > self.planned_bytes:
+            raise ValueError("no room for the batch")
+        PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+        try:
+            memcpy(out, <const uint8_t*>view.buf + start, total)
+        finally:
+            PyBuffer_Release(&view)
+        while at < total:
+            put32(out + at + 4, u32(out + at + 4) ^ salt)
+            at += u32(out + at)
+
+    def take(self, list pieces, bint indexes) -> list:
+        """One Arrival per queue. `pieces`: (start, stop, segment, position of start), in order, of the whole batch."""
+        cdef list arrivals = self._arrivals(indexes)
+        cdef Seen *seen = <Seen*>self.seen.data
+        cdef size_t record = 0, records = self.seen.used // sizeof(Seen)
+        cdef uint64_t start, stop, segment, position
+        for start, stop, segment, position in pieces:
+            while record < records and seen[record].offset < stop:
+                self._index(&seen[record], (segment << 32) + ((position - start) << 4), indexes)
+                record += 1
+        return arrivals
+
+    def facts(self, records, list arrivals) -> None:
+        """Fill in the facts of the Arrivals that have some."""
+        cdef Py_buffer view
+        cdef Seen *seen = <Seen*>self.seen.data
+        cdef Slot *slots = <Slot*>self.slots.data
+        cdef Slot *slot
+        cdef uint32_t *refs
+        cdef uint64_t fact
+        cdef size_t i
+        cdef uint32_t j, k
+        cdef array.array facts
+        cdef bint some = False
+        for i in range(self.slots.used // sizeof(Slot)):
+            if slots[i].has_facts:
+                facts = array.clone(_Q, slots[i].count, False)
+                (<Arrival>arrivals[i]).facts = facts
+                slots[i].facts = <uint64_t*>facts.data.as_ulonglongs
+                some = True
+        if not some:
+            return
+        PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+        try:
+            for i in range(self.seen.used // sizeof(Seen)):
+                fact = fact_of(<const uint8_t*>view.buf + seen[i].offset)
+                refs = <uint32_t*>self.refs.data + seen[i].ref
+                for j in range(seen[i].refs):
+                    slot = &slots[refs[j]]
+                    if slot.has_facts:
+                        for k in range(seen[i].count):
+                            slot.facts[k] = fact
+                        slot.facts += seen[i].count
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef list _arrivals(self, bint indexes):
+        cdef Slot *slots = <Slot*>self.slots.data
+        cdef size_t i
+        cdef array.array entries, ordinals
+        cdef list arrivals = []
+        for i in range(self.slots.used // sizeof(Slot)):
+            entries = array.clone(_Q, slots[i].count, False)
+            slots[i].entries = <uint64_t*>entries.data.as_ulonglongs
+            ordinals = None
+            if indexes:
+                ordinals = array.clone(_I, slots[i].count, False)
+                slots[i].indexes = <uint32_t*>ordinals.data.as_uints
+            arrivals.append(Arrival(slots[i].queue_id, entries, slots[i].body_bytes, None, ordinals, None))
+        return arrivals
+
+    cdef void _index(self, Seen *seen, uint64_t base, bint indexes) noexcept:
+        """Entries of one record, to each of its queues. A slot's pointers move on as it fills."""
+        cdef uint64_t *offsets = <uint64_t*>self.offsets.data + seen.message
+        cdef uint32_t *refs = <uint32_t*>self.refs.data + seen.ref
+        cdef Slot *slots = <Slot*>self.slots.data
+        cdef Slot *slot = &slots[refs[0]]
+        cdef uint64_t *first = slot.entries
+        cdef uint32_t i, j
+        for i in range(seen.count):
+            first[i] = base + (offsets[i] << 4)
+        slot.entries += seen.count
+        for j in range(1, seen.refs):
+            slot = &slots[refs[j]]
+            memcpy(slot.entries, first, <size_t>seen.count * 8)
+            slot.entries += seen.count
+        if indexes:
+            for j in range(seen.refs):
+                slot = &slots[refs[j]]
+                for i in range(seen.count):
+                    slot.indexes[i] = <uint32_t>(seen.message + i)
+                slot.indexes += seen.count
+
+
+# -- read and settle ----------------------------------------------------------------------------------
+
+def copy_out(bytearray source, unsigned long long base, unsigned long long used, array.array entries,
+             Py_ssize_t start, Py_ssize_t stop, Py_ssize_t bytes_max, bint at_least_one) -> tuple:
+    """(blob, body_bytes of each) of messages of entries[start:stop], up to the first that is not whole in `source`,
+    which holds `used` bytes of their segment from position `base` on, or that would make the blob longer than
+    `bytes_max` (not the first, with `at_least_one`)."""
+    cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(source)
+    cdef const uint64_t *wanted = <const uint64_t*>entries.data.as_ulonglongs
+    cdef array.array sizes = array.clone(_I, stop - start, False)
+    cdef uint32_t *size_of = <uint32_t*>sizes.data.as_uints
+    cdef uint64_t *runs = <uint64_t*>malloc(<size_t>(stop - start) * 16 + 16)
+    cdef uint64_t position, total, blob_bytes = 0, run_start = 0, run_stop = 0
+    cdef Py_ssize_t i, n = 0, run_count = 0
+    cdef char *out
+    bytes_max = max(bytes_max, 0)
+    if runs == NULL:
+        raise MemoryError
+    try:
+        for i in range(start, stop):
+            position = position_of(wanted[i]) - base
+            if position >= used:
+                break
+            total = message_bytes(data + position, used - position)
+            if total == 0:
+                break
+            if blob_bytes + total > <uint64_t>bytes_max and not (at_least_one and n == 0):
+                break
+            size_of[n] = u32(data + position)
+            n += 1
+            blob_bytes += total
+            # Neighbours in the segment leave in one copy.
+            if position != run_stop or run_count == 0:
+                if run_count:
+                    runs[2 * run_count - 1] = run_stop - run_start
+                run_start = position
+                runs[2 * run_count] = position
+                run_count += 1
+            run_stop = position + total
+        if run_count:
+            runs[2 * run_count - 1] = run_stop - run_start
+        blob = PyBytes_FromStringAndSize(NULL, blob_bytes)
+        out = PyBytes_AS_STRING(blob)
+        for i in range(run_count):
+            memcpy(out, data + runs[2 * i], runs[2 * i + 1])
+            out += runs[2 * i + 1]
+    finally:
+        free(runs)
+    if n < stop - start:
+        array.resize(sizes, n)
+    return blob, sizes
+
+
+def message_bytes_at(bytearray source, unsigned long long offset) -> int:
+    """Length of the stored message whose beginning is at `offset`, as far as `source` shows it; 0: it shows too little.
+    The rest of the message need not be in `source`."""
+    cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(source)
+    cdef uint64_t size = PyByteArray_GET_SIZE(source), n
+    if offset + 10 > size:
+        return 0
+    n = data[offset + 8]
+    if offset + 10 + n > size:
+        return 0
+    return 10 + n + data[offset + 9 + n] + u32(data + offset + 4) + <uint64_t>u32(data + offset)
+
+
+def segment_runs(array.array entries) -> list:
+    """(segment, start, stop) of each run of entries of one segment."""
+    cdef const uint64_t *entry = <const uint64_t*>entries.data.as_ulonglongs
+    cdef Py_ssize_t i, start = 0, count = len(entries)
+    cdef list runs = []
+    if entries.typecode != "Q":
+        raise TypeError("entries must be array('Q')")
+    for i in range(1, count):
+        if entry[i] >> 32 != entry[start] >> 32:
+            runs.append((entry[start] >> 32, start, i))
+            start = i
+    if count:
+        runs.append((entry[start] >> 32, start, count))
+    return runs
+
+
+def settled_pairs(unsigned int queue_id, array.array entries, Py_ssize_t start, Py_ssize_t stop) -> bytes:
+    cdef const uint64_t *entry = <const uint64_t*>entries.data.as_ulonglongs
+    cdef bytes pairs = PyBytes_FromStringAndSize(NULL, (stop - start) * 8)
+    cdef uint64_t *out = <uint64_t*>PyBytes_AS_STRING(pairs)
+    cdef Py_ssize_t i
+    for i in range(start, stop):
+        out[i - start] = <uint64_t>queue_id << 32 | position_of(entry[i])
+    return pairs
+
+
+def mark_redelivered(array.array entries, array.array marks) -> None:
+    """Set the REDELIVERED flag of those of `entries` that are among `marks`; both ascending."""
+    cdef uint64_t *entry = <uint64_t*>entries.data.as_ulonglongs
+    cdef const uint64_t *mark = <const uint64_t*>marks.data.as_ulonglongs
+    cdef Py_ssize_t i = 0, j = 0, n = len(entries), m = len(marks)
+    while i < n and j < m:
+        if entry[i] & ~<uint64_t>15 < mark[j] & ~<uint64_t>15:
+            i += 1
+        elif entry[i] & ~<uint64_t>15 > mark[j] & ~<uint64_t>15:
+            j += 1
+        else:
+            entry[i] |= 1
+            i += 1
+
+
+# -- recovery -----------------------------------------------------------------------------------------
+
+cdef int add_abstract(Grown *out, const uint8_t *record, uint64_t position, const uint64_t *offsets) except -1:
+    cdef uint32_t i, count = u32(record + 20), queues = u16(record + 24)
+    cdef uint8_t *at
+    reserve(out, 20 + 4 * <size_t>queues + 8 * <size_t>count)
+    at = out.data + out.used
+    memcpy(at, record + 8, 20 + 4 * <size_t>queues)
+    at += 20 + 4 * <size_t>queues
+    for i in range(count):
+        put32(at, <uint32_t>(position + offsets[i]))
+        put32(at + 4, u32(record + offsets[i]))
+        at += 8
+    out.used = at - out.data
+    return 0
+
+
+def scan(bytearray segment, unsigned long long start, unsigned long long stop, uint32_t salt) -> tuple:
+    """(abstracts, end, holes): the good records of segment[start:stop], where the last of them ends, and the
+    (from, to) of what is bad between good ones. What is bad behind the last good one is a tail, not a hole."""
+    cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(segment)
+    cdef uint64_t at = start, end = start, length, bodies = 0
+    cdef uint64_t crc_bytes_left = (stop - start) * RESYNC_CRC_SHARE + 4096
+    cdef bint lost = False
+    cdef Grown out, offsets
+    cdef list holes = []
+    memset(&out, 0, sizeof(Grown))
+    memset(&offsets, 0, sizeof(Grown))
+    if stop > <unsigned long long>PyByteArray_GET_SIZE(segment):
+        raise ValueError("segment is shorter than said")
+    try:
+        while at < stop:
+            length = record_bytes(data + at, stop - at)
+            if length != 0:
+                reserve(&offsets, <size_t>u32(data + at + 20) * 8)
+                if walk(data + at, length, <uint64_t*>offsets.data, &bodies) != 0:
+                    length = 0
+            if length != 0 and lost:
+                if length > crc_bytes_left:
+                    break
+                crc_bytes_left -= length
+            if length == 0 or smq_crc(0, data + at + 8, length - 8) ^ salt != u32(data + at + 4):
+                lost = True
+                at += 8
+                continue
+            if lost:
+                holes.append((end, at))
+                lost = False
+            add_abstract(&out, data + at, at, <uint64_t*>offsets.data)
+            at += length
+            end = at
+        return PyBytes_FromStringAndSize(<char*>out.data, out.used), end, holes
+    finally:
+        free(out.data)
+        free(offsets.data)
+
+
+def torn_bytes(bytearray segment, unsigned long long end, unsigned long long stop) -> int:
+    """How much was torn off behind the last good record: 0 when nothing was begun there, else what the broken record says
+    it would have taken, as far as the segment goes."""
+    cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(segment)
+    cdef uint64_t length
+    if end + 8 > stop or u64(data + end) == 0:
+        return 0
+    length = u32(data + end)
+    return min(max(length, <uint64_t>8), stop - end)
+
+
+cdef struct PairSet:
+    uint64_t *pairs  # 0: free; no message is at position 0
+    uint64_t mask
+
+
+cdef inline uint64_t pair_place(PairSet *known, uint64_t pair) noexcept nogil:
+    cdef uint64_t at = ((pair * <uint64_t>0x9E3779B97F4A7C15) >> 20) & known.mask
+    while known.pairs[at] != 0 and known.pairs[at] != pair:
+        at = (at + 1) & known.mask
+    return at
+
+
+cdef int pair_set_fill(PairSet *known, const uint64_t *pairs, size_t count) except -1:
+    cdef uint64_t size = 16
+    cdef size_t i
+    while size < count * 2:
+        size *= 2
+    known.pairs = <uint64_t*>calloc(size, 8)
+    if known.pairs == NULL:
+        raise MemoryError
+    known.mask = size - 1
+    for i in range(count):
+        if pairs[i] != 0:
+            known.pairs[pair_place(known, pairs[i])] = pairs[i]
+    return 0
+
+
+cdef struct Found:  # what recovery found for one queue
+    uint64_t *entries
+    uint64_t *facts  # NULL until one has something to say
+    uint64_t *times  # NULL when nobody asked
+    size_t count
+    size_t room
+    uint64_t body_bytes
+    bint timed
+
+
+cdef int found_reserve(Found *found, size_t more) except -1:
+    cdef size_t room
+    cdef uint64_t *moved
+    if found.count + more <= found.room:
+        return 0
+    room = found.count + more + found.room // 2 + 4
+    moved = <uint64_t*>realloc(found.entries, room * 8)
+    if moved == NULL:
+        raise MemoryError
+    found.entries = moved
+    if found.facts != NULL:
+        moved = <uint64_t*>realloc(found.facts, room * 8)
+        if moved == NULL:
+            raise MemoryError
+        found.facts = moved
+    if found.timed:
+        moved = <uint64_t*>realloc(found.times, room * 8)
+        if moved == NULL:
+            raise MemoryError
+        found.times = moved
+    found.room = room
+    return 0
+
+
+cdef class Collector:
+    """Gathers the live entries of the known queues from the abstracts of one segment after another."""
+
+    cdef IdTable table
+    cdef Found *found
+    cdef list queue_ids
+
+    def __cinit__(self, queue_ids, timed):
+        cdef int64_t slot
+        self.queue_ids = list(dict.fromkeys(queue_ids))
+        id_table_clear(&self.table, 64)
+        self.found = <Found*>calloc(len(self.queue_ids) + 1, sizeof(Found))
+        if self.found == NULL:
+            raise MemoryError
+        for queue_id in self.queue_ids:
+            slot = id_table_add(&self.table, queue_id)
+            self.found[slot].timed = queue_id in timed
+
+    def __dealloc__(self):
+        cdef size_t i
+        if self.found != NULL:
+            for i in range(self.table.count):
+                free(self.found[i].entries)
+                free(self.found[i].facts)
+                free(self.found[i].times)
+        free(self.found)
+        free(self.table.keys)
+        free(self.table.slots)
+
+    def add(self, bytes abstracts, unsigned long long segment, bytes pairs, unsigned int flags) -> tuple:
+        """(records, messages, references, live references) of one segment. `pairs`: the settled of it, in any order,
+        repeats and nonsense allowed. Raises ValueError when the abstracts are not whole."""
+        cdef const uint8_t *at = <const uint8_t*>PyBytes_AS_STRING(abstracts)
+        cdef const uint8_t *stop = at + PyBytes_GET_SIZE(abstracts)
+        cdef PairSet settled
+        cdef uint64_t records = 0, messages = 0, references = 0, live = 0
+        cdef uint32_t count, queues, i
+        cdef uint64_t base = segment << 32 | flags
+        settled.pairs = NULL
+        if len(pairs) >= 8:
+            pair_set_fill(&settled, <const uint64_t*>PyBytes_AS_STRING(pairs), len(pairs) // 8)
+        try:
+            while at < stop:
+                if stop - at < 20:
+                    raise ValueError("abstracts end too early")
+                count = u32(at + 12)
+                queues = u16(at + 16)
+                if <uint64_t>(stop - at) < 20 + 4 * <uint64_t>queues + 8 * <uint64_t>count:
+                    raise ValueError("abstracts end too early")
+                for i in range(queues):
+                    live += self._add(at, at + 20 + 4 * <size_t>queues, count, u32(at + 20 + 4 * i), base, &settled)
+                records += 1
+                messages += count
+                references += <uint64_t>count * queues
+                at += 20 + 4 * <size_t>queues + 8 * <size_t>count
+        finally:
+            free(settled.pairs)
+        return records, messages, references, live
+
+    cdef int64_t _add(self, const uint8_t *abstract, const uint8_t *places, uint32_t count, uint32_t queue_id,
+                      uint64_t base, PairSet *settled) except -1:
+        cdef uint32_t slot = self.table.slots[id_table_place(&self.table, queue_id)]
+        cdef Found *found
+        cdef uint64_t fact, pair, position
+        cdef size_t i, at, before
+        if slot == 0:
+            return 0
+        found = &self.found[slot - 1]
+        found_reserve(found, count)
+        # An abstract is the record without its first 8 bytes.
+        fact = fact_of(abstract - 8)
+        if fact != 0 and found.facts == NULL:
+            found.facts = <uint64_t*>calloc(found.room, 8)
+            if found.facts == NULL:
+                raise MemoryError
+        before = at = found.count
+        for i in range(count):
+            position = u32(places + 8 * i)
+            if settled.pairs != NULL:
+                pair = <uint64_t>queue_id << 32 | position
+                if settled.pairs[pair_place(settled, pair)] != 0:
+                    continue
+            found.entries[at] = base + (position << 4)
+            found.body_bytes += u32(places + 8 * i + 4)
+            at += 1
+        if found.facts != NULL:
+            for i in range(before, at):
+                found.facts[i] = fact
+        if found.timed:
+            for i in range(before, at):
+                found.times[i] = u64(abstract)
+        found.count = at
+        return at - before
+
+    def take(self) -> list:
+        """An Arrival for each queue that has entries; the memory is theirs now."""
+        cdef size_t i
+        cdef Found *found
+        cdef list arrivals = []
+        for i in range(self.table.count):
+            found = &self.found[i]
+            if found.count:
+                entries = moved_out(&found.entries, found.count)
+                facts = moved_out(&found.facts, found.count) if found.facts != NULL else None
+                times = moved_out(&found.times, found.count) if found.timed else None
+                arrivals.append(Arrival(self.queue_ids[i], entries, found.body_bytes, facts, None, times))
+                found.count = found.room = 0
+        return arrivals
+
+
+cdef object moved_out(uint64_t **values, size_t count):
+    cdef array.array result = array.clone(_Q, count, False)
+    memcpy(result.data.as_voidptr, values[0], count * 8)
+    free(values[0])
+    values[0] = NULL
+    return result

@@ -1,0 +1,56 @@
+# setup  virtual environment in .venv, compiled modules     run   a broker with data in ./data
+# test   all tests                                          lint  format, style, types, import contracts
+# bench  measure; bench-smoke: see that measuring works     crash kill it and count    wheel  dist/*.whl
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd')
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: setup run test lint crash bench bench-smoke wheel clean
+
+setup: $(VENV)/.dev
+
+$(VENV)/.python: constraints.txt
+	.ci/prerequisites $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) setuptools Cython
+	@touch $@
+
+# No build isolation: the Cython that compiles is the one of constraints.txt.
+$(VENV)/.run: $(VENV)/.python pyproject.toml $(COMPILED)
+	$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) --no-build-isolation --editable '.[test,lint]'
+	@touch $@
+
+run: $(VENV)/.run
+	@exec $(BIN)/shardctl start --data-dir ./data
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+crash: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/crash
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev
+	$(BIN)/python bench/run.py
+
+bench-smoke: $(VENV)/.dev
+	$(BIN)/python bench/run.py --smoke
+
+wheel: $(VENV)/.dev
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+	find broker shardd -name '*.so' -delete

@@ -1,0 +1,22 @@
+"""python -m broker --config JSON: a front door, started by the supervisor."""
+
+import logging
+import sys
+
+from broker.config import ConfigError, read_config
+from broker.server import run
+
+
+def main() -> int:
+    try:
+        config = read_config(sys.argv[1:])
+    except ConfigError as error:
+        print(f"broker: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    run(config)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

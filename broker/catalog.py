@@ -1,0 +1,417 @@
+"""What exists, as a pure state machine: the same code in the controller and in every front door.
+
+`Catalog.apply` takes one change (`broker.changes`) and is total: a change that no longer fits (its vhost or exchange
+is gone) does nothing but count, so that two copies that applied the same changes are equal whatever the changes were.
+Who decides which changes are made is `controller.authority`; where a message goes is `Vhost.table`, a new table after
+each change.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from broker.changes import (
+    AnyChange,
+    BindingDelete,
+    BindingPut,
+    Change,
+    ExchangeDelete,
+    ExchangePut,
+    ParameterDelete,
+    ParameterPut,
+    PermissionDelete,
+    PermissionPut,
+    QueueDelete,
+    QueuePut,
+    UserDelete,
+    UserPut,
+    VhostDelete,
+    VhostPut,
+)
+from broker.routing.table import RoutingTable
+
+Right = Literal["configure", "write", "read"]
+BindingKey = tuple[str, str, str, str, bytes]  # source, kind, destination, routing key, arguments
+
+DEFAULT_EXCHANGE_RIGHTS_NAME = "amq.default"
+RIGHTS_REMEMBERED_MAX = 10_000  # names per user and vhost whose regexes were tried
+
+PREDECLARED: Final = {
+    "": ("direct", False),
+    "amq.direct": ("direct", False),
+    "amq.fanout": ("fanout", False),
+    "amq.topic": ("topic", False),
+    "amq.headers": ("headers", False),
+    "amq.match": ("headers", False),
+    "amq.rabbitmq.trace": ("topic", True),
+}
+
+HASHES: Final = {"rabbit_password_hashing_sha256": "sha256", "rabbit_password_hashing_sha512": "sha512"}
+SALT_BYTES = 4
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def binding_key(binding: BindingPut | BindingDelete) -> BindingKey:
+    """What makes a binding the same one: arguments count, their order does not."""
+    arguments = _encoder.encode(binding.arguments) if binding.arguments else b""
+    return (binding.source, binding.kind, binding.destination, binding.routing_key, arguments)
+
+
+class Vhost:
+    """One vhost. Bindings are found from both ends, so that removing a thing costs as much as it has bindings."""
+
+    __slots__ = ("_from", "_to", "description", "exchanges", "name", "queues", "table", "tags")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.description = ""
+        self.tags: list[str] = []
+        self.exchanges: dict[str, ExchangePut] = {}
+        self.queues: dict[str, QueuePut] = {}
+        self.table: RoutingTable = RoutingTable.empty()
+        self._from: dict[str, dict[BindingKey, BindingPut]] = {}
+        self._to: dict[tuple[str, str], dict[BindingKey, BindingPut]] = {}
+        for exchange, (type, internal) in PREDECLARED.items():
+            self.put_exchange(ExchangePut(name, exchange, type, internal=internal))
+
+    def bindings(self) -> Iterator[BindingPut]:
+        """All but the default exchange's, which are implied by the queues."""
+        for bindings in self._from.values():
+            yield from bindings.values()
+
+    def bindings_from(self, exchange: str) -> Iterable[BindingPut]:
+        return self._from.get(exchange, {}).values()
+
+    def bindings_to(self, kind: str, destination: str) -> Iterable[BindingPut]:
+        return self._to.get((kind, destination), {}).values()
+
+    def count_from(self, exchange: str) -> int:
+        return len(self._from.get(exchange, ()))
+
+    def has_binding(self, binding: BindingPut | BindingDelete) -> bool:
+        bindings = self._from.get(binding.source)
+        return bindings is not None and binding_key(binding) in bindings
+
+    def destination(self, kind: str, name: str) -> ExchangePut | QueuePut | None:
+        return self.queues.get(name) if kind == "queue" else self.exchanges.get(name)
+
+    # Each act below changes the records, both indexes and the table together.
+
+    def put_exchange(self, put: ExchangePut) -> None:
+        """Another type under the same name keeps its bindings."""
+        self.exchanges[put.name] = put
+        self.table = self.table.with_exchange(put.name, put.type, put.arguments, put.internal)
+
+    def delete_exchange(self, name: str) -> None:
+        if self.exchanges.pop(name, None) is None:
+            return
+        self._forget(self._from.get(name, {}) | self._to.get(("exchange", name), {}))
+        self.table = self.table.without_exchange(name)
+
+    def put_queue(self, put: QueuePut) -> None:
+        if put.name not in self.queues:
+            self.table = self.table.with_queue(put.name)
+        self.queues[put.name] = put
+
+    def delete_queue(self, name: str) -> None:
+        if self.queues.pop(name, None) is None:
+            return
+        self._forget(self._to.get(("queue", name), {}).copy())
+        self.table = self.table.without_queue(name)
+
+    def put_binding(self, put: BindingPut) -> None:
+        if put.source not in self.exchanges or self.destination(put.kind, put.destination) is None:
+            return
+        key = binding_key(put)
+        bindings = self._from.setdefault(put.source, {})
+        if key in bindings:
+            return
+        bindings[key] = put
+        self._to.setdefault((put.kind, put.destination), {})[key] = put
+        self.table = self.table.with_binding(put.source, put.kind, put.destination, put.routing_key, put.arguments)
+
+    def delete_binding(self, gone: BindingDelete) -> None:
+        key = binding_key(gone)
+        if key not in self._from.get(gone.source, {}):
+            return
+        self._forget({key: self._from[gone.source][key]})
+        self.table = self.table.without_binding(
+            gone.source, gone.kind, gone.destination, gone.routing_key, gone.arguments
+        )
+
+    def _forget(self, bindings: dict[BindingKey, BindingPut]) -> None:
+        for key, binding in bindings.items():
+            end = (binding.kind, binding.destination)
+            for index, at in ((self._from, binding.source), (self._to, end)):
+                rest = index[at]  # type: ignore[index]  # each index with its own kind of key
+                del rest[key]
+                if not rest:
+                    del index[at]  # type: ignore[arg-type]
+
+
+class _Rights:
+    """One user's three regexes in one vhost, with what they said so far. A change makes a new one."""
+
+    __slots__ = ("_patterns", "_said", "put")
+
+    def __init__(self, put: PermissionPut) -> None:
+        self.put = put
+        self._patterns = {
+            "configure": pattern_of(put.configure),
+            "write": pattern_of(put.write),
+            "read": pattern_of(put.read),
+        }
+        self._said: dict[tuple[str, str], bool] = {}
+
+    def allow(self, right: str, name: str) -> bool:
+        said = self._said.get((right, name))
+        if said is None:
+            if len(self._said) >= RIGHTS_REMEMBERED_MAX:
+                self._said.clear()
+            said = self._said[right, name] = self._patterns[right].search(name) is not None
+        return said
+
+
+NOTHING = re.compile(r"(?!)")
+
+
+def pattern_of(regex: str) -> re.Pattern[str]:
+    """Unanchored, as in RabbitMQ; the empty one, and one that is none, match nothing."""
+    try:
+        return re.compile(regex) if regex else NOTHING
+    except re.error:
+        return NOTHING
+
+
+class State(NamedTuple):
+    """All that is in a catalog, comparable: for tests and checks."""
+
+    things: dict[Any, Change]
+
+
+class Catalog:
+    """What exists. `version` counts the changes; a copy takes it over from the snapshot it was made of."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.vhosts: dict[str, Vhost] = {}
+        self.users: dict[str, UserPut] = {}
+        self.parameters: dict[tuple[str, str, str], ParameterPut] = {}
+        self._rights: dict[tuple[str, str], _Rights] = {}
+        self._queues_by_id: dict[int, QueuePut] = {}
+        self._queues_by_owner: dict[str, dict[int, QueuePut]] = {}
+
+    @classmethod
+    def rebuilt(cls, version: int, changes: Iterable[AnyChange]) -> Catalog:
+        """The copy that a snapshot describes."""
+        catalog = cls()
+        for change in changes:
+            catalog.apply(change)
+        catalog.version = version
+        return catalog
+
+    # -- look-ups ------------------------------------------------------------------------------------
+
+    def vhost(self, name: str) -> Vhost | None:
+        return self.vhosts.get(name)
+
+    def queue(self, vhost: str, name: str) -> QueuePut | None:
+        found = self.vhosts.get(vhost)
+        return found.queues.get(name) if found else None
+
+    def queue_by_id(self, id: int) -> QueuePut | None:
+        return self._queues_by_id.get(id)
+
+    def queues(self) -> Iterable[QueuePut]:
+        return self._queues_by_id.values()
+
+    def queues_of(self, owner: str) -> list[QueuePut]:
+        """The exclusive queues of one connection."""
+        return list(self._queues_by_owner.get(owner, {}).values())
+
+    def owners(self) -> list[str]:
+        """Connections that hold exclusive queues."""
+        return list(self._queues_by_owner)
+
+    def exchange(self, vhost: str, name: str) -> ExchangePut | None:
+        found = self.vhosts.get(vhost)
+        return found.exchanges.get(name) if found else None
+
+    @property
+    def permissions(self) -> dict[tuple[str, str], PermissionPut]:
+        """By vhost and user."""
+        return {key: rights.put for key, rights in self._rights.items()}
+
+    def may_enter(self, user: str, vhost: str) -> bool:
+        """Whether the user has any permission entry in the vhost: without one connection.open is refused."""
+        return (vhost, user) in self._rights
+
+    def may(self, user: str, vhost: str, right: Right, name: str) -> bool:
+        rights = self._rights.get((vhost, user))
+        return rights is not None and rights.allow(right, name or DEFAULT_EXCHANGE_RIGHTS_NAME)
+
+    def password_ok(self, user: str, password: str) -> bool:
+        """Takes the same time for an unknown user, a wrong password and a right one."""
+        known = self.users.get(user)
+        salt, digest, algorithm = _split_hash(known)
+        given = hashlib.new(algorithm, salt + password.encode()).digest()
+        return hmac.compare_digest(given, digest) and known is not None
+
+    # -- changes -------------------------------------------------------------------------------------
+
+    def apply(self, change: AnyChange) -> None:
+        self.version += 1
+        _APPLY[type(change)](self, change)
+
+    def changes(self) -> list[AnyChange]:
+        """The changes that make an equal catalog of an empty one, in an order that can be applied."""
+        made: list[AnyChange] = [VhostPut(v.name, v.description, v.tags) for v in self.vhosts.values()]
+        for vhost in self.vhosts.values():
+            made.extend(x for x in vhost.exchanges.values() if x.name not in PREDECLARED)
+            made.extend(vhost.queues.values())
+            made.extend(vhost.bindings())
+        made.extend(self.users.values())
+        made.extend(rights.put for rights in self._rights.values())
+        made.extend(self.parameters.values())
+        return made
+
+    def state(self) -> State:
+        """Everything, whatever the order it came in."""
+        things: dict[Any, Change] = {}
+        for change in self.changes():
+            identity = binding_key(change) if isinstance(change, BindingPut) else _identity(change)
+            things[type(change).__name__, getattr(change, "vhost", ""), identity] = change
+        return State(things)
+
+    def _vhost_put(self, put: VhostPut) -> None:
+        vhost = self.vhosts.get(put.name)
+        if vhost is None:
+            vhost = self.vhosts[put.name] = Vhost(put.name)
+        vhost.description, vhost.tags = put.description, put.tags
+
+    def _vhost_delete(self, gone: VhostDelete) -> None:
+        vhost = self.vhosts.pop(gone.name, None)
+        if vhost is None:
+            return
+        for queue in vhost.queues.values():
+            self._unindex(queue)
+        for key in [key for key in self._rights if key[0] == gone.name]:
+            del self._rights[key]
+        for parameter in [key for key in self.parameters if key[0] == gone.name]:
+            del self.parameters[parameter]
+
+    def _user_put(self, put: UserPut) -> None:
+        self.users[put.name] = put
+
+    def _user_delete(self, gone: UserDelete) -> None:
+        if self.users.pop(gone.name, None) is not None:
+            for key in [key for key in self._rights if key[1] == gone.name]:
+                del self._rights[key]
+
+    def _permission_put(self, put: PermissionPut) -> None:
+        if put.vhost in self.vhosts:
+            self._rights[put.vhost, put.user] = _Rights(put)
+
+    def _permission_delete(self, gone: PermissionDelete) -> None:
+        self._rights.pop((gone.vhost, gone.user), None)
+
+    def _exchange_put(self, put: ExchangePut) -> None:
+        vhost = self.vhosts.get(put.vhost)
+        if vhost is not None and put.name not in PREDECLARED:
+            vhost.put_exchange(put)
+
+    def _exchange_delete(self, gone: ExchangeDelete) -> None:
+        vhost = self.vhosts.get(gone.vhost)
+        if vhost is not None and gone.name not in PREDECLARED:
+            vhost.delete_exchange(gone.name)
+
+    def _queue_put(self, put: QueuePut) -> None:
+        vhost = self.vhosts.get(put.vhost)
+        if vhost is None:
+            return
+        old = vhost.queues.get(put.name)
+        if old is not None:
+            self._unindex(old)
+        vhost.put_queue(put)
+        self._queues_by_id[put.id] = put
+        if put.owner:
+            self._queues_by_owner.setdefault(put.owner, {})[put.id] = put
+
+    def _queue_delete(self, gone: QueueDelete) -> None:
+        vhost = self.vhosts.get(gone.vhost)
+        queue = vhost.queues.get(gone.name) if vhost else None
+        if vhost is not None and queue is not None:
+            vhost.delete_queue(gone.name)
+            self._unindex(queue)
+
+    def _unindex(self, queue: QueuePut) -> None:
+        if self._queues_by_id.get(queue.id) is queue:
+            del self._queues_by_id[queue.id]
+        owned = self._queues_by_owner.get(queue.owner)
+        if owned is not None:
+            owned.pop(queue.id, None)
+            if not owned:
+                del self._queues_by_owner[queue.owner]
+
+    def _binding_put(self, put: BindingPut) -> None:
+        vhost = self.vhosts.get(put.vhost)
+        if vhost is not None:
+            vhost.put_binding(put)
+
+    def _binding_delete(self, gone: BindingDelete) -> None:
+        vhost = self.vhosts.get(gone.vhost)
+        if vhost is not None:
+            vhost.delete_binding(gone)
+
+    def _parameter_put(self, put: ParameterPut) -> None:
+        if not put.vhost or put.vhost in self.vhosts:
+            self.parameters[put.vhost, put.component, put.name] = put
+
+    def _parameter_delete(self, gone: ParameterDelete) -> None:
+        self.parameters.pop((gone.vhost, gone.component, gone.name), None)
+
+
+_APPLY: Final[dict[type, Any]] = {
+    VhostPut: Catalog._vhost_put,
+    VhostDelete: Catalog._vhost_delete,
+    UserPut: Catalog._user_put,
+    UserDelete: Catalog._user_delete,
+    PermissionPut: Catalog._permission_put,
+    PermissionDelete: Catalog._permission_delete,
+    ExchangePut: Catalog._exchange_put,
+    ExchangeDelete: Catalog._exchange_delete,
+    QueuePut: Catalog._queue_put,
+    QueueDelete: Catalog._queue_delete,
+    BindingPut: Catalog._binding_put,
+    BindingDelete: Catalog._binding_delete,
+    ParameterPut: Catalog._parameter_put,
+    ParameterDelete: Catalog._parameter_delete,
+}
+
+
+def _identity(change: AnyChange) -> Any:
+    if isinstance(change, PermissionPut):
+        return change.user
+    if isinstance(change, ParameterPut):
+        return (change.component, change.name)
+    return change.name  # type: ignore[union-attr]  # bindings and deletes do not come here
+
+
+def _split_hash(user: UserPut | None) -> tuple[bytes, bytes, str]:
+    """Salt, digest, algorithm; for no user or no password a digest that nothing hashes to."""
+    nothing = (bytes(SALT_BYTES), b"", "sha256")
+    if user is None or not user.password_hash or user.hashing_algorithm not in HASHES:
+        return nothing
+    try:
+        whole = base64.b64decode(user.password_hash, validate=True)
+    except ValueError:
+        return nothing
+    return whole[:SALT_BYTES], whole[SALT_BYTES:], HASHES[user.hashing_algorithm]

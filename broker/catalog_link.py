@@ -1,0 +1,303 @@
+"""The front door's copy of what exists, and its one line to the controller.
+
+Snapshot first, then changes in order; each is in force here (caches emptied by the callbacks) before Applied says so.
+The copy stays in use while the controller is away: messages flow, requests wait. A request that was on its way when the
+line broke is asked again: declares, deletes and binds mean the same said twice, and a delete of what is gone is no
+error.
+
+Every request gets an Answer, never an exception: code 0, or a reply code with its text. Answers to the requests of one
+connection come in the order of asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from broker.catalog import Catalog
+from broker.changes import AnyChange
+from broker.control import (
+    CONTROL_BYTES_MAX,
+    Answer,
+    AnyControl,
+    AnyRequest,
+    Applied,
+    Ask,
+    Changes,
+    CloseConnection,
+    ConnectionDown,
+    ConnectionInfo,
+    ConnectionUp,
+    DoorHello,
+    DoorReport,
+    Query,
+    Snapshot,
+)
+
+log = logging.getLogger(__name__)
+
+SENT_MAX = 16_384  # requests on their way at once: what the controller may have to buffer for this door
+WAITING_MAX = 262_144  # requests behind them, and while the controller is away
+READ_BYTES = 256 << 10
+SLICE = 500  # changes applied between two looks at the sockets: a listing of 100,000 queues delays no message
+BACKOFF_FIRST_S = 0.02
+BACKOFF_MAX_S = 1.0
+HEAD_BYTES = 4
+
+RESOURCE_ERROR = 506
+CONNECTION_FORCED = 320
+
+
+class Listener(Protocol):
+    """What the front door does when something is said to it. None of these may wait."""
+
+    def catalog_changed(self, changes: list[AnyChange] | None) -> None:
+        """In force now: forget what was routed by the old catalog. None: a snapshot replaced everything."""
+
+    def close_connection(self, owner: str, code: int, text: str) -> None: ...
+
+    def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
+        """Connections, channels and counters, as DoorReport wants them."""
+
+
+class _Asked(NamedTuple):
+    ask: Ask
+    answer: asyncio.Future[Answer]
+
+
+class CatalogLink:
+    """`catalog` is replaced by a snapshot: look it up here each time, do not keep it."""
+
+    def __init__(self, path: str, *, door: int, incarnation: int, pid: int, listener: Listener) -> None:
+        self.catalog = Catalog()
+        self.up = False  # the controller is there and the catalog is in step
+        self._path = path
+        self._door, self._incarnation, self._pid = door, incarnation, pid
+        self._listener = listener
+        self._boot = ""
+        self._version = 0
+        self._synced = asyncio.Event()
+        self._connections: dict[str, ConnectionInfo] = {}
+        self._next_id = 1
+        self._sent: dict[int, _Asked] = {}  # in the order of asking
+        self._waiting: deque[_Asked] = deque()
+        self._writer: asyncio.StreamWriter | None = None
+        self._out: list[bytes] = []
+        self._flush_planned = False
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_rest)
+        self._decoder = msgspec.msgpack.Decoder(AnyControl)
+
+    # -- for the front door ------------------------------------------------------------------------------
+
+    def ask(self, request: AnyRequest, owner: str, user: str) -> asyncio.Future[Answer]:
+        """Ask the controller; the order of asking is the order of doing.
+
+        Cancelling the future takes back what has not been sent; what was sent is done, its answer is lost.
+        """
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        asked = _Asked(Ask(self._next_id, request, owner, user), answer)
+        self._next_id += 1
+        if self.up and not self._waiting and len(self._sent) < SENT_MAX:
+            self._send_asked(asked)
+        elif len(self._waiting) < WAITING_MAX:
+            self._waiting.append(asked)
+        else:
+            answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, "too many requests wait for the controller"))
+        return answer
+
+    def connection_up(self, info: ConnectionInfo) -> None:
+        self._connections[info.owner] = info
+        if self.up:
+            self._send(ConnectionUp(info))
+
+    def connection_down(self, owner: str) -> None:
+        """Its exclusive queues go. The caller has cancelled what it still asked: nothing may be declared after this."""
+        if self._connections.pop(owner, None) is not None and self.up:
+            self._send(ConnectionDown(owner))
+
+    async def synced(self) -> None:
+        """Wait for the first snapshot: before it this door knows of no vhost."""
+        await self._synced.wait()
+
+    async def run(self) -> None:
+        """Connect, stay connected, connect again; until cancelled."""
+        backoff_s = BACKOFF_FIRST_S
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(self._path, limit=READ_BYTES)
+            except OSError:
+                backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            else:
+                if await self._outlive(reader, writer):
+                    backoff_s = BACKOFF_FIRST_S
+                else:  # it took the hello and never answered: it is not well
+                    backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            await asyncio.sleep(backoff_s)
+
+    async def _outlive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Serve one stream to its end; was it ever of use?"""
+        try:
+            await self._serve(reader, writer)
+        except OSError as error:
+            log.warning("the controller is gone (%s); serving from the copy of version %d", error, self._version)
+        except msgspec.DecodeError:
+            log.exception("what the controller says cannot be read; connecting again")
+        finally:
+            useful = self.up
+            self.up = False
+            self._writer = None
+            self._out.clear()
+            writer.close()
+        return useful
+
+    # -- one stream's life ---------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        hello = DoorHello(
+            self._door, self._incarnation, self._pid, self._boot, self._version, list(self._connections.values())
+        )
+        # Who is connected while the hello is answered is told in _in_step: the hello is a picture of now.
+        told = set(self._connections)
+        self._send(hello)
+        async for message in self._messages(reader):
+            match message:
+                case Answer():
+                    self._answered(message)
+                case Changes():
+                    await self._apply(message)
+                    self._in_step(told)
+                case Snapshot():
+                    await self._replace(message)
+                    self._in_step(told)
+                case Query():
+                    self._send(DoorReport(message.query, *self._listener.report()))
+                case CloseConnection():
+                    self._listener.close_connection(message.owner, message.code, message.text)
+                case _:
+                    raise msgspec.DecodeError(f"{type(message).__name__} is nothing a controller says")
+
+    async def _messages(self, reader: asyncio.StreamReader) -> AsyncIterator[AnyControl]:
+        """Whole messages, many per read: thousands of answers a second are no thousand wake-ups."""
+        buffer = bytearray()
+        while True:
+            data = await reader.read(READ_BYTES)
+            if not data:
+                raise ConnectionResetError("end of stream")
+            buffer += data
+            for message in self._split(buffer):
+                yield message
+
+    def _split(self, buffer: bytearray) -> Iterator[AnyControl]:
+        """The complete messages at the buffer's front, which are taken off it at the end."""
+        at = 0
+        while len(buffer) - at >= HEAD_BYTES:
+            length = int.from_bytes(buffer[at : at + HEAD_BYTES], "little")
+            if length > CONTROL_BYTES_MAX:
+                raise msgspec.DecodeError(f"a message of {length} bytes, at most {CONTROL_BYTES_MAX} agreed")
+            end = at + HEAD_BYTES + length
+            if end > len(buffer):
+                break
+            yield self._decoder.decode(bytes(buffer[at + HEAD_BYTES : end]))
+            at = end
+        del buffer[:at]
+
+    # -- the catalog ---------------------------------------------------------------------------------------
+
+    async def _apply(self, message: Changes) -> None:
+        for start in range(0, len(message.changes), SLICE):
+            part = message.changes[start : start + SLICE]
+            for change in part:
+                self.catalog.apply(change)
+            # The callbacks come with each slice: what a slice changed must not be routed by an old memory.
+            self._listener.catalog_changed(part)
+            if start + SLICE < len(message.changes):
+                await asyncio.sleep(0)
+        self._version = message.version
+        self._send(Applied(message.version))
+
+    async def _replace(self, message: Snapshot) -> None:
+        catalog = Catalog()
+        for at, change in enumerate(message.changes, 1):
+            catalog.apply(change)
+            if at % SLICE == 0:
+                await asyncio.sleep(0)
+        catalog.version = message.version
+        self.catalog = catalog
+        self._boot, self._version = message.boot, message.version
+        self._listener.catalog_changed(None)
+        self._send(Applied(message.version))
+
+    def _in_step(self, told: set[str]) -> None:
+        """The first word after a hello: say who came and went meanwhile, then ask (again) all that is unanswered."""
+        if self.up:
+            return
+        self.up = True
+        self._synced.set()
+        for owner in told - self._connections.keys():
+            self._send(ConnectionDown(owner))
+        for owner in self._connections.keys() - told:
+            self._send(ConnectionUp(self._connections[owner]))
+        self._sent = {number: asked for number, asked in self._sent.items() if not asked.answer.done()}
+        for asked in self._sent.values():
+            self._send(asked.ask)
+        self._send_waiting()
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def _answered(self, answer: Answer) -> None:
+        asked = self._sent.pop(answer.id, None)
+        if asked is None:
+            log.warning("the controller answers %d, which nobody asked", answer.id)
+        elif not asked.answer.done():
+            asked.answer.set_result(answer)
+        if self._waiting:
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        while self._waiting and len(self._sent) < SENT_MAX:
+            asked = self._waiting.popleft()
+            if not asked.answer.done():
+                self._send_asked(asked)
+
+    def _send_asked(self, asked: _Asked) -> None:
+        self._sent[asked.ask.id] = asked
+        self._send(asked.ask)
+
+    # -- bytes out -------------------------------------------------------------------------------------------
+
+    def _send(self, message: AnyControl) -> None:
+        """Leaves with everything else said in this turn of the loop, in one write."""
+        if self._writer is None:
+            return  # said again, or made needless, by the next hello
+        self._out.append(self._encode(message))
+        if not self._flush_planned:
+            self._flush_planned = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _encode(self, message: AnyControl) -> bytes:
+        payload = self._encoder.encode(message)
+        if len(payload) > CONTROL_BYTES_MAX:
+            raise ValueError(f"{type(message).__name__} of {len(payload)} bytes")
+        return len(payload).to_bytes(HEAD_BYTES, "little") + payload
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        if self._writer is not None and self._out:
+            data = b"".join(self._out)
+            self._out.clear()
+            with contextlib.suppress(OSError):  # the reading side learns of it and connects again
+                self._writer.write(data)
+
+
+def _encode_rest(value: Any) -> Any:
+    """Values of AMQP tables that msgpack has no word for (Decimal has: msgspec writes it as str)."""
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    return str(value)

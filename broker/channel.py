@@ -1,0 +1,143 @@
+"""One channel: what the front door knows of it, and its basic.*, confirm.*, tx.* and flow methods.
+
+A handler does its work at once, or gives a coroutine: then what follows on the channel waits for its end (client.py).
+exchange.* and queue.* are in topology.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from pamqp import base, commands
+
+from broker import transactions
+from broker.amqp import ChannelException, ConnectionException
+from broker.confirms import Confirms
+from broker.consuming import Consumer, Run, Unacked
+from broker.publishing import Held
+from broker.topology import Pipeline
+from broker.transactions import Transaction
+
+if TYPE_CHECKING:
+    from broker.client import Client
+
+TX = 90
+TX_COMMIT = 20
+TX_ROLLBACK = 30
+
+# A topology method, or what to do; the coroutine ends when what follows may begin.
+Work = base.Frame | Callable[[], Coroutine[None, None, None] | None]
+Handler = Callable[["Client", "Channel", Any], Coroutine[None, None, None] | None]
+
+
+class Channel:
+    """What the front door knows of one channel."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_open = True
+        self.prefetch = 0  # for new consumers
+        self.limit = 0  # of the whole channel
+        self.granted = 0  # deliveries let through but not yet here, of a channel with a limit
+        self.last_queue = ""
+        self.next_tag = 1
+        self.unacked = Unacked()
+        self.consumers: dict[str, Consumer] = {}
+        self.cancelled: list[Consumer] = []
+        self.getters: dict[int, Consumer] = {}
+        self.confirms: Confirms | None = None
+        self.transaction: Transaction[Held, tuple[int, list[Run]]] | None = None
+        self.work: deque[Work] = deque()
+        self.running = False  # some of its work waits for an answer
+        self.pipeline: Pipeline | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self.running or (self.pipeline is not None and self.pipeline.busy)
+
+
+def _qos(client: Client, channel: Channel, method: commands.Basic.Qos) -> None:
+    if method.prefetch_size:
+        raise ConnectionException(540, f"prefetch_size!=0 ({method.prefetch_size})", 60, 10)
+    if method.globally:
+        channel.limit = method.prefetch_count
+        client.door.consuming.grant(channel)
+    else:
+        channel.prefetch = method.prefetch_count
+    client.send(channel.number, commands.Basic.QosOk())
+
+
+def _consume(client: Client, channel: Channel, method: commands.Basic.Consume) -> Coroutine[None, None, None]:
+    return client.door.consuming.consume(client, channel, method)
+
+
+def _cancel(client: Client, channel: Channel, method: commands.Basic.Cancel) -> Coroutine[None, None, None]:
+    return client.door.consuming.cancel(client, channel, method)
+
+
+def _get(client: Client, channel: Channel, method: commands.Basic.Get) -> Coroutine[None, None, None]:
+    return client.door.consuming.get(client, channel, method)
+
+
+def _recover(client: Client, channel: Channel, method: commands.Basic.Recover) -> None:
+    if not method.requeue:
+        raise ConnectionException(540, "requeue=false", 60, 110)
+    client.door.consuming.recover(channel)
+    if isinstance(method, commands.Basic.Recover):
+        client.send(channel.number, commands.Basic.RecoverOk())
+
+
+def _confirm_select(client: Client, channel: Channel, method: commands.Confirm.Select) -> None:
+    transactions.check_confirm_select(channel.transaction)
+    if channel.confirms is None:
+        channel.confirms = client.door.publishing.confirms(client, channel.number)
+    if not method.nowait:
+        client.send(channel.number, commands.Confirm.SelectOk())
+
+
+def _flow(client: Client, channel: Channel, method: commands.Channel.Flow) -> None:
+    if not method.active:
+        raise ConnectionException(540, "active=false", 20, 20)
+    client.send(channel.number, commands.Channel.FlowOk(True))
+
+
+def _tx_select(client: Client, channel: Channel, method: commands.Tx.Select) -> None:
+    channel.transaction = transactions.select(channel.transaction, confirming=channel.confirms is not None)
+    client.send(channel.number, commands.Tx.SelectOk())
+
+
+async def _tx_commit(client: Client, channel: Channel, method: commands.Tx.Commit) -> None:
+    """Publishes first, then settles; answered when every shard has the publishes on stable storage."""
+    held = transactions.opened(channel.transaction, TX_COMMIT).take()
+    stored = client.door.publishing.commit(client, channel, held.publishes)
+    for kind, runs in held.settles:
+        client.door.consuming.settle_runs(kind, runs)
+    client.door.schedule_end_of_pass()
+    if not await stored:
+        raise ChannelException(406, "partial tx completion", 90, TX_COMMIT)
+    if channel.is_open:
+        client.send(channel.number, commands.Tx.CommitOk())
+
+
+def _tx_rollback(client: Client, channel: Channel, method: commands.Tx.Rollback) -> None:
+    for _, runs in transactions.opened(channel.transaction, TX_ROLLBACK).drop():
+        for run in runs:
+            channel.unacked.put_back(run)
+    client.send(channel.number, commands.Tx.RollbackOk())
+
+
+HANDLERS: Final[dict[type[base.Frame], Handler]] = {
+    commands.Basic.Qos: _qos,
+    commands.Basic.Consume: _consume,
+    commands.Basic.Cancel: _cancel,
+    commands.Basic.Get: _get,
+    commands.Basic.Recover: _recover,
+    commands.Basic.RecoverAsync: _recover,
+    commands.Tx.Select: _tx_select,
+    commands.Tx.Commit: _tx_commit,
+    commands.Tx.Rollback: _tx_rollback,
+    commands.Confirm.Select: _confirm_select,
+    commands.Channel.Flow: _flow,
+}

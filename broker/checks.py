@@ -1,0 +1,342 @@
+"""Whether what a client asks for agrees with what exists: the rules and their words.
+
+Pure functions that front doors and the controller share. Each returns when all is well and raises Refusal, an AMQP
+reply code with RabbitMQ's text (without the "NAME - " in front), since client libraries and test suites match on
+those words. Who may do what is `Catalog.may`; this file only knows names, types, arguments and owners.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any, Final
+
+from broker.changes import ExchangePut, QueuePut
+from broker.routing.matching import TYPES
+
+NAME_BYTES_MAX = 255  # a shortstr
+EXPIRY_MS_MAX = 0xFFFFFFFF
+PRIORITY_MAX = 255
+RESERVED_PREFIX = "amq."
+SERVER_NAMED_PREFIX = "amq.gen-"
+
+ACCESS_REFUSED = 403
+NOT_FOUND = 404
+RESOURCE_LOCKED = 405
+PRECONDITION_FAILED = 406
+NOT_ALLOWED = 530
+
+QUEUE_TYPES: Final = frozenset(("classic", "quorum"))
+X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
+
+
+class Refusal(Exception):
+    """What the client asked for cannot be: the reply code and text it gets."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+        self.text = text
+
+
+# -- names ----------------------------------------------------------------------------------------------
+
+
+def named(kind: str, name: str, vhost: str) -> str:
+    """As RabbitMQ names a thing in its texts."""
+    return f"{kind} '{name}' in vhost '{vhost}'"
+
+
+def no_queue(vhost: str, name: str) -> Refusal:
+    return Refusal(NOT_FOUND, f"no {named('queue', name, vhost)}")
+
+
+def no_exchange(vhost: str, name: str) -> Refusal:
+    return Refusal(NOT_FOUND, f"no {named('exchange', name, vhost)}")
+
+
+def clean_name(name: str) -> str:
+    """Line breaks fall out of names, as in RabbitMQ: they come from files read line by line."""
+    if "\n" in name or "\r" in name:
+        return name.replace("\n", "").replace("\r", "")
+    return name
+
+
+def check_new_name(kind: str, name: str) -> None:
+    if name.startswith(RESERVED_PREFIX):
+        raise Refusal(ACCESS_REFUSED, f"{kind} name '{name}' contains reserved prefix 'amq.*'")
+    if len(name) > NAME_BYTES_MAX // 4 and len(name.encode()) > NAME_BYTES_MAX:
+        raise Refusal(PRECONDITION_FAILED, f"{kind} name is longer than {NAME_BYTES_MAX} bytes")
+
+
+def check_not_default(exchange: str) -> None:
+    if not exchange:
+        raise Refusal(ACCESS_REFUSED, "operation not permitted on the default exchange")
+
+
+# -- exchanges ------------------------------------------------------------------------------------------
+
+
+def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, Any]) -> None:
+    check_new_name("exchange", name)
+    check_exchange_type(type)
+    alternate = arguments.get("alternate-exchange")
+    if alternate is not None and not isinstance(alternate, str):
+        raise Refusal(
+            PRECONDITION_FAILED,
+            f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {named('exchange', name, vhost)}",
+        )
+
+
+def check_exchange_type(type: str) -> None:
+    if type not in TYPES:
+        raise Refusal(PRECONDITION_FAILED, f"unknown exchange type '{type}'")
+
+
+def check_same_exchange(
+    current: ExchangePut, type: str, durable: bool, auto_delete: bool, internal: bool, arguments: dict[str, Any]
+) -> None:
+    """A declare of an exchange that exists: all its arguments count, also those that mean nothing to us."""
+    thing = named("exchange", current.name, current.vhost)
+    _check_same_field(thing, "type", type, current.type)
+    _check_same_field(thing, "durable", durable, current.durable)
+    _check_same_field(thing, "auto_delete", auto_delete, current.auto_delete)
+    _check_same_field(thing, "internal", internal, current.internal)
+    if arguments or current.arguments:
+        _check_same_arguments(thing, sorted(arguments.keys() | current.arguments.keys()), arguments, current.arguments)
+
+
+def check_exchange_delete(vhost: str, name: str, used: bool, if_unused: bool) -> None:
+    check_not_default(name)
+    if name.startswith(RESERVED_PREFIX):
+        raise Refusal(ACCESS_REFUSED, f"deletion of system {named('exchange', name, vhost)} not allowed")
+    if if_unused and used:
+        raise Refusal(PRECONDITION_FAILED, f"{named('exchange', name, vhost)} in use")
+
+
+def check_binding(exchange_type: str, arguments: dict[str, Any]) -> None:
+    if exchange_type != "headers" or "x-match" not in arguments:
+        return
+    how = arguments["x-match"]
+    if not isinstance(how, str):
+        raise Refusal(
+            PRECONDITION_FAILED,
+            f"Invalid x-match field type {type_name(how)} (value {erlang_term(how)}); expected longstr",
+        )
+    if how not in X_MATCHES:
+        raise Refusal(
+            PRECONDITION_FAILED,
+            f"Invalid x-match field value {erlang_term(how)}; expected all, any, all-with-x, or any-with-x",
+        )
+
+
+# -- queues ---------------------------------------------------------------------------------------------
+
+
+def check_owner(queue: QueuePut, owner: str) -> None:
+    """Any use of an exclusive queue by another connection than its own."""
+    if queue.owner and queue.owner != owner:
+        raise _locked(queue)
+
+
+def check_same_queue(
+    current: QueuePut, durable: bool, auto_delete: bool, owner: str, exclusive: bool, arguments: dict[str, Any]
+) -> None:
+    """A declare of a queue that exists: only arguments that mean something are compared."""
+    if current.owner != (owner if exclusive else ""):
+        raise _locked(current)
+    if durable is current.durable and auto_delete is current.auto_delete and arguments == current.arguments == {}:
+        return
+    thing = named("queue", current.name, current.vhost)
+    _check_same_field(thing, "durable", durable, current.durable)
+    _check_same_field(thing, "auto_delete", auto_delete, current.auto_delete)
+    _check_same_arguments(thing, QUEUE_ARGUMENTS, _with_type(arguments), _with_type(current.arguments))
+
+
+def check_new_queue(vhost: str, name: str, arguments: dict[str, Any]) -> None:
+    check_new_name("queue", name)
+    check_queue_arguments(vhost, name, arguments)
+
+
+def check_queue_arguments(vhost: str, name: str, arguments: dict[str, Any]) -> None:
+    for key, value in arguments.items():
+        check = QUEUE_ARGUMENTS.get(key)
+        wrong = check(value, arguments) if check else ""
+        if wrong:
+            raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('queue', name, vhost)}: {wrong}")
+
+
+def _locked(queue: QueuePut) -> Refusal:
+    return Refusal(
+        RESOURCE_LOCKED,
+        f"cannot obtain exclusive access to locked {named('queue', queue.name, queue.vhost)}. It could be originally "
+        "declared on another connection or the exclusive property value does not match that of the original "
+        "declaration.",
+    )
+
+
+def _with_type(arguments: dict[str, Any]) -> dict[str, Any]:
+    return arguments if "x-queue-type" in arguments else {**arguments, "x-queue-type": "classic"}
+
+
+# Each check gives "" or what is wrong, as an Erlang term.
+
+
+def _non_negative(value: Any, _: dict[str, Any]) -> str:
+    if type(value) is not int:
+        return _unacceptable(value)
+    return f"{{value_negative,{value}}}" if value < 0 else ""
+
+
+def _positive(value: Any, arguments: dict[str, Any]) -> str:
+    return _non_negative(value, arguments) or ("{value_zero,0}" if value == 0 else "")
+
+
+def _ttl(value: Any, arguments: dict[str, Any]) -> str:
+    wrong = _non_negative(value, arguments)
+    return wrong or (f"{{value_too_big,{value}}}" if value > EXPIRY_MS_MAX else "")
+
+
+def _expires(value: Any, arguments: dict[str, Any]) -> str:
+    return _positive(value, arguments) or _ttl(value, arguments)
+
+
+def _priority(value: Any, arguments: dict[str, Any]) -> str:
+    wrong = _non_negative(value, arguments)
+    return wrong or (f"{{max_value_exceeded,{value}}}" if value > PRIORITY_MAX else "")
+
+
+def _string(value: Any, _: dict[str, Any]) -> str:
+    return "" if isinstance(value, str) else _unacceptable(value)
+
+
+def _dead_letter_key(value: Any, arguments: dict[str, Any]) -> str:
+    wrong = _string(value, arguments)
+    return wrong or ("" if "x-dead-letter-exchange" in arguments else "routing_key_but_no_dlx_defined")
+
+
+def _boolean(value: Any, _: dict[str, Any]) -> str:
+    return "" if isinstance(value, bool) else _unacceptable(value)
+
+
+def _integer(value: Any, _: dict[str, Any]) -> str:
+    return "" if type(value) is int else _unacceptable(value)
+
+
+def _any(value: Any, _: dict[str, Any]) -> str:
+    return ""
+
+
+def _one_of(words: frozenset[str], wrong: str) -> Callable[[Any, dict[str, Any]], str]:
+    def check(value: Any, _: dict[str, Any]) -> str:
+        if not isinstance(value, str):
+            return _unacceptable(value)
+        return "" if value in words else wrong.format(value)
+
+    return check
+
+
+def _unacceptable(value: Any) -> str:
+    return f"{{unacceptable_type,{type_name(value)}}}"
+
+
+# Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken
+# and ignored: definition files still carry it.
+QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
+    "x-queue-type": _one_of(QUEUE_TYPES, "\"unsupported queue type '{}'\""),
+    "x-expires": _expires,
+    "x-message-ttl": _ttl,
+    "x-dead-letter-exchange": _string,
+    "x-dead-letter-routing-key": _dead_letter_key,
+    "x-dead-letter-strategy": _one_of(frozenset(("at-most-once", "at-least-once")), "invalid_dlx_strategy"),
+    "x-max-length": _non_negative,
+    "x-max-length-bytes": _non_negative,
+    "x-max-in-memory-length": _non_negative,
+    "x-max-in-memory-bytes": _non_negative,
+    "x-max-priority": _priority,
+    "x-overflow": _one_of(frozenset(("drop-head", "reject-publish", "reject-publish-dlx")), "invalid_overflow"),
+    "x-queue-mode": _one_of(frozenset(("default", "lazy")), "invalid_queue_mode"),
+    "x-queue-version": _any,
+    "x-single-active-consumer": _boolean,
+    "x-delivery-limit": _integer,
+    "x-consumer-timeout": _non_negative,
+    "x-queue-leader-locator": _string,
+    "x-initial-cluster-size": _positive,
+    "x-quorum-initial-group-size": _positive,
+}
+
+
+# -- equivalence ----------------------------------------------------------------------------------------
+
+
+def _check_same_field(thing: str, key: str, received: Any, current: Any) -> None:
+    if received != current:
+        raise _inequivalent(thing, key, _quoted(received), _quoted(current))
+
+
+def _check_same_arguments(thing: str, keys: Any, received: dict[str, Any], current: dict[str, Any]) -> None:
+    for key in keys:
+        if key not in received and key not in current:
+            continue
+        if key not in received or key not in current:
+            raise _inequivalent(thing, key, _typed(received, key), _typed(current, key))
+        new, old = received[key], current[key]
+        # True == 1 == 1.0 here, but not on the wire.
+        if new != old or type(new) is not type(old):
+            raise _inequivalent(thing, key, _quoted(new), _quoted(old))
+
+
+def _inequivalent(thing: str, key: str, received: str, current: str) -> Refusal:
+    return Refusal(
+        PRECONDITION_FAILED, f"inequivalent arg '{key}' for {thing}: received {received} but current is {current}"
+    )
+
+
+def _typed(arguments: dict[str, Any], key: str) -> str:
+    if key not in arguments:
+        return "none"
+    return f"the value {_quoted(arguments[key])} of type '{type_name(arguments[key])}'"
+
+
+def _quoted(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, str) else f"'{erlang_term(value)}'"
+
+
+def type_name(value: Any) -> str:
+    """The name of a field's type in RabbitMQ's texts. Integers travel as the smallest of I and l that holds them."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "signedint" if -(1 << 31) <= value < 1 << 31 else "long"
+    for python_type, name in TYPE_NAMES:
+        if isinstance(value, python_type):
+            return name
+    return "void"
+
+
+TYPE_NAMES: Final[tuple[tuple[type, str], ...]] = (
+    (bool, "bool"),
+    (str, "longstr"),
+    (float, "double"),
+    (bytes, "binary"),
+    (bytearray, "binary"),
+    (list, "array"),
+    (dict, "table"),
+    (datetime.datetime, "timestamp"),
+)
+
+
+def erlang_term(value: Any) -> str:
+    """A value as Erlang prints it."""
+    if value is None:
+        return "undefined"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'<<"{value}">>'
+    if isinstance(value, bytes | bytearray):
+        return f"<<{','.join(str(byte) for byte in value)}>>"
+    if isinstance(value, list):
+        return f"[{','.join(f'{{{type_name(item)},{erlang_term(item)}}}' for item in value)}]"
+    if isinstance(value, dict):
+        pairs = (f'{{<<"{key}">>,{type_name(item)},{erlang_term(item)}}}' for key, item in value.items())
+        return f"[{','.join(pairs)}]"
+    return str(value)

@@ -1,0 +1,670 @@
+"""One TCP client: bytes to events, events to their handlers; slow readers are held back.
+
+Publish path, 1 of 5. Before: the socket. After: broker/publishing.py.
+
+Each channel's work is done in the order it arrived. What can be done at once is done at once; a method that has to ask
+another process makes its channel *busy*, and what comes behind it on that channel queues up (`Channel.work`) until the
+answer is there; other channels go on. Output is gathered during a pass of the loop and written at its end. A client is
+not read while its shards have no room for its publishes, while its own output is not taken, or with too much work queued.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING
+
+from pamqp import base, commands
+
+from broker import checks, login, topology
+from broker.amqp import (
+    ChannelException,
+    Connection,
+    ConnectionException,
+    Event,
+    Failed,
+    Method,
+    Open,
+    Publishes,
+    Settles,
+    StartOk,
+)
+from broker.channel import HANDLERS, Channel, Work
+from broker.control import ConnectionInfo
+from broker.output import Output
+from broker.publishing import Scope
+
+if TYPE_CHECKING:
+    from broker.catalog import Catalog
+    from broker.catalog_link import CatalogLink
+    from broker.changes import QueuePut
+    from broker.server import Door
+    from broker.shard_link import ShardLinks
+    from shardd.wire import messages as wire
+
+log = logging.getLogger("broker.client")
+
+# Unsent output past which a client is not read any more (deliveries have their own window, see the shard).
+OUT_BYTES_MAX = 1 << 20
+# Work queued behind a busy channel past which the client is not read any more.
+WORK_MAX = 4096
+WORK_BYTES_MAX = 4 << 20
+# How long a client may take to answer our connection.close.
+CLOSE_TIMEOUT_S = 5.0
+
+# Why a client is not read: bits above those of the shards it feeds.
+PAUSE_OUTPUT = 1 << 64
+PAUSE_WORK = 1 << 65
+PAUSE_ALARM = 1 << 66
+
+
+class Client:
+    """One connection. `id`: used once in this front door's life."""
+
+    def __init__(self, door: Door, sock: socket.socket, peer: tuple[str, int], number: int) -> None:
+        self.door = door
+        self.id = number
+        self.owner = f"{door.config.door}.{door.incarnation}.{number}"
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.peer_host, self.peer_port = peer[0], peer[1]
+        self.host, self.port = sock.getsockname()[:2]
+        config = door.config
+        self.amqp = Connection(
+            frame_bytes_max=config.frame_bytes_max,
+            channels_max=config.channels_max,
+            heartbeat_s=config.heartbeat_s,
+            mechanisms=login.MECHANISMS,
+            server_properties=door.server_properties,
+            message_bytes_max=config.message_bytes_max,
+        )
+        self.user = ""
+        self.vhost = ""
+        self.auth_mechanism = ""
+        self.scope: Scope | None = None
+        self.is_open = False  # connection.open-ok was sent
+        self.closing = False
+        self.closing_after_flush = False
+        self._close_when_idle = False
+        self.lost = False
+        self.channels: dict[int, Channel] = {}
+        self.published = False
+        self.blocked = False
+        self.last_received = self.last_sent = door.now
+        self.connected_at = time.time()
+        self.received_bytes = 0
+        self._paused = 0
+        self._queued_bytes = 0
+        self._queued_work = 0
+        self.output = Output()
+        self._is_dirty = False
+        self._writing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handshake = door.loop.call_later(config.handshake_timeout_s, self._handshake_too_slow)
+        door.loop.add_reader(self.fd, self._readable)
+
+    @property
+    def frame_bytes_max(self) -> int:
+        return self.amqp.frame_bytes_max
+
+    @property
+    def name(self) -> str:
+        return f"{self.peer_host}:{self.peer_port} -> {self.host}:{self.port}"
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.door.catalog_link.catalog
+
+    @property
+    def catalog_link(self) -> CatalogLink:
+        return self.door.catalog_link
+
+    @property
+    def shards(self) -> ShardLinks:
+        return self.door.links
+
+    def reply_to_is_alive(self, name: str) -> bool:
+        """No direct reply-to consumer is ever there."""
+        return False
+
+    # -- in ---------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        self.door.begin_pass()
+        buffer = self.door.read_buffer
+        try:
+            count = self.sock.recv_into(buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.disconnect()
+            return
+        if count == 0:
+            self.disconnect()
+            return
+        self.door.was_read(count)
+        self.received_bytes += count
+        self.last_received = self.door.now
+        self.amqp.receive_data(buffer[:count])
+        self._handle_events()
+
+    def _handle_events(self) -> None:
+        # Driven to its end whatever happens: what is left unparsed would be overwritten by the next client's bytes.
+        while (event := self.amqp.next_event()) is not None:
+            try:
+                self._handle(event)
+            except (ChannelException, ConnectionException) as error:
+                self.fail(error, 0)
+            except Exception:
+                self._fail_internally()
+        self._gather()
+
+    def _fail_internally(self) -> None:
+        """Our fault: the smallest thing that can be rebuilt is the connection."""
+        log.exception("%s: internal error", self.name)
+        self.fail(ConnectionException(541, "internal error", 0, 0), 0)
+
+    def _handle(self, event: Event) -> None:
+        if self.lost:
+            return
+        if isinstance(event, Publishes):
+            self._on_publishes(event)
+        elif isinstance(event, Settles):
+            channel = self.channels.get(event.channel)
+            if channel is not None and channel.is_open:
+                self._do(channel, lambda: self._settle(channel, event.ranges))
+        elif isinstance(event, Method):
+            self._on_method(event.channel, event.method)
+        elif isinstance(event, Failed):
+            self.fail(event.exception, event.channel)
+        elif isinstance(event, StartOk):
+            self._log_in(event)
+        elif isinstance(event, Open):
+            self._open(event.vhost)
+
+    def _on_publishes(self, event: Publishes) -> None:
+        self.published = True
+        if self.door.alarm:
+            self._block()
+        busy = {channel.number for channel in self.channels.values() if channel.busy or channel.work}
+        if not busy:
+            self.door.publishing.publishes(self, event)
+            return
+        self.door.publishing.publishes(self, event, without=busy)
+        copy = Publishes(bytes(event.buffer), bytes(event.table), event.count)
+        for number in busy:
+            self._do(self.channels[number], _publish_later(self, copy, number), len(copy.buffer))
+
+    # -- each channel's work in order -----------------------------------------------------------------------
+
+    def _do(self, channel: Channel, work: Work, size: int = 0) -> None:
+        """Now, if nothing is before it; else in its turn. `size`: bytes it keeps meanwhile."""
+        if isinstance(work, base.Frame) and not channel.running and not channel.work:
+            pipeline = self._pipeline(channel)
+            pipeline.receive(work)  # overlaps what it may overlap
+            if pipeline.full:
+                self.pause(PAUSE_WORK)
+            return
+        channel.work.append(work)
+        self._queued_bytes += size
+        if channel.busy or len(channel.work) > 1:
+            self._queued_work += 1
+            if self._queued_work > WORK_MAX or self._queued_bytes > WORK_BYTES_MAX:
+                self.pause(PAUSE_WORK)
+            return
+        self._go_on(channel)
+
+    def _go_on(self, channel: Channel) -> None:
+        """Do queued work until some has to wait."""
+        while channel.work and not self.lost:
+            work = channel.work[0]
+            if isinstance(work, base.Frame):
+                if channel.running:
+                    return
+                channel.work.popleft()
+                if channel.is_open:
+                    self._pipeline(channel).receive(work)
+                continue
+            if channel.busy:
+                return
+            channel.work.popleft()
+            waiting = self._tried(channel, work)
+            if waiting is not None:
+                channel.running = True
+                self._start(self._finish(channel, waiting))
+        self.door.schedule_end_of_pass()
+        if not any(other.work or other.busy for other in self.channels.values()):
+            self._queued_work = self._queued_bytes = 0
+            self.resume(PAUSE_WORK)
+            if self._close_when_idle:
+                self._close_when_idle = False
+                self._start(self._close_politely())
+
+    def _tried(
+        self, channel: Channel, work: Callable[[], Coroutine[None, None, None] | None]
+    ) -> Coroutine[None, None, None] | None:
+        try:
+            return work()
+        except (ChannelException, ConnectionException) as error:
+            self.fail(error, channel.number)
+        except Exception:
+            self._fail_internally()
+        return None
+
+    async def _finish(self, channel: Channel, waiting: Coroutine[None, None, None]) -> None:
+        try:
+            await waiting
+        except (ChannelException, ConnectionException) as error:
+            if channel.is_open or isinstance(error, ConnectionException):
+                self.fail(error, channel.number)
+        finally:
+            channel.running = False
+        self._go_on(channel)
+        self._gather()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = self.door.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: internal error", self.name, exc_info=error)
+            self.fail(ConnectionException(541, "internal error", 0, 0), 0)
+
+    def _pipeline(self, channel: Channel) -> topology.Pipeline:
+        if channel.pipeline is None:
+            channel.pipeline = topology.Pipeline(
+                self,
+                channel,
+                idle=lambda: self._go_on(channel),
+                failed=lambda error: self._pipeline_failed(channel, error),
+            )
+        return channel.pipeline
+
+    def _pipeline_failed(self, channel: Channel, error: Exception) -> None:
+        if not isinstance(error, (ChannelException, ConnectionException)):
+            log.error("%s: internal error", self.name, exc_info=error)
+            error = ConnectionException(541, "internal error", 0, 0)
+        self.fail(error, channel.number)
+        self._go_on(channel)
+
+    # -- methods -----------------------------------------------------------------------------------------------
+
+    def _on_method(self, number: int, method: base.Frame) -> None:
+        if number == 0:
+            self._on_connection_method(method)
+            return
+        if isinstance(method, commands.Channel.Open):
+            self.channels[number] = Channel(number)
+            self.send(number, commands.Channel.OpenOk())
+            return
+        channel = self.channels.get(number)
+        if channel is None:
+            return
+        if isinstance(method, commands.Channel.CloseOk):
+            self._drop_channel(channel)
+        elif isinstance(method, commands.Channel.Close):
+            if channel.is_open:
+                self._do(channel, lambda: self._close_channel(channel))
+            else:  # both sides closed it
+                self.send(number, commands.Channel.CloseOk())
+                self._drop_channel(channel)
+        elif not channel.is_open:
+            return
+        elif type(method) in topology.HANDLERS:
+            self._do(channel, method)
+        else:
+            self._do(channel, lambda: self._channel_method(channel, method))
+
+    def _on_connection_method(self, method: base.Frame) -> None:
+        if isinstance(method, commands.Connection.Close):
+            self.closing = True
+            if any(channel.work or channel.busy for channel in self.channels.values()):
+                self._close_when_idle = True  # what was said before it is done before it
+            else:
+                self._start(self._close_politely())
+        elif isinstance(method, commands.Connection.CloseOk):
+            self.disconnect()
+
+    def _channel_method(self, channel: Channel, method: base.Frame) -> Coroutine[None, None, None] | None:
+        if not channel.is_open:
+            return None
+        handler = HANDLERS.get(type(method))
+        if handler is None:
+            raise ConnectionException(540, "unimplemented method", method.index >> 16, method.index & 0xFFFF)
+        return handler(self, channel, method)
+
+    def _settle(self, channel: Channel, ranges: list[tuple[int, int, int, bool]]) -> None:
+        if channel.is_open:
+            self.door.consuming.settles(channel, ranges)
+
+    def publishing_channel(self, number: int) -> Channel | None:
+        channel = self.channels.get(number)
+        return channel if channel is not None and channel.is_open else None
+
+    def readable_queue(self, channel: Channel, name: str, method: tuple[int, int]) -> QueuePut:
+        """The queue a consume or get names, if it is there and this user may read it."""
+        name = name or channel.last_queue
+        try:
+            return topology.readable_queue(self, name)
+        except checks.Refusal as refusal:
+            raise ChannelException(refusal.code, refusal.text, *method) from None
+
+    # -- opening and closing -----------------------------------------------------------------------------
+
+    def _log_in(self, said: StartOk) -> None:
+        try:
+            self.user = login.authenticate(
+                said.mechanism,
+                said.response,
+                said.client_properties,
+                self.catalog,
+                peer_host=self.peer_host,
+                loopback_users=self.door.config.loopback_users,
+            )
+        except login.LoginRefused as refused:
+            log.warning("%s: login refused: %s", self.name, refused.reason)
+            if refused.tell:
+                self.close(refused.answer)
+            else:
+                self.disconnect()
+            return
+        self.auth_mechanism = said.mechanism
+        self.amqp.tune()
+
+    def _open(self, vhost: str) -> None:
+        vhost = vhost or "/"
+        login.check_open(
+            self.catalog, self.user, vhost, self.door.connected(vhost, self.user), self.door.config.connections_max
+        )
+        self.vhost = vhost
+        self.is_open = True
+        self._handshake.cancel()
+        self.scope = self.door.publishing.scope(vhost, self.user)
+        self.door.catalog_link.connection_up(self.info())
+        self.send(0, commands.Connection.OpenOk())
+
+    def _handshake_too_slow(self) -> None:
+        log.warning("%s: no handshake within %g s", self.name, self.door.config.handshake_timeout_s)
+        self.disconnect()
+
+    async def _close_channel(self, channel: Channel) -> None:
+        """channel.close by the client: requeue first, answer then, so that what follows sees the messages."""
+        for released in self._end_channel(channel):
+            await released
+        self.send(channel.number, commands.Channel.CloseOk())
+        self._drop_channel(channel)
+
+    def _drop_channel(self, channel: Channel) -> None:
+        channel.is_open = False
+        channel.work.clear()
+        if channel.pipeline is not None:
+            channel.pipeline.close()
+        if self.channels.get(channel.number) is channel:
+            del self.channels[channel.number]
+
+    async def _close_politely(self) -> None:
+        """connection.close by the client: everything of it goes, then the answer."""
+        released = [future for channel in self.channels.values() for future in self._end_channel(channel)]
+        for future in released:
+            await future
+        self._say_down()
+        self.send(0, commands.Connection.CloseOk())
+        self._gather()
+        self._flush_then_disconnect()
+
+    def _end_channel(self, channel: Channel) -> list[asyncio.Future[wire.Control]]:
+        channel.is_open = False
+        if channel.pipeline is not None:
+            channel.pipeline.close()
+        if channel.confirms is not None:
+            channel.confirms.closed = True
+        return self.door.consuming.release(channel)
+
+    def fail(self, error: ChannelException | ConnectionException, number: int) -> None:
+        """Answer what the client did wrong: one place for all."""
+        if self.closing or self.lost:
+            return
+        channel = self.channels.get(number)
+        if isinstance(error, ChannelException) and channel is not None:
+            if channel.is_open:
+                self._end_channel(channel)  # its release is asked for; nobody has to wait
+                self.amqp.close_channel(number, error)
+                self._go_on(channel)
+        else:
+            log.info("%s: closed: %s", self.name, error)
+            self.close(error if isinstance(error, ConnectionException) else ConnectionException(504, str(error), 0, 0))
+        self._gather()
+
+    def close(self, error: ConnectionException) -> None:
+        """connection.close by us; the socket goes when the client has answered, or after a while."""
+        if self.closing:
+            return
+        self.closing = True
+        for channel in self.channels.values():
+            self._end_channel(channel)
+        self.amqp.close(error)
+        self.resume(-1)
+        self._gather()
+        self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
+
+    def disconnect(self) -> None:
+        """The socket's end, for whatever reason."""
+        if self.lost:
+            return
+        self.lost = True
+        self._handshake.cancel()
+        for channel in list(self.channels.values()):
+            self._end_channel(channel)
+        self.channels.clear()
+        self._say_down()
+        self.door.loop.remove_reader(self.fd)
+        if self._writing:
+            self.door.loop.remove_writer(self.fd)
+        for task in self._tasks:
+            task.cancel()
+        self.sock.close()
+        self.door.forget(self)
+
+    def _say_down(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self.door.catalog_link.connection_down(self.owner)
+
+    # -- held back, alarms ----------------------------------------------------------------------------------
+
+    def pause(self, reason: int) -> None:
+        if not self._paused and not self.lost:
+            self.door.loop.remove_reader(self.fd)
+        self._paused |= reason
+
+    def resume(self, reasons: int) -> None:
+        before, self._paused = self._paused, self._paused & ~reasons if reasons != -1 else 0
+        if before and not self._paused and not self.lost:
+            self.last_received = self.door.loop.time()  # its silence was ours
+            self.door.loop.add_reader(self.fd, self._readable)
+
+    def feeds(self, shards: int) -> None:
+        self.door.fed(self, shards)
+
+    def _block(self) -> None:
+        """A publisher during an alarm: told why, and not read until it is over."""
+        if not self.blocked:
+            self.blocked = True
+            if self._can("connection.blocked"):
+                self.send(0, commands.Connection.Blocked(self.door.alarm))
+            self.pause(PAUSE_ALARM)
+
+    def alarm_changed(self) -> None:
+        if self.door.alarm and self.published:
+            self._block()
+        elif self.blocked and not self.door.alarm:
+            self.blocked = False
+            if self._can("connection.blocked"):
+                self.send(0, commands.Connection.Unblocked())
+            self.resume(PAUSE_ALARM)
+
+    def _can(self, capability: str) -> bool:
+        """What the client said of itself in start-ok."""
+        capabilities = self.amqp.client_properties.get("capabilities")
+        return isinstance(capabilities, dict) and capabilities.get(capability) is True
+
+    def notify_cancel(self, channel: int, tag: str) -> None:
+        if self._can("consumer_cancel_notify"):
+            self.send(channel, commands.Basic.Cancel(tag, True))
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    def send(self, channel: int, method: base.Frame) -> None:
+        self.amqp.send_method(channel, method)
+        self._gather()
+
+    reply = send
+
+    def write(self, data: bytes) -> None:
+        """Ready-made frames."""
+        if data and not self.lost and not self.closing:
+            self._put_out(data)
+
+    def _put_out(self, data: bytes) -> None:
+        if not self.lost:
+            self.output.add(data)
+            self._mark_dirty()
+
+    def write_delivery(self, data: bytes, shard: int, credit: int) -> None:
+        """Deliveries; `credit` goes back to the shard once they are with the kernel."""
+        if self.closing or self.lost:
+            self.door.links.credit(shard, self.door.links.links[shard].epoch, self.id, credit)
+            return
+        self.write(data)
+        self.output.credit_then(shard, self.door.links.links[shard].epoch, credit)
+
+    def _gather(self) -> None:
+        """Take over what the AMQP library has to send."""
+        for data in self.amqp.data_to_send():
+            self._put_out(data)
+        if self.amqp.closed:
+            self._flush_then_disconnect()
+
+    def _mark_dirty(self) -> None:
+        if not self._is_dirty:
+            self._is_dirty = True
+            self.door.dirty.append(self)
+            self.door.schedule_end_of_pass()
+
+    def flush(self) -> None:
+        """Write as much as the kernel takes."""
+        self._is_dirty = False
+        if not self._writing and not self.lost:
+            self._write_out()
+        elif self.output.pending > OUT_BYTES_MAX:
+            self.pause(PAUSE_OUTPUT)
+
+    def _write_out(self) -> None:
+        try:
+            all_out = self.output.write(self.sock)
+        except OSError:
+            self.disconnect()
+            return
+        self.last_sent = self.door.now
+        for shard, epoch, credit in self.output.take_credits():
+            self.door.links.credit(shard, epoch, self.id, credit)
+        if not all_out and not self._writing:
+            self._writing = True
+            self.door.loop.add_writer(self.fd, self._writable)
+        if self.output.pending > OUT_BYTES_MAX:
+            self.pause(PAUSE_OUTPUT)
+
+    def _writable(self) -> None:
+        self._write_out()
+        if self.lost:
+            return
+        if not self.output.pending:
+            self._writing = False
+            self.door.loop.remove_writer(self.fd)
+            if self.closing_after_flush:
+                self.disconnect()
+                return
+        if self.output.pending <= OUT_BYTES_MAX // 2:
+            self.resume(PAUSE_OUTPUT)
+        self.door.schedule_end_of_pass()
+
+    def _flush_then_disconnect(self) -> None:
+        """Nothing more comes; what is still to be written gets its chance."""
+        self.closing = self.closing_after_flush = True
+        self.flush()
+        if not self.output.pending:
+            self.disconnect()
+        else:
+            self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
+
+    # -- what operators see ----------------------------------------------------------------------------------
+
+    def info(self) -> ConnectionInfo:
+        return ConnectionInfo(
+            owner=self.owner,
+            name=self.name,
+            user=self.user,
+            vhost=self.vhost,
+            peer_host=self.peer_host,
+            peer_port=self.peer_port,
+            host=self.host,
+            port=self.port,
+            protocol="AMQP 0-9-1",
+            auth_mechanism=self.auth_mechanism,
+            tls=False,
+            frame_max=self.amqp.frame_bytes_max,
+            channel_max=self.amqp.channels_max,
+            heartbeat_s=self.amqp.heartbeat_s,
+            connected_at_ms=int(self.connected_at * 1000),
+            client_properties=self.amqp.client_properties,
+        )
+
+    def report(self) -> dict[str, object]:
+        """Counters of the connection, for listings."""
+        state = "blocked" if self.blocked else "flow" if self._paused else "running"
+        return {
+            "owner": self.owner,
+            "channels": len(self.channels),
+            "recv_oct": self.received_bytes,
+            "send_oct": self.output.written,
+            "send_pend": self.output.pending,
+            "state": state,
+        }
+
+    def report_channel(self, channel: Channel) -> dict[str, object]:
+        confirms = channel.confirms
+        return {
+            "owner": self.owner,
+            "number": channel.number,
+            "prefetch_count": channel.prefetch,
+            "global_prefetch_count": channel.limit,
+            "messages_unacknowledged": channel.unacked.count,
+            "consumer_count": len(channel.consumers),
+            "confirm": confirms is not None,
+            "transactional": channel.transaction is not None,
+            "messages_unconfirmed": sum(w.last - w.first + 1 for w in confirms.waiting) if confirms else 0,
+        }
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """About once a second: heartbeats out, and a peer that fell silent is dropped."""
+        interval = self.amqp.heartbeat_s
+        if not interval or not self.is_open:
+            return
+        if now - self.last_sent >= interval / 2:
+            self.amqp.send_heartbeat()
+            self._gather()
+        if now - self.last_received > 2 * interval and not self._paused:
+            log.warning("%s: missed heartbeats, timeout: %d s", self.name, interval)
+            self.disconnect()
+
+
+def _publish_later(client: Client, event: Publishes, number: int) -> Work:
+    return lambda: client.door.publishing.publishes(client, event, only=number)

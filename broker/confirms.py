@@ -1,0 +1,117 @@
+"""Publisher confirms of one channel: numbers given out, batches waited for, acks and nacks in order.
+
+One `Waiting` per channel and read stands for all its publishes of that read; it is done when every shard concerned has
+confirmed its batch. A channel answers for the longest finished beginning, with one cumulative ack; what was refused or
+lost is nacked one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import Protocol
+
+_ACK = struct.Struct(">BHIHHQBB")
+
+
+class Answered(Protocol):
+    """Where the answers go."""
+
+    id: int
+
+    def write(self, data: bytes) -> None: ...
+
+
+def ack_frame(channel: int, tag: int, multiple: bool) -> bytes:
+    """basic.ack to the publisher."""
+    return _ACK.pack(1, channel, 13, 60, 80, tag, multiple, 0xCE)
+
+
+def nack_frame(channel: int, tag: int, multiple: bool) -> bytes:
+    """basic.nack to the publisher."""
+    return _ACK.pack(1, channel, 13, 60, 120, tag, multiple, 0xCE)
+
+
+class Waiting:
+    """Publishes first..last of one channel; `shards`: batches that must be confirmed before they are."""
+
+    __slots__ = ("confirms", "first", "last", "nacked", "shards")
+
+    def __init__(self, confirms: Confirms, first: int, last: int, shards: int) -> None:
+        self.confirms = confirms
+        self.first = first
+        self.last = last
+        self.shards = shards
+        self.nacked: bool = False
+
+    def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
+        """The shard did not take these, if they are this channel's."""
+        confirms = self.confirms
+        if connection == confirms.client.id and channel == confirms.channel:
+            confirms.refused.update(range(max(first, self.first), min(last, self.last) + 1))
+
+    def confirmed(self) -> None:
+        self.shards -= 1
+        if self.shards == 0:
+            self.confirms.finished()
+
+    def lost(self) -> None:
+        self.nacked = True
+        self.confirmed()
+
+
+class Confirms:
+    """Confirm mode of one channel: numbers given out, what waits, what was refused."""
+
+    def __init__(self, client: Answered, channel: int, dirty: list[Confirms]) -> None:
+        self.client = client
+        self.channel = channel
+        self.next_seq = 1
+        self.waiting: deque[Waiting] = deque()
+        self.refused: set[int] = set()
+        self.closed = False  # the channel is gone: nobody is answered, the number may be another channel's now
+        self._dirty = dirty
+        self._is_dirty = False
+
+    def wait(self, count: int, shards: int) -> Waiting:
+        waiting = Waiting(self, self.next_seq, self.next_seq + count - 1, shards)
+        self.next_seq += count
+        self.waiting.append(waiting)
+        if shards == 0:
+            self.finished()
+        return waiting
+
+    def finished(self) -> None:
+        if not self._is_dirty:
+            self._is_dirty = True
+            self._dirty.append(self)
+
+    def answers(self) -> bytes:
+        """Acks and nacks for the longest finished beginning."""
+        self._is_dirty = False
+        if self.closed:
+            self.waiting.clear()
+            return b""
+        out: list[bytes] = []
+        first = last = 0  # an ack not yet written
+        while self.waiting and self.waiting[0].shards <= 0:
+            waiting = self.waiting.popleft()
+            if waiting.nacked or self.refused:
+                if last:
+                    out.append(ack_frame(self.channel, last, last > first))
+                    first = last = 0
+                out.append(self._one_by_one(waiting))
+                continue
+            first = first or waiting.first
+            last = waiting.last
+        if last:
+            out.append(ack_frame(self.channel, last, last > first))
+        return b"".join(out)
+
+    def _one_by_one(self, waiting: Waiting) -> bytes:
+        out = []
+        for seq in range(waiting.first, waiting.last + 1):
+            refused = waiting.nacked or seq in self.refused
+            self.refused.discard(seq)
+            out.append(nack_frame(self.channel, seq, False) if refused else ack_frame(self.channel, seq, False))
+        return b"".join(out)

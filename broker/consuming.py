@@ -1,0 +1,438 @@
+"""Consumers, deliveries out, acks in: which client's delivery tag is which delivery of which shard.
+
+A shard numbers what it gives to a consumer 1, 2, 3 ...; a channel numbers all its deliveries. `Unacked` keeps the
+two side by side as runs (neighbouring tags of one consumer), so that a burst costs one entry and a cumulative ack a few
+comparisons. Prefetch per consumer is kept by the shard; the limit of a channel (basic.qos global) is kept here: its
+consumers get deliveries only for grants, asked for by the shard when it has something, given while the channel has room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from pamqp import commands
+
+from broker.amqp import ChannelException, ConnectionException, frames
+from broker.shard_link import ShardLinks, ShardRefused
+from shardd.wire import messages as wire
+
+if TYPE_CHECKING:
+    from broker.client import Channel, Client
+
+log = logging.getLogger("broker.consuming")
+
+CONSUME = (60, 20)
+GET = (60, 70)
+ACK = (60, 80)
+CANCEL = (60, 30)
+# How many messages one grant lets through at most, so that no consumer of the channel waits long for its turn.
+GRANT_MAX = 64
+
+
+class Consumer:
+    """One consumer of one channel. `number`: used once in this front door's life."""
+
+    __slots__ = (
+        "announced", "attached", "channel", "client", "exclusive", "granted", "no_ack", "nowait", "number",
+        "prefetch", "priority", "queue_id", "queue_name", "shard", "tag", "tag_bytes", "wants",
+    )  # fmt: skip
+
+    def __init__(self, client: Client, channel: Channel, number: int, tag: str) -> None:
+        self.client = client
+        self.channel = channel
+        self.number = number
+        self.tag = tag
+        self.tag_bytes = tag.encode()
+        self.attached = False  # to be attached again when its shard restarts
+        self.announced = False
+        self.nowait = False
+        self.granted = 0  # outstanding grants
+        self.wants = False
+        self.queue_id = 0
+        self.queue_name = ""
+        self.shard = 0
+        self.no_ack = False
+        self.exclusive = False
+        self.priority = 0
+        self.prefetch = 0
+
+
+class Run(NamedTuple):
+    """Neighbouring delivery tags of one consumer and one epoch of its shard."""
+
+    first_tag: int
+    last_tag: int
+    consumer: Consumer
+    epoch: int
+    first_number: int
+
+
+class UnknownTag(Exception):
+    """An ack for a tag that is not outstanding."""
+
+    def __init__(self, tag: int) -> None:
+        super().__init__(tag)
+        self.tag = tag
+
+
+class Unacked:
+    """A channel's deliveries that wait for their ack, by tag."""
+
+    def __init__(self) -> None:
+        self._runs: list[Run] = []
+        self._firsts: list[int] = []  # first tag of each run
+        self.count = 0
+
+    def add(self, first_tag: int, count: int, consumer: Consumer, epoch: int, first_number: int) -> None:
+        self.count += count
+        if self._runs:
+            run = self._runs[-1]
+            follows = run.first_number + run.last_tag + 1 - run.first_tag == first_number
+            if follows and run.consumer is consumer and run.epoch == epoch and run.last_tag + 1 == first_tag:
+                self._runs[-1] = run._replace(last_tag=first_tag + count - 1)
+                return
+        self._runs.append(Run(first_tag, first_tag + count - 1, consumer, epoch, first_number))
+        self._firsts.append(first_tag)
+
+    def take_through(self, tag: int) -> list[Run]:
+        """Cumulative: all up to `tag`, which must be outstanding; 0 means all there are."""
+        if tag == 0:
+            taken, self._runs, self._firsts = self._runs, [], []
+            self.count = 0
+            return taken
+        at = self._find(tag)
+        run = self._runs[at]
+        taken = self._runs[:at]
+        taken.append(run._replace(last_tag=tag))
+        if run.last_tag == tag:
+            del self._runs[: at + 1], self._firsts[: at + 1]
+        else:
+            self._runs[at] = _from(run, tag + 1)
+            self._firsts[at] = tag + 1
+            del self._runs[:at], self._firsts[:at]
+        self.count -= sum(each.last_tag - each.first_tag + 1 for each in taken)
+        return taken
+
+    def take(self, first: int, last: int) -> Iterator[Run]:
+        """Each of first..last; the ones before an unknown tag are taken."""
+        while first <= last:
+            at = self._find(first)
+            run = self._runs[at]
+            end = min(last, run.last_tag)
+            pieces = []
+            if run.first_tag < first:
+                pieces.append(run._replace(last_tag=first - 1))
+            if end < run.last_tag:
+                pieces.append(_from(run, end + 1))
+            self._runs[at : at + 1] = pieces
+            self._firsts[at : at + 1] = [piece.first_tag for piece in pieces]
+            self.count -= end - first + 1
+            yield _from(run, first)._replace(last_tag=end)
+            first = end + 1
+
+    def consumers(self) -> set[Consumer]:
+        """Who has deliveries here."""
+        return {run.consumer for run in self._runs}
+
+    def put_back(self, run: Run) -> None:
+        """What a rolled back transaction had taken."""
+        at = bisect_right(self._firsts, run.first_tag)
+        self._runs.insert(at, run)
+        self._firsts.insert(at, run.first_tag)
+        self.count += run.last_tag - run.first_tag + 1
+
+    def _find(self, tag: int) -> int:
+        at = bisect_right(self._firsts, tag) - 1
+        if at < 0 or self._runs[at].last_tag < tag:
+            raise UnknownTag(tag)
+        return at
+
+
+def _from(run: Run, tag: int) -> Run:
+    """The run without what is before `tag`."""
+    return run._replace(first_tag=tag, first_number=run.first_number + tag - run.first_tag)
+
+
+class Consuming:
+    """All consuming of this front door."""
+
+    def __init__(self, links: ShardLinks) -> None:
+        self.links = links
+        self.consumers: dict[int, Consumer] = {}
+        self._last_number = 0
+
+    def next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+    # -- consume, cancel -------------------------------------------------------------------------------
+
+    async def consume(self, client: Client, channel: Channel, method: commands.Basic.Consume) -> None:
+        queue = client.readable_queue(channel, method.queue, CONSUME)
+        tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
+        if tag in channel.consumers:
+            raise ConnectionException(530, f"attempt to reuse consumer tag '{tag}'", *CONSUME)
+        consumer = Consumer(client, channel, self.next_number(), tag)
+        consumer.queue_id, consumer.queue_name, consumer.shard = queue.id, queue.name, queue.shard
+        consumer.nowait = bool(method.nowait)
+        consumer.no_ack, consumer.exclusive = bool(method.no_ack), bool(method.exclusive)
+        consumer.priority = _priority(method.arguments or {}, queue.name, client.vhost)
+        consumer.prefetch = 0 if consumer.no_ack else channel.prefetch
+        channel.consumers[tag] = consumer
+        self.consumers[consumer.number] = consumer
+        try:
+            await self._attach(consumer, resumed=False)
+        except ShardRefused as refused:
+            self._forget(consumer)
+            raise _refusal(refused, queue.name, client.vhost) from None
+        self._announce(consumer)
+
+    def _announce(self, consumer: Consumer) -> None:
+        """consume-ok, before all else of this consumer: a delivery that came with Attached must not overtake it."""
+        if not consumer.announced and consumer.number in self.consumers:
+            consumer.announced = consumer.attached = True
+            if not consumer.nowait:
+                consumer.client.send(consumer.channel.number, commands.Basic.ConsumeOk(consumer.tag))
+
+    def _attach(self, consumer: Consumer, resumed: bool) -> asyncio.Future[wire.Control]:
+        limited = consumer.channel.limit > 0 and not consumer.no_ack
+
+        def make(request: int) -> wire.Attach:
+            return wire.Attach(
+                request=request,
+                queue=consumer.queue_id,
+                consumer=consumer.number,
+                connection=consumer.client.id,
+                channel=consumer.channel.number,
+                tag=consumer.tag,
+                no_ack=consumer.no_ack,
+                exclusive=consumer.exclusive,
+                priority=consumer.priority,
+                prefetch=consumer.prefetch,
+                granted=limited,
+                resumed=resumed,
+            )
+
+        return self.links.ask(consumer.shard, make)
+
+    async def cancel(self, client: Client, channel: Channel, method: commands.Basic.Cancel) -> None:
+        """Unacknowledged deliveries stay with the channel; an unknown tag is no error."""
+        consumer = channel.consumers.pop(method.consumer_tag, None)
+        if consumer is not None:
+            consumer.attached = False
+            channel.cancelled.append(consumer)
+            await self.links.ask(consumer.shard, lambda request: wire.Detach(request, consumer.number))
+            self._take_grants_back(consumer)
+            self._let_idle_go(channel)
+        if not method.nowait and channel.is_open:
+            client.send(channel.number, commands.Basic.CancelOk(method.consumer_tag))
+
+    def _take_grants_back(self, consumer: Consumer) -> None:
+        consumer.channel.granted -= consumer.granted
+        consumer.granted = 0
+        if consumer.channel.limit:
+            self.grant(consumer.channel)
+
+    def _let_idle_go(self, channel: Channel) -> None:
+        """Cancelled consumers that hold nothing: consuming and cancelling all day must not fill the memory."""
+        holding = channel.unacked.consumers()
+        idle = [consumer for consumer in channel.cancelled if consumer not in holding]
+        channel.cancelled = [consumer for consumer in channel.cancelled if consumer in holding]
+        for consumer in idle:
+            self.consumers.pop(consumer.number, None)
+            self.links.ask(consumer.shard, _releasing([consumer.number]))
+
+    def _forget(self, consumer: Consumer) -> None:
+        self.consumers.pop(consumer.number, None)
+        if consumer.channel.consumers.get(consumer.tag) is consumer:
+            del consumer.channel.consumers[consumer.tag]
+
+    def release(self, channel: Channel) -> list[asyncio.Future[wire.Control]]:
+        """The channel is gone: what its consumers hold is requeued. The futures end when the shards have done so."""
+        by_shard: dict[int, list[int]] = {}
+        for consumer in [*channel.consumers.values(), *channel.cancelled, *channel.getters.values()]:
+            self.consumers.pop(consumer.number, None)
+            by_shard.setdefault(consumer.shard, []).append(consumer.number)
+        channel.consumers.clear()
+        channel.cancelled.clear()
+        channel.getters.clear()
+        return [self.links.ask(shard, _releasing(numbers)) for shard, numbers in by_shard.items()]
+
+    # -- basic.get -------------------------------------------------------------------------------------------
+
+    async def get(self, client: Client, channel: Channel, method: commands.Basic.Get) -> None:
+        queue = client.readable_queue(channel, method.queue, GET)
+        getter = self._getter(client, channel, queue.shard)
+        no_ack = bool(method.no_ack)
+
+        def make(request: int) -> wire.Get:
+            return wire.Get(request, queue.id, 0 if no_ack else getter.number, client.id, channel.number, no_ack)
+
+        try:
+            epoch, got = await self.links.ask_in_epoch(queue.shard, make)
+        except ShardRefused as refused:
+            raise _refusal(refused, queue.name, client.vhost, GET) from None
+        assert isinstance(got, wire.Got)
+        if not channel.is_open:
+            return  # its release, behind this get, requeues the message
+        if not got.message:
+            client.send(channel.number, commands.Basic.GetEmpty())
+            return
+        tag = channel.next_tag
+        channel.next_tag += 1
+        if not no_ack:
+            channel.unacked.add(tag, 1, getter, epoch, got.number)
+        data = frames.get_ok(got.message, channel.number, tag, got.redelivered, got.remaining, client.frame_bytes_max)
+        client.write(data)
+
+    def _getter(self, client: Client, channel: Channel, shard: int) -> Consumer:
+        """The pseudo consumer that holds what basic.get took from one shard."""
+        getter = channel.getters.get(shard)
+        if getter is None:
+            getter = channel.getters[shard] = Consumer(client, channel, self.next_number(), "")
+            getter.shard = shard
+            self.consumers[getter.number] = getter
+        return getter
+
+    # -- deliveries -----------------------------------------------------------------------------------------
+
+    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview]) -> None:
+        """Messages of one consumer, on their way to its client."""
+        _connection, _channel, number, first_number, redelivered, count, blob = section
+        consumer = self.consumers.get(number)
+        if consumer is None:
+            # Released, and requeued there; its connection's window is of no interest any more, unless others share it.
+            self.links.credit(shard, self.links.links[shard].epoch, section[0], len(blob))
+            return
+        self._announce(consumer)
+        channel, client = consumer.channel, consumer.client
+        tag = channel.next_tag
+        channel.next_tag += count
+        if not consumer.no_ack:
+            channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number)
+            if consumer.granted:
+                consumer.granted -= count
+                channel.granted -= count
+        data = frames.deliveries(
+            blob, count, channel.number, consumer.tag_bytes, tag, redelivered, client.frame_bytes_max
+        )
+        client.write_delivery(data, shard, len(blob))
+
+    def cancelled(self, number: int) -> None:
+        """The queue is gone."""
+        consumer = self.consumers.get(number)
+        if consumer is None or consumer.channel.consumers.get(consumer.tag) is not consumer:
+            return
+        self._announce(consumer)
+        consumer.attached = False
+        del consumer.channel.consumers[consumer.tag]
+        consumer.channel.cancelled.append(consumer)
+        self._take_grants_back(consumer)
+        consumer.client.notify_cancel(consumer.channel.number, consumer.tag)
+
+    def restarted(self, shard: int) -> None:
+        """The shard knows nobody any more: attach all its consumers again."""
+        for consumer in self.consumers.values():
+            if consumer.shard == shard and consumer.attached:
+                consumer.channel.granted -= consumer.granted
+                consumer.granted = 0
+                future = self._attach(consumer, resumed=True)
+                future.add_done_callback(_log_failure)
+
+    # -- acks ----------------------------------------------------------------------------------------------
+
+    def settles(self, channel: Channel, ranges: list[tuple[int, int, int, bool]]) -> None:
+        """Acks, rejects and requeues of one channel, in order. Raises for a tag that is not outstanding."""
+        for kind, runs in self._taken(channel, ranges):
+            if channel.transaction is not None:
+                channel.transaction.settle((kind, runs))
+            else:
+                self.settle_runs(kind, runs)
+        if channel.limit:
+            self.grant(channel)
+
+    @staticmethod
+    def _taken(channel: Channel, ranges: list[tuple[int, int, int, bool]]) -> Iterator[tuple[int, list[Run]]]:
+        try:
+            for kind, first, last, multiple in ranges:
+                if multiple:
+                    yield kind, channel.unacked.take_through(first)
+                else:
+                    for run in channel.unacked.take(first, last):
+                        yield kind, [run]
+        except UnknownTag as unknown:
+            raise ChannelException(406, f"unknown delivery tag {unknown.tag}", *ACK) from None
+
+    def settle_runs(self, kind: int, runs: list[Run]) -> None:
+        for run in runs:
+            last = run.first_number + run.last_tag - run.first_tag
+            self.links.settle(run.consumer.shard, run.epoch, run.consumer.number, kind, run.first_number, last)
+
+    def recover(self, channel: Channel) -> None:
+        """All unacknowledged deliveries of the channel go back to their queues."""
+        self.settle_runs(wire.REQUEUE, channel.unacked.take_through(0))
+        if channel.limit:
+            self.grant(channel)
+
+    # -- the limit of a channel ------------------------------------------------------------------------------
+
+    def ungranted(self, number: int, count: int, wants: bool) -> None:
+        """Grants given back, or asked for."""
+        consumer = self.consumers.get(number)
+        if consumer is None:
+            return
+        consumer.granted -= count
+        consumer.channel.granted -= count
+        consumer.wants = consumer.wants or wants
+        self.grant(consumer.channel)
+
+    def grant(self, channel: Channel) -> None:
+        """Share the channel's room among the consumers that asked."""
+        room = channel.limit - channel.unacked.count - channel.granted if channel.limit else GRANT_MAX
+        waiting = [consumer for consumer in channel.consumers.values() if consumer.wants]
+        while room > 0 and waiting:
+            share = max(1, min(GRANT_MAX, room // len(waiting)))
+            consumer = waiting.pop(0)
+            consumer.wants = False
+            consumer.granted += share
+            channel.granted += share
+            room -= share
+            self.links.tell(consumer.shard, wire.Grant(consumer.number, share))
+            # Whoever asked goes to the end, so that a small limit is shared in turn.
+            channel.consumers[consumer.tag] = channel.consumers.pop(consumer.tag)
+
+
+_Make = Callable[[int], wire.Message]
+
+
+def _log_failure(future: asyncio.Future[wire.Control]) -> None:
+    """Attached again after a restart: the queue may be gone meanwhile, which Cancelled says too."""
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.info("a consumer was not attached again: %s", error)
+
+
+def _releasing(numbers: list[int]) -> _Make:
+    return lambda request: wire.Release(request, numbers)
+
+
+def _priority(arguments: dict[str, object], queue: str, vhost: str) -> int:
+    value = arguments.get("x-priority", 0)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ChannelException(
+            406, f"invalid arg 'x-priority' for queue '{queue}' in vhost '{vhost}': unacceptable_type", *CONSUME
+        )
+    return value
+
+
+def _refusal(refused: ShardRefused, queue: str, vhost: str, method: tuple[int, int] = CONSUME) -> ChannelException:
+    """A shard's Refused in RabbitMQ's words."""
+    if refused.code == 404:
+        return ChannelException(404, f"no queue '{queue}' in vhost '{vhost}'", *method)
+    if refused.code == 403:
+        return ChannelException(403, f"queue '{queue}' in vhost '{vhost}' in exclusive use", *method)
+    return ChannelException(refused.code, refused.text, *method)

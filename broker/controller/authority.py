@@ -1,0 +1,449 @@
+"""The one writer of the catalog: check, log, sync, hand out, answer.
+
+Requests are taken in batches, in the order they came: each is decided on the catalog as the ones before left it
+(`decisions`), then the whole batch is logged, synced once if anything durable changed, and told to the front doors in
+one message. A request is answered when every connected front door has applied its changes and its shard has done its
+part. The next batch does not wait for that, only for the sync.
+
+A failed sync or write of the log ends `run` with its OSError: what is on disk is no longer known, a new process must
+read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import secrets
+from asyncio import Future
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from broker.catalog import Catalog
+from broker.changes import (
+    AnyChange,
+    ParameterDelete,
+    ParameterPut,
+    PermissionDelete,
+    PermissionPut,
+    QueuePut,
+    UserDelete,
+    UserPut,
+    VhostDelete,
+    VhostPut,
+)
+from broker.checks import SERVER_NAMED_PREFIX, Refusal, no_queue
+from broker.control import Answer, AnyRequest, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from broker.controller.access import DEFAULT_ALGORITHM, hash_password
+from broker.controller.decisions import Decision, Decisions, OwnerGone, Removal
+from broker.controller.definitions import Definitions
+from broker.routing.placement import place
+from shardd.wire import messages as wire
+
+BATCH_MAX = 2048  # requests that share one sync
+INBOX_MAX = 16_384  # requests not yet decided; beyond it links stop reading
+SERVER_NAME_BYTES = 16  # 22 characters of base64
+
+CONNECTION_FORCED = 320
+INTERNAL_ERROR = 541
+
+AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone
+AnswerTo = Callable[[int, str, dict[str, Any]], None]
+ShardReply = wire.Done | wire.Refused
+
+log = logging.getLogger(__name__)
+
+
+class ShardSilent(Exception):
+    """A shard did not answer in time."""
+
+
+class Doors(Protocol):
+    """What the authority needs of the links to front doors."""
+
+    def hand_out(self, version: int, changes: list[AnyChange]) -> None: ...
+
+    def when_in_force(self, version: int, then: Callable[[], None]) -> None:
+        """Call `then` once `version` was handed out and every connected front door has applied it."""
+
+    def close_connection(self, owner: str, code: int, text: str) -> None: ...
+
+
+class Shards(Protocol):
+    """What the authority needs of the links to shards. Requests outlive a restart of the shard, for a time."""
+
+    count: int
+
+    def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]:
+        """The Done, Refused or StatsReply to the message made with the request's number, or ShardSilent."""
+
+
+class Connections(Protocol):
+    def owners(self, user: str | None = None, vhost: str | None = None) -> list[str]: ...
+
+
+class _Asked:
+    """One request: then its result, and how much it still waits for."""
+
+    __slots__ = ("answer", "code", "decision", "owner", "request", "text", "waits")
+
+    def __init__(self, request: AnyAsk, owner: str, answer: AnswerTo) -> None:
+        self.request = request
+        self.owner = owner
+        self.answer = answer
+        self.decision = Decision()
+        self.code = 0
+        self.text = ""
+        self.waits = 0
+
+    def refuse(self, code: int, text: str) -> None:
+        self.code, self.text = code, text
+
+    def one_came(self) -> None:
+        self.waits -= 1
+        if self.waits == 0:
+            self.answer(self.code, self.text, {} if self.code else self.decision.result)
+
+    def shard_came(self, reply: Future[Any]) -> None:
+        """A shard's part is done, or it is known that it will not be: the request succeeds or says why not."""
+        error = reply.exception()
+        if error is not None:
+            self.refuse(INTERNAL_ERROR, str(error))
+        elif isinstance(reply.result(), wire.Done):
+            done = reply.result()
+            if "messages" in self.decision.result:
+                self.decision.result["messages"] = done.messages
+            if "consumers" in self.decision.result:
+                self.decision.result["consumers"] = done.consumers
+        self.one_came()
+
+
+class Authority:
+    def __init__(
+        self,
+        catalog: Catalog,
+        definitions: Definitions,
+        doors: Doors,
+        shards: Shards,
+        connections: Connections,
+    ) -> None:
+        self.catalog = catalog
+        self._definitions = definitions
+        self._doors = doors
+        self._shards = shards
+        self._connections = connections
+        self._decisions = Decisions(catalog, definitions.new_queue_id, self._server_name, self._shard_for)
+        self._inbox: deque[_Asked] = deque()
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._held: dict[str, deque[_Asked]] = {}
+        self._creating: dict[int, Future[Any] | None] = {}  # by queue id; None: not sent yet
+
+    # -- taking requests -----------------------------------------------------------------------------
+
+    def submit(self, request: AnyAsk, owner: str, answer: AnswerTo) -> None:
+        """Take a request; `answer(code, text, result)` is called once. Of one owner they are decided in this order."""
+        self._inbox.append(_Asked(request, owner, answer))
+        self._arrived.set()
+        if len(self._inbox) >= INBOX_MAX:
+            self._room.clear()
+
+    async def room(self) -> None:
+        """Wait until requests may be submitted: what keeps the inbox within its bound."""
+        await self._room.wait()
+
+    async def ask(self, request: AnyAsk, owner: str = "", user: str = "") -> Answer:
+        """Returns when the outcome is in force at all front doors. `user` is for the log: rights were checked."""
+        await self.room()
+        answered: Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def answer(code: int, text: str, result: dict[str, Any]) -> None:
+            if not answered.done():
+                answered.set_result(Answer(0, code, text, result))
+
+        self.submit(request, owner, answer)
+        return await answered
+
+    # -- the loop ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrived.wait()
+            batch = self._take_batch()
+            changes, decided = self._decide(batch)
+            self._definitions.flush(self.catalog)
+            sync = self._definitions.sync_job(self.catalog)
+            if sync is not None:
+                await loop.run_in_executor(None, sync)
+            if changes:
+                self._doors.hand_out(self.catalog.version, changes)
+            version = self.catalog.version
+            self._doors.when_in_force(version, lambda decided=decided: self._in_force(decided))  # type: ignore[misc]
+
+    def _take_batch(self) -> list[_Asked]:
+        batch = [self._inbox.popleft() for _ in range(min(BATCH_MAX, len(self._inbox)))]
+        if not self._inbox:
+            self._arrived.clear()
+        if len(self._inbox) < INBOX_MAX // 2:
+            self._room.set()
+        return batch
+
+    def _decide(self, batch: list[_Asked]) -> tuple[list[AnyChange], list[_Asked]]:
+        """Decide each, change the catalog, start what the shards have to do at once."""
+        changes: list[AnyChange] = []
+        decided: list[_Asked] = []
+        to_create: dict[int, list[_Asked]] = {}
+        for asked in batch:
+            if asked.owner in self._held:
+                self._held[asked.owner].append(asked)
+                continue
+            decided.append(asked)
+            asked.waits = 1  # for being in force
+            try:
+                decision = asked.decision = self._decisions.decide(asked.request, asked.owner)
+            except Refusal as refusal:
+                asked.refuse(refusal.code, refusal.text)
+                continue
+            for change in decision.changes:
+                self._definitions.add(change, self.catalog)
+                self.catalog.apply(change)
+            changes.extend(decision.changes)
+            if decision.first is not None:
+                decided.pop()
+                self._ask_shard_first(asked, decision.first)
+            elif decision.create is not None:
+                to_create.setdefault(decision.create.shard, []).append(asked)
+                self._creating[decision.create.id] = None
+            else:
+                self._wait_for_queue(asked, to_create)
+        for shard, askeds in to_create.items():
+            self._create(shard, askeds)
+        return changes, decided
+
+    def _in_force(self, decided: list[_Asked]) -> None:
+        """Every front door has applied a batch: what had to wait for that is done now."""
+        for asked in decided:
+            decision = asked.decision
+            if decision.drop or decision.drop_vhost or decision.close_vhost or decision.close_user:
+                self._finish_removal(asked)
+            asked.one_came()
+
+    # -- at the shards -------------------------------------------------------------------------------
+
+    def _create(self, shard: int, askeds: list[_Asked]) -> None:
+        """One message for all new queues of a batch on one shard."""
+        queues = [asked.decision.create for asked in askeds if asked.decision.create is not None]
+        done = self._shards.request(shard, lambda n: wire.CreateQueues(n, [queue_spec(queue) for queue in queues]))
+        for asked, queue in zip(askeds, queues, strict=True):
+            self._creating[queue.id] = done
+            asked.waits += 1
+            done.add_done_callback(asked.shard_came)
+
+        def created(_: Future[Any]) -> None:
+            for queue in queues:
+                self._creating.pop(queue.id, None)
+
+        done.add_done_callback(created)
+
+    def _wait_for_queue(self, asked: _Asked, to_create: dict[int, list[_Asked]]) -> None:
+        """A declare of a queue that exists wants its counts; a bind only that it is there."""
+        counted = asked.decision.count
+        queue = counted or asked.decision.uses
+        if queue is None or (queue.id not in self._creating and counted is None):
+            return
+        if queue.id in self._creating and self._creating[queue.id] is None:
+            self._create(queue.shard, to_create.pop(queue.shard))
+        if counted is not None:
+            # Behind the queue's own creation, if that is under way: links keep their order.
+            self._request(asked, counted.shard, lambda n: wire.Count(n, counted.id))
+        elif (creation := self._creating[queue.id]) is not None:
+            asked.waits += 1
+            creation.add_done_callback(asked.shard_came)
+
+    def _request(self, asked: _Asked, shard: int, message: Callable[[int], wire.Message]) -> None:
+        asked.waits += 1
+        self._shards.request(shard, message).add_done_callback(asked.shard_came)
+
+    def _ask_shard_first(self, asked: _Asked, queue: QueuePut) -> None:
+        """A conditional delete: only the shard knows whether the queue is unused or empty. What its connection asks
+        meanwhile is held, so that its order stays."""
+        ask = asked.request
+        assert isinstance(ask, QueueRemove)
+        if asked.owner:
+            self._held[asked.owner] = deque()
+        gone = self._shards.request(
+            queue.shard, lambda n: wire.DeleteQueue(n, queue.id, if_unused=ask.if_unused, if_empty=ask.if_empty)
+        )
+        gone.add_done_callback(lambda gone: self._shard_decided(asked, queue, gone))
+
+    def _shard_decided(self, asked: _Asked, queue: QueuePut, gone: Future[Any]) -> None:
+        held = self._held.pop(asked.owner, deque())
+        error, reply = gone.exception(), None if gone.exception() else gone.result()
+        if error is not None:
+            asked.answer(INTERNAL_ERROR, str(error), {})
+        elif isinstance(reply, wire.Refused) and reply.code != no_queue("", "").code:
+            asked.answer(reply.code, f"queue '{queue.name}' in vhost '{queue.vhost}' {reply.text}", {})
+        else:
+            messages = reply.messages if isinstance(reply, wire.Done) else 0
+            asked.request = Removal([queue.id], at_shard=True, messages=messages)
+            held.appendleft(asked)
+        self._inbox.extendleft(reversed(held))
+        self._arrived.set()
+
+    def _finish_removal(self, asked: _Asked) -> None:
+        decision = asked.decision
+        for queue in decision.drop:
+            self._request(asked, queue.shard, lambda n, id=queue.id: wire.DeleteQueue(n, id))  # type: ignore[misc]
+        if decision.drop_vhost:
+            vhost = decision.drop_vhost
+            for shard in range(self._shards.count):
+                self._request(asked, shard, lambda n: wire.DropVhost(n, vhost))
+        if decision.close_vhost:
+            text = f"vhost '{decision.close_vhost}' is deleted"
+            self._close(self._connections.owners(vhost=decision.close_vhost), text)
+        if decision.close_user:
+            self._close(self._connections.owners(user=decision.close_user), f"user '{decision.close_user}' is deleted")
+
+    def _close(self, owners: list[str], text: str) -> None:
+        for owner in owners:
+            self._doors.close_connection(owner, CONNECTION_FORCED, text)
+
+    # -- what links report ---------------------------------------------------------------------------
+
+    def connection_gone(self, owner: str) -> None:
+        """Its exclusive queues go, after what it asked for before."""
+        self.submit(OwnerGone(owner), owner, _no_answer)
+
+    def queue_gone(self, id: int, reason: str) -> None:
+        """Its shard says that it is to go: last consumer gone, or expired."""
+        log.info("queue %d goes: %s", id, reason)
+        self.submit(Removal([id]), "", _no_answer)
+
+    def queues_of_shard(self, shard: int) -> list[wire.QueueSpec]:
+        return [queue_spec(queue) for queue in self.catalog.queues() if queue.shard == shard]
+
+    # -- by name, for the HTTP API: each returns when it is in force ------------------------------------
+
+    async def put_vhost(self, name: str, description: str = "", tags: list[str] | None = None) -> Answer:
+        return await self.ask(VhostPut(name, description, tags or []))
+
+    async def delete_vhost(self, name: str) -> Answer:
+        """Its queues and their messages go, its connections are closed."""
+        return await self.ask(VhostDelete(name))
+
+    async def put_user(
+        self,
+        name: str,
+        password: str | None = None,
+        password_hash: str = "",
+        tags: list[str] | None = None,
+        hashing_algorithm: str = DEFAULT_ALGORITHM,
+    ) -> Answer:
+        """With a password or its hash; with neither, no password is right for this user."""
+        if password is not None:
+            password_hash = hash_password(password, algorithm=hashing_algorithm)
+        return await self.ask(UserPut(name, password_hash, hashing_algorithm, tags or []))
+
+    async def delete_user(self, name: str) -> Answer:
+        """Permissions go, connections are closed."""
+        return await self.ask(UserDelete(name))
+
+    async def put_permission(self, vhost: str, user: str, configure: str, write: str, read: str) -> Answer:
+        return await self.ask(PermissionPut(vhost, user, configure, write, read))
+
+    async def delete_permission(self, vhost: str, user: str) -> Answer:
+        return await self.ask(PermissionDelete(vhost, user))
+
+    async def put_parameter(self, vhost: str, component: str, name: str, value: Any) -> Answer:
+        return await self.ask(ParameterPut(vhost, component, name, value))
+
+    async def delete_parameter(self, vhost: str, component: str, name: str) -> Answer:
+        return await self.ask(ParameterDelete(vhost, component, name))
+
+    async def declare_exchange(
+        self,
+        vhost: str,
+        name: str,
+        type: str,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: dict[str, Any] | None = None,
+    ) -> Answer:
+        return await self.ask(ExchangeDeclare(vhost, name, type, durable, auto_delete, internal, arguments or {}))
+
+    async def delete_exchange(self, vhost: str, name: str, if_unused: bool = False) -> Answer:
+        return await self.ask(ExchangeRemove(vhost, name, if_unused))
+
+    async def declare_queue(
+        self,
+        vhost: str,
+        name: str,
+        durable: bool = True,
+        auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None,
+    ) -> Answer:
+        return await self.ask(QueueDeclare(vhost, name, durable, auto_delete, False, arguments or {}))
+
+    async def delete_queue(self, vhost: str, name: str, if_unused: bool = False, if_empty: bool = False) -> Answer:
+        return await self.ask(QueueRemove(vhost, name, if_unused, if_empty))
+
+    async def bind(
+        self,
+        vhost: str,
+        source: str,
+        kind: str,
+        destination: str,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
+    ) -> Answer:
+        return await self.ask(Bind(vhost, source, kind, destination, routing_key, arguments or {}))
+
+    async def unbind(
+        self,
+        vhost: str,
+        source: str,
+        kind: str,
+        destination: str,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
+    ) -> Answer:
+        return await self.ask(Unbind(vhost, source, kind, destination, routing_key, arguments or {}))
+
+    async def purge_queue(self, vhost: str, name: str) -> Answer:
+        """Answer.result: {"messages": the ready ones that went}."""
+        queue = self.catalog.queue(vhost, name)
+        if queue is None:
+            missing = no_queue(vhost, name)
+            return Answer(0, missing.code, missing.text)
+        try:
+            reply = await self._shards.request(queue.shard, lambda n: wire.Purge(n, queue.id))
+        except ShardSilent as error:
+            return Answer(0, INTERNAL_ERROR, str(error))
+        return Answer(0, result={"messages": reply.messages if isinstance(reply, wire.Done) else 0})
+
+    def close_connection(self, owner: str, reason: str = "Closed via management plugin") -> None:
+        self._doors.close_connection(owner, CONNECTION_FORCED, reason)
+
+    # -- choosing ------------------------------------------------------------------------------------
+
+    def _shard_for(self, vhost: str, queue: str) -> int:
+        return place(vhost, queue, self._shards.count)
+
+    @staticmethod
+    def _server_name() -> str:
+        return SERVER_NAMED_PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(SERVER_NAME_BYTES)).decode()[:22]
+
+
+def queue_spec(queue: QueuePut) -> wire.QueueSpec:
+    """As its shard must know it."""
+    return wire.QueueSpec(
+        queue.id, queue.vhost, queue.name, queue.durable, queue.auto_delete, bool(queue.owner), queue.arguments
+    )
+
+
+def _no_answer(code: int, text: str, result: dict[str, Any]) -> None:
+    """For what nobody waits for."""

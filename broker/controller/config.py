@@ -1,0 +1,36 @@
+"""The controller's settings: one JSON argument from the supervisor, checked once, then read only."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+SHARDS_MAX = 1024
+DOORS_MAX = 1024
+
+
+class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """`boot` names one life of the broker: what is not durable outlives a restart of the controller within it.
+
+    `http_fds` and `metrics_fds` are listening sockets the supervisor opened. Keys of other processes are passed over.
+    """
+
+    data_dir: str
+    runtime_dir: str
+    boot: str
+    shards: Annotated[int, msgspec.Meta(ge=1, le=SHARDS_MAX)]
+    doors: Annotated[int, msgspec.Meta(ge=1, le=DOORS_MAX)] = 1
+    http_fds: list[int] = []
+    metrics_fds: list[int] = []
+    http_address: str = ""
+    default_user: str = "guest"
+    default_pass: str = "guest"
+    default_vhost: str = "/"
+    loopback_users: list[str] = msgspec.field(default_factory=lambda: ["guest"])
+    log_level: str = "info"
+
+
+def read_config(text: str | bytes) -> ControllerConfig:
+    """Raises msgspec.ValidationError with the key's path."""
+    return msgspec.json.decode(text, type=ControllerConfig)

@@ -1,0 +1,305 @@
+"""What becomes of a request: refused, or the changes that carry it out and what is left to do at the shards.
+
+Pure: looks at the catalog, changes nothing, waits for nothing. `authority` makes the changes and does the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from broker import checks
+from broker.catalog import Catalog, Vhost
+from broker.changes import (
+    AnyChange,
+    BindingDelete,
+    BindingPut,
+    ExchangeDelete,
+    ExchangePut,
+    ParameterDelete,
+    ParameterPut,
+    PermissionDelete,
+    PermissionPut,
+    QueueDelete,
+    QueuePut,
+    UserDelete,
+    UserPut,
+    VhostDelete,
+    VhostPut,
+)
+from broker.checks import Refusal
+from broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+
+NOT_FOUND = 404
+BAD_REQUEST = 400
+
+
+@dataclass(slots=True)
+class Removal:
+    """Queues that must go, asked for by no client: their shard or their connection said so.
+
+    `at_shard`: they are already gone there (it was asked first), with so many messages.
+    """
+
+    queues: list[int]
+    at_shard: bool = False
+    messages: int = 0
+
+
+@dataclass(slots=True)
+class OwnerGone:
+    """A connection ended: the queues it held exclusively go."""
+
+    connection: str
+
+
+@dataclass(slots=True)
+class Decision:
+    """The changes, in order, and beside them: what the shards are asked, once or before the answer."""
+
+    changes: list[AnyChange] = field(default_factory=list)
+    result: dict[str, Any] = field(default_factory=dict)
+    create: QueuePut | None = None  # at its shard, at once
+    count: QueuePut | None = None  # ask its shard for messages and consumers
+    uses: QueuePut | None = None  # must exist at its shard before the answer
+    first: QueuePut | None = None  # the shard decides whether it may go; then a Removal
+    drop: list[QueuePut] = field(default_factory=list)  # at their shards, once no front door knows them
+    drop_vhost: str = ""
+    close_vhost: str = ""
+    close_user: str = ""
+
+
+class Decisions:
+    """Each request to its decision. `new_queue_id`, `new_name`, `place` are what decides beside the catalog."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        new_queue_id: Callable[[], int],
+        new_name: Callable[[], str],
+        place: Callable[[str, str], int],
+    ) -> None:
+        self._catalog = catalog
+        self._new_queue_id = new_queue_id
+        self._new_name = new_name
+        self._place = place
+
+    def decide(self, request: Any, owner: str) -> Decision:
+        """Raises Refusal."""
+        return _DECIDE[type(request)](self, request, owner)
+
+    # -- exchanges -----------------------------------------------------------------------------------
+
+    def _declare_exchange(self, ask: ExchangeDeclare, owner: str) -> Decision:
+        name = checks.clean_name(ask.name)
+        checks.check_not_default(name)
+        current = self._vhost(ask.vhost).exchanges.get(name)
+        if current is not None:
+            checks.check_same_exchange(current, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
+            return Decision()
+        checks.check_new_exchange(ask.vhost, name, ask.type, ask.arguments)
+        put = ExchangePut(ask.vhost, name, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
+        return Decision([put])
+
+    def _remove_exchange(self, ask: ExchangeRemove, owner: str) -> Decision:
+        vhost = self._vhost(ask.vhost)
+        checks.check_exchange_delete(ask.vhost, ask.name, vhost.count_from(ask.name) > 0, ask.if_unused)
+        if ask.name not in vhost.exchanges:
+            return Decision()
+        lost = vhost.bindings_to("exchange", ask.name)
+        return Decision([ExchangeDelete(ask.vhost, ask.name), *unbound_exchanges(vhost, lost, {ask.name})])
+
+    # -- bindings ------------------------------------------------------------------------------------
+
+    def _bind(self, ask: Bind, owner: str) -> Decision:
+        vhost = self._vhost(ask.vhost)
+        uses = self._check_ends(vhost, ask, owner)
+        checks.check_binding(vhost.exchanges[ask.source].type, ask.arguments)
+        put = BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
+        return Decision([] if vhost.has_binding(put) else [put], uses=uses)
+
+    def _unbind(self, ask: Unbind, owner: str) -> Decision:
+        vhost = self._vhost(ask.vhost)
+        self._check_ends(vhost, ask, owner)
+        gone = BindingDelete(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
+        if not vhost.has_binding(gone):
+            return Decision()
+        lost = [BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)]
+        return Decision([gone, *unbound_exchanges(vhost, lost, set())])
+
+    def _check_ends(self, vhost: Vhost, ask: Bind | Unbind, owner: str) -> QueuePut | None:
+        checks.check_not_default(ask.source)
+        if ask.source not in vhost.exchanges:
+            raise checks.no_exchange(vhost.name, ask.source)
+        if ask.kind == "exchange":
+            checks.check_not_default(ask.destination)
+            if ask.destination not in vhost.exchanges:
+                raise checks.no_exchange(vhost.name, ask.destination)
+            return None
+        queue = vhost.queues.get(ask.destination)
+        if queue is None:
+            raise checks.no_queue(vhost.name, ask.destination)
+        checks.check_owner(queue, owner)
+        return queue
+
+    # -- queues --------------------------------------------------------------------------------------
+
+    def _declare_queue(self, ask: QueueDeclare, owner: str) -> Decision:
+        vhost = self._vhost(ask.vhost)
+        name = checks.clean_name(ask.name)
+        current = vhost.queues.get(name)
+        if current is not None:
+            checks.check_same_queue(current, ask.durable, ask.auto_delete, owner, ask.exclusive, ask.arguments)
+            return Decision(result=_counted(name), count=current)
+        if name:
+            checks.check_new_name("queue", name)
+        else:
+            name = self._new_name()
+        checks.check_queue_arguments(ask.vhost, name, ask.arguments)
+        self._check_queue_limit(vhost)
+        put = QueuePut(
+            ask.vhost,
+            name,
+            self._new_queue_id(),
+            self._place(ask.vhost, name),
+            ask.durable,
+            ask.auto_delete,
+            owner if ask.exclusive else "",
+            ask.arguments,
+        )
+        return Decision([put], result=_counted(name), create=put)
+
+    def _check_queue_limit(self, vhost: Vhost) -> None:
+        limits = self._catalog.parameters.get((vhost.name, "vhost-limits", "limits"))
+        most = limits.value.get("max-queues", -1) if limits and isinstance(limits.value, dict) else -1
+        if 0 <= most <= len(vhost.queues):
+            raise Refusal(checks.PRECONDITION_FAILED, f"queue limit in vhost '{vhost.name}' ({most}) is reached")
+
+    def _remove_queue(self, ask: QueueRemove, owner: str) -> Decision:
+        queue = self._vhost(ask.vhost).queues.get(ask.name)
+        if queue is None:
+            return Decision(result={"messages": 0})
+        checks.check_owner(queue, owner)
+        if ask.if_unused or ask.if_empty:
+            return Decision(first=queue)
+        return self.remove([queue])
+
+    def _removal(self, ask: Removal, owner: str) -> Decision:
+        queues = [queue for queue in map(self._catalog.queue_by_id, ask.queues) if queue is not None]
+        decision = self.remove(queues)
+        if ask.at_shard:
+            decision.drop = []
+            decision.result = {"messages": ask.messages}
+        return decision
+
+    def _owner_gone(self, ask: OwnerGone, owner: str) -> Decision:
+        return self.remove(self._catalog.queues_of(ask.connection))
+
+    def remove(self, queues: list[QueuePut]) -> Decision:
+        decision = Decision(result={"messages": 0}, drop=queues)
+        for vhost_name in dict.fromkeys(queue.vhost for queue in queues):
+            vhost = self._catalog.vhosts[vhost_name]
+            names = [queue.name for queue in queues if queue.vhost == vhost_name]
+            decision.changes.extend(QueueDelete(vhost_name, name) for name in names)
+            lost = [binding for name in names for binding in vhost.bindings_to("queue", name)]
+            decision.changes.extend(unbound_exchanges(vhost, lost, set()))
+        return decision
+
+    # -- vhosts, users, parameters ---------------------------------------------------------------------
+
+    def _put(self, change: AnyChange, owner: str) -> Decision:
+        return Decision([change])
+
+    def _put_vhost(self, change: VhostPut, owner: str) -> Decision:
+        if not change.name or len(change.name.encode()) > checks.NAME_BYTES_MAX:
+            raise Refusal(BAD_REQUEST, f"a vhost's name has 1 to {checks.NAME_BYTES_MAX} bytes")
+        return Decision([change])
+
+    def _delete_vhost(self, change: VhostDelete, owner: str) -> Decision:
+        if change.name not in self._catalog.vhosts:
+            raise Refusal(NOT_FOUND, f"vhost '{change.name}' not found")
+        return Decision([change], drop_vhost=change.name, close_vhost=change.name)
+
+    def _delete_user(self, change: UserDelete, owner: str) -> Decision:
+        if change.name not in self._catalog.users:
+            raise Refusal(NOT_FOUND, f"user '{change.name}' not found")
+        return Decision([change], close_user=change.name)
+
+    def _put_permission(self, change: PermissionPut, owner: str) -> Decision:
+        if change.vhost not in self._catalog.vhosts:
+            raise Refusal(BAD_REQUEST, f"vhost '{change.vhost}' not found")
+        if change.user not in self._catalog.users:
+            raise Refusal(BAD_REQUEST, f"user '{change.user}' not found")
+        for regex in (change.configure, change.write, change.read):
+            try:
+                re.compile(regex)
+            except re.error as error:
+                raise Refusal(BAD_REQUEST, f"invalid regexp '{regex}': {error}") from None
+        return Decision([change])
+
+    def _delete_permission(self, change: PermissionDelete, owner: str) -> Decision:
+        if not self._catalog.may_enter(change.user, change.vhost):
+            raise Refusal(NOT_FOUND, f"no permissions of user '{change.user}' in vhost '{change.vhost}'")
+        return Decision([change])
+
+    def _put_parameter(self, change: ParameterPut, owner: str) -> Decision:
+        if change.vhost and change.vhost not in self._catalog.vhosts:
+            raise Refusal(BAD_REQUEST, f"vhost '{change.vhost}' not found")
+        return Decision([change])
+
+    def _delete_parameter(self, change: ParameterDelete, owner: str) -> Decision:
+        if (change.vhost, change.component, change.name) not in self._catalog.parameters:
+            raise Refusal(NOT_FOUND, f"no parameter '{change.name}' of component '{change.component}'")
+        return Decision([change])
+
+    def _vhost(self, name: str) -> Vhost:
+        vhost = self._catalog.vhosts.get(name)
+        if vhost is None:
+            raise Refusal(checks.NOT_ALLOWED, f"vhost {name} not found")
+        return vhost
+
+
+def unbound_exchanges(vhost: Vhost, lost: Iterable[BindingPut], dead: set[str]) -> list[AnyChange]:
+    """The auto-delete exchanges that go when these bindings go, and those that go with them.
+
+    Such an exchange goes when its last binding *from* it goes. `dead`: exchanges that are going anyway.
+    """
+    gone: dict[str, int] = {}
+    changes: list[AnyChange] = []
+    todo = list(lost)
+    for binding in todo:  # grows while it runs
+        source = binding.source
+        if source in dead:
+            continue
+        gone[source] = gone.get(source, 0) + 1
+        if vhost.exchanges[source].auto_delete and gone[source] == vhost.count_from(source):
+            dead.add(source)
+            changes.append(ExchangeDelete(vhost.name, source))
+            todo.extend(vhost.bindings_to("exchange", source))
+    return changes
+
+
+def _counted(name: str) -> dict[str, Any]:
+    return {"name": name, "messages": 0, "consumers": 0}
+
+
+_DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
+    ExchangeDeclare: Decisions._declare_exchange,
+    ExchangeRemove: Decisions._remove_exchange,
+    QueueDeclare: Decisions._declare_queue,
+    QueueRemove: Decisions._remove_queue,
+    Bind: Decisions._bind,
+    Unbind: Decisions._unbind,
+    Removal: Decisions._removal,
+    OwnerGone: Decisions._owner_gone,
+    VhostPut: Decisions._put_vhost,
+    VhostDelete: Decisions._delete_vhost,
+    UserPut: Decisions._put,
+    UserDelete: Decisions._delete_user,
+    PermissionPut: Decisions._put_permission,
+    PermissionDelete: Decisions._delete_permission,
+    ParameterPut: Decisions._put_parameter,
+    ParameterDelete: Decisions._delete_parameter,
+}

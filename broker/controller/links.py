@@ -1,0 +1,303 @@
+"""The control link to front doors: a server on RUNTIME_DIR/control.sock.
+
+Says to each door what exists (a snapshot, then each batch of changes), takes its requests and its news of
+connections, and knows how far each door has come: `when_in_force` is the one place where "every front door routes by
+it" is decided. A door that does not apply changes in time, or does not read, loses its link and gets a snapshot when
+it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from broker.changes import AnyChange
+from broker.control import (
+    CONTROL_BYTES_MAX,
+    Answer,
+    AnyControl,
+    Applied,
+    Ask,
+    Changes,
+    CloseConnection,
+    ConnectionDown,
+    ConnectionInfo,
+    ConnectionUp,
+    ControlMessage,
+    DoorHello,
+    DoorReport,
+    Query,
+    Snapshot,
+)
+
+SOCKET_NAME = "control.sock"
+READ_BYTES = 256 << 10
+UNREAD_BYTES_MAX = 256 << 20  # of one door; then its link is cut
+APPLY_S_MAX = 10.0  # a door that has not applied changes after that long holds up nobody any more
+REPORT_S_MAX = 2.0
+PREFIX = struct.Struct("<I")
+
+log = logging.getLogger(__name__)
+
+
+class ProtocolError(Exception):
+    """A front door says what it must not: its link ends."""
+
+
+class Handler(Protocol):
+    """What the links tell the controller."""
+
+    def snapshot(self) -> tuple[int, list[AnyChange]]: ...
+
+    def door_up(self, door: int, incarnation: int, connections: list[ConnectionInfo]) -> None: ...
+
+    def door_gone(self, door: int, incarnation: int) -> None: ...
+
+    def connection_up(self, info: ConnectionInfo) -> None: ...
+
+    def connection_down(self, owner: str) -> None: ...
+
+    def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None: ...
+
+    async def room(self) -> None: ...
+
+
+class Door:
+    """One connected front door."""
+
+    def __init__(self, hello: DoorHello, writer: asyncio.StreamWriter) -> None:
+        self.number = hello.door
+        self.incarnation = hello.incarnation
+        self.pid = hello.pid
+        self.told = 0
+        self.applied = 0
+        self.behind_since = 0.0  # loop time of the oldest change not applied; 0 when none
+        self._writer = writer
+
+    def send(self, message: ControlMessage) -> None:
+        self.send_bytes(encode(message))
+
+    def send_bytes(self, data: bytes) -> None:
+        transport = self._writer.transport
+        if transport.is_closing():
+            return
+        transport.write(data)
+        if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            log.error("front door %d does not read: %d bytes wait; its link is cut", self.number, UNREAD_BYTES_MAX)
+            transport.abort()
+
+    def cut(self) -> None:
+        self._writer.transport.abort()
+
+
+class DoorLinks:
+    """All connected front doors. `handler` is set before `start`."""
+
+    def __init__(self, boot: str) -> None:
+        self.handler: Handler | None = None
+        self._boot = boot
+        self._doors: dict[int, Door] = {}
+        self._handed_out = 0
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._reports: dict[int, _Gathering] = {}
+        self._query = 0
+        self._server: asyncio.Server | None = None
+        self._check: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, runtime_dir: Path, version: int = 0) -> None:
+        """Listen. `version`: of the catalog as it was loaded, which is in force as it stands."""
+        self._handed_out = version
+        path = runtime_dir / SOCKET_NAME
+        path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, path, limit=READ_BYTES, backlog=128)
+        self._look_for_laggards()
+
+    async def stop(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def doors(self) -> list[Door]:
+        return list(self._doors.values())
+
+    # -- changes out -----------------------------------------------------------------------------------
+
+    def hand_out(self, version: int, changes: list[AnyChange]) -> None:
+        self._handed_out = version
+        data = encode(Changes(version, changes)) if self._doors else b""
+        now = asyncio.get_running_loop().time()
+        for door in list(self._doors.values()):
+            if door.told < version:  # else its snapshot held them
+                door.told = version
+                door.behind_since = door.behind_since or now
+                door.send_bytes(data)
+        self._settle()
+
+    def when_in_force(self, version: int, then: Callable[[], None]) -> None:
+        """Calls come with versions that never fall."""
+        self._waiting.append((version, then))
+        self._settle()
+
+    def close_connection(self, owner: str, code: int, text: str) -> None:
+        door = self._doors.get(int(owner.split(".", 1)[0]))
+        if door is not None:
+            door.send(CloseConnection(owner, code, text))
+
+    def _settle(self) -> None:
+        in_force = min((door.applied for door in self._doors.values()), default=self._handed_out)
+        in_force = min(in_force, self._handed_out)
+        while self._waiting and self._waiting[0][0] <= in_force:
+            self._waiting.popleft()[1]()
+
+    def _look_for_laggards(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._check = loop.call_later(1.0, self._look_for_laggards)
+        for door in list(self._doors.values()):
+            if door.behind_since and loop.time() - door.behind_since > APPLY_S_MAX:
+                log.error("front door %d applied no change for %d s; its link is cut", door.number, APPLY_S_MAX)
+                door.cut()
+
+    # -- reports ---------------------------------------------------------------------------------------
+
+    async def reports(self) -> list[DoorReport]:
+        """What the doors say of their connections and channels; those that are silent for REPORT_S_MAX are left out."""
+        self._query += 1
+        gathering = self._reports[self._query] = _Gathering(len(self._doors))
+        query = self._query
+        try:
+            for door in self._doors.values():
+                door.send(Query(query))
+            await asyncio.wait_for(gathering.complete.wait(), REPORT_S_MAX)
+        except TimeoutError:
+            log.warning("%d front doors did not report", gathering.wanted - len(gathering.reports))
+        finally:
+            del self._reports[query]
+        return gathering.reports
+
+    # -- one door ----------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        door: Door | None = None
+        unread = bytearray()
+        try:
+            while data := await reader.read(READ_BYTES):
+                unread += data
+                for message in take_messages(unread):
+                    if door is None:
+                        door = self._enter(message, writer)
+                    else:
+                        self._receive(door, message)
+                assert self.handler is not None
+                await self.handler.room()
+        except (ConnectionError, msgspec.MsgspecError, ProtocolError) as error:
+            log.warning("control link of front door %s: %s", door.number if door else "?", error)
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+            if door is not None:
+                self._leave(door)
+
+    def _enter(self, message: AnyControl, writer: asyncio.StreamWriter) -> Door:
+        if not isinstance(message, DoorHello):
+            raise ProtocolError(f"{type(message).__name__} before DoorHello")
+        assert self.handler is not None
+        door = Door(message, writer)
+        old = self._doors.get(door.number)
+        if old is not None:
+            old.cut()
+            self._leave(old)
+        version, changes = self.handler.snapshot()
+        door.told = version
+        door.behind_since = asyncio.get_running_loop().time()
+        door.send(Snapshot(self._boot, version, changes))
+        self._doors[door.number] = door
+        self.handler.door_up(door.number, door.incarnation, message.connections)
+        log.info("front door %d (pid %d) is here", door.number, door.pid)
+        return door
+
+    def _leave(self, door: Door) -> None:
+        """Once per door; a newer one of its number stays."""
+        if self._doors.get(door.number) is door:
+            del self._doors[door.number]
+            assert self.handler is not None
+            self.handler.door_gone(door.number, door.incarnation)
+            self._settle()
+
+    def _receive(self, door: Door, message: AnyControl) -> None:
+        assert self.handler is not None
+        match message:
+            case Ask():
+                id = message.id
+                self.handler.asked(message, lambda code, text, result: door.send(Answer(id, code, text, result)))
+            case Applied():
+                door.applied = message.version
+                if door.applied >= door.told:
+                    door.behind_since = 0.0
+                else:
+                    door.behind_since = asyncio.get_running_loop().time()
+                self._settle()
+            case ConnectionUp():
+                self.handler.connection_up(message.info)
+            case ConnectionDown():
+                self.handler.connection_down(message.owner)
+            case DoorReport():
+                if message.query in self._reports:
+                    self._reports[message.query].add(message)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} from a front door")
+
+
+class _Gathering:
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.reports: list[DoorReport] = []
+        self.complete = asyncio.Event()
+        if not wanted:
+            self.complete.set()
+
+    def add(self, report: DoorReport) -> None:
+        self.reports.append(report)
+        if len(self.reports) >= self.wanted:
+            self.complete.set()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyControl] = msgspec.msgpack.Decoder(AnyControl)
+
+
+def encode(message: ControlMessage) -> bytes:
+    data = _encoder.encode(message)
+    return PREFIX.pack(len(data)) + data
+
+
+def take_messages(unread: bytearray) -> list[AnyControl]:
+    """The whole messages at the front of `unread`, which are removed from it."""
+    messages: list[AnyControl] = []
+    at = 0
+    with memoryview(unread) as view:
+        while at + PREFIX.size <= len(view):
+            (count,) = PREFIX.unpack_from(view, at)
+            if count > CONTROL_BYTES_MAX:
+                raise ProtocolError(f"a message of {count} bytes, {CONTROL_BYTES_MAX} are the most")
+            end = at + PREFIX.size + count
+            if end > len(view):
+                break
+            messages.append(_decoder.decode(view[at + PREFIX.size : end]))
+            at = end
+    del unread[:at]
+    return messages

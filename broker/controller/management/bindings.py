@@ -1,0 +1,156 @@
+"""/api/bindings, and the bindings of one queue or exchange.
+
+A binding's `properties_key` names it between its two ends: "~", the quoted routing key, or that and a hash of the
+arguments. The default exchange's bindings are shown though nobody made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+
+from broker.catalog import Vhost
+from broker.changes import BindingPut
+from broker.controller.management.call import Call, Route, bad_request, check, not_found
+from broker.controller.management.exchanges import exchange_name
+from broker.controller.management.listing import Listing
+from broker.routing.hashing import hash64
+
+KINDS = {"q": "queue", "e": "exchange"}
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class BindingBody(msgspec.Struct):
+    routing_key: str = ""
+    arguments: dict[str, Any] = {}
+
+
+def properties_key(routing_key: str, arguments: dict[str, Any]) -> str:
+    key = quote(routing_key, safe="")
+    if arguments:
+        return f"{key}~{hash64(_encoder.encode(arguments)):016x}"
+    return key or "~"
+
+
+def row(binding: BindingPut) -> dict[str, Any]:
+    return {
+        "source": binding.source,
+        "vhost": binding.vhost,
+        "destination": binding.destination,
+        "destination_type": binding.kind,
+        "routing_key": binding.routing_key,
+        "arguments": binding.arguments,
+        "properties_key": properties_key(binding.routing_key, binding.arguments),
+    }
+
+
+def implied(vhost: Vhost, queues: Iterable[str]) -> list[BindingPut]:
+    """What the default exchange binds."""
+    return [BindingPut(vhost.name, "", "queue", queue, queue) for queue in queues]
+
+
+def _listing(bindings: list[BindingPut]) -> Listing:
+    return Listing(row(binding) for binding in bindings)
+
+
+async def get_all(call: Call) -> Listing:
+    return _listing([b for vhost in call.vhosts() for b in (*implied(vhost, vhost.queues), *vhost.bindings())])
+
+
+async def of_queue(call: Call) -> Listing:
+    vhost, name = call.vhost(), call.part("queue")
+    if name not in vhost.queues:
+        raise not_found()
+    return _listing([*implied(vhost, [name]), *vhost.bindings_to("queue", name)])
+
+
+async def of_exchange(call: Call) -> Listing:
+    vhost, name = call.vhost(), exchange_name(call.part("exchange"))
+    if name not in vhost.exchanges:
+        raise not_found()
+    if call.part("end") == "destination":
+        return _listing(list(vhost.bindings_to("exchange", name)))
+    return _listing(implied(vhost, vhost.queues) if name == "" else list(vhost.bindings_from(name)))
+
+
+def _ends(call: Call) -> tuple[Vhost, str, str, str]:
+    """Vhost, source, kind and name of the destination: all there."""
+    vhost, source = call.vhost(), exchange_name(call.part("source"))
+    kind, destination = KINDS[call.part("kind")], call.part("destination")
+    if kind == "exchange":
+        destination = exchange_name(destination)
+    if source not in vhost.exchanges or vhost.destination(kind, destination) is None:
+        raise not_found()
+    return vhost, source, kind, destination
+
+
+def _between(call: Call) -> list[BindingPut]:
+    vhost, source, kind, destination = _ends(call)
+    if source == "":
+        return implied(vhost, [destination] if kind == "queue" else [])
+    return [b for b in vhost.bindings_to(kind, destination) if b.source == source]
+
+
+def _binding(call: Call) -> BindingPut:
+    given = call.part("properties")
+    # Clients differ in whether they quote the key, which holds quotes itself, once more.
+    wanted = {given, quote(given, safe="~")}
+    for binding in _between(call):
+        if properties_key(binding.routing_key, binding.arguments) in wanted:
+            return binding
+    raise not_found()
+
+
+async def between(call: Call) -> Listing:
+    return _listing(_between(call))
+
+
+async def get(call: Call) -> dict[str, Any]:
+    return row(_binding(call))
+
+
+def _must_bind(call: Call, vhost: Vhost, source: str, destination: str) -> None:
+    if source == "":
+        raise bad_request("operation not permitted on the default exchange")
+    call.must(vhost, "write", destination)
+    call.must(vhost, "read", source)
+
+
+async def post(call: Call) -> web.Response:
+    call.vhost_to_change()
+    vhost, source, kind, destination = _ends(call)
+    _must_bind(call, vhost, source, destination)
+    body = await call.body(BindingBody)
+    authority = call.context.authority
+    check(await authority.bind(vhost.name, source, kind, destination, body.routing_key, body.arguments))
+    key = properties_key(body.routing_key, body.arguments)
+    location = f"{call.request.rel_url.raw_path}/{quote(key, safe='~')}"
+    return web.Response(status=201, headers={"Location": location})
+
+
+async def delete(call: Call) -> None:
+    vhost, binding = call.vhost_to_change(), _binding(call)
+    _must_bind(call, vhost, binding.source, binding.destination)
+    answer = await call.context.authority.unbind(
+        vhost.name, binding.source, binding.kind, binding.destination, binding.routing_key, binding.arguments
+    )
+    check(answer)
+
+
+ENDS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
+
+ROUTES = [
+    Route("GET", "/api/bindings", get_all),
+    Route("GET", "/api/bindings/{vhost}", get_all),
+    Route("GET", "/api/queues/{vhost}/{queue}/bindings", of_queue),
+    Route("GET", "/api/exchanges/{vhost}/{exchange}/bindings/{end:source|destination}", of_exchange),
+    Route("GET", ENDS, between),
+    Route("POST", ENDS, post),
+    Route("GET", ENDS + "/{properties}", get),
+    Route("DELETE", ENDS + "/{properties}", delete),
+]

@@ -1,0 +1,190 @@
+"""One HTTP call: who makes it, what they may, what they sent; and the answers every resource gives alike.
+
+A resource file is a table of Routes and their handlers. A handler takes a Call and returns what is shown (anything
+JSON can hold), a Listing, a Response, or None for 204; it raises ApiError for everything else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+import orjson
+from aiohttp import web
+
+from broker.catalog import Catalog, Right, Vhost
+from broker.changes import UserPut
+from broker.control import Answer
+from broker.controller.authority import Authority
+from broker.controller.config import ControllerConfig
+from broker.controller.links import DoorLinks
+from broker.controller.management.gathered import Gatherer
+from broker.controller.presence import Presence
+from broker.controller.shard_links import ShardLinks
+
+NODE = "shardmq@localhost"
+# What each tag lets its user do beside its own: RabbitMQ's ranks.
+TAGS: Final[dict[str, set[str]]] = {
+    "management": {"management", "policymaker", "monitoring", "administrator"},
+    "policymaker": {"policymaker", "administrator"},
+    "monitoring": {"monitoring", "administrator"},
+    "administrator": {"administrator"},
+}
+OPEN = "open"  # no login
+AMQP_STATUS: Final = {404: (404, "Object Not Found"), 403: (401, "not_authorised"), 541: (503, "unavailable")}
+
+T = TypeVar("T")
+
+
+class ApiError(Exception):
+    def __init__(self, status: int, error: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.error = error
+        self.reason = reason
+
+
+def bad_request(reason: str) -> ApiError:
+    return ApiError(400, "bad_request", reason)
+
+
+def not_found(reason: str = "Not Found") -> ApiError:
+    return ApiError(404, "Object Not Found", reason)
+
+
+def not_authorised(reason: str) -> ApiError:
+    return ApiError(401, "not_authorised", reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What handlers see of the controller."""
+
+    authority: Authority
+    presence: Presence
+    shards: ShardLinks
+    links: DoorLinks
+    config: ControllerConfig
+    stats: Gatherer
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.authority.catalog
+
+
+class Call:
+    def __init__(self, context: Context, request: web.Request, user: UserPut) -> None:
+        self.context = context
+        self.catalog = context.catalog
+        self.request = request
+        self.user = user
+
+    def part(self, name: str) -> str:
+        """A piece of the path."""
+        return self.request.match_info[name]
+
+    def flag(self, name: str) -> bool:
+        return self.request.query.get(name, "").lower() in ("true", "1")
+
+    async def body(self, type: type[T]) -> T:
+        """The JSON body, or 400 with the path of the key that is wrong. No body is an empty one."""
+        raw = await self.request.read()
+        try:
+            return msgspec.json.decode(raw or b"{}", type=type, strict=False)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise bad_request(str(error)) from None
+
+    # -- rights ------------------------------------------------------------------------------------------
+
+    def has(self, tag: str) -> bool:
+        return not TAGS[tag].isdisjoint(self.user.tags)
+
+    def sees(self, vhost: str) -> bool:
+        return self.has("monitoring") or self.catalog.may_enter(self.user.name, vhost)
+
+    def visible_vhosts(self) -> list[Vhost]:
+        return [vhost for vhost in self.catalog.vhosts.values() if self.sees(vhost.name)]
+
+    def vhosts(self) -> list[Vhost]:
+        """The one in the path, or all that may be seen."""
+        return [self.vhost()] if "vhost" in self.request.match_info else self.visible_vhosts()
+
+    def vhost(self) -> Vhost:
+        """The one in the path, to be looked at."""
+        vhost = self.catalog.vhost(self.part("vhost"))
+        if vhost is None:
+            raise not_found()
+        if not self.sees(vhost.name):
+            raise not_authorised("User not authorised to access virtual host")
+        return vhost
+
+    def vhost_to_change(self) -> Vhost:
+        """To be changed inside: tags are no permission."""
+        vhost = self.vhost()
+        if not self.catalog.may_enter(self.user.name, vhost.name):
+            raise not_authorised("User not authorised to access virtual host")
+        return vhost
+
+    def must(self, vhost: Vhost, right: Right, name: str) -> None:
+        if not self.catalog.may(self.user.name, vhost.name, right, name):
+            raise not_authorised(f"ACCESS_REFUSED - {right} access to '{name}' in vhost '{vhost.name}' refused")
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+
+class Route(NamedTuple):
+    method: str
+    path: str
+    handler: Handler
+    tag: str = "management"
+
+
+def check(answer: Answer) -> Answer:
+    """The authority's answer, if it is no refusal."""
+    if answer.code == 0:
+        return answer
+    status, error = AMQP_STATUS.get(answer.code, (400, "bad_request"))
+    raise ApiError(status, error, answer.text)
+
+
+def put_status(existed: bool) -> web.Response:
+    return web.Response(status=204 if existed else 201)
+
+
+def user_of(context: Context, request: web.Request) -> UserPut:
+    """Who calls, by basic auth."""
+    scheme, _, value = request.headers.get("Authorization", "").partition(" ")
+    try:
+        name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        scheme = name = password = ""
+    if scheme.lower() != "basic" or not context.catalog.password_ok(name, password):
+        raise not_authorised("Login failed")
+    if name in context.config.loopback_users and not is_loopback(request.remote):
+        raise not_authorised(f"User '{name}' can only connect via localhost")
+    return context.catalog.users[name]
+
+
+def is_loopback(host: str | None) -> bool:
+    try:
+        address = ipaddress.ip_address((host or "").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def to_json(value: Any) -> bytes:
+    return orjson.dumps(value, default=_shown, option=orjson.OPT_NON_STR_KEYS)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "replace")
+    return str(value)

@@ -1,0 +1,82 @@
+"""/api/connections"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.control import ConnectionInfo
+from broker.controller.management.call import NODE, Call, Route, not_found
+from broker.controller.management.gathered import Stats
+from broker.controller.management.listing import Listing
+
+CLOSE_REASON = "Closed via management plugin"
+REASON_CHARS_MAX = 200
+
+
+def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
+    report = {name: value for name, value in stats.connections.get(info.owner, {}).items() if name != "owner"}
+    return {
+        "name": info.name,
+        "user": info.user,
+        "user_who_performed_action": info.user,
+        "vhost": info.vhost,
+        "node": NODE,
+        "peer_host": info.peer_host,
+        "peer_port": info.peer_port,
+        "host": info.host,
+        "port": info.port,
+        "protocol": info.protocol,
+        "auth_mechanism": info.auth_mechanism,
+        "ssl": info.tls,
+        "frame_max": info.frame_max,
+        "channel_max": info.channel_max,
+        "timeout": info.heartbeat_s,
+        "connected_at": info.connected_at_ms,
+        "client_properties": info.client_properties,
+        "user_provided_name": info.client_properties.get("connection_name"),
+        "type": "network",
+        "state": "running",
+        **report,
+    }
+
+
+def visible(call: Call) -> list[ConnectionInfo]:
+    """Without the monitoring tag users see their own, in vhosts they may enter."""
+    vhost = call.vhost().name if "vhost" in call.request.match_info else None
+    return [
+        info
+        for info in call.context.presence.connections()
+        if vhost in (None, info.vhost) and (call.has("monitoring") or info.user == call.user.name)
+    ]
+
+
+async def get_all(call: Call) -> Listing:
+    stats = await call.context.stats.now()
+    return Listing(row(info, stats) for info in visible(call))
+
+
+def _connection(call: Call) -> ConnectionInfo:
+    info = call.context.presence.by_name(call.part("connection"))
+    if info is None or not (call.has("monitoring") or info.user == call.user.name):
+        raise not_found()
+    return info
+
+
+async def get(call: Call) -> dict[str, Any]:
+    return row(_connection(call), await call.context.stats.now())
+
+
+async def delete(call: Call) -> None:
+    info = _connection(call)
+    if info.user != call.user.name and not call.has("administrator"):
+        raise not_found()
+    reason = call.request.headers.get("X-Reason", CLOSE_REASON)[:REASON_CHARS_MAX]
+    call.context.authority.close_connection(info.owner, reason)
+
+
+ROUTES = [
+    Route("GET", "/api/connections", get_all),
+    Route("GET", "/api/connections/{connection}", get),
+    Route("DELETE", "/api/connections/{connection}", delete),
+    Route("GET", "/api/vhosts/{vhost}/connections", get_all),
+]

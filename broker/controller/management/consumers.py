@@ -1,0 +1,64 @@
+"""/api/consumers: as the shards know them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from broker.control import ConnectionInfo
+from broker.controller.management.call import Call, Route
+from broker.controller.management.channels import channel_name
+from broker.controller.management.gathered import Stats
+from broker.controller.management.listing import Listing
+
+
+def _end_of(owner: str) -> tuple[int, int]:
+    """Door and connection number, by which shards know an owner: "door.incarnation.connection"."""
+    door, _, connection = owner.split(".")
+    return int(door), int(connection)
+
+
+def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
+    seen = {vhost.name for vhost in call.vhosts()}
+    by_end: dict[tuple[int, int], ConnectionInfo] = {
+        _end_of(info.owner): info for info in call.context.presence.connections()
+    }
+    for consumer in stats.consumers:
+        queue = call.catalog.queue_by_id(consumer.queue)
+        if queue is None or queue.vhost not in seen:
+            continue
+        info = by_end.get((consumer.door, consumer.connection))
+        yield {
+            "consumer_tag": consumer.tag,
+            "queue": {"name": queue.name, "vhost": queue.vhost},
+            "channel_details": _channel(info, consumer.channel),
+            "ack_required": not consumer.no_ack,
+            "exclusive": consumer.exclusive,
+            "prefetch_count": consumer.prefetch,
+            "active": consumer.active,
+            "activity_status": "up" if consumer.active else "waiting",
+            "arguments": {},
+        }
+
+
+def _channel(info: ConnectionInfo | None, number: int) -> dict[str, Any]:
+    if info is None:
+        return {"number": number}
+    return {
+        "name": channel_name(info, number),
+        "number": number,
+        "user": info.user,
+        "connection_name": info.name,
+        "peer_host": info.peer_host,
+        "peer_port": info.peer_port,
+    }
+
+
+async def get_all(call: Call) -> Listing:
+    return Listing(rows(call, await call.context.stats.now()))
+
+
+ROUTES = [
+    Route("GET", "/api/consumers", get_all),
+    Route("GET", "/api/consumers/{vhost}", get_all),
+]

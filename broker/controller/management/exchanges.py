@@ -1,0 +1,81 @@
+"""/api/exchanges. The default exchange is called amq.default in a path, "" in a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from broker.catalog import DEFAULT_EXCHANGE_RIGHTS_NAME
+from broker.changes import ExchangePut
+from broker.controller.management.call import Call, Route, check, not_found, put_status
+from broker.controller.management.listing import Listing
+
+
+class ExchangeBody(msgspec.Struct):
+    type: str
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: dict[str, Any] = {}
+
+
+def exchange_name(part: str) -> str:
+    return "" if part == DEFAULT_EXCHANGE_RIGHTS_NAME else part
+
+
+def row(exchange: ExchangePut) -> dict[str, Any]:
+    return {
+        "name": exchange.name,
+        "vhost": exchange.vhost,
+        "type": exchange.type,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": exchange.arguments,
+        "policy": None,
+        "user_who_performed_action": "rmq-internal",
+    }
+
+
+def _exchange(call: Call) -> ExchangePut:
+    exchange = call.vhost().exchanges.get(exchange_name(call.part("exchange")))
+    if exchange is None:
+        raise not_found()
+    return exchange
+
+
+async def get_all(call: Call) -> Listing:
+    exchanges = [exchange for vhost in call.vhosts() for exchange in vhost.exchanges.values()]
+    return Listing(row(exchange) for exchange in exchanges)
+
+
+async def get(call: Call) -> dict[str, Any]:
+    return row(_exchange(call))
+
+
+async def put(call: Call) -> Any:
+    vhost, body = call.vhost_to_change(), await call.body(ExchangeBody)
+    name = exchange_name(call.part("exchange"))
+    call.must(vhost, "configure", name)
+    existed = name in vhost.exchanges
+    answer = await call.context.authority.declare_exchange(
+        vhost.name, name, body.type, body.durable, body.auto_delete, body.internal, body.arguments
+    )
+    check(answer)
+    return put_status(existed)
+
+
+async def delete(call: Call) -> None:
+    vhost, exchange = call.vhost_to_change(), _exchange(call)
+    call.must(vhost, "configure", exchange.name)
+    check(await call.context.authority.delete_exchange(vhost.name, exchange.name, call.flag("if-unused")))
+
+
+ROUTES = [
+    Route("GET", "/api/exchanges", get_all),
+    Route("GET", "/api/exchanges/{vhost}", get_all),
+    Route("GET", "/api/exchanges/{vhost}/{exchange}", get),
+    Route("PUT", "/api/exchanges/{vhost}/{exchange}", put),
+    Route("DELETE", "/api/exchanges/{vhost}/{exchange}", delete),
+]

@@ -1,0 +1,89 @@
+"""/api/health/checks and /api/aliveness-test: 200 {"status": "ok"}, or 503 with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.controller.management.call import ApiError, Call, Context, Route, bad_request, check
+from broker.controller.management.overview import listeners
+
+ALIVENESS_QUEUE = "aliveness-test"
+OK = {"status": "ok"}
+PROTOCOL_NAMES = {"amqp091": "amqp", "amqp0-9-1": "amqp", "prometheus": "http/prometheus"}
+
+
+class Unhealthy(ApiError):
+    """Answered in the checks' own form: {"status": "failed", "reason": ...}."""
+
+    def __init__(self, reason: str, **more: Any) -> None:
+        super().__init__(503, "failed", reason)
+        self.more = more
+
+
+def why_out_of_service(context: Context) -> str | None:
+    not_ready = [shard.number for shard in context.shards.shards if not shard.ready]
+    if not_ready:
+        return f"shards not ready: {', '.join(map(str, not_ready))}"
+    if not context.links.doors():
+        return "no front door is connected"
+    return None
+
+
+async def ok(call: Call) -> Any:
+    return OK
+
+
+async def alarms(call: Call) -> Any:
+    found = [{"shard": shard.number, "alarm": shard.alarm} for shard in call.context.shards.shards if shard.alarm]
+    if found:
+        raise Unhealthy("There are alarms in effect", alarms=found)
+    return OK
+
+
+async def in_service(call: Call) -> Any:
+    reason = why_out_of_service(call.context)
+    if reason is not None:
+        raise Unhealthy(reason)
+    return OK
+
+
+async def port_listener(call: Call) -> Any:
+    if not call.part("port").isdigit():
+        raise bad_request(f"port: not a number: {call.part('port')}")
+    port = int(call.part("port"))
+    if any(listener["port"] == port for listener in listeners(call.context)):
+        return {**OK, "port": port}
+    raise Unhealthy("No active listener", missing=port, ports=[one["port"] for one in listeners(call.context)])
+
+
+async def protocol_listener(call: Call) -> Any:
+    given = call.part("protocol").lower()
+    protocols = sorted({listener["protocol"] for listener in listeners(call.context)})
+    if PROTOCOL_NAMES.get(given, given) in protocols:
+        return {**OK, "protocol": given}
+    raise Unhealthy("No active listener", missing=given, protocols=protocols)
+
+
+async def aliveness(call: Call) -> Any:
+    """A queue is declared, which goes through definitions, front doors and a shard. It stays for the next time."""
+    vhost = call.vhost_to_change()
+    reason = why_out_of_service(call.context)
+    if reason is not None:
+        raise Unhealthy(reason)
+    check(await call.context.authority.declare_queue(vhost.name, ALIVENESS_QUEUE, durable=False))
+    return OK
+
+
+CHECKS = "/api/health/checks"
+
+ROUTES = [
+    Route("GET", f"{CHECKS}/alarms", alarms),
+    Route("GET", f"{CHECKS}/local-alarms", alarms),
+    Route("GET", f"{CHECKS}/virtual-hosts", ok),
+    Route("GET", f"{CHECKS}/node-is-quorum-critical", ok),
+    Route("GET", f"{CHECKS}/is-in-service", in_service),
+    Route("GET", f"{CHECKS}/ready-to-serve-clients", in_service),
+    Route("GET", f"{CHECKS}/port-listener/{{port}}", port_listener),
+    Route("GET", f"{CHECKS}/protocol-listener/{{protocol}}", protocol_listener),
+    Route("GET", "/api/aliveness-test/{vhost}", aliveness),
+]

@@ -1,0 +1,70 @@
+"""/api/overview: the fields RabbitMQ's tools read, under the version they know how to talk to."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from broker.controller.management.call import NODE, Call, Context, Route
+from broker.controller.management.gathered import message_stats
+from broker.controller.management.processes import status
+from broker.routing.matching import TYPES
+
+RABBITMQ_VERSION = "3.13.7"  # whose API this is
+PROTOCOLS = {"amqp": "amqp", "http": "http", "metrics": "http/prometheus"}
+
+
+def product_version() -> str:
+    try:
+        return version("shardmq")
+    except PackageNotFoundError:
+        return "0"
+
+
+def listeners(context: Context) -> list[dict[str, Any]]:
+    """As the supervisor opened them."""
+    found, shown = status(context), []
+    for name, protocol in PROTOCOLS.items():
+        host, _, port = str(found.get(name) or "").rpartition(":")
+        if port.isdigit():
+            shown.append({"node": NODE, "protocol": protocol, "ip_address": host, "port": int(port)})
+    return shown
+
+
+async def overview(call: Call) -> dict[str, Any]:
+    context, stats = call.context, await call.context.stats.now()
+    vhosts = call.visible_vhosts()
+    ready, unacked = stats.totals["ready"], stats.totals["unacked"]
+    return {
+        "product_name": "shardmq",
+        "product_version": product_version(),
+        "rabbitmq_version": RABBITMQ_VERSION,
+        "management_version": RABBITMQ_VERSION,
+        "erlang_version": "0",
+        "erlang_full_version": f"Python {platform.python_version()}",
+        "cluster_name": NODE,
+        "node": NODE,
+        "rates_mode": "basic",
+        "statistics_db_event_queue": 0,
+        "object_totals": {
+            "connections": len(context.presence.connections()),
+            "channels": len(stats.channels),
+            "consumers": len(stats.consumers),
+            "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
+            "queues": sum(len(vhost.queues) for vhost in vhosts),
+        },
+        "queue_totals": {
+            "messages": ready + unacked,
+            "messages_ready": ready,
+            "messages_unacknowledged": unacked,
+        },
+        "message_stats": message_stats(stats, None),
+        "churn_rates": {},
+        "listeners": listeners(context),
+        "contexts": [],
+        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
+    }
+
+
+ROUTES = [Route("GET", "/api/overview", overview)]

@@ -1,0 +1,104 @@
+"""/api/processes, /api/shards, /api/nodes: what the supervisor and the shards say of themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from broker.controller.management.call import NODE, Call, Context, Route, not_found
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def status(context: Context) -> dict[str, Any]:
+    """The supervisor's status.json; {} without a supervisor. It is small and replaced whole."""
+    try:
+        found = json.loads((Path(context.config.runtime_dir) / "status.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {"children": found}
+
+
+def rss_bytes(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def queues_per_shard(context: Context) -> Counter[int]:
+    return Counter(queue.shard for queue in context.catalog.queues())
+
+
+def rows(context: Context) -> list[dict[str, Any]]:
+    queues, now = queues_per_shard(context), time.time()
+    shown = []
+    for child in status(context).get("children", []):
+        row = {name: child.get(name) for name in ("name", "kind", "index", "pid", "state", "restarts", "started_at")}
+        if row["started_at"]:
+            row["uptime"] = round(max(0.0, now - row["started_at"]), 3)
+        if row["pid"]:
+            row["rss_bytes"] = rss_bytes(row["pid"])
+        if row["kind"] == "shard":
+            row["queues"] = queues[row["index"]]
+        shown.append(row)
+    return shown
+
+
+async def get_all(call: Call) -> list[dict[str, Any]]:
+    return rows(call.context)
+
+
+async def shards(call: Call) -> list[dict[str, Any]]:
+    queues, stats = queues_per_shard(call.context), await call.context.stats.now()
+    return [
+        {
+            "shard": shard.number,
+            "pid": shard.pid,
+            "ready": shard.ready,
+            "alarm": shard.alarm,
+            "queues": queues[shard.number],
+            **stats.shards.get(shard.number, {}),
+        }
+        for shard in call.context.shards.shards
+    ]
+
+
+def node(context: Context) -> dict[str, Any]:
+    alarms = {shard.alarm for shard in context.shards.shards if shard.alarm}
+    children = [row for row in rows(context) if row.get("rss_bytes")]
+    return {
+        "name": NODE,
+        "type": "disc",
+        "running": True,
+        "processors": os.cpu_count(),
+        "os_pid": str(os.getpid()),
+        "mem_used": sum(row["rss_bytes"] for row in children) or rss_bytes(os.getpid()),
+        "mem_alarm": any("memory" in alarm for alarm in alarms),
+        "disk_free_alarm": any("disk" in alarm for alarm in alarms),
+        "partitions": [],
+        "uptime": int(max((row.get("uptime", 0) for row in children), default=0) * 1000),
+        "rates_mode": "basic",
+    }
+
+
+async def nodes(call: Call) -> list[dict[str, Any]]:
+    return [node(call.context)]
+
+
+async def one_node(call: Call) -> dict[str, Any]:
+    if call.part("node") != NODE:
+        raise not_found()
+    return node(call.context)
+
+
+ROUTES = [
+    Route("GET", "/api/processes", get_all, "monitoring"),
+    Route("GET", "/api/shards", shards, "monitoring"),
+    Route("GET", "/api/nodes", nodes, "monitoring"),
+    Route("GET", "/api/nodes/{node}", one_node, "monitoring"),
+]

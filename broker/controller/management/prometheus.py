@@ -1,0 +1,115 @@
+"""/metrics in the names of RabbitMQ's exporter, and ours for processes. Series per queue: /metrics/per-object alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from broker.controller.management import processes
+from broker.controller.management.call import NODE, Context
+from broker.controller.management.gathered import Stats
+from broker.controller.management.overview import RABBITMQ_VERSION, product_version
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+TOTALS = {
+    "rabbitmq_global_messages_received_total": ("published", "Messages published to queues"),
+    "rabbitmq_global_messages_delivered_total": ("delivered", "Messages delivered to consumers and gets"),
+    "rabbitmq_global_messages_acknowledged_total": ("acked", "Messages acknowledged"),
+    "rabbitmq_global_messages_redelivered_total": ("redelivered", "Messages delivered again"),
+    "rabbitmq_global_messages_delivered_get_total": ("got", "Messages fetched by basic.get"),
+}
+
+
+class _Once:
+    """What generate_latest wants of a registry."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
+
+
+async def text(context: Context, per_object: bool) -> bytes:
+    stats = await context.stats.now()
+    metrics = [*_totals(context, stats), *_identity(), *_processes(context, stats)]
+    if per_object:
+        metrics.extend(_queues(context, stats))
+    return generate_latest(_Once(metrics))
+
+
+def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
+    ready, unacked = stats.totals["ready"], stats.totals["unacked"]
+    for name, what, value in (
+        ("rabbitmq_connections", "Connections open", len(context.presence.connections())),
+        ("rabbitmq_channels", "Channels open", len(stats.channels)),
+        ("rabbitmq_consumers", "Consumers", len(stats.consumers)),
+        ("rabbitmq_queues", "Queues", sum(len(v.queues) for v in context.catalog.vhosts.values())),
+        ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
+        ("rabbitmq_queue_messages_ready", "Messages ready", ready),
+        ("rabbitmq_queue_messages_unacked", "Messages unacknowledged", unacked),
+        (
+            "rabbitmq_queue_messages_bytes",
+            "Bytes of messages",
+            stats.totals["ready_bytes"] + stats.totals["unacked_bytes"],
+        ),
+    ):
+        yield GaugeMetricFamily(name, what, value=value)
+    for name, (counter, what) in TOTALS.items():
+        yield CounterMetricFamily(name, what, value=stats.totals[counter])
+    dropped = stats.counters.get("unroutable_dropped", 0)
+    yield CounterMetricFamily(
+        "rabbitmq_global_messages_unroutable_dropped_total", "Messages without a route, dropped", value=dropped
+    )
+
+
+def _identity() -> Iterator[Metric]:
+    identity = GaugeMetricFamily(
+        "rabbitmq_identity_info", "Node and cluster", labels=["rabbitmq_node", "rabbitmq_cluster"]
+    )
+    identity.add_metric([NODE, NODE], 1)
+    yield identity
+    build = GaugeMetricFamily(
+        "rabbitmq_build_info", "Versions", labels=["rabbitmq_version", "product_name", "product_version"]
+    )
+    build.add_metric([RABBITMQ_VERSION, "shardmq", product_version()], 1)
+    yield build
+
+
+def _processes(context: Context, stats: Stats) -> Iterator[Metric]:
+    labels = ["process", "shard"]
+    rss = GaugeMetricFamily("shardmq_process_resident_memory_bytes", "Resident memory", labels=labels)
+    uptime = GaugeMetricFamily("shardmq_process_uptime_seconds", "Time since the process started", labels=labels)
+    restarts = CounterMetricFamily("shardmq_restarts", "Restarts by the supervisor", labels=labels)
+    for row in processes.rows(context):
+        at = [str(row["name"]), str(row["index"]) if row["kind"] == "shard" else ""]
+        rss.add_metric(at, row.get("rss_bytes") or 0)
+        uptime.add_metric(at, row.get("uptime", 0))
+        restarts.add_metric(at, row["restarts"] or 0)
+    yield from (rss, uptime, restarts)
+    names = sorted({name for process in stats.shards.values() for name in process})
+    for name in names:
+        family = GaugeMetricFamily(f"shardmq_shard_{name}", "As the shard reports it", labels=labels)
+        for shard, process in stats.shards.items():
+            if name in process:
+                family.add_metric([f"shard-{shard}", str(shard)], process[name])
+        yield family
+
+
+def _queues(context: Context, stats: Stats) -> Iterator[Metric]:
+    labels = ["vhost", "queue"]
+    for name, fields in (
+        ("rabbitmq_queue_messages", ("ready", "unacked")),
+        ("rabbitmq_queue_messages_ready", ("ready",)),
+        ("rabbitmq_queue_messages_unacked", ("unacked",)),
+        ("rabbitmq_queue_consumers", ("consumers",)),
+    ):
+        family = GaugeMetricFamily(f"{name.replace('rabbitmq_queue', 'rabbitmq_detailed_queue')}", name, labels=labels)
+        for id, known in stats.queues.items():
+            queue = context.catalog.queue_by_id(id)
+            if queue is not None:
+                family.add_metric([queue.vhost, queue.name], sum(getattr(known, field) for field in fields))
+        yield family

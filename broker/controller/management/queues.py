@@ -1,0 +1,116 @@
+"""/api/queues"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from broker.changes import QueuePut
+from broker.controller.management import consumers
+from broker.controller.management.call import NODE, Call, Context, Route, check, not_found, put_status
+from broker.controller.management.gathered import Stats, message_stats
+from broker.controller.management.listing import Listing
+
+
+class QueueBody(msgspec.Struct):
+    durable: bool = True
+    auto_delete: bool = False
+    arguments: dict[str, Any] = {}
+
+
+def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "name": queue.name,
+        "vhost": queue.vhost,
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "exclusive": bool(queue.owner),
+        "arguments": queue.arguments,
+        "type": queue.arguments.get("x-queue-type", "classic"),
+        "node": NODE,
+        "shard": queue.shard,
+        "policy": None,
+        "operator_policy": None,
+        "effective_policy_definition": {},
+        "state": "running",
+    }
+    if queue.owner and (holder := context.presence.connection(queue.owner)) is not None:
+        shown["owner_pid_details"] = {
+            "name": holder.name,
+            "peer_host": holder.peer_host,
+            "peer_port": holder.peer_port,
+        }
+    known = stats.queues.get(queue.id)
+    if known is None:
+        # Numbers that are not known are left out, not shown as 0.
+        if queue.shard not in stats.shards:
+            shown["state"] = "down"
+        return shown
+    shown.update(
+        messages=known.ready + known.unacked,
+        messages_ready=known.ready,
+        messages_unacknowledged=known.unacked,
+        consumers=known.consumers,
+        memory=8 * (known.ready + known.unacked),
+        message_bytes=known.ready_bytes + known.unacked_bytes,
+        message_bytes_ready=known.ready_bytes,
+        message_bytes_unacknowledged=known.unacked_bytes,
+        message_stats=message_stats(stats, known),
+    )
+    return shown
+
+
+def _queue(call: Call) -> QueuePut:
+    queue = call.vhost().queues.get(call.part("queue"))
+    if queue is None:
+        raise not_found()
+    return queue
+
+
+async def get_all(call: Call) -> Listing:
+    stats = await call.context.stats.now()
+    queues = [queue for vhost in call.vhosts() for queue in vhost.queues.values()]
+    return Listing(row(queue, stats, call.context) for queue in queues)
+
+
+async def get(call: Call) -> dict[str, Any]:
+    queue = _queue(call)
+    stats = await call.context.stats.now()
+    shown = row(queue, stats, call.context)
+    shown["consumer_details"] = [
+        one for one in consumers.rows(call, stats) if one["queue"] == {"name": queue.name, "vhost": queue.vhost}
+    ]
+    return shown
+
+
+async def put(call: Call) -> Any:
+    vhost, name, body = call.vhost_to_change(), call.part("queue"), await call.body(QueueBody)
+    call.must(vhost, "configure", name)
+    existed = name in vhost.queues
+    authority = call.context.authority
+    check(await authority.declare_queue(vhost.name, name, body.durable, body.auto_delete, body.arguments))
+    return put_status(existed)
+
+
+async def delete(call: Call) -> None:
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    call.must(vhost, "configure", queue.name)
+    authority = call.context.authority
+    check(await authority.delete_queue(vhost.name, queue.name, call.flag("if-unused"), call.flag("if-empty")))
+
+
+async def purge(call: Call) -> None:
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    call.must(vhost, "read", queue.name)
+    check(await call.context.authority.purge_queue(vhost.name, queue.name))
+
+
+ROUTES = [
+    Route("GET", "/api/queues", get_all),
+    Route("GET", "/api/queues/{vhost}", get_all),
+    Route("GET", "/api/queues/{vhost}/{queue}", get),
+    Route("PUT", "/api/queues/{vhost}/{queue}", put),
+    Route("DELETE", "/api/queues/{vhost}/{queue}", delete),
+    Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge),
+]

@@ -1,0 +1,54 @@
+"""Who is connected, as front doors report it: for listing, limits and closing. Holds no sockets and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.control import ConnectionInfo
+
+
+class Presence:
+    """Connections by owner ("door.incarnation.connection")."""
+
+    def __init__(self) -> None:
+        self._connections: dict[str, ConnectionInfo] = {}
+
+    def up(self, info: ConnectionInfo) -> None:
+        self._connections[info.owner] = info
+
+    def down(self, owner: str) -> None:
+        self._connections.pop(owner, None)
+
+    def door_up(self, door: int, connections: Iterable[ConnectionInfo]) -> None:
+        """What the door has is what it says now."""
+        self.door_gone(door)
+        for info in connections:
+            self.up(info)
+
+    def door_gone(self, door: int) -> list[str]:
+        """The owners that went with it."""
+        gone = [owner for owner in self._connections if door_of(owner) == door]
+        for owner in gone:
+            del self._connections[owner]
+        return gone
+
+    def connections(self) -> list[ConnectionInfo]:
+        return list(self._connections.values())
+
+    def connection(self, owner: str) -> ConnectionInfo | None:
+        return self._connections.get(owner)
+
+    def by_name(self, name: str) -> ConnectionInfo | None:
+        """By the name clients see: "peer:port -> host:port"."""
+        return next((info for info in self._connections.values() if info.name == name), None)
+
+    def owners(self, user: str | None = None, vhost: str | None = None) -> list[str]:
+        return [
+            info.owner
+            for info in self._connections.values()
+            if user in (None, info.user) and vhost in (None, info.vhost)
+        ]
+
+
+def door_of(owner: str) -> int:
+    return int(owner.split(".", 1)[0])

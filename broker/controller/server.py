@@ -1,0 +1,173 @@
+"""Starts the controller's parts in order, carries news between them, and drains: the only file that starts things.
+
+Order: what exists is read from disk, the links listen, HTTP opens, then the supervisor is told READY. At the end:
+HTTP and links close, the definitions are synced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker.catalog import Catalog
+from broker.changes import AnyChange, PermissionPut, UserPut, VhostPut
+from broker.control import Ask, ConnectionInfo
+from broker.controller.access import hash_password
+from broker.controller.authority import Authority
+from broker.controller.config import ControllerConfig
+from broker.controller.definitions import Definitions
+from broker.controller.links import DoorLinks
+from broker.controller.presence import Presence, door_of
+from broker.controller.shard_links import ShardLinks
+from supervisor import notify
+
+WATCHDOG_S = 1.0
+# After a restart of the controller: front doors that have not come back by then are gone with their connections.
+DOORS_RETURN_S_MAX = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """Carries news between links, presence and authority."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self.config = config
+        self.definitions = Definitions(Path(config.data_dir), config.boot)
+        self.presence = Presence()
+        self.links = DoorLinks(config.boot)
+        self.shards = ShardLinks(config.shards, secrets.randbelow(0xFFFFFFFE) + 1)
+        self.authority = Authority(
+            load_or_begin(self.definitions, config), self.definitions, self.links, self.shards, self.presence
+        )
+        self.links.handler = self
+        self.shards.handler = self.authority
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Until `stop`; the exit status."""
+        runtime_dir = Path(self.config.runtime_dir)
+        writer = asyncio.create_task(self.authority.run())
+        writer.add_done_callback(lambda _: stop.set())
+        await self.shards.start(runtime_dir)
+        await self.links.start(runtime_dir, self.authority.catalog.version)
+        http = await start_http(self)
+        loop = asyncio.get_running_loop()
+        doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
+        watchdog = asyncio.create_task(_watchdog())
+        notify.ready()
+        log.info("controller is ready, %d queues known", len(list(self.authority.catalog.queues())))
+        await stop.wait()
+        notify.stopping()
+        doors_return.cancel()
+        watchdog.cancel()
+        if http is not None:
+            await http.cleanup()
+        await self.links.stop()
+        status = _status_of(writer)
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)
+        await self.shards.stop()
+        self.definitions.close()
+        return status
+
+    # -- news from front doors (links.Handler) -----------------------------------------------------------
+
+    def snapshot(self) -> tuple[int, list[AnyChange]]:
+        return self.authority.catalog.version, self.authority.catalog.changes()
+
+    def door_up(self, door: int, incarnation: int, connections: list[ConnectionInfo]) -> None:
+        self.presence.door_up(door, connections)
+        self._drop_exclusive_of_absent(door)
+
+    def door_gone(self, door: int, incarnation: int) -> None:
+        self.presence.door_gone(door)
+        self._drop_exclusive_of_absent(door)
+        self.shards.door_gone(door, incarnation)
+
+    def connection_up(self, info: ConnectionInfo) -> None:
+        self.presence.up(info)
+
+    def connection_down(self, owner: str) -> None:
+        self.presence.down(owner)
+        self.authority.connection_gone(owner)
+
+    def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None:
+        self.authority.submit(ask.what, ask.owner, answer)
+
+    async def room(self) -> None:
+        await self.authority.room()
+
+    def _drop_exclusive_of_absent(self, door: int) -> None:
+        for owner in self.authority.catalog.owners():
+            if door_of(owner) == door and self.presence.connection(owner) is None:
+                self.authority.connection_gone(owner)
+
+    def _forget_absent_doors(self) -> None:
+        here = {door.number for door in self.links.doors()}
+        for door in {door_of(owner) for owner in self.authority.catalog.owners()} - here:
+            self._drop_exclusive_of_absent(door)
+
+
+def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog:
+    """What exists; at the first start one vhost and one user who may do everything in it."""
+    begin = definitions.is_new
+    catalog = definitions.load()
+    if begin:
+        user, vhost = config.default_user, config.default_vhost
+        first: list[AnyChange] = [
+            VhostPut(vhost, "Default virtual host"),
+            UserPut(user, hash_password(config.default_pass), tags=["administrator"]),
+            PermissionPut(vhost, user, ".*", ".*", ".*"),
+        ]
+        for change in first:
+            definitions.add(change, catalog)
+            catalog.apply(change)
+        job = definitions.sync_job(catalog)
+        assert job is not None
+        job()
+    return catalog
+
+
+async def start_http(controller: Controller) -> Any:
+    """The HTTP API, imported only when there is a socket for it; None without."""
+    config = controller.config
+    if not config.http_fds and not config.metrics_fds:
+        return None
+    from broker.controller.management import app
+
+    return await app.start(controller.authority, controller.presence, controller.shards, controller.links, config)
+
+
+def _status_of(writer: asyncio.Task[None]) -> int:
+    error = writer.exception() if writer.done() and not writer.cancelled() else None
+    if error is None:
+        return 0
+    log.critical("what exists can no longer be written: %s", error, exc_info=error)
+    return 1
+
+
+async def _watchdog() -> None:
+    while True:
+        notify.watchdog()
+        await asyncio.sleep(WATCHDOG_S)
+
+
+async def serve(config: ControllerConfig) -> int:
+    """The whole process: until SIGTERM, SIGINT or the supervisor's end."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    lifeline = notify.lifeline_fd()
+    if lifeline is not None:
+
+        def supervisor_gone() -> None:
+            loop.remove_reader(lifeline)
+            stop.set()
+
+        loop.add_reader(lifeline, supervisor_gone)
+    return await Controller(config).run(stop)

@@ -1,0 +1,228 @@
+"""The links to shards: ZeroMQ messages out and in, requests that outlive a shard's restart.
+
+One PULL socket for all shards' news, one PUSH socket to each shard. A shard that starts says Hello(ready=False) and
+is given all its queues (Assign); a shard that was there before this controller says Hello(ready=True) and is brought
+in line with the catalog. A request is sent when its shard is ready, and again to each new process of the shard, until
+it is answered or its time is up: all requests of the wire may come twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import Future
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+import zmq.asyncio
+
+from broker.controller.authority import ShardSilent
+from shardd.wire import envelope
+from shardd.wire import messages as wire
+
+ANSWER_S_MAX = 15.0  # a shard that restarts has this long to recover before declares on it fail
+STATS_S_MAX = 2.0
+JOIN_AGAIN_S = 1.0
+WAITING_MAX = 100_000  # requests one shard has not answered
+
+log = logging.getLogger(__name__)
+
+
+class Handler(Protocol):
+    """What the links tell the controller."""
+
+    def queues_of_shard(self, shard: int) -> list[wire.QueueSpec]: ...
+
+    def queue_gone(self, id: int, reason: str) -> None: ...
+
+
+class _Waiting:
+    """A request that its shard has not answered."""
+
+    __slots__ = ("message", "reply", "timer")
+
+    def __init__(self, message: Any, reply: Future[Any], timer: asyncio.TimerHandle) -> None:
+        self.message, self.reply, self.timer = message, reply, timer
+
+
+class Shard:
+    """One shard as the controller knows it."""
+
+    def __init__(self, number: int, socket: zmq.Socket[bytes]) -> None:
+        self.number = number
+        self.socket = socket
+        self.epoch = 0
+        self.pid = 0
+        self.ready = False
+        self.alarm = ""
+        self.waiting: dict[int, _Waiting] = {}
+
+
+class ShardLinks:
+    """All shards. `handler` is set before `start`."""
+
+    def __init__(self, count: int, incarnation: int) -> None:
+        self.count = count
+        self.handler: Handler | None = None
+        self.shards: list[Shard] = []
+        self._incarnation = incarnation
+        self._endpoint = ""
+        self._number = 0
+        self._context = zmq.Context()
+        self._inbox = zmq.asyncio.Context.shadow(self._context).socket(zmq.PULL)
+        self._receiver: asyncio.Task[None] | None = None
+        self._joiner: asyncio.TimerHandle | None = None
+
+    async def start(self, runtime_dir: Path) -> None:
+        self._endpoint = f"ipc://{runtime_dir}/controller.sock"
+        # What may pile up is bounded by WAITING_MAX and by what shards may say unasked, not by messages.
+        self._inbox.set_hwm(0)
+        self._inbox.bind(self._endpoint)
+        for number in range(self.count):
+            socket = self._context.socket(zmq.PUSH)
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.RECONNECT_IVL, 10)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+            socket.connect(f"ipc://{runtime_dir}/shard-{number}.sock")
+            self.shards.append(Shard(number, socket))
+        self._receiver = asyncio.create_task(self._receive_all())
+        self._join_unknown()
+
+    async def stop(self) -> None:
+        if self._joiner is not None:
+            self._joiner.cancel()
+        if self._receiver is not None:
+            self._receiver.cancel()
+            await asyncio.gather(self._receiver, return_exceptions=True)
+        for shard in self.shards:
+            for waiting in shard.waiting.values():
+                waiting.timer.cancel()
+            shard.socket.close()
+        self._inbox.close()
+        self._context.term()
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def request(self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX) -> Future[Any]:
+        """The shard's Done, Refused or StatsReply; ShardSilent when none comes in time."""
+        to, loop = self.shards[shard], asyncio.get_running_loop()
+        reply: Future[Any] = loop.create_future()
+        if len(to.waiting) >= WAITING_MAX:
+            reply.set_exception(ShardSilent(f"shard {shard} has {WAITING_MAX} requests to answer"))
+            return reply
+        self._number += 1
+        number = self._number
+        timer = loop.call_later(wait_s, self._give_up, to, number, wait_s)
+        waiting = to.waiting[number] = _Waiting(message(number), reply, timer)
+        if to.ready:
+            self._send(to, waiting.message)
+        return reply
+
+    async def stats(self) -> dict[int, wire.StatsReply]:
+        """By shard; those that do not answer within STATS_S_MAX are left out."""
+        asked = {n: self.request(n, wire.Stats, STATS_S_MAX) for n in range(self.count) if self.shards[n].ready}
+        await asyncio.gather(*asked.values(), return_exceptions=True)
+        return {n: reply.result() for n, reply in asked.items() if reply.exception() is None}
+
+    def door_gone(self, door: int, incarnation: int) -> None:
+        """Shards put back in order what that front door held."""
+        for shard in self.shards:
+            if shard.ready:
+                self._send(shard, wire.Gone(door, incarnation))
+
+    def _give_up(self, shard: Shard, number: int, wait_s: float) -> None:
+        waiting = shard.waiting.pop(number, None)
+        if waiting is not None and not waiting.reply.done():
+            waiting.reply.set_exception(ShardSilent(f"shard {shard.number} did not answer within {wait_s:g} s"))
+
+    def _send(self, shard: Shard, message: Any) -> None:
+        data = envelope.control(wire.CONTROLLER, self._incarnation, shard.epoch, shard.number, message)
+        shard.socket.send(data, zmq.DONTWAIT)
+
+    # -- news ------------------------------------------------------------------------------------------
+
+    def _join_unknown(self) -> None:
+        """Until each shard has said Hello: its process may not have been there to hear the first Join."""
+        for shard in self.shards:
+            if shard.epoch == 0:
+                self._send(shard, wire.Join(self._endpoint))
+        self._joiner = asyncio.get_running_loop().call_later(JOIN_AGAIN_S, self._join_unknown)
+
+    async def _receive_all(self) -> None:
+        while True:
+            data = await self._inbox.recv()
+            try:
+                self._receive(data)
+            except envelope.WireError as error:
+                log.error("from a shard: %s", error)
+
+    def _receive(self, data: bytes) -> None:
+        head = envelope.read(data)
+        if head.kind != wire.CONTROL or head.shard >= len(self.shards):
+            return
+        shard, message = self.shards[head.shard], envelope.read_control(data)
+        if isinstance(message, wire.Hello):
+            self._hello(shard, head.epoch, message)
+            return
+        if head.epoch != shard.epoch or head.incarnation != self._incarnation:
+            return  # of a process that is gone, or to one
+        assert self.handler is not None
+        match message:
+            case wire.Done() | wire.Refused() | wire.StatsReply():
+                waiting = shard.waiting.pop(message.request, None)
+                if waiting is not None:
+                    waiting.timer.cancel()
+                    if not waiting.reply.done():
+                        waiting.reply.set_result(message)
+            case wire.AutoDeleted():
+                self.handler.queue_gone(message.queue, message.reason)
+            case wire.Alarm():
+                shard.alarm = message.reason
+
+    def _hello(self, shard: Shard, epoch: int, hello: wire.Hello) -> None:
+        assert self.handler is not None
+        new = epoch != shard.epoch
+        if new:
+            shard.epoch, shard.pid, shard.ready, shard.alarm = epoch, hello.pid, False, ""
+            self._send(shard, wire.Join(self._endpoint))
+            if not hello.ready:
+                log.info("shard %d (pid %d) starts", shard.number, hello.pid)
+                self._send(shard, wire.Assign(self.handler.queues_of_shard(shard.number)))
+        if hello.ready and not shard.ready:
+            shard.ready = True
+            log.info("shard %d (pid %d) is ready", shard.number, hello.pid)
+            if new:
+                self._reconcile(shard)
+            for waiting in shard.waiting.values():
+                self._send(shard, waiting.message)
+
+    def _reconcile(self, shard: Shard) -> None:
+        """A shard that ran before this controller may have missed the last changes of the one before."""
+        assert self.handler is not None
+        specs = self.handler.queues_of_shard(shard.number)
+        newest = max((spec.id for spec in specs), default=0)
+        known = {spec.id for spec in specs}
+        if specs:
+            self.request(shard.number, lambda n: wire.CreateQueues(n, specs)).add_done_callback(_log_failure)
+
+        def drop_strays(reply: Future[Any]) -> None:
+            if reply.exception() is not None or not isinstance(reply.result(), wire.StatsReply):
+                _log_failure(reply)
+                return
+            for queue in reply.result().queues:
+                # Ids rise: one beyond the newest was made after this was asked.
+                if queue.id not in known and queue.id < newest:
+                    self._drop(shard.number, queue.id)
+
+        self.request(shard.number, wire.Stats).add_done_callback(drop_strays)
+
+    def _drop(self, shard: int, queue: int) -> None:
+        self.request(shard, lambda n: wire.DeleteQueue(n, queue)).add_done_callback(_log_failure)
+
+
+def _log_failure(reply: Future[Any]) -> None:
+    if reply.exception() is not None:
+        log.error("%s", reply.exception())

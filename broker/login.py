@@ -1,0 +1,190 @@
+"""Who a client is, and whether it may enter: connection.start-ok and connection.open.
+
+Pure decisions over the catalog; the caller keeps the handshake's clock, sends what is decided and closes. A refused
+login says nothing to the client about why (a wrong password and an unknown user look the same); the reason is for the
+log.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import platform
+import struct
+from collections.abc import Collection
+from importlib import metadata
+from typing import Any, NamedTuple
+
+from broker.amqp.errors import ConnectionException
+from broker.amqp.methods import decode_table
+from broker.catalog import Catalog
+
+RABBITMQ_VERSION = "3.13.7"
+MECHANISMS = b"PLAIN AMQPLAIN"
+RESPONSE_BYTES_MAX = 4096  # of start-ok: nobody has proved anything yet
+
+SYNTAX_ERROR = 502
+COMMAND_INVALID = 503
+ACCESS_REFUSED = 403
+NOT_ALLOWED = 530
+CONNECTION = 10
+START_OK = 11
+OPEN = 40
+
+CAPABILITIES = (
+    "publisher_confirms",
+    "exchange_exchange_bindings",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "consumer_priorities",
+    "authentication_failure_close",
+    "per_consumer_qos",
+    "direct_reply_to",
+)
+
+
+class Credentials(NamedTuple):
+    user: str
+    password: str
+
+
+class LoginRefused(Exception):
+    """`tell`: send `answer` before closing; else the client expects nothing but the end of the stream."""
+
+    def __init__(self, reason: str, answer: ConnectionException, tell: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.answer = answer
+        self.tell = tell
+
+
+def server_properties(cluster_name: str) -> dict[str, Any]:
+    """What connection.start says of us.
+
+    Product and version are those of the RabbitMQ whose behaviour is kept to: client libraries decide by them what
+    qos(global) means (kombu) and which methods they may use.
+    """
+    return {
+        "capabilities": dict.fromkeys(CAPABILITIES, True),
+        "cluster_name": cluster_name,
+        "copyright": "The shardmq authors",
+        "information": "AMQP 0-9-1, sharded over the cores of a host",
+        "platform": f"Python {platform.python_version()}",
+        "product": "RabbitMQ",
+        "version": RABBITMQ_VERSION,
+        "shardmq_version": _version(),
+    }
+
+
+def _version() -> str:
+    try:
+        return metadata.version("shardmq")
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return "0.0.0"
+
+
+def authenticate(
+    mechanism: str,
+    response: bytes,
+    client_properties: dict[str, Any],
+    catalog: Catalog,
+    *,
+    peer_host: str,
+    loopback_users: Collection[str],
+) -> str:
+    """The user's name, or LoginRefused; ConnectionException when the response is no credentials at all."""
+    given = read_credentials(mechanism, response)
+    if not catalog.password_ok(given.user, given.password):
+        raise _refused(f"user '{given.user}': unknown, or a wrong password", mechanism, client_properties)
+    if given.user in loopback_users and not is_loopback(peer_host):
+        raise _refused(f"user '{given.user}' can only connect via localhost", mechanism, client_properties)
+    return given.user
+
+
+def _refused(reason: str, mechanism: str, client_properties: dict[str, Any]) -> LoginRefused:
+    text = f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
+    capabilities = client_properties.get("capabilities")
+    tell = isinstance(capabilities, dict) and capabilities.get("authentication_failure_close") is True
+    return LoginRefused(reason, ConnectionException(ACCESS_REFUSED, text, CONNECTION, START_OK), tell)
+
+
+def read_credentials(mechanism: str, response: bytes) -> Credentials:
+    """What start-ok's response says, in the mechanism's own form."""
+    if mechanism.encode() not in MECHANISMS.split():
+        text = f"unknown authentication mechanism '{mechanism}'"
+        raise ConnectionException(COMMAND_INVALID, text, CONNECTION, START_OK)
+    if len(response) > RESPONSE_BYTES_MAX:
+        raise _malformed(mechanism)
+    try:
+        return _read_plain(response) if mechanism == "PLAIN" else _read_amqplain(response)
+    except (ValueError, ConnectionException):  # UnicodeDecodeError is a ValueError
+        raise _malformed(mechanism) from None
+
+
+def _malformed(mechanism: str) -> ConnectionException:
+    # The bytes are not repeated in the text: a password may be among them, and the text is logged.
+    return ConnectionException(SYNTAX_ERROR, f"{mechanism} response invalid", CONNECTION, START_OK)
+
+
+def _read_plain(response: bytes) -> Credentials:
+    """RFC 4616: identity NUL user NUL password. The identity to act as is ignored, as every broker does."""
+    _identity, user, password = response.split(b"\0")
+    return Credentials(user.decode(), password.decode())
+
+
+def _read_amqplain(response: bytes) -> Credentials:
+    """A field table without its length in front: the response's own length says it."""
+    fields = decode_table(struct.pack(">I", len(response)) + response)
+    user, password = fields.get("LOGIN"), fields.get("PASSWORD")
+    if not isinstance(user, str) or not isinstance(password, str):
+        raise ValueError("LOGIN and PASSWORD must be strings")
+    return Credentials(user, password)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the peer is on this machine; "" is a unix socket's peer. IPv4 written as IPv6 counts as IPv4."""
+    if not host:
+        return True
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback
+
+
+class Connected(NamedTuple):
+    """How many connections are open already, the new one not among them."""
+
+    here: int  # at this front door
+    of_vhost: int
+    of_user: int
+
+
+def check_open(catalog: Catalog, user: str, vhost: str, connected: Connected, connections_max: int = 0) -> None:
+    """May this user open this vhost now? ConnectionException 530 with the reason if not."""
+    if catalog.vhost(vhost) is None:
+        raise _not_allowed(f"vhost {vhost} not found")
+    if not catalog.may_enter(user, vhost):
+        raise _not_allowed(f"access to vhost '{vhost}' refused for user '{user}'")
+    if 0 < connections_max <= connected.here:
+        raise _not_allowed(f"connection refused: node connection limit ({connections_max}) is reached")
+    limit = _limit(catalog, vhost, "vhost-limits", "limits")
+    if limit is not None and limit <= connected.of_vhost:
+        text = f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
+        raise _not_allowed(text)
+    limit = _limit(catalog, "", "user-limits", user)
+    if limit is not None and limit <= connected.of_user:
+        raise _not_allowed(f"connection refused for user '{user}': user connection limit ({limit}) is reached")
+
+
+def _limit(catalog: Catalog, vhost: str, component: str, name: str) -> int | None:
+    """max-connections of a limits parameter; a negative one means none, as in RabbitMQ."""
+    parameter = catalog.parameters.get((vhost, component, name))
+    limit = parameter.value.get("max-connections") if parameter and isinstance(parameter.value, dict) else None
+    return limit if isinstance(limit, int) and limit >= 0 else None
+
+
+def _not_allowed(text: str) -> ConnectionException:
+    return ConnectionException(NOT_ALLOWED, text, CONNECTION, OPEN)

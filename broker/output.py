@@ -1,0 +1,61 @@
+"""Bytes on their way to one socket, and the credit that is due when they have left."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from itertools import islice
+
+# Chunks given to one sendmsg; the system's limit is 1024.
+SEND_CHUNKS_MAX = 512
+
+
+class Output:
+    """In order. `pending`: bytes not yet taken by the kernel; `written`: bytes that were, in all."""
+
+    __slots__ = ("_chunks", "_due", "pending", "written")
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes | memoryview] = deque()
+        self._due: deque[tuple[int, int, int, int]] = deque()  # (bytes written by then, shard, its epoch, credit)
+        self.pending = 0
+        self.written = 0
+
+    def add(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self.pending += len(data)
+
+    def credit_then(self, shard: int, epoch: int, credit: int) -> None:
+        """`credit` is due to `shard` when all that was added so far is written."""
+        self._due.append((self.written + self.pending, shard, epoch, credit))
+
+    def write(self, sock: socket.socket) -> bool:
+        """As much as the kernel takes; whether that was all. Raises OSError when the connection is gone."""
+        try:
+            while self._chunks:
+                if len(self._chunks) == 1:
+                    self._drop(sock.send(self._chunks[0]))
+                else:
+                    self._drop(sock.sendmsg([*islice(self._chunks, SEND_CHUNKS_MAX)]))
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
+
+    def take_credits(self) -> list[tuple[int, int, int]]:
+        """(shard, epoch, credit) that became due."""
+        due = []
+        while self._due and self._due[0][0] <= self.written:
+            due.append(self._due.popleft()[1:])
+        return due
+
+    def _drop(self, count: int) -> None:
+        self.pending -= count
+        self.written += count
+        chunks = self._chunks
+        while count:
+            head = chunks[0]
+            if count < len(head):
+                chunks[0] = memoryview(head)[count:]
+                return
+            count -= len(head)
+            chunks.popleft()

@@ -1,0 +1,425 @@
+"""Give each published message to the shards that hold its queues, and tell the publisher what became of it.
+
+Publish path, 2 of 5. Before: broker/client.py. After: shardd/shard.py.
+
+A read's publishes are packed by compiled code as long as their routes are known (`Routes`, one per vhost and user,
+emptied by every change of the catalog). It stops at a message that needs a decision; that one is decided here and
+packing goes on behind it. Who waits for the confirm is in confirms.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Protocol
+
+from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
+from broker.catalog import Catalog, Vhost
+from broker.confirms import Confirms
+from broker.routing import depends_on_headers, route
+from broker.shard_link import ShardLinks
+from shardd.wire import codec
+
+if TYPE_CHECKING:
+    from broker.transactions import Transaction
+
+PUBLISH = (60, 40)
+NO_ROUTE = 312
+ROW = 48
+FLAG_CC = 2
+FLAG_USER_ID = 4
+FLAG_BAD_EXPIRATION = 8
+FLAG_REPLY_TO = 16
+MANDATORY = 1
+# Queue ids in one record: their count is a u16.
+QUEUES_MAX = 65535
+# Publishes of a transaction that leave as one batch.
+COMMIT_BYTES = 8 << 20
+
+_CHANNEL_OF = struct.Struct("<6xH")
+_LINE = struct.Struct("<IH")
+_FACTS = struct.Struct("<32xIBBB")
+
+
+# Where a message goes: (shard, queue ids, whether one of them is durable)
+Targets = list[tuple[int, list[int], bool]]
+
+
+class Committed:
+    """A transaction's publishes on their way to stable storage."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.shards = 1  # batches to wait for, and the commit itself while it is being packed
+        self._stored = True
+
+    def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
+        """Transactions have no confirm numbers: never named."""
+
+    def confirmed(self) -> None:
+        self.shards -= 1
+        if not self.shards and not self.future.done():
+            self.future.set_result(self._stored)
+
+    def lost(self) -> None:
+        self._stored = False
+        self.confirmed()
+
+
+class PublishingChannel(Protocol):
+    """What publishing needs of a channel."""
+
+    number: int
+    confirms: Confirms | None
+    transaction: Transaction[Held, Any] | None
+
+
+class Publisher(Protocol):
+    """What publishing needs of a client."""
+
+    id: int
+    user: str
+    vhost: str
+    scope: Scope | None
+    frame_bytes_max: int
+
+    def publishing_channel(self, number: int) -> PublishingChannel | None:
+        """None when the channel is closing: its publishes are dropped."""
+
+    def write(self, data: bytes) -> None: ...
+    def fail(self, error: ChannelException | ConnectionException, channel: int) -> None: ...
+    def feeds(self, shards: int) -> None:
+        """Bit mask of shards this client just published to."""
+
+
+class CatalogSource(Protocol):
+    """Holds the copy of the catalog that is in force; another object after a snapshot."""
+
+    catalog: Catalog
+
+
+class Scope:
+    """Routes learnt for one user in one vhost."""
+
+    def __init__(self, vhost: str, user: str) -> None:
+        self.vhost = vhost
+        self.user = user
+        self.routes = codec.Routes()
+
+
+class Publishing:
+    """All publishing of this front door."""
+
+    def __init__(self, source: CatalogSource, links: ShardLinks) -> None:
+        self._source = source
+        self.links = links
+        self._scopes: dict[tuple[str, str], Scope] = {}
+        self._dirty: list[Confirms] = []
+        self.unroutable_dropped = 0
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._source.catalog
+
+    def scope(self, vhost: str, user: str) -> Scope:
+        scope = self._scopes.get((vhost, user))
+        if scope is None:
+            scope = self._scopes[vhost, user] = Scope(vhost, user)
+        return scope
+
+    def catalog_changed(self) -> None:
+        """Every route is looked up anew."""
+        for scope in self._scopes.values():
+            scope.routes.clear()
+
+    def confirms(self, client: Publisher, channel: int) -> Confirms:
+        return Confirms(client, channel, self._dirty)
+
+    def end_of_pass(self) -> None:
+        """Write the acks and nacks that became due."""
+        dirty, self._dirty[:] = self._dirty[:], []
+        for confirms in dirty:
+            confirms.client.write(confirms.answers())
+
+    # -- a read's publishes -----------------------------------------------------------------------
+
+    def publishes(
+        self, client: Publisher, event: Publishes, only: int | None = None, without: AbstractSet[int] = frozenset()
+    ) -> None:
+        """Route and pack the event's messages in order; errors end their channel and drop what it sent behind.
+
+        `only`, `without`: channels to which this is confined.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        at = 0
+        while at < event.count:
+            number = _CHANNEL_OF.unpack_from(event.table, at * ROW)[0]
+            channel = client.publishing_channel(number)
+            if channel is None or number in without or (only is not None and number != only):
+                at += 1
+            elif channel.transaction is not None:
+                self._decide(client, channel, event, at, now_ms)
+                at += 1
+            else:
+                at = self._pack(client, channel, event, at, now_ms)
+
+    def _pack(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> int:
+        """As many of the channel's messages as go without a decision, and the one that needs it."""
+        confirms, scope = channel.confirms, client.scope
+        assert scope is not None
+        self.links.use_vhost(scope.vhost)
+        packed, why = self.links.packer.pack(
+            scope.routes,
+            event.buffer,
+            event.table,
+            at,
+            client.id,
+            confirms.next_seq if confirms else 0,
+            now_ms,
+        )
+        if packed > at:
+            self._account(client, channel, packed - at)
+        if why == codec.UNKNOWN:
+            try:
+                self._learn(scope, _line(event, packed))
+            except (ChannelException, ConnectionException) as error:
+                client.fail(error, channel.number)
+                return packed + 1
+        elif why in (codec.ASK, codec.UNROUTABLE):
+            self._decide(client, channel, event, packed, now_ms)
+            return packed + 1
+        return packed
+
+    def _account(self, client: Publisher, channel: PublishingChannel, count: int) -> None:
+        """Remember who waits for the batches that were just added to."""
+        touched = self.links.packer.take_touched()
+        client.feeds(touched)
+        if channel.confirms is None:
+            return
+        self.links.wait_for(touched, channel.confirms.wait(count, touched.bit_count()))
+
+    # -- routes ------------------------------------------------------------------------------------------
+
+    def _learn(self, scope: Scope, line: bytes) -> None:
+        """Look the line's exchange and key up, once per catalog version. Raises what the publisher did wrong."""
+        exchange, key = _exchange_and_key(line)
+        self._check(scope, exchange)
+        vhost = self._vhost(scope)
+        if depends_on_headers(vhost.table, exchange):
+            scope.routes.learn(line, codec.CALLER, [], False)
+            return
+        targets, durable = self._targets(vhost, route(vhost.table, exchange, key, None).queues)
+        scope.routes.learn(line, codec.TARGETS if targets else codec.NOWHERE, targets, durable)
+
+    def _check(self, scope: Scope, exchange: str) -> None:
+        """May this user publish to this exchange at all."""
+        vhost = self._vhost(scope)
+        found = vhost.exchanges.get(exchange)
+        if found is None:
+            raise ChannelException(404, f"no exchange '{exchange}' in vhost '{scope.vhost}'", *PUBLISH)
+        if not self.catalog.may(scope.user, scope.vhost, "write", exchange):
+            thing = f"exchange '{exchange or 'amq.default'}' in vhost '{scope.vhost}'"
+            raise ChannelException(403, f"write access to {thing} refused for user '{scope.user}'", *PUBLISH)
+        if found.internal:
+            text = f"cannot publish to internal exchange '{exchange}' in vhost '{scope.vhost}'"
+            raise ChannelException(403, text, *PUBLISH)
+
+    def _vhost(self, scope: Scope) -> Vhost:
+        vhost = self.catalog.vhost(scope.vhost)
+        if vhost is None:
+            raise ConnectionException(320, f"CONNECTION_FORCED - vhost '{scope.vhost}' is deleted", *PUBLISH)
+        return vhost
+
+    @staticmethod
+    def _targets(vhost: Vhost, names: tuple[str, ...]) -> tuple[list[tuple[int, list[int]]], bool]:
+        """Queues by shard, and whether one of them is durable."""
+        by_shard: dict[int, list[int]] = {}
+        durable = False
+        for name in names:
+            queue = vhost.queues[name]
+            by_shard.setdefault(queue.shard, []).append(queue.id)
+            durable = durable or queue.durable
+        return _cut(by_shard), durable
+
+    # -- one message at a time --------------------------------------------------------------------------
+
+    def _decide(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> None:
+        """A message that the packer does not decide about: checked, routed by its headers, returned or held by tx."""
+        assert client.scope is not None
+        try:
+            message = Message(event, at)
+            self._check(client.scope, message.exchange)
+            message.check(client.user, self._may_impersonate(client.user))
+            targets = self._route_one(client.scope, message)
+            if channel.transaction is not None:
+                channel.transaction.publish((message, targets), len(message.stored))
+                return
+        except (ChannelException, ConnectionException) as error:
+            client.fail(error, channel.number)
+            return
+        self.send_one(client, channel, message, targets, now_ms)
+
+    def _may_impersonate(self, user: str) -> bool:
+        known = self.catalog.users.get(user)
+        return known is not None and "impersonator" in known.tags
+
+    def _route_one(self, scope: Scope, message: Message) -> Targets:
+        vhost = self._vhost(scope)
+        names: dict[str, None] = {}
+        for key in message.keys:
+            names.update(dict.fromkeys(route(vhost.table, message.exchange, key, message.headers).queues))
+        found = []
+        for name in names:
+            queue = vhost.queues[name]
+            found.append((queue.shard, [queue.id], queue.durable))
+        return found
+
+    def send_one(
+        self,
+        client: Publisher,
+        channel: PublishingChannel,
+        message: Message,
+        targets: Targets,
+        now_ms: int,
+    ) -> None:
+        """Hand one decided message to its shards, or back to its publisher."""
+        self._put(client, channel, message, targets, now_ms)
+        self._account(client, channel, 1)
+
+    def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
+        """All publishes of a transaction. The future: whether all shards have all of them."""
+        now_ms = time.time_ns() // 1_000_000
+        committed = Committed()
+        size = 0
+        for message, targets in held:
+            self._put(client, channel, message, targets, now_ms)
+            size += len(message.stored)
+            if size > COMMIT_BYTES:
+                self._await(client, committed)
+                self.links.flush()
+                size = 0
+        self._await(client, committed)
+        committed.confirmed()
+        return committed.future
+
+    def _await(self, client: Publisher, committed: Committed) -> None:
+        touched = self.links.packer.take_touched()
+        client.feeds(touched)
+        committed.shards += touched.bit_count()
+        self.links.wait_for(touched, committed)
+
+    def _put(
+        self, client: Publisher, channel: PublishingChannel, message: Message, targets: Targets, now_ms: int
+    ) -> None:
+        if not targets and message.mandatory:
+            client.write(message.returned(channel.number, client.frame_bytes_max))
+        by_shard: dict[int, tuple[list[int], bool]] = {}
+        for shard, ids, durable in targets:
+            known, was_durable = by_shard.get(shard, ([], False))
+            by_shard[shard] = (known + ids, was_durable or durable)
+        seq = channel.confirms.next_seq if channel.confirms else 0
+        if client.scope is not None:
+            self.links.use_vhost(client.scope.vhost)
+        if not by_shard and not message.mandatory:
+            self.unroutable_dropped += 1
+        for shard, (ids, durable) in by_shard.items():
+            self.links.packer.add_stored(
+                shard,
+                ids,
+                message.stored,
+                client.id,
+                channel.number,
+                seq,
+                now_ms,
+                message.ttl_ms,
+                message.priority,
+                message.persistent,
+                message.persistent and durable,
+            )
+
+
+class Message:
+    """One publish that is decided about alone: its facts, read from the properties."""
+
+    __slots__ = (
+        "_properties",
+        "_row_flags",
+        "exchange",
+        "headers",
+        "keys",
+        "mandatory",
+        "persistent",
+        "priority",
+        "stored",
+        "ttl_ms",
+    )
+
+    def __init__(self, event: Publishes, at: int) -> None:
+        line = _line(event, at)
+        self.exchange, key = _exchange_and_key(line)
+        self.mandatory = bool(line[-1] & MANDATORY)
+        self.ttl_ms, mode, self.priority, self._row_flags = _FACTS.unpack_from(event.table, at * ROW)
+        self.persistent = mode == 2
+        self.stored = frames.stored(event.buffer, event.table, at)
+        self._properties = properties.read(frames.read_stored(self.stored)[2])
+        self.headers: dict[str, Any] = self._properties.headers or {}
+        self.keys = [key]
+
+    def check(self, user: str, may_impersonate: bool) -> None:
+        """What only this message's properties tell: expiration, user_id, CC and BCC."""
+        expiration = self._properties.expiration
+        if self._row_flags & FLAG_BAD_EXPIRATION and expiration is not None:
+            raise ChannelException(406, _bad_expiration(expiration), *PUBLISH)
+        claimed = self._properties.user_id
+        if claimed is not None and claimed != user and not may_impersonate:
+            text = f"user_id property set to '{claimed}' but authenticated user was '{user}'"
+            raise ChannelException(406, text, *PUBLISH)
+        for name in ("CC", "BCC"):
+            more = self.headers.get(name)
+            if more is None:
+                continue
+            if not isinstance(more, list) or not all(isinstance(key, str) for key in more):
+                text = f'invalid message: {{unacceptable_type_in_header,<<"{name}">>}}'
+                raise ChannelException(406, text, *PUBLISH)
+            self.keys += more
+        if "BCC" in self.headers:
+            self.stored = properties.without_header(self.stored, "BCC")
+
+    def returned(self, channel: int, frame_bytes_max: int) -> bytes:
+        """basic.return of this message."""
+        exchange, key, props, body = frames.read_stored(self.stored)
+        payload = struct.pack(">HHHB", 60, 50, NO_ROUTE, 8) + b"NO_ROUTE" + bytes([len(exchange)]) + exchange
+        return frames.content(channel, payload + bytes([len(key)]) + key, props, body, frame_bytes_max)
+
+
+def _bad_expiration(value: str) -> str:
+    """RabbitMQ's words for what is no number of milliseconds."""
+    if value.startswith("-") and value[1:].isdigit():
+        return f"invalid expiration '{value}': {{value_negative,{value}}}"
+    digits = len(value) - len(value.lstrip("0123456789"))
+    if digits:
+        return f"invalid expiration '{value}': {{leftover_string,\"{value[digits:]}\"}}"
+    return f"invalid expiration '{value}': no_integer"
+
+
+Held = tuple[Message, Targets]
+
+
+def _cut(by_shard: dict[int, list[int]]) -> list[tuple[int, list[int]]]:
+    """A record names at most QUEUES_MAX queues: more are several records."""
+    return [
+        (shard, ids[at : at + QUEUES_MAX]) for shard, ids in by_shard.items() for at in range(0, len(ids), QUEUES_MAX)
+    ]
+
+
+def _line(event: Publishes, at: int) -> bytes:
+    offset, length = _LINE.unpack_from(event.table, at * ROW)
+    return bytes(event.buffer[offset : offset + length])
+
+
+def _exchange_and_key(line: bytes) -> tuple[str, str]:
+    n = line[0]
+    m = line[n + 1]
+    return line[1 : n + 1].decode("utf-8", "replace"), line[n + 2 : n + 2 + m].decode("utf-8", "replace")

@@ -1,0 +1,175 @@
+"""What each exchange type does with a routing key and headers: one class per type, found by name in TYPES.
+
+A matcher holds the bindings of one exchange and is changed in place; that old tables stay as they were is `table`'s
+affair. The caller adds a binding once and removes only what it added. Two bindings may lead to one target, by
+the same key with other arguments: the target goes with the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
+
+from broker.routing.topic import TopicTrie
+
+Arguments = Mapping[str, Any]
+Headers = Mapping[str, Any]
+
+
+class Target(NamedTuple):
+    """Where a binding leads."""
+
+    kind: str  # "queue" or "exchange"
+    name: str
+
+
+class Matcher(Protocol):
+    looks_at_headers: ClassVar[bool]
+
+    def add(self, key: str, arguments: Arguments, target: Target) -> None: ...
+
+    def remove(self, key: str, arguments: Arguments, target: Target) -> None: ...
+
+    def match(self, key: str, headers: Headers) -> Collection[Target]:
+        """Each target once. Valid until the next add or remove: not to be kept."""
+        ...
+
+
+class _Targets(dict[Target, int]):
+    """Targets with the number of bindings to each."""
+
+    def add(self, target: Target) -> None:
+        self[target] = self.get(target, 0) + 1
+
+    def remove(self, target: Target) -> None:
+        if self[target] == 1:
+            del self[target]
+        else:
+            self[target] -= 1
+
+
+class Direct:
+    looks_at_headers: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, _Targets] = {}
+
+    def add(self, key: str, arguments: Arguments, target: Target) -> None:
+        self._by_key.setdefault(key, _Targets()).add(target)
+
+    def remove(self, key: str, arguments: Arguments, target: Target) -> None:
+        targets = self._by_key[key]
+        targets.remove(target)
+        if not targets:
+            del self._by_key[key]
+
+    def match(self, key: str, headers: Headers) -> Collection[Target]:
+        return self._by_key.get(key, ())
+
+
+class Fanout:
+    looks_at_headers: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._targets = _Targets()
+
+    def add(self, key: str, arguments: Arguments, target: Target) -> None:
+        self._targets.add(target)
+
+    def remove(self, key: str, arguments: Arguments, target: Target) -> None:
+        self._targets.remove(target)
+
+    def match(self, key: str, headers: Headers) -> Collection[Target]:
+        return self._targets
+
+
+class Topic:
+    looks_at_headers: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._trie = TopicTrie()
+
+    def add(self, key: str, arguments: Arguments, target: Target) -> None:
+        self._trie.add(key, target)
+
+    def remove(self, key: str, arguments: Arguments, target: Target) -> None:
+        self._trie.remove(key, target)
+
+    def match(self, key: str, headers: Headers) -> Collection[Target]:
+        return self._trie.match(key)
+
+
+class HeadersExchange:
+    looks_at_headers: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._rules: dict[tuple[Any, ...], tuple[HeaderRule, _Targets]] = {}
+
+    def add(self, key: str, arguments: Arguments, target: Target) -> None:
+        rule = HeaderRule.of(arguments)
+        self._rules.setdefault(rule.identity(), (rule, _Targets()))[1].add(target)
+
+    def remove(self, key: str, arguments: Arguments, target: Target) -> None:
+        identity = HeaderRule.of(arguments).identity()
+        targets = self._rules[identity][1]
+        targets.remove(target)
+        if not targets:
+            del self._rules[identity]
+
+    def match(self, key: str, headers: Headers) -> Collection[Target]:
+        found: set[Target] = set()
+        for rule, targets in self._rules.values():
+            if rule.matches(headers):
+                found.update(targets)
+        return found
+
+
+X_MATCH: Final = ("all", "any", "all-with-x", "any-with-x")
+
+
+class HeaderRule(NamedTuple):
+    """A headers binding: `all` asks for every one of `wanted`, `any` for one. A wanted None asks for presence."""
+
+    quantity: Literal["all", "any"]
+    wanted: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, arguments: Arguments) -> HeaderRule:
+        mode = arguments.get("x-match", "all")
+        with_x = mode in ("all-with-x", "any-with-x")
+        wanted = [
+            (name, value)
+            for name, value in arguments.items()
+            if name != "x-match" and (with_x or not name.startswith("x-"))
+        ]
+        return cls("any" if mode in ("any", "any-with-x") else "all", tuple(sorted(wanted, key=lambda pair: pair[0])))
+
+    def identity(self) -> tuple[Any, ...]:
+        # repr tells 1 from True and from 1.0, and makes lists and tables usable as part of a key.
+        return (self.quantity, repr(self.wanted))
+
+    def matches(self, headers: Headers) -> bool:
+        ask = all if self.quantity == "all" else any
+        return ask(name in headers and _is_wanted(headers[name], value) for name, value in self.wanted)
+
+
+def _is_wanted(given: Any, wanted: Any) -> bool:
+    # AMQP's types count: the integer 1 is neither the boolean nor the float.
+    return wanted is None or (type(given) is type(wanted) and bool(given == wanted))
+
+
+def binding_fault(type: str, arguments: Arguments) -> str | None:
+    """Why an exchange of this type cannot have a binding with these arguments: RabbitMQ's text, code 406."""
+    given = arguments.get("x-match", "all")
+    if type != "headers" or given in X_MATCH:
+        return None
+    return f"Invalid x-match field value {given!r}; expected all, any, all-with-x, or any-with-x"
+
+
+# The one place to make an exchange type known.
+TYPES: Final[dict[str, type[Matcher]]] = {
+    "direct": Direct,
+    "fanout": Fanout,
+    "topic": Topic,
+    "headers": HeadersExchange,
+}

@@ -1,0 +1,10 @@
+"""Which shard a queue lives on: by its name, and stable when shards are added."""
+
+from __future__ import annotations
+
+from broker.routing.hashing import hash64, jump
+
+
+def place(vhost: str, queue: str, shards: int) -> int:
+    """A new shard takes its part of the queues; no queue moves between old ones."""
+    return jump(hash64(f"{len(vhost)}:{vhost}{queue}"), shards)

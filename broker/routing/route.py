@@ -1,0 +1,56 @@
+"""route(): from an exchange, through exchange-to-exchange bindings and alternates, to a set of queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from broker.routing.table import RoutingTable
+
+
+class Routed(NamedTuple):
+    """`queues`: each once, in an order that depends only on their names. `exact`: exchange and key alone decided,
+    so the same pair gives the same queues as long as the table is the same."""
+
+    queues: tuple[str, ...]
+    exact: bool
+
+
+def route(table: RoutingTable, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None) -> Routed:
+    """Each exchange is visited once. Raises NoSuchExchange for the first one only: a missing alternate is no route."""
+    queues: set[str] = set()
+    visited = {exchange}
+    waiting = [table.exchange(exchange)]
+    exact = True
+    while waiting:
+        here = waiting.pop()
+        matcher = here.matcher
+        exact = exact and not matcher.looks_at_headers
+        targets = matcher.match(routing_key, headers or {})
+        # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
+        following = [] if targets or here.attributes.alternate is None else [here.attributes.alternate]
+        for kind, name in targets:
+            if kind == "queue":
+                queues.add(name)
+            else:
+                following.append(name)
+        for name in following:
+            if name not in visited and table.has_exchange(name):
+                visited.add(name)
+                waiting.append(table.exchange(name))
+    return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), exact)
+
+
+def depends_on_headers(table: RoutingTable, exchange: str) -> bool:
+    """Whether any exchange that a message published here can come to looks at headers: no route by key may be kept."""
+    visited = {exchange}
+    waiting = [exchange]
+    while waiting:
+        here = table.exchange(waiting.pop())
+        if here.matcher.looks_at_headers:
+            return True
+        for name in (*here.destination_exchanges, here.attributes.alternate):
+            if name is not None and name not in visited and table.has_exchange(name):
+                visited.add(name)
+                waiting.append(name)
+    return False

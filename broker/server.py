@@ -1,0 +1,307 @@
+"""The front door as a process: listeners, passes of the event loop, start and drain; the only file that starts things.
+
+A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at its end, together:
+confirms, one batch per shard, one write per client. While clients send little at a time, and often, passes keep a distance
+(`tick_us`): the loop sleeps, and what has arrived meanwhile is done in one go. A client that sends rarely never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from typing import Any
+
+import uvloop
+
+from broker import login
+from broker.amqp import ConnectionException
+from broker.catalog_link import CatalogLink
+from broker.changes import AnyChange
+from broker.client import Client
+from broker.config import BrokerConfig
+from broker.consuming import Consuming
+from broker.publishing import Publishing
+from broker.shard_link import ShardLinks
+from shardd.wire import messages as wire
+from supervisor import notify
+
+log = logging.getLogger("broker.server")
+
+# One read takes at most this from a socket; one buffer serves all clients.
+READ_BYTES = 256 << 10
+# A read of at least this much is worth a pass of its own: no waiting for more.
+FULL_READ_BYTES = 64 << 10
+# Connections taken from the listening socket before the others get their turn.
+ACCEPT_BURST = 64
+ACCEPT_AGAIN_S = 1.0
+TICK_S = 1.0
+JOIN_S = 0.1
+DRAIN_S = 5.0
+WATCHDOG_S = 2.0
+
+
+class Door:
+    """One front door. Also hears what the shards say (shard_link.Events)."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.incarnation = secrets.randbits(31) | 1
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time()
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.links = ShardLinks(config, self.incarnation, self)
+        self.catalog_link = CatalogLink(
+            f"{config.runtime_dir}/control.sock",
+            door=config.door,
+            incarnation=self.incarnation,
+            pid=os.getpid(),
+            listener=self,
+        )
+        self.server_properties = login.server_properties(config.shown_cluster_name)
+        self.publishing = Publishing(self.catalog_link, self.links)
+        self.consuming = Consuming(self.links)
+        self.clients: dict[int, Client] = {}
+        self.dirty: list[Client] = []
+        self.alarm = ""
+        self._alarms: dict[int, str] = {}
+        self._feeders: list[set[Client]] = [set() for _ in range(config.shards)]
+        self._held: list[set[Client]] = [set() for _ in range(config.shards)]
+        self._last_id = 0
+        self._in_pass = False
+        self._end_scheduled = False
+        self._tick_s = config.tick_us / 1e6
+        self._last_pass = 0.0
+        self._small_reads = False
+        self._listeners: list[socket.socket] = []
+
+    # -- passes ------------------------------------------------------------------------------------------------
+
+    def begin_pass(self) -> None:
+        """Before the first read of a pass: keep the distance, if reads are small and passes come fast."""
+        if self._in_pass:
+            return
+        self._in_pass = True
+        now = time.perf_counter()
+        if self._small_reads:
+            wait = self._last_pass + self._tick_s - now
+            if wait > 0:
+                time.sleep(wait)
+                now += wait
+        self._last_pass = now
+        self._small_reads = True
+        self.now = self.loop.time()
+        self.schedule_end_of_pass()
+
+    def was_read(self, count: int) -> None:
+        if count >= FULL_READ_BYTES:
+            self._small_reads = False
+
+    def schedule_end_of_pass(self) -> None:
+        if not self._end_scheduled:
+            self._end_scheduled = True
+            self.loop.call_soon(self.end_of_pass)
+
+    def end_of_pass(self) -> None:
+        self._in_pass = self._end_scheduled = False
+        self.publishing.end_of_pass()
+        self._hold_feeders()
+        dirty, self.dirty = self.dirty, []
+        for client in dirty:
+            try:
+                client.flush()
+            except Exception:
+                log.exception("%s: cannot be written to", client.name)
+                client.disconnect()
+        self.links.flush()
+
+    def received(self) -> None:
+        """The shards' messages of this burst are handled."""
+        self.end_of_pass()
+
+    # -- back pressure ---------------------------------------------------------------------------------------
+
+    def fed(self, client: Client, shards: int) -> None:
+        """`client` published to these shards (bit mask) in this pass."""
+        shard = 0
+        while shards:
+            if shards & 1:
+                self._feeders[shard].add(client)
+            shards >>= 1
+            shard += 1
+
+    def _hold_feeders(self) -> None:
+        for shard, feeders in enumerate(self._feeders):
+            if feeders:
+                if self.links.crowded(shard):
+                    for client in feeders:
+                        client.pause(1 << shard)
+                    self._held[shard] |= feeders
+                feeders.clear()
+
+    def publish_room(self, shard: int) -> None:
+        held, self._held[shard] = self._held[shard], set()
+        for client in held:
+            client.resume(1 << shard)
+
+    # -- what the shards say -------------------------------------------------------------------------------
+
+    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview]) -> None:
+        self.consuming.delivery(shard, section)
+
+    def restarted(self, shard: int) -> None:
+        self._set_alarm(shard, "")
+        self.consuming.restarted(shard)
+
+    def told(self, shard: int, what: wire.Control) -> None:
+        if isinstance(what, wire.Cancelled):
+            self.consuming.cancelled(what.consumer)
+        elif isinstance(what, wire.Ungranted):
+            self.consuming.ungranted(what.consumer, what.count, what.wants)
+        elif isinstance(what, wire.Alarm):
+            self._set_alarm(shard, what.reason)
+
+    def _set_alarm(self, shard: int, reason: str) -> None:
+        if reason:
+            self._alarms[shard] = reason
+        else:
+            self._alarms.pop(shard, None)
+        alarm = " & ".join(sorted(set(self._alarms.values())))
+        if alarm != self.alarm:
+            log.warning("alarm: %s", alarm or "over")
+            self.alarm = alarm
+            for client in list(self.clients.values()):
+                client.alarm_changed()
+
+    # -- what the controller says ------------------------------------------------------------------------
+
+    def catalog_changed(self, changes: list[AnyChange] | None) -> None:
+        self.publishing.catalog_changed()
+
+    def close_connection(self, owner: str, code: int, text: str) -> None:
+        for client in list(self.clients.values()):
+            if client.owner == owner:
+                client.close(ConnectionException(code, text, 0, 0))
+
+    def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
+        connections: list[dict[str, Any]] = []
+        channels: list[dict[str, Any]] = []
+        for client in self.clients.values():
+            if not client.is_open:
+                continue
+            connections.append(client.report())
+            channels += [client.report_channel(channel) for channel in client.channels.values()]
+        counters = {"unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        return connections, channels, counters
+
+    # -- start and stop --------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._linking = self.loop.create_task(self.catalog_link.run())
+        await self.catalog_link.synced()
+        await self.links.start()
+        for fd in self.config.listen_fds:
+            listener = socket.socket(fileno=fd)
+            listener.setblocking(False)
+            self._listeners.append(listener)
+            self.loop.add_reader(fd, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPT_BURST):
+            try:
+                sock, peer = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # out of file descriptors: some will be closed
+                log.error("cannot accept: %s", error)
+                self.loop.remove_reader(listener.fileno())
+                self.loop.call_later(ACCEPT_AGAIN_S, self._accept_again, listener)
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._last_id += 1
+            self.clients[self._last_id] = Client(self, sock, peer, self._last_id)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            self.loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def connected(self, vhost: str, user: str) -> login.Connected:
+        """Open connections of this front door, for the limits."""
+        there = [client for client in self.clients.values() if client.is_open]
+        of_vhost = sum(client.vhost == vhost for client in there)
+        return login.Connected(len(there), of_vhost, sum(client.user == user for client in there))
+
+    def forget(self, client: Client) -> None:
+        self.clients.pop(client.id, None)
+        for shard in range(self.config.shards):
+            self._feeders[shard].discard(client)
+            self._held[shard].discard(client)
+        self.schedule_end_of_pass()
+
+    async def tick(self) -> None:
+        """Heartbeats and the watchdog."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.now = self.loop.time()
+            for client in list(self.clients.values()):
+                client.tick(self.now)
+            notify.watchdog()
+
+    async def join(self) -> None:
+        """Keep telling the shards where this front door is."""
+        while True:
+            await asyncio.sleep(JOIN_S)
+            self.links.tick()
+
+    async def drain(self) -> None:
+        """No new clients; those there are told to go."""
+        for listener in self._listeners:
+            self.loop.remove_reader(listener.fileno())
+            listener.close()
+        error = ConnectionException(320, "broker forced connection closure with reason 'shutdown'", 0, 0)
+        for client in list(self.clients.values()):
+            client.close(error)
+        until = self.loop.time() + DRAIN_S
+        while self.clients and self.loop.time() < until:
+            await asyncio.sleep(0.01)
+        for client in list(self.clients.values()):
+            client.disconnect()
+        self.end_of_pass()
+        self.links.stop()
+        self._linking.cancel()
+
+
+async def serve(config: BrokerConfig) -> None:
+    """Run a front door until SIGTERM, or until the supervisor is gone."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    lifeline = notify.lifeline_fd()
+    if lifeline is not None:
+        loop.add_reader(lifeline, stopped.set)
+    door = Door(config)
+    joining = loop.create_task(door.join())
+    starting = loop.create_task(door.start())
+    stopping = loop.create_task(stopped.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        starting.result()
+        notify.ready(pid=str(os.getpid()))
+    ticking = loop.create_task(door.tick())
+    await stopping
+    if lifeline is not None:
+        loop.remove_reader(lifeline)
+    notify.stopping()
+    for task in (starting, ticking, joining):
+        task.cancel()
+    await door.drain()
+
+
+def run(config: BrokerConfig) -> None:
+    uvloop.run(serve(config))

@@ -1,0 +1,360 @@
+"""The front door's links to the shards: batches out, deliveries and confirms in, credit both ways, restarts noticed.
+
+Carries only: what a message means is said in publishing.py and consuming.py. One PULL socket takes in what all shards
+send, one PUSH per shard sends; both never block. What is packed during one pass of the event loop leaves at its end, as
+one PUBLISH, one SETTLE and one CREDIT per shard at the most.
+
+A shard that restarts says Hello with a new epoch. What the old one had not confirmed is reported lost and requests are
+asked again; while a shard is away publishes wait in the packer, and their clients are not read (credit).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+
+from broker.changes import QueuePut
+from broker.config import BrokerConfig
+from shardd.wire import codec, envelope
+from shardd.wire import messages as wire
+
+log = logging.getLogger("broker.shard_link")
+
+# Bytes of publishes a shard may have from this front door that it has not taken in; beyond, their clients are not read.
+PUBLISH_WINDOW_BYTES = 1 << 20
+# Received messages handled before other events of the loop get their turn.
+RECEIVE_BURST = 64
+RECONNECT_MS = 10
+# What is still unsent when the process ends may take this long.
+LINGER_MS = 500
+
+
+class Unconfirmed(Protocol):
+    """What waits for a batch: told once, by confirmed() or by lost(); before, which of its messages were refused."""
+
+    def refuse(self, connection: int, channel: int, first: int, last: int) -> None: ...
+    def confirmed(self) -> None: ...
+    def lost(self) -> None: ...
+
+
+class ShardRefused(Exception):
+    """The shard answered Refused."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class Events(Protocol):
+    """Who hears what the shards say."""
+
+    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview]) -> None: ...
+    def restarted(self, shard: int) -> None: ...
+    def told(self, shard: int, what: wire.Control) -> None: ...
+    def publish_room(self, shard: int) -> None: ...
+    def received(self) -> None: ...
+
+
+class ShardLink:
+    """One shard, as seen from here."""
+
+    def __init__(self, shard: int, socket: zmq.Socket[bytes]) -> None:
+        self.shard = shard
+        self.socket = socket
+        self.epoch = 0  # 0: not there
+        self.batch = 0
+        self.in_flight = 0  # bytes of publishes not yet taken in
+        self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()
+        self.gathering: list[Unconfirmed] = []  # those of the batch being packed
+        self.settles: list[tuple[int, int, int, int]] = []
+        self.credits: dict[int, int] = {}
+
+    @property
+    def up(self) -> bool:
+        return self.epoch != 0
+
+    def crowded(self, packed: int) -> bool:
+        """Whether whoever feeds this shard must wait; `packed`: bytes not yet sent."""
+        return self.in_flight + packed >= PUBLISH_WINDOW_BYTES
+
+
+class ShardLinks:
+    """All shards of this host. `peer`: this front door's number; `incarnation`: of this process."""
+
+    def __init__(self, config: BrokerConfig, incarnation: int, events: Events) -> None:
+        self.peer = config.door
+        self.incarnation = incarnation
+        self.events = events
+        self.packer = codec.Packer(config.shards)
+        self._context = zmq.Context()
+        self._inbox = self._socket(zmq.PULL)
+        self._endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"
+        self._runtime_dir = config.runtime_dir
+        self.links = [ShardLink(shard, self._socket(zmq.PUSH)) for shard in range(config.shards)]
+        self._vhost = ""  # whose publishes the packer holds
+        self._requests: dict[int, tuple[int, wire.Message, asyncio.Future[wire.Control]]] = {}
+        self._last_request = 0
+        self._answered_in: dict[int, int] = {}  # epoch of answers to basic.get, until their caller runs
+        self._all_up: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handlers: dict[int, Callable[[ShardLink, bytes], None]] = {
+            wire.DELIVER: self._on_deliver,
+            wire.CONFIRMED: self._on_confirmed,
+            wire.CREDIT: self._on_credit,
+            wire.CONTROL: self._on_control,
+        }
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        # Bounded by credit, not by count: a full pipe here would mean a message neither sent nor kept.
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        return socket
+
+    # -- start, stop --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when every shard has said Hello."""
+        self._loop = asyncio.get_running_loop()
+        self._all_up = self._loop.create_future()
+        self._inbox.bind(self._endpoint)
+        self._loop.add_reader(self._inbox.getsockopt(zmq.FD), self._receive)
+        for link in self.links:
+            link.socket.connect(f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
+            self._join(link)
+        self._loop.call_soon(self._receive)
+        await self._all_up
+
+    def stop(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._inbox.getsockopt(zmq.FD))
+        self.flush()
+        for link in self.links:
+            link.socket.close()
+        self._inbox.close(0)
+        self._context.term()
+
+    # -- out ----------------------------------------------------------------------------------------------
+
+    def tell(self, shard: int, what: wire.Message) -> None:
+        """A control message, behind everything packed before it."""
+        link = self.links[shard]
+        self._flush_link(link)
+        self._send_control(link, what)
+
+    def _join(self, link: ShardLink) -> None:
+        self._send_control(link, wire.Join(self._endpoint))
+
+    def _send_control(self, link: ShardLink, what: wire.Message) -> None:
+        message = envelope.control(self.peer, self.incarnation, link.epoch, link.shard, what)  # type: ignore[arg-type] # a member of the union
+        link.socket.send(message, zmq.NOBLOCK)
+
+    def ask(self, shard: int, make: Callable[[int], wire.Message]) -> asyncio.Future[wire.Control]:
+        """`make(request)` is the message; the future gives the answer or raises ShardRefused. It outlives a restart."""
+        assert self._loop is not None
+        self._last_request = request = self._last_request + 1
+        future: asyncio.Future[wire.Control] = self._loop.create_future()
+        what = make(request)
+        self._requests[request] = (shard, what, future)
+        if self.links[shard].up:
+            self.tell(shard, what)
+        return future
+
+    async def ask_in_epoch(self, shard: int, make: Callable[[int], wire.Message]) -> tuple[int, wire.Control]:
+        """As ask(); with the epoch that answered, which may be over by the time the caller runs."""
+        future = self.ask(shard, make)
+        request = self._last_request
+        try:
+            answer = await future
+            return self._answered_in[request], answer
+        finally:
+            self._answered_in.pop(request, None)
+
+    async def count(self, queue: QueuePut) -> tuple[int, int]:
+        """Ready messages and consumers; of a queue that just went: none."""
+        done = await self._about(queue, wire.Count)
+        return done.messages, done.consumers
+
+    async def purge(self, queue: QueuePut) -> int:
+        return (await self._about(queue, wire.Purge)).messages
+
+    async def _about(self, queue: QueuePut, message: type[wire.Count | wire.Purge]) -> wire.Done:
+        try:
+            done = await self.ask(queue.shard, lambda request: message(request, queue.id))
+        except ShardRefused:
+            return wire.Done(0)
+        assert isinstance(done, wire.Done)
+        return done
+
+    def settle(self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int) -> None:
+        """Delivery numbers of an older epoch are forgotten: that shard has requeued them."""
+        link = self.links[shard]
+        if link.epoch == epoch:
+            link.settles.append((consumer, kind, first, last))
+
+    def credit(self, shard: int, epoch: int, connection: int, count: int) -> None:
+        """`count` bytes of deliveries that came in `epoch` left for that client."""
+        link = self.links[shard]
+        if epoch != link.epoch:
+            return
+        credits = link.credits
+        credits[connection] = credits.get(connection, 0) + count
+
+    def flush(self) -> None:
+        """Send what this pass of the loop has gathered."""
+        for link in self.links:
+            self._flush_link(link)
+
+    def _flush_link(self, link: ShardLink) -> None:
+        if not link.up:
+            link.settles.clear()
+            link.credits.clear()
+            return
+        who = (self.peer, self.incarnation, link.epoch, link.shard)
+        if link.settles:
+            link.socket.send(envelope.settles(*who, link.settles), zmq.NOBLOCK)
+            link.settles.clear()
+        message = self.packer.take(link.shard, self.peer, self.incarnation, link.epoch, link.batch + 1)
+        if message is not None:
+            link.batch += 1
+            link.in_flight += len(message)
+            if link.gathering:
+                link.sent.append((link.batch, link.gathering))
+                link.gathering = []
+            link.socket.send(message, zmq.NOBLOCK)
+        if link.credits:
+            link.socket.send(envelope.credit(*who, link.credits.items()), zmq.NOBLOCK)
+            link.credits.clear()
+
+    def use_vhost(self, vhost: str) -> None:
+        """What is packed next belongs to `vhost`: a batch goes to one store, so another vhost's leaves before."""
+        if vhost != self._vhost:
+            self._vhost = vhost
+            for link in self.links:
+                if link.up and self.packer.messages(link.shard):
+                    self._flush_link(link)
+
+    def wait_for(self, shards: int, waiting: Unconfirmed) -> None:
+        """`waiting` is told when the batches being packed for these shards (bit mask) are stored, once for each."""
+        shard = 0
+        while shards:
+            if shards & 1:
+                self.links[shard].gathering.append(waiting)
+            shards >>= 1
+            shard += 1
+
+    def crowded(self, shard: int) -> bool:
+        link = self.links[shard]
+        return link.crowded(self.packer.pending(shard))
+
+    # -- in --------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """The socket's descriptor tells of a change only once: take all that is there, or come back by oneself."""
+        for _ in range(RECEIVE_BURST):
+            try:
+                message = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                self._take(message)
+            except Exception:  # one bad message must not make this process deaf to all shards
+                log.exception("a message of a shard cannot be handled")
+        else:
+            assert self._loop is not None
+            self._loop.call_soon(self._receive)
+        self.events.received()
+
+    def _take(self, message: bytes) -> None:
+        head = envelope.read(message)
+        if head.incarnation != self.incarnation:
+            return
+        link = self.links[head.shard]
+        if head.kind == wire.CONTROL or head.epoch == link.epoch:
+            self._handlers[head.kind](link, message)
+
+    def _on_deliver(self, link: ShardLink, message: bytes) -> None:
+        for section in codec.read_deliveries(message):
+            self.events.delivery(link.shard, section)
+
+    def _on_confirmed(self, link: ShardLink, message: bytes) -> None:
+        batch, refused = envelope.read_confirmed(message)
+        while link.sent and link.sent[0][0] <= batch:
+            for waiting in link.sent.popleft()[1]:
+                for connection, channel, first, last in refused:
+                    waiting.refuse(connection, channel, first, last)
+                waiting.confirmed()
+
+    def _on_credit(self, link: ShardLink, message: bytes) -> None:
+        for _connection, count in envelope.read_credit(message):
+            link.in_flight -= count
+        if link.in_flight <= PUBLISH_WINDOW_BYTES // 2:
+            self.events.publish_room(link.shard)
+
+    def _on_control(self, link: ShardLink, message: bytes) -> None:
+        what = envelope.read_control(message)
+        if isinstance(what, wire.Hello):
+            self._on_hello(link, envelope.read(message).epoch, what)
+            return
+        if envelope.read(message).epoch != link.epoch:
+            return
+        request = getattr(what, "request", None)
+        if request is None:
+            self.events.told(link.shard, what)
+            return
+        waiting = self._requests.pop(request, None)
+        if waiting is None or waiting[2].done():
+            return
+        if isinstance(what, wire.Got):
+            self._answered_in[request] = link.epoch
+        if isinstance(what, wire.Refused):
+            waiting[2].set_exception(ShardRefused(what.code, what.text))
+        else:
+            waiting[2].set_result(what)
+
+    def _on_hello(self, link: ShardLink, epoch: int, hello: wire.Hello) -> None:
+        if not hello.ready or epoch == link.epoch:
+            return
+        first_time = link.batch == 0 and not link.sent
+        lost = [waiting for _, batch in link.sent for waiting in batch]
+        link.sent.clear()
+        link.epoch = epoch
+        link.in_flight = 0
+        link.settles.clear()
+        link.credits.clear()
+        self._join(link)
+        if not first_time:
+            log.warning(
+                "shard %d is back (pid %d); %d publishes without an answer are nacked", link.shard, hello.pid, len(lost)
+            )
+        for waiting in lost:
+            waiting.lost()
+        self._ask_again(link)
+        self.events.restarted(link.shard)
+        self.events.publish_room(link.shard)
+        if self._all_up is not None and not self._all_up.done() and all(each.up for each in self.links):
+            self._all_up.set_result(None)
+
+    def _ask_again(self, link: ShardLink) -> None:
+        """Requests the old process did not answer, in their order: a Release behind an Attach still undoes it.
+        Consumers attached again are not among them: restarted() names those that are still wanted."""
+        for request, (shard, what, _) in list(self._requests.items()):
+            if shard != link.shard:
+                continue
+            if isinstance(what, wire.Attach) and what.resumed:
+                del self._requests[request]
+            else:
+                self._send_control(link, what)
+
+    def tick(self) -> None:
+        """Say Join again: a shard that restarted does not know where its front doors are."""
+        for link in self.links:
+            self._join(link)

@@ -1,0 +1,84 @@
+"""What a transactional channel holds back until commit: publishes and settles, in their order.
+
+Pure bookkeeping of one channel: what is held is opaque here. The caller sends what `take` gives and answers commit-ok
+once every shard concerned has it on stable storage. RabbitMQ's guarantees: publishes first, then settles; all or
+nothing only per queue; after rollback the deliveries are unacknowledged as before.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+from broker.amqp.errors import ChannelException
+
+HELD_BYTES_MAX = 512 << 20  # of one channel's publishes: a transaction lives in memory until it is committed
+HELD_SETTLES_MAX = 1_000_000
+
+PRECONDITION_FAILED = 406
+TX = 90
+CONFIRM = 85
+SELECT, COMMIT, ROLLBACK = 10, 20, 30
+
+P = TypeVar("P")  # a publish, as the caller keeps it
+S = TypeVar("S")  # a settle: range of delivery tags and what becomes of them
+
+
+class Held(NamedTuple, Generic[P, S]):
+    publishes: list[P]
+    settles: list[S]
+
+
+class Transaction(Generic[P, S]):
+    """One channel's open transaction; after commit or rollback the next one is open at once."""
+
+    def __init__(self) -> None:
+        self._publishes: list[P] = []
+        self._settles: list[S] = []
+        self.held_bytes = 0
+
+    def publish(self, publish: P, stored_bytes: int) -> None:
+        if self.held_bytes + stored_bytes > HELD_BYTES_MAX:
+            raise ChannelException(PRECONDITION_FAILED, f"more than {HELD_BYTES_MAX} bytes in one transaction", TX, 0)
+        self.held_bytes += stored_bytes
+        self._publishes.append(publish)
+
+    def settle(self, settle: S) -> None:
+        if len(self._settles) >= HELD_SETTLES_MAX:
+            text = f"more than {HELD_SETTLES_MAX} acknowledgements in one transaction"
+            raise ChannelException(PRECONDITION_FAILED, text, TX, 0)
+        self._settles.append(settle)
+
+    def take(self) -> Held[P, S]:
+        """Commit: everything held, in order. A new transaction begins."""
+        held = Held(self._publishes, self._settles)
+        self._begin()
+        return held
+
+    def drop(self) -> list[S]:
+        """Rollback: publishes are forgotten; gives the settles back, whose deliveries are unacknowledged again."""
+        settles = self._settles
+        self._begin()
+        return settles
+
+    def _begin(self) -> None:
+        self._publishes, self._settles, self.held_bytes = [], [], 0
+
+
+def select(current: Transaction[P, S] | None, *, confirming: bool) -> Transaction[P, S]:
+    """tx.select: may be said again, and then keeps what is held."""
+    if confirming:
+        raise ChannelException(PRECONDITION_FAILED, "cannot switch from confirm to tx mode", TX, SELECT)
+    return current if current is not None else Transaction()
+
+
+def opened(current: Transaction[P, S] | None, method_id: int) -> Transaction[P, S]:
+    """The transaction that tx.commit or tx.rollback (`method_id`) speaks of."""
+    if current is None:
+        raise ChannelException(PRECONDITION_FAILED, "channel is not transactional", TX, method_id)
+    return current
+
+
+def check_confirm_select(current: Transaction[P, S] | None) -> None:
+    """confirm.select: not on a channel that is transactional."""
+    if current is not None:
+        raise ChannelException(PRECONDITION_FAILED, "cannot switch from tx to confirm mode", CONFIRM, SELECT)

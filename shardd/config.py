@@ -1,0 +1,24 @@
+"""ShardConfig: what a shard is told at start; checked once, then read only."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+
+class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    data_dir: str
+    runtime_dir: str
+    shard: Annotated[int, Meta(ge=0)]
+    # Small enough to stay warm while it is written, emptied and written again.
+    segment_bytes: Annotated[int, Meta(ge=4096, le=256 << 20)] = 8 << 20
+    durability: Literal["fsync", "page-cache"] = "fsync"
+    disk_free_min_bytes: Annotated[int, Meta(ge=0)] = 256 << 20
+    log_level: str = "info"
+
+
+def read(text: str) -> ShardConfig:
+    """Raises msgspec.ValidationError with the path of what is wrong."""
+    return msgspec.json.decode(text, type=ShardConfig)

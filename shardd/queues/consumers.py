@@ -1,0 +1,144 @@
+"""Whose turn it is: round robin among equals, higher priority first; prefetch, grants, exclusive, single active.
+
+A consumer has *room* while its prefetch, its grants and the delivery window of its connection all have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shardd.queues.unacked import Unacked
+
+if TYPE_CHECKING:
+    from shardd.queues.queue import Queue
+
+NO_LIMIT = 1 << 30
+
+
+class Window:
+    """Bytes that may still be on their way to the client of one connection. `blocked`: queues that wait for room."""
+
+    __slots__ = ("blocked", "consumers", "full", "room")
+
+    def __init__(self, room: int) -> None:
+        self.full = room
+        self.room = room
+        self.consumers = 0
+        self.blocked: set[Queue] = set()
+
+    def free(self, count: int) -> None:
+        # The window of a connection that came back starts full, while bytes of its former life are still credited.
+        self.room = min(self.full, self.room + count)
+
+
+class Consumer:
+    """One consumer of one queue. `peer` is whatever the caller sends deliveries with."""
+
+    __slots__ = (
+        "asked", "channel", "connection", "detached", "exclusive", "grants", "limited", "no_ack", "number", "peer",
+        "prefetch", "priority", "queue", "tag", "unacked", "window",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        queue: Queue,
+        peer: object,
+        number: int,
+        window: Window,
+        *,
+        connection: int = 0,
+        channel: int = 0,
+        tag: str = "",
+        no_ack: bool = False,
+        exclusive: bool = False,
+        priority: int = 0,
+        prefetch: int = 0,
+        limited: bool = False,
+    ) -> None:
+        self.queue = queue
+        self.peer = peer
+        self.number = number
+        self.window = window
+        self.connection = connection
+        self.channel = channel
+        self.tag = tag
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.priority = priority
+        self.prefetch = 0 if no_ack else prefetch
+        self.limited = limited  # deliveries only for grants
+        self.grants = 0
+        self.asked = False  # for grants, and none came yet
+        self.detached = False
+        self.unacked = Unacked()
+
+    def wanted(self) -> int:
+        """Messages it may take by its prefetch."""
+        return self.prefetch - self.unacked.count if self.prefetch else NO_LIMIT
+
+    def room(self) -> int:
+        if self.window.room <= 0:
+            self.window.blocked.add(self.queue)
+            return 0
+        return min(self.wanted(), self.grants) if self.limited else self.wanted()
+
+
+class Consumers:
+    """The attached consumers of one queue."""
+
+    def __init__(self, single_active: bool = False) -> None:
+        self.single_active = single_active
+        self._all: list[Consumer] = []  # by arrival
+        self._levels: list[list[Consumer]] = []  # by priority, highest first; each begins with whose turn it is
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Consumer]:
+        return iter(self._all)
+
+    def active(self, consumer: Consumer) -> bool:
+        return not self.single_active or (bool(self._all) and self._all[0] is consumer)
+
+    def refuses(self, exclusive: bool) -> bool:
+        """Whether one more, wishing to be the only one or not, would break exclusive use."""
+        return any(each.exclusive for each in self._all) or (exclusive and bool(self._all))
+
+    def add(self, consumer: Consumer) -> None:
+        self._all.append(consumer)
+        self._arrange()
+
+    def remove(self, consumer: Consumer) -> None:
+        self._all.remove(consumer)
+        self._arrange()
+
+    def be_single_active(self, single_active: bool) -> None:
+        if single_active != self.single_active:
+            self.single_active = single_active
+            self._arrange()
+
+    def _arrange(self) -> None:
+        levels: dict[int, list[Consumer]] = {}
+        for consumer in self._all[:1] if self.single_active else self._all:
+            levels.setdefault(consumer.priority, []).append(consumer)
+        self._levels = [levels[priority] for priority in sorted(levels, reverse=True)]
+
+    def takers(self) -> list[Consumer]:
+        """Those of the highest level that has some with room, whose turn it is first."""
+        for level in self._levels:
+            found = [consumer for consumer in level if consumer.room() > 0]
+            if found:
+                return found
+        return []
+
+    def took(self, last: Consumer) -> None:
+        """`last` got the last message: the one behind it is next."""
+        for level in self._levels:
+            if level[0].priority == last.priority and len(level) > 1:
+                at = level.index(last) + 1
+                level[:] = level[at:] + level[:at]
+
+    def capacity(self) -> int:
+        """Messages all of them together could take now."""
+        return sum(max(0, consumer.room()) for level in self._levels for consumer in level)

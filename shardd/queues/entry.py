@@ -1,0 +1,60 @@
+"""What memory keeps per message: one u64, `segment << 32 | position << 4 | flags`, in array('Q').
+
+Publish order within one store is the order of `entry & PLACE`. What only some queues need to know of a message
+(priority, expiry) is kept by runs in `Facts`, so that a plain queue pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+
+REDELIVERED = 1
+PLACE = ~15
+
+# A fact is `priority << 56 | expires_at_ms`; an expiry of 0 is never.
+EXPIRY = (1 << 56) - 1
+# Runs of facts kept before a look whether the oldest are still needed pays.
+FACT_RUNS_MIN = 1024
+
+
+def entries_of(values: object = ()) -> array[int]:
+    return array("Q", values)  # type: ignore[call-overload,no-any-return]
+
+
+class Facts:
+    """The fact of each message of a queue: (first entry, fact) for each run of messages that share one."""
+
+    def __init__(self) -> None:
+        self._firsts = array("Q")
+        self._facts = array("Q")
+        self._trim_at = FACT_RUNS_MIN
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def add(self, entry: int, fact: int) -> None:
+        """From `entry`, which comes after all before it, on."""
+        if not self._facts or self._facts[-1] != fact:
+            self._firsts.append(entry & PLACE)
+            self._facts.append(fact)
+
+    def of(self, entry: int) -> int:
+        at = bisect_right(self._firsts, entry & PLACE) - 1
+        return self._facts[at] if at >= 0 else 0
+
+    def expiry(self, entry: int) -> int:
+        return self.of(entry) & EXPIRY
+
+    def crowded(self) -> bool:
+        return len(self._firsts) > self._trim_at
+
+    def trim(self, oldest: int) -> None:
+        """Forget what is said of messages before `oldest`, the first the queue still has."""
+        at = bisect_right(self._firsts, oldest & PLACE) - 1
+        if at > 0:
+            del self._firsts[:at], self._facts[:at]
+        self._trim_at = max(FACT_RUNS_MIN, 2 * len(self._firsts))
+
+    def clear(self) -> None:
+        del self._firsts[:], self._facts[:]

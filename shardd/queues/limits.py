@@ -1,0 +1,68 @@
+"""TTL, length, bytes, idleness: who must go, and when. Pure: the time is an argument, in ms since the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shardd.queues.entry import EXPIRY
+
+PRIORITY_MAX = 255
+# Why a message was let go.
+EXPIRED = "expired"
+MAXLEN = "maxlen"
+REJECTED = "rejected"
+DELIVERY_LIMIT = "delivery_limit"
+
+
+class Limits(NamedTuple):
+    """A queue's arguments, as far as they bound it; None: not bounded."""
+
+    message_ttl: int | None = None
+    expires: int | None = None
+    max_length: int | None = None
+    max_bytes: int | None = None
+    reject_publish: bool = False
+    max_priority: int = 0
+    delivery_limit: int | None = None
+    single_active: bool = False
+
+    @property
+    def bounded(self) -> bool:
+        return self.max_length is not None or self.max_bytes is not None
+
+    def excess(self, length: int) -> int:
+        """Messages too many, by their count."""
+        return max(0, length - self.max_length) if self.max_length is not None else 0
+
+    def too_big(self, ready_bytes: int) -> bool:
+        return self.max_bytes is not None and ready_bytes > self.max_bytes
+
+    def expiry(self, expires_at: int, published: int, now: int) -> int:
+        """When a message goes: the sooner of its own expiry (0: none) and the queue's; never before it was offered."""
+        if self.message_ttl is not None:
+            own = expires_at or EXPIRY
+            expires_at = min(own, published + self.message_ttl)
+        return min(max(expires_at, now), EXPIRY) if expires_at else 0
+
+
+def limits_of(arguments: Mapping[str, Any]) -> Limits:
+    """Values were checked by the controller; what is not a number counts as not given."""
+    priority = _number(arguments, "x-max-priority") or 0
+    return Limits(
+        message_ttl=_number(arguments, "x-message-ttl"),
+        expires=_number(arguments, "x-expires"),
+        max_length=_number(arguments, "x-max-length"),
+        max_bytes=_number(arguments, "x-max-length-bytes"),
+        reject_publish=str(arguments.get("x-overflow", "")).startswith("reject-publish"),
+        max_priority=min(priority, PRIORITY_MAX),
+        delivery_limit=_number(arguments, "x-delivery-limit"),
+        single_active=arguments.get("x-single-active-consumer") is True,
+    )
+
+
+def _number(arguments: Mapping[str, Any], name: str) -> int | None:
+    value = arguments.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        return None
+    return int(value)

@@ -1,0 +1,498 @@
+"""What becomes of a message in its queue: accept or refuse, keep in order, hand to who has room, let go.
+
+Publish path, 4 of 5. Before: shardd/shard.py. After: shardd/store/store.py.
+
+A queue keeps entries (entry.py); the store keeps the bytes. A plain queue (no ttl, limit, priority) does nothing per
+message in Python. Every message that ends without being acknowledged or purged goes through `let_go`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from shardd.queues.consumers import Consumer, Consumers
+from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED, Facts
+from shardd.queues.limits import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Limits
+from shardd.queues.ready import Ready, marked, same_mark, total
+from shardd.queues.unacked import Getter
+
+if TYPE_CHECKING:
+    from shardd.queues import Arrival, Store
+
+# Entries handed out or let go in one step.
+STEP_MESSAGES = 8192
+# Read at once only to learn sizes.
+SIZES_BYTES = 256 << 10
+
+
+class Outlet(Protocol):
+    """Where deliveries go; `blob` is copied before `deliver` returns."""
+
+    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None: ...
+    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None: ...
+
+
+class Counters:
+    """Since the start of the process."""
+
+    __slots__ = ("acked", "delivered", "got", "let_go", "published", "redelivered")
+
+    def __init__(self) -> None:
+        self.published = self.delivered = self.acked = self.redelivered = self.got = self.let_go = 0
+
+
+class Queue:
+    def __init__(
+        self,
+        queue_id: int,
+        store: Store,
+        limits: Limits,
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        now: int = 0,
+    ) -> None:
+        self.id = queue_id
+        self.store = store
+        self.durable = durable
+        self.auto_delete = auto_delete
+        self.limits = limits
+        self.counters = Counters()
+        self.consumers = Consumers(limits.single_active)
+        self.closed = False  # takes no more consumers: soon deleted
+        self.deleted = False
+        self.ready_count = 0
+        self.ready_bytes = 0
+        self.unacked_count = 0
+        self.unacked_bytes = 0
+        self.last_used = now
+        self._holders: set[Consumer | Getter] = set()
+        self._levels = [Ready() for _ in range(limits.max_priority + 1)]
+        self._facts = Facts()
+        self._returns: dict[int, int] = {}  # requeues of a message, with a delivery limit
+
+    # -- in --------------------------------------------------------------------------------------------
+
+    @property
+    def may_refuse(self) -> bool:
+        return self.limits.reject_publish and self.limits.bounded
+
+    def publish(self, arrival: Arrival, now: int) -> list[int] | None:
+        """Take the messages in; ordinals within the batch of those refused, if some were."""
+        self.counters.published += len(arrival.entries)
+        if self._is_plain(arrival):
+            self._levels[0].push_many(arrival.entries)
+            self.ready_count += len(arrival.entries)
+            self.ready_bytes += arrival.body_bytes
+            return None
+        chosen: Iterable[int] = range(len(arrival.entries))
+        refused: list[int] = []
+        lost_bytes = 0
+        if self.may_refuse:
+            chosen, dropped = self._choose(arrival)
+            if dropped:
+                entries = array("Q", [arrival.entries[i] for i in dropped])
+                lost_bytes = self._bytes_of(entries)
+                refused = [arrival.indexes[i] if arrival.indexes is not None else i for i in dropped]
+                self.let_go(entries, "refused")
+        self._place(arrival, chosen, now)
+        self.ready_bytes += arrival.body_bytes - lost_bytes
+        return refused or None
+
+    def restore(self, arrival: Arrival, now: int) -> None:
+        """What the store still had."""
+        if self._is_plain(arrival):
+            self._levels[0].push_many(arrival.entries)
+            self.ready_count += len(arrival.entries)
+        else:
+            self._place(arrival, range(len(arrival.entries)), now)
+        self.ready_bytes += arrival.body_bytes
+
+    def _is_plain(self, arrival: Arrival) -> bool:
+        limits = self.limits
+        plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
+        return plain and arrival.facts is None and not self._facts
+
+    def _place(self, arrival: Arrival, chosen: Iterable[int], now: int) -> None:
+        """Those chosen to the ready list of their priority, with what is to be remembered of them."""
+        limits, facts, levels = self.limits, self._facts, len(self._levels) - 1
+        parts: dict[int, array[int]] = {}
+        for i in chosen:
+            entry = arrival.entries[i]
+            fact = arrival.facts[i] if arrival.facts is not None else 0
+            published = arrival.times[i] if arrival.times is not None else now
+            priority = min(fact >> 56, levels) if levels else 0
+            facts.add(entry, priority << 56 | limits.expiry(fact & EXPIRY, published, now))
+            parts.setdefault(priority, array("Q")).append(entry)
+        for priority, entries in parts.items():
+            self._levels[priority].push_many(entries)
+            self.ready_count += len(entries)
+        if facts.crowded():
+            facts.trim(self._oldest())
+
+    def _choose(self, arrival: Arrival) -> tuple[list[int], list[int]]:
+        """Which of them fit, and which do not. What consumers can take at once does not count against the limit."""
+        limits = self.limits
+        capacity = self.consumers.capacity()
+        length = self.ready_count - capacity
+        held = self.ready_bytes if length > 0 else 0
+        sizes = self._sizes(arrival.entries) if limits.max_bytes is not None else array("I")
+        fit: list[int] = []
+        dropped: list[int] = []
+        for i in range(len(arrival.entries)):
+            size = sizes[i] if sizes else 0
+            full = limits.max_length is not None and length + 1 > limits.max_length
+            heavy = limits.max_bytes is not None and held + size > limits.max_bytes
+            if length >= 0 and (full or heavy):
+                dropped.append(i)
+                continue
+            fit.append(i)
+            length += 1
+            held += size if length > 0 else 0
+        return fit, dropped
+
+    # -- out -------------------------------------------------------------------------------------------
+
+    def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
+        """Hand out at most about `bytes_max`; whether there is more to hand out now."""
+        given = 0
+        self.expire(now)
+        while self.ready_count:
+            takers = self.consumers.takers()
+            if not takers:
+                break
+            if given >= bytes_max:
+                return True
+            given += self._deal(takers, self._first_level(), bytes_max - given, outlet)
+        if self.limits.bounded:
+            self.enforce()
+        self._settle_grants(outlet)
+        return False
+
+    def _first_level(self) -> Ready:
+        return next(level for level in reversed(self._levels) if len(level))
+
+    def _deal(self, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet) -> int:
+        """One round of equal shares, a message to each in turn; bytes handed out."""
+        average = self.ready_bytes // self.ready_count + 1
+        most = min(STEP_MESSAGES, bytes_max // average + 1, len(level))
+        share = min(-(-most // len(takers)), min([taker.room() for taker in takers]))
+        block = level.peek(share * len(takers))
+        level.drop(len(block))
+        self.ready_count -= len(block)
+        given = 0
+        left = array("Q")
+        for i, taker in enumerate(takers[: len(block)]):
+            part = block[i :: len(takers)]
+            count, count_bytes = self._give(taker, part, bytes_max, outlet)
+            given += count_bytes
+            left += part[count:]
+        self.consumers.took(takers[(len(block) - 1) % len(takers)])
+        if left:
+            level.merge(array("Q", sorted(left)))
+            self.ready_count += len(left)
+        return given
+
+    def _give(self, taker: Consumer, entries: array[int], bytes_max: int, outlet: Outlet) -> tuple[int, int]:
+        """As many of them as fit, at least one; how many, and their bytes."""
+        at = given = 0
+        while at < len(entries):
+            room = min(taker.window.room, bytes_max - given)
+            if at and room <= 0:
+                break
+            stop = same_mark(entries, at)
+            blob, sizes = self.store.read(entries if stop - at == len(entries) else entries[at:stop], max(room, 1))
+            count = len(sizes)
+            self._hand_over(taker, entries[at : at + count], sizes, blob, outlet)
+            given += len(blob)
+            at += count
+            if at < stop:
+                break
+        return at, given
+
+    def _hand_over(self, taker: Consumer, entries: array[int], sizes: array[int], blob: bytes, outlet: Outlet) -> None:
+        count, body_bytes = len(entries), total(sizes)
+        redelivered = bool(entries[0] & REDELIVERED)
+        number = taker.unacked.skip(count) if taker.no_ack else taker.unacked.add(entries, sizes)
+        outlet.deliver(taker, number, redelivered, count, blob)
+        taker.window.room -= len(blob)
+        if taker.limited:
+            taker.grants -= count
+        self.ready_bytes -= body_bytes
+        self.counters.delivered += count
+        self.counters.redelivered += count if redelivered else 0
+        if taker.no_ack:
+            self._forget(entries)
+        else:
+            self.unacked_count += count
+            self.unacked_bytes += body_bytes
+
+    def _settle_grants(self, outlet: Outlet) -> None:
+        """Give back grants that wait for nothing; ask for some where a message waits for nothing else."""
+        for consumer in self.consumers:
+            if not consumer.limited:
+                continue
+            useful = self.ready_count and self.consumers.active(consumer) and consumer.wanted() > 0
+            if consumer.grants and not useful:
+                count, consumer.grants = consumer.grants, 0
+                outlet.ungranted(consumer, count, False)
+            elif useful and not consumer.grants and not consumer.asked:
+                consumer.asked = True
+                outlet.ungranted(consumer, 0, True)
+
+    def grant(self, consumer: Consumer, count: int) -> None:
+        consumer.grants += count
+        consumer.asked = False
+
+    def get(self, getter: Getter | None, now: int) -> tuple[bytes, int, bool] | None:
+        """One message (stored, delivery number, redelivered); held by `getter`, or by nobody."""
+        self.last_used = now
+        self.expire(now)
+        if not self.ready_count:
+            return None
+        level = self._first_level()
+        entries = level.peek(1)
+        blob, sizes = self.store.read(entries, 1)
+        level.drop(1)
+        self.ready_count -= 1
+        self.ready_bytes -= sizes[0]
+        self.counters.got += 1
+        self.counters.delivered += 1
+        number = 0
+        redelivered = bool(entries[0] & REDELIVERED)
+        self.counters.redelivered += redelivered
+        if getter is None:
+            self._forget(entries)
+        else:
+            number = getter.add(self, entries[0], sizes[0])
+            self._holders.add(getter)
+            self.unacked_count += 1
+            self.unacked_bytes += sizes[0]
+        return blob, number, redelivered
+
+    # -- back ------------------------------------------------------------------------------------------
+
+    def ack(self, entries: array[int], size: int) -> None:
+        self._taken_back(entries, size)
+        self.counters.acked += len(entries)
+        self._forget(entries)
+
+    def reject(self, entries: array[int], size: int) -> None:
+        self._taken_back(entries, size)
+        self.let_go(entries, REJECTED)
+
+    def requeue(self, entries: array[int], size: int) -> None:
+        """To the old place, as delivered before."""
+        self._taken_back(entries, size)
+        entries = marked(array("Q", sorted(entries)))
+        if self.limits.delivery_limit is not None:
+            entries, size = self._count_returns(entries, size, self.limits.delivery_limit)
+        self._put_back(entries, size)
+
+    def give_back(self, entries: array[int], size: int) -> None:
+        """To the old place, as if never handed out."""
+        self._taken_back(entries, size)
+        self._put_back(array("Q", sorted(entries)), size)
+
+    def _taken_back(self, entries: array[int], size: int) -> None:
+        self.unacked_count -= len(entries)
+        self.unacked_bytes -= size
+
+    def _put_back(self, entries: array[int], size: int) -> None:
+        self.ready_count += len(entries)
+        self.ready_bytes += size
+        if len(self._levels) == 1:
+            self._levels[0].merge(entries)
+            return
+        parts: dict[int, array[int]] = {}
+        for entry in entries:
+            priority = min(self._facts.of(entry) >> 56, len(self._levels) - 1)
+            parts.setdefault(priority, array("Q")).append(entry)
+        for priority, part in parts.items():
+            self._levels[priority].merge(part)
+
+    def _count_returns(self, entries: array[int], size: int, most: int) -> tuple[array[int], int]:
+        """Without those that were requeued more than `most` times."""
+        kept, gone = array("Q"), array("Q")
+        for entry in entries:
+            times = self._returns[entry & PLACE] = self._returns.get(entry & PLACE, 0) + 1
+            (gone if times > most else kept).append(entry)
+        if gone:
+            size -= self._bytes_of(gone)
+            self.let_go(gone, DELIVERY_LIMIT)
+        return kept, size
+
+    def let_go(self, entries: array[int], reason: str) -> None:
+        """These leave without having been consumed: the one place where dead-lettering belongs."""
+        self.counters.let_go += len(entries)
+        self._forget(entries)
+
+    def _forget(self, entries: array[int]) -> None:
+        self.store.settle(self.id, entries, self.durable)
+        if self._returns:
+            for entry in entries:
+                self._returns.pop(entry & PLACE, None)
+        if self._facts and not self.ready_count and not self.unacked_count:
+            self._facts.clear()
+
+    # -- limits ----------------------------------------------------------------------------------------
+
+    def expire(self, now: int) -> None:
+        """Let go what is too old, at the head only: behind one that stays, the others stay."""
+        if not self._facts:
+            return
+        for level in self._levels:
+            while len(level):
+                head = level.peek(STEP_MESSAGES if self._is_old(level.first(), now) else 0)
+                old = next((i for i, entry in enumerate(head) if not self._is_old(entry, now)), len(head))
+                if not old:
+                    break
+                self._drop_head(level, head[:old], EXPIRED)
+
+    def _is_old(self, entry: int, now: int) -> bool:
+        return 0 < self._facts.expiry(entry) < now
+
+    def enforce(self) -> None:
+        """Drop from the head what is above the limits, unless it is publishes that are refused."""
+        limits = self.limits
+        if limits.reject_publish:
+            return
+        excess = limits.excess(self.ready_count)
+        while excess:
+            level = self._first_level()
+            head = level.peek(min(excess, STEP_MESSAGES))
+            self._drop_head(level, head, MAXLEN)
+            excess -= len(head)
+        while self.ready_count and limits.too_big(self.ready_bytes):
+            level = self._first_level()
+            head = level.peek(STEP_MESSAGES)
+            _, sizes = self.store.read(head, SIZES_BYTES)
+            count = freed = 0
+            while count < len(sizes) and limits.too_big(self.ready_bytes - freed):
+                freed += sizes[count]
+                count += 1
+            self._drop_head(level, head[:count], MAXLEN)
+
+    def _drop_head(self, level: Ready, head: array[int], reason: str) -> None:
+        level.drop(len(head))
+        self.ready_count -= len(head)
+        self.ready_bytes -= self._bytes_of(head) if self.ready_count else self.ready_bytes
+        self.let_go(head, reason)
+
+    def _sizes(self, entries: array[int]) -> array[int]:
+        sizes = array("I")
+        while len(sizes) < len(entries):
+            sizes += self.store.read(entries[len(sizes) : len(sizes) + STEP_MESSAGES], SIZES_BYTES)[1]
+        return sizes
+
+    def _bytes_of(self, entries: array[int]) -> int:
+        return total(self._sizes(entries))
+
+    def next_due(self) -> int | None:
+        """When `expire` or `expired_itself` will have something to do."""
+        due = []
+        if self._facts:
+            expiries = [self._facts.expiry(level.first()) for level in self._levels if len(level)]
+            due += [expiry + 1 for expiry in expiries if expiry]
+        if self.limits.expires is not None and not self.consumers and not self.closed:
+            due.append(self.last_used + self.limits.expires)
+        return min(due, default=None)
+
+    def expired_itself(self, now: int) -> bool:
+        """Unused for as long as x-expires says."""
+        if self.limits.expires is None or self.consumers or self.closed:
+            return False
+        return now >= self.last_used + self.limits.expires
+
+    def change(self, limits: Limits, now: int) -> None:
+        """Other arguments (policies), or declared again."""
+        self.last_used = now
+        if limits.max_priority != self.limits.max_priority:
+            self._rearrange(limits.max_priority)
+        self.limits = limits
+        self.consumers.be_single_active(limits.single_active)
+        self.enforce()
+
+    def _rearrange(self, max_priority: int) -> None:
+        """Each to the ready list of its priority as far as it is remembered, else to the lowest."""
+        entries = array("Q", sorted(entry for level in self._levels for entry in level.take_all()))
+        self._levels = [Ready() for _ in range(max_priority + 1)]
+        parts: dict[int, array[int]] = {}
+        for entry in entries:
+            parts.setdefault(min(self._facts.of(entry) >> 56, max_priority), array("Q")).append(entry)
+        for priority, part in parts.items():
+            self._levels[priority].push_many(part)
+
+    # -- consumers -------------------------------------------------------------------------------------
+
+    def attach(self, consumer: Consumer) -> None:
+        self.consumers.add(consumer)
+        self._holders.add(consumer)
+        consumer.window.consumers += 1
+
+    def detach(self, consumer: Consumer, now: int) -> None:
+        """No more deliveries; what it holds it holds."""
+        if consumer.detached:
+            return
+        consumer.detached = True
+        consumer.window.consumers -= 1
+        self.consumers.remove(consumer)
+        self.last_used = now
+        self.let_holder_go(consumer)
+        if self.auto_delete and not self.consumers:
+            self.closed = True
+
+    def let_holder_go(self, consumer: Consumer) -> None:
+        if consumer.detached and not consumer.unacked.count:
+            self._holders.discard(consumer)
+
+    def release(self, consumer: Consumer, now: int) -> None:
+        """It is gone for good; what it held goes back."""
+        self.detach(consumer, now)
+        entries, size = consumer.unacked.take_all()
+        if entries:
+            self.requeue(entries, size)
+        self._holders.discard(consumer)
+
+    # -- all of it -------------------------------------------------------------------------------------
+
+    def purge(self) -> int:
+        """Forget what is ready; how many there were."""
+        count = self.ready_count
+        self.ready_count = self.ready_bytes = 0
+        for level in self._levels:
+            entries = level.take_all()
+            if entries:
+                self._forget(entries)
+        return count
+
+    def live(self) -> array[int]:
+        """All entries, in order: ready as they are, held ones as delivered before."""
+        held = marked(array("Q", list(self._held())))
+        return array("Q", sorted([*(entry for level in self._levels for entry in level.peek(len(level))), *held]))
+
+    def drop(self) -> int:
+        """The queue is deleted; how many messages were ready."""
+        count = self.ready_count
+        self.store.drop_queue(self.id, self.live())
+        for level in self._levels:
+            level.take_all()
+        for holder in self._holders:
+            if isinstance(holder, Getter):
+                holder.forget(self)
+            else:
+                holder.unacked.take_all()
+        self.closed = self.deleted = True
+        self.ready_count = self.ready_bytes = self.unacked_count = self.unacked_bytes = 0
+        return count
+
+    def _held(self) -> Iterator[int]:
+        for holder in self._holders:
+            yield from holder.held_of(self) if isinstance(holder, Getter) else holder.unacked.held()
+
+    def _oldest(self) -> int:
+        """The first entry this queue still has."""
+        heads = [level.first() for level in self._levels if len(level)]
+        return min([entry & PLACE for entry in (*heads, *self._held())], default=PLACE & ((1 << 64) - 1))

@@ -1,0 +1,125 @@
+"""Deliveries not yet settled, by consumer and delivery number.
+
+Numbers are consecutive from 1 for each consumer; any range of them may be settled, in any order. Entries and sizes
+lie in two arrays, oldest first; what is settled in the middle leaves zeros (no entry is 0) until all before it is
+settled too.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from shardd.queues.ready import total
+
+if TYPE_CHECKING:
+    from shardd.queues.queue import Queue
+
+# Settled items in front of the others are cut off when they are this many, and half of all.
+CUT_MIN = 512
+
+
+class Unacked:
+    """What one consumer holds."""
+
+    __slots__ = ("_entries", "_first", "_holes", "_sizes", "_start", "count")
+
+    def __init__(self) -> None:
+        self._entries = array("Q")
+        self._sizes = array("I")
+        self._start = 0  # before it, all is settled
+        self._first = 1  # number of _entries[0]
+        self._holes = 0  # zeros from _start on
+        self.count = 0
+
+    @property
+    def next_number(self) -> int:
+        return self._first + len(self._entries)
+
+    def add(self, entries: array[int], sizes: array[int]) -> int:
+        """The number of the first."""
+        number = self._first + len(self._entries)
+        self._entries += entries
+        self._sizes += sizes
+        self.count += len(entries)
+        return number
+
+    def skip(self, count: int) -> int:
+        """Numbers for deliveries that nobody will settle (no_ack)."""
+        assert not self._entries
+        number = self._first
+        self._first += count
+        return number
+
+    def settle(self, first: int, last: int) -> tuple[array[int], int]:
+        """Those of first..last that are still held, and the sum of their sizes."""
+        start = max(first - self._first, self._start)
+        stop = min(last - self._first + 1, len(self._entries))
+        if start >= stop:
+            return array("Q"), 0
+        taken = self._entries[start:stop]
+        taken_bytes = total(self._sizes[start:stop])
+        if self._holes:
+            before = len(taken)
+            taken = array("Q", [entry for entry in taken if entry])
+            if start == self._start:
+                self._holes -= before - len(taken)
+        if start == self._start:
+            self._start = stop
+            self._close_holes()
+        else:
+            self._entries[start:stop] = array("Q", bytes(8 * (stop - start)))
+            self._sizes[start:stop] = array("I", bytes(4 * (stop - start)))
+            self._holes += len(taken)
+        self.count -= len(taken)
+        return taken, taken_bytes
+
+    def _close_holes(self) -> None:
+        entries, start = self._entries, self._start
+        while self._holes and not entries[start]:
+            start += 1
+            self._holes -= 1
+        self._start = start
+        if start == len(entries) or (start > CUT_MIN and start * 2 > len(entries)):
+            del self._entries[:start], self._sizes[:start]
+            self._first += start
+            self._start = 0
+
+    def held(self) -> array[int]:
+        """All entries, oldest first."""
+        held = self._entries[self._start :]
+        return array("Q", [entry for entry in held if entry]) if self._holes else held
+
+    def take_all(self) -> tuple[array[int], int]:
+        return self.settle(self._first, self.next_number - 1)
+
+
+class Getter:
+    """What basic.get took for one channel, from any of the shard's queues; bounded by how often a client asks."""
+
+    __slots__ = ("_held", "_last")
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[Queue, int, int]] = {}
+        self._last = 0
+
+    def add(self, queue: Queue, entry: int, size: int) -> int:
+        self._last += 1
+        self._held[self._last] = (queue, entry, size)
+        return self._last
+
+    def settle(self, first: int, last: int) -> list[tuple[Queue, array[int], int]]:
+        numbers = range(max(first, 1), min(last, self._last) + 1)
+        if len(numbers) > len(self._held):
+            numbers = sorted(n for n in self._held if first <= n <= last)  # type: ignore[assignment]
+        found = [self._held.pop(number) for number in numbers if number in self._held]
+        return [(queue, array("Q", [entry]), size) for queue, entry, size in found]
+
+    def take_all(self) -> list[tuple[Queue, array[int], int]]:
+        return self.settle(1, self._last)
+
+    def held_of(self, queue: Queue) -> array[int]:
+        return array("Q", [entry for owner, entry, _ in self._held.values() if owner is queue])
+
+    def forget(self, queue: Queue) -> None:
+        self._held = {number: held for number, held in self._held.items() if held[0] is not queue}

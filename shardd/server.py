@@ -1,0 +1,272 @@
+"""ZeroMQ, the clock, the sync thread: the only file of a shard that waits.
+
+One turn: take in what has arrived (up to RECEIVE_BURST messages), begin a sync if somebody waits for one, send what
+the shard has to say. With nothing to do the process sleeps in poll until a message, the end of a sync, a signal, the
+end of the supervisor, or the next timer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import queue
+import resource
+import secrets
+import select
+import signal
+import sys
+import threading
+import time
+
+import zmq
+
+from shardd.config import ShardConfig
+from shardd.shard import Outgoing, Shard, Store, Sync
+from shardd.store import DiskFull, SegmentStore, StoreError
+from shardd.wire import envelope
+from supervisor import notify
+
+log = logging.getLogger("shardd.server")
+
+# Messages taken in before the others (syncs, deliveries) get their turn.
+RECEIVE_BURST = 32
+RECONNECT_MS = 10
+# What is unsent at a drain may take this long.
+LINGER_MS = 500
+TICK_MS = 1000
+SWITCH_INTERVAL_S = 0.0005
+LOW_ON_DISK = "low on disk"
+
+# mallopt: libzmq allocates each large message; by default glibc maps and unmaps it anew (measured: +20..50 %).
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+
+
+def keep_memory_warm() -> None:
+    libc = ctypes.CDLL(None)
+    for option, value in ((M_MMAP_THRESHOLD, 1 << 30), (M_TRIM_THRESHOLD, 256 << 20), (M_TOP_PAD, 16 << 20)):
+        libc.mallopt(option, value)
+
+
+class Syncer:
+    """A thread that runs one sync at a time; `fd` becomes readable when it ended."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.seconds = 0.0
+        self._jobs: queue.SimpleQueue[Sync] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="sync", daemon=True).start()
+
+    def start(self, sync: Sync) -> None:
+        self._jobs.put(sync)
+
+    def _run(self) -> None:
+        while True:
+            sync = self._jobs.get()
+            began = time.monotonic()
+            try:
+                sync.run()
+            except Exception:  # the owner's thread finds it in the job: finish_sync raises
+                log.debug("sync failed", exc_info=True)
+            self.seconds += time.monotonic() - began
+            os.eventfd_write(self.fd, 1)
+
+
+class Server:
+    def __init__(self, config: ShardConfig) -> None:
+        self.config = config
+        self._directory = f"{config.data_dir}/shard-{config.shard:02d}"
+        self._context = zmq.Context()
+        self._inbox = self._socket(zmq.PULL)
+        self._outboxes: dict[str, zmq.Socket[bytes]] = {}
+        self._controller = f"ipc://{config.runtime_dir}/controller.sock"
+        self._draining = False
+        self._syncing = False
+        self._next_tick = 0
+        self._syncer = Syncer()
+        self.shard = Shard(
+            config.shard,
+            secrets.randbits(31) | 1,
+            os.getpid(),
+            self._open_store,
+            no_room=(DiskFull,),
+            process_stats=self._process_stats,
+        )
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        # Bounded by credit, not by count.
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        return socket
+
+    def _open_store(self, vhost: str) -> Store:
+        name = hashlib.sha1(vhost.encode()).hexdigest()
+        return SegmentStore(
+            f"{self._directory}/{name}",
+            segment_bytes=self.config.segment_bytes,
+            sync=self.config.durability == "fsync",
+        )
+
+    # -- run -------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Exit status: 0 drained, 1 the disk failed."""
+        keep_memory_warm()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        os.makedirs(self._directory, exist_ok=True)
+        self._inbox.bind(f"ipc://{self.config.runtime_dir}/shard-{self.config.shard}.sock")
+        wake = self._on_signals()
+        poller = self._poller(wake)
+        self._send_all([self.shard.greet(self._controller)])
+        ready = False
+        try:
+            while not self._draining:
+                self._turn(poller, wake)
+                if self.shard.ready and not ready:
+                    ready = True
+                    notify.ready()
+                    log.info("ready: %d queues", len(self.shard.queues))
+            self._drain()
+        except StoreError as error:
+            log.critical("stops, for recovery to decide: %s", error)
+            self.shard.set_alarm("disk failed")
+            self._send_all(self.shard.turn_end(_now()) if not self.shard.has_work else [])
+            self._leave()
+            return 1
+        self._leave()
+        return 0
+
+    def _on_signals(self) -> int:
+        wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        return wake
+
+    def _on_stop(self, number: int, frame: object) -> None:
+        self._draining = True
+
+    def _poller(self, wake: int) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(self._inbox, zmq.POLLIN)
+        poller.register(self._syncer.fd, zmq.POLLIN)
+        poller.register(wake, zmq.POLLIN)
+        lifeline = notify.lifeline_fd()
+        if lifeline is not None:
+            poller.register(lifeline, select.POLLIN)
+        self._lifeline = lifeline
+        return poller
+
+    def _turn(self, poller: zmq.Poller, wake: int) -> None:
+        events = dict(poller.poll(self._wait_ms()))
+        if wake in events:
+            os.read(wake, 4096)
+        if self._lifeline is not None and self._lifeline in events:
+            log.warning("the supervisor is gone")
+            self._draining = True
+        now = _now()
+        if self._syncer.fd in events:
+            self._end_sync()
+        if self._inbox in events:
+            self._receive(now)
+        if now >= self._next_tick:
+            self._tick(now)
+        self._begin_sync()
+        self._send_all(self.shard.turn_end(now))
+
+    def _wait_ms(self) -> int:
+        if self.shard.has_work:
+            return 0
+        now = _now()
+        due = self.shard.next_due()
+        at = self._next_tick if due is None else min(due, self._next_tick)
+        return max(0, min(at - now, TICK_MS))
+
+    def _receive(self, now: int) -> None:
+        for _ in range(RECEIVE_BURST):
+            try:
+                message = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self.shard.receive(message, now)
+            except envelope.WireError as error:
+                log.error("a message was dropped: %s", error)
+
+    def _send_all(self, outgoing: list[Outgoing]) -> None:
+        for endpoint, message in outgoing:
+            socket = self._outboxes.get(endpoint)
+            if socket is None:
+                socket = self._outboxes[endpoint] = self._socket(zmq.PUSH)
+                socket.connect(endpoint)
+            socket.send(message, zmq.NOBLOCK)
+
+    def _tick(self, now: int) -> None:
+        """Each second: alive, room on the disk, sync what nobody waits for, let go of sockets of peers that left."""
+        self._next_tick = now + TICK_MS
+        notify.watchdog()
+        free = self._free_bytes()
+        self.shard.set_alarm(LOW_ON_DISK if free < self.config.disk_free_min_bytes else "")
+        self.shard.want_sync()
+        in_use = {peer.endpoint for peer in self.shard.peers.values()} | {self._controller}
+        for endpoint in self._outboxes.keys() - in_use:
+            self._outboxes.pop(endpoint).close()
+
+    def _free_bytes(self) -> int:
+        stat = os.statvfs(self._directory)
+        return stat.f_bavail * stat.f_frsize
+
+    # -- sync, stop ------------------------------------------------------------------------------------
+
+    def _begin_sync(self) -> None:
+        sync = self.shard.begin_sync()
+        if sync is not None:
+            self._syncing = True
+            self._syncer.start(sync)
+
+    def _end_sync(self) -> None:
+        os.eventfd_read(self._syncer.fd)
+        self._syncing = False
+        self.shard.sync_ended()
+
+    def _drain(self) -> None:
+        """Take in what has arrived, make it last, confirm it, close clean."""
+        notify.stopping()
+        self._receive(_now())
+        for _ in range(2):  # the one under way, then one for what came behind it
+            if self._syncing:
+                select.select([self._syncer.fd], [], [])
+                self._end_sync()
+            self._begin_sync()
+        if self._syncing:
+            select.select([self._syncer.fd], [], [])
+            self._end_sync()
+        self._send_all(self.shard.turn_end(_now()))
+        self.shard.close()
+        log.info("drained")
+
+    def _leave(self) -> None:
+        for socket in self._outboxes.values():
+            socket.close(LINGER_MS)
+        self._inbox.close(0)
+        self._context.term()
+
+    def _process_stats(self) -> dict[str, float]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        with open("/proc/self/statm") as file:
+            rss_pages = int(file.read().split()[1])
+        return {
+            "rss_bytes": rss_pages * resource.getpagesize(),
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "disk_free_bytes": self._free_bytes(),
+            "sync_seconds": self._syncer.seconds,
+        }
+
+
+def _now() -> int:
+    """Milliseconds since the epoch: the front doors' clock too, by which messages expire."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,663 @@
+"""Batches of requests meet their queues; confirms are held until the batch is on stable storage.
+
+Publish path, 3 of 5. Before: broker/publishing.py. After: shardd/queues/queue.py.
+
+Knows no socket and no clock: `receive` takes a message in, `turn_end` says what to send. Syncs are begun here and run
+by the caller, one at a time; a batch is confirmed by a sync that began after its append, and never before an earlier
+batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from shardd.queues import Arrival, Consumer, Getter, Queue, Window, limits_of
+from shardd.queues import Store as QueueStore
+from shardd.wire import codec, envelope
+from shardd.wire import messages as m
+
+# Bytes of deliveries that may be on their way to one client; a window of at least four reads and chunks (measured).
+CONNECTION_WINDOW_BYTES = 1 << 20
+# Deliveries of one queue before the next has its turn, and of all queues before messages are received again.
+QUEUE_PASS_BYTES = 256 << 10
+DELIVERY_TURN_BYTES = 1 << 20
+# Timers looked at in one turn.
+TIMERS_PER_TURN = 1000
+
+
+class NoRoom(Exception):
+    """The store's disk is full: nothing of the batch was taken; reading and settling go on."""
+
+
+class SyncJob(Protocol):
+    def run(self) -> None: ...
+
+
+class Store(QueueStore, Protocol):
+    """What a shard needs of a store; `append` raises NoRoom (or what `Shard.no_room` names) when the disk is full."""
+
+    def recover(self, queue_ids: Collection[int], timed: Collection[int] = ()) -> Mapping[int, Arrival]: ...
+    def append(self, records: memoryview, *, indexes: bool = False) -> Sequence[Arrival]: ...
+    def begin_sync(self) -> Any: ...
+    def finish_sync(self, job: Any) -> None: ...
+    def close(self, live: dict[int, array[int]] | None = None) -> None: ...
+    def delete_all(self) -> None: ...
+    def stats(self) -> Mapping[str, int]: ...
+
+
+class Outgoing(NamedTuple):
+    endpoint: str
+    message: bytes
+
+
+@dataclass(slots=True)
+class _Held:
+    """A batch not yet confirmed. `sync`: number of the sync that makes it last; 0: it waits for those before it."""
+
+    batch: int
+    sync: int
+    refused: list[tuple[int, int, int, int]]
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A front door, or the controller."""
+
+    number: int
+    incarnation: int
+    endpoint: str
+    writer: codec.DeliveryWriter
+    told: list[bytes] = field(default_factory=list)  # leaves before deliveries
+    told_after: list[bytes] = field(default_factory=list)
+    held: deque[_Held] = field(default_factory=deque)
+    taken: int = 0  # bytes of publishes since the last credit
+    holders: dict[int, Consumer | Getter] = field(default_factory=dict)
+    windows: dict[int, Window] = field(default_factory=dict)
+
+    def window(self, connection: int) -> Window:
+        found = self.windows.get(connection)
+        if found is None:
+            found = self.windows[connection] = Window(CONNECTION_WINDOW_BYTES)
+        return found
+
+
+class Sync:
+    """One sync of all stores that need it: `run` in any thread, then `Shard.sync_ended`."""
+
+    def __init__(self, jobs: list[tuple[Store, SyncJob]]) -> None:
+        self.jobs = jobs
+
+    def run(self) -> None:
+        for _, job in self.jobs:
+            job.run()
+
+
+class Shard:
+    def __init__(
+        self,
+        number: int,
+        epoch: int,
+        pid: int,
+        open_store: Callable[[str], Store],
+        *,
+        no_room: tuple[type[Exception], ...] = (NoRoom,),
+        process_stats: Callable[[], dict[str, float]] = dict,
+    ) -> None:
+        self.number = number
+        self.epoch = epoch
+        self.ready = False
+        self.stores: dict[str, Store] = {}
+        self.queues: dict[int, Queue] = {}
+        self.peers: dict[int, Peer] = {}
+        self.alarm = ""
+        self.refused_batches = 0  # for want of room
+        self._pid = pid
+        self._open_store = open_store
+        self._no_room = no_room
+        self._process_stats = process_stats
+        self._specs: dict[int, m.QueueSpec] = {}
+        self._dirty: dict[Queue, None] = {}  # may have something to hand out, in turn
+        self._timers: list[tuple[int, int]] = []  # (due, queue id)
+        self._timer_of: dict[int, int] = {}
+        self._dirty_stores: set[Store] = set()
+        self._sync: Sync | None = None
+        self._syncs_begun = self._syncs_ended = 0
+        self._sync_wanted = False
+        self._now = 0
+        self._kinds: dict[int, Callable[[Peer, bytes, int], None]] = {
+            m.PUBLISH: self._on_publish,
+            m.SETTLE: self._on_settle,
+            m.CREDIT: self._on_credit,
+            m.CONTROL: self._on_control,
+        }
+        self._controls: dict[type[m.Message], Callable[[Peer, Any, int], None]] = {
+            m.Assign: self._on_assign,
+            m.CreateQueues: self._on_create,
+            m.DeleteQueue: self._on_delete,
+            m.DropVhost: self._on_drop_vhost,
+            m.Gone: self._on_gone,
+            m.Stats: self._on_stats,
+            m.Attach: self._on_attach,
+            m.Detach: self._on_detach,
+            m.Release: self._on_release,
+            m.Grant: self._on_grant,
+            m.Get: self._on_get,
+            m.Count: self._on_count,
+            m.Purge: self._on_purge,
+        }
+
+    # -- in --------------------------------------------------------------------------------------------
+
+    def receive(self, message: bytes, now: int) -> None:
+        """Of a known process and of this epoch, or a Join; everything else is stale."""
+        self._now = now
+        head = envelope.read(message)
+        if head.kind == m.CONTROL and isinstance(join := envelope.read_control(message), m.Join):
+            self._on_join(head.peer, head.incarnation, join.endpoint, now)
+            return
+        peer = self.peers.get(head.peer)
+        if peer is None or head.epoch != self.epoch or head.incarnation != peer.incarnation:
+            return
+        self._kinds[head.kind](peer, message, now)
+
+    def _on_publish(self, peer: Peer, message: bytes, now: int) -> None:
+        publish = codec.read_publish(message)
+        peer.taken += len(message)
+        ids = codec.first_queue_ids(publish.records)
+        known = [queue for queue in map(self.queues.get, ids) if queue is not None]
+        held = _Held(publish.batch, 0, [])
+        peer.held.append(held)
+        if not known:
+            return  # all its queues were deleted meanwhile
+        store = self.stores[self._specs[known[0].id].vhost]
+        try:
+            arrivals = store.append(publish.records, indexes=any(queue.may_refuse for queue in known))
+        except self._no_room:
+            self.refused_batches += 1
+            held.refused = _runs(message, range(publish.messages))
+            return
+        self._dirty_stores.add(store)
+        if publish.needs_sync:
+            held.sync = self._syncs_begun + 1
+            self._sync_wanted = True
+        refused: set[int] = set()
+        for arrival in arrivals:
+            queue = self.queues.get(arrival.queue_id)
+            if queue is None:
+                store.settle(arrival.queue_id, arrival.entries, False)
+                continue
+            refused.update(queue.publish(arrival, now) or ())
+            self._dirty[queue] = None
+        if refused:
+            held.refused = _runs(message, sorted(refused))
+
+    def _on_settle(self, peer: Peer, message: bytes, now: int) -> None:
+        for number, kind, first, last in envelope.read_settles(message):
+            holder = peer.holders.get(number)
+            if isinstance(holder, Consumer):
+                entries, size = holder.unacked.settle(first, last)
+                if entries:
+                    self._settle(holder.queue, kind, entries, size)
+                self._forget_if_done(peer, holder)
+            elif holder is not None:
+                for queue, entries, size in holder.settle(first, last):
+                    self._settle(queue, kind, entries, size)
+
+    def _settle(self, queue: Queue, kind: int, entries: array[int], size: int) -> None:
+        act = (queue.ack, queue.reject, queue.requeue, queue.give_back)[kind]
+        act(entries, size)
+        self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+        self._dirty[queue] = None
+
+    def _forget_if_done(self, peer: Peer, consumer: Consumer) -> None:
+        if consumer.detached and not consumer.unacked.count:
+            consumer.queue.let_holder_go(consumer)
+            peer.holders.pop(consumer.number, None)
+            if not consumer.window.consumers:
+                peer.windows.pop(consumer.connection, None)
+
+    def _on_credit(self, peer: Peer, message: bytes, now: int) -> None:
+        for connection, count in envelope.read_credit(message):
+            window = peer.windows.get(connection)
+            if window is None:
+                continue
+            window.free(count)
+            for queue in window.blocked:
+                self._dirty[queue] = None
+            window.blocked.clear()
+
+    def _on_control(self, peer: Peer, message: bytes, now: int) -> None:
+        what = envelope.read_control(message)
+        handler = self._controls.get(type(what))
+        if handler is not None:
+            handler(peer, what, now)
+
+    # -- who is there ----------------------------------------------------------------------------------
+
+    def greet(self, endpoint: str) -> Outgoing:
+        """To the controller, at start, before it has said who it is."""
+        hello = m.Hello(self._pid, ready=False)
+        return Outgoing(endpoint, envelope.control(m.CONTROLLER, 0, self.epoch, self.number, hello))
+
+    def _on_join(self, number: int, incarnation: int, endpoint: str, now: int) -> None:
+        peer = self.peers.get(number)
+        if peer is None or peer.incarnation != incarnation:
+            self._remove(number, now)
+            writer = codec.DeliveryWriter(number, incarnation, self.epoch, self.number)
+            peer = self.peers[number] = Peer(number, incarnation, endpoint, writer)
+        if self.ready or number == m.CONTROLLER:
+            self._greet(peer)
+
+    def _greet(self, peer: Peer) -> None:
+        self._tell(peer, m.Hello(self._pid, ready=self.ready))
+        if self.alarm:
+            self._tell(peer, m.Alarm(self.alarm))
+
+    def _remove(self, number: int, now: int) -> None:
+        """That process is gone, with all its consumers."""
+        peer = self.peers.pop(number, None)
+        if peer is not None:
+            self._release(peer, list(peer.holders), now)
+
+    def _on_gone(self, peer: Peer, gone: m.Gone, now: int) -> None:
+        door = self.peers.get(gone.door)
+        if door is not None and door.incarnation == gone.incarnation:
+            self._remove(gone.door, now)
+
+    def _tell(self, peer: Peer, what: m.Control) -> None:
+        peer.told.append(envelope.control(peer.number, peer.incarnation, self.epoch, self.number, what))
+
+    def _tell_controller(self, what: m.Control) -> None:
+        controller = self.peers.get(m.CONTROLLER)
+        if controller is not None:
+            self._tell(controller, what)
+
+    def set_alarm(self, reason: str) -> None:
+        if reason != self.alarm:
+            self.alarm = reason
+            for peer in self.peers.values():
+                self._tell(peer, m.Alarm(reason))
+
+    # -- what exists -----------------------------------------------------------------------------------
+
+    def _on_assign(self, peer: Peer, assign: m.Assign, now: int) -> None:
+        if self.ready:
+            self._create(assign.queues, now)
+            self._greet(peer)
+            return
+        by_vhost: dict[str, list[m.QueueSpec]] = {}
+        for spec in assign.queues:
+            by_vhost.setdefault(spec.vhost, []).append(spec)
+        for vhost, specs in by_vhost.items():
+            self._recover(vhost, specs, now)
+        self.ready = True
+        for each in self.peers.values():
+            self._greet(each)
+
+    def _recover(self, vhost: str, specs: list[m.QueueSpec], now: int) -> None:
+        """A queue that is not durable comes back empty: what it settled was never remembered."""
+        store = self._open_store(vhost)
+        durable = [spec for spec in specs if spec.durable]
+        timed = [spec.id for spec in durable if limits_of(spec.arguments).message_ttl is not None]
+        found = store.recover([spec.id for spec in durable], timed)
+        self.stores[vhost] = store
+        self._create(specs, now)
+        for queue_id, arrival in found.items():
+            queue = self.queues[queue_id]
+            queue.restore(arrival, now)
+            self._dirty[queue] = None
+
+    def _on_create(self, peer: Peer, create: m.CreateQueues, now: int) -> None:
+        self._create(create.queues, now)
+        self._tell(peer, m.Done(create.request))
+
+    def _create(self, specs: Sequence[m.QueueSpec], now: int) -> None:
+        for spec in specs:
+            limits = limits_of(spec.arguments)
+            self._specs[spec.id] = spec
+            queue = self.queues.get(spec.id)
+            if queue is not None:
+                queue.change(limits, now)
+            else:
+                store = self._store(spec.vhost)
+                queue = Queue(spec.id, store, limits, durable=spec.durable, auto_delete=spec.auto_delete, now=now)
+                self.queues[spec.id] = queue
+            self._dirty[queue] = None
+
+    def _store(self, vhost: str) -> Store:
+        store = self.stores.get(vhost)
+        if store is None:
+            store = self.stores[vhost] = self._open_store(vhost)
+            store.recover([])
+        return store
+
+    def _on_delete(self, peer: Peer, delete: m.DeleteQueue, now: int) -> None:
+        queue = self.queues.get(delete.queue)
+        if queue is None:
+            self._tell(peer, m.Done(delete.request))
+        elif delete.if_unused and queue.consumers:
+            self._tell(peer, m.Refused(delete.request, 406, "in use"))
+        elif delete.if_empty and queue.ready_count:
+            self._tell(peer, m.Refused(delete.request, 406, "not empty"))
+        else:
+            self._tell(peer, m.Done(delete.request, messages=self._drop(queue)))
+
+    def _drop(self, queue: Queue) -> int:
+        for each in self.peers.values():
+            for number, holder in list(each.holders.items()):
+                if isinstance(holder, Consumer) and holder.queue is queue:
+                    del each.holders[number]
+                    if not holder.detached:
+                        holder.detached = True
+                        holder.window.consumers -= 1
+                        self._tell(each, m.Cancelled(number))
+            for window in each.windows.values():
+                window.blocked.discard(queue)
+        del self.queues[queue.id], self._specs[queue.id]
+        self._dirty.pop(queue, None)
+        self._timer_of.pop(queue.id, None)
+        return queue.drop()
+
+    def _on_drop_vhost(self, peer: Peer, drop: m.DropVhost, now: int) -> None:
+        """Its files go when no sync has them in hand."""
+        for queue_id in [queue_id for queue_id, spec in self._specs.items() if spec.vhost == drop.vhost]:
+            self._drop(self.queues[queue_id])
+        store = self.stores.pop(drop.vhost, None)
+        if store is not None and not (self._sync and any(held is store for held, _ in self._sync.jobs)):
+            self._dirty_stores.discard(store)
+            store.delete_all()
+        self._tell(peer, m.Done(drop.request))
+
+    # -- consumers -------------------------------------------------------------------------------------
+
+    def _on_attach(self, peer: Peer, attach: m.Attach, now: int) -> None:
+        queue = self.queues.get(attach.queue)
+        if queue is None or queue.closed:
+            self._tell(peer, m.Refused(attach.request, 404, "gone"))
+            return
+        if not attach.resumed and queue.consumers.refuses(attach.exclusive):
+            self._tell(peer, m.Refused(attach.request, 403, "exclusive use"))
+            return
+        consumer = Consumer(
+            queue,
+            peer,
+            attach.consumer,
+            peer.window(attach.connection),
+            connection=attach.connection,
+            channel=attach.channel,
+            tag=attach.tag,
+            no_ack=attach.no_ack,
+            exclusive=attach.exclusive,
+            priority=attach.priority,
+            prefetch=attach.prefetch,
+            limited=attach.granted,
+        )
+        queue.attach(consumer)
+        peer.holders[attach.consumer] = consumer
+        self._tell(peer, m.Attached(attach.request))
+        self._dirty[queue] = None
+
+    def _on_detach(self, peer: Peer, detach: m.Detach, now: int) -> None:
+        consumer = peer.holders.get(detach.consumer)
+        if isinstance(consumer, Consumer):
+            self._detach(consumer, now)
+            self._forget_if_done(peer, consumer)
+        self._tell(peer, m.Done(detach.request))
+
+    def _detach(self, consumer: Consumer, now: int) -> None:
+        queue = consumer.queue
+        was_closed = queue.closed
+        queue.detach(consumer, now)
+        self._dirty[queue] = None
+        if queue.closed and not was_closed:
+            self._tell_controller(m.AutoDeleted(queue.id, "auto-delete"))
+
+    def _on_release(self, peer: Peer, release: m.Release, now: int) -> None:
+        self._release(peer, release.consumers, now)
+        self._tell(peer, m.Done(release.request))
+
+    def _release(self, peer: Peer, numbers: Sequence[int], now: int) -> None:
+        """All let go of first, so that nothing is handed from one to the other."""
+        for number in numbers:
+            holder = peer.holders.pop(number, None)
+            if isinstance(holder, Consumer):
+                self._detach(holder, now)
+                holder.queue.release(holder, now)
+                if not holder.window.consumers:
+                    peer.windows.pop(holder.connection, None)
+            elif holder is not None:
+                for queue, entries, size in holder.take_all():
+                    self._settle(queue, m.REQUEUE, entries, size)
+
+    def _on_grant(self, peer: Peer, grant: m.Grant, now: int) -> None:
+        consumer = peer.holders.get(grant.consumer)
+        if isinstance(consumer, Consumer) and not consumer.detached:
+            consumer.queue.grant(consumer, grant.count)
+            self._dirty[consumer.queue] = None
+
+    def _on_get(self, peer: Peer, get: m.Get, now: int) -> None:
+        queue = self.queues.get(get.queue)
+        if queue is None:
+            self._tell(peer, m.Refused(get.request, 404, "gone"))
+            return
+        getter = None
+        if not get.no_ack:
+            holder = peer.holders.setdefault(get.consumer, Getter())
+            assert isinstance(holder, Getter), "a consumer does not get"
+            getter = holder
+        message, number, redelivered = queue.get(getter, now) or (b"", 0, False)
+        self._tell(peer, m.Got(get.request, message, number, redelivered, queue.ready_count))
+        self._dirty[queue] = None
+
+    def _on_count(self, peer: Peer, count: m.Count, now: int) -> None:
+        queue = self.queues.get(count.queue)
+        if queue is None:
+            self._tell(peer, m.Refused(count.request, 404, "gone"))
+            return
+        queue.expire(now)
+        queue.last_used = now
+        self._tell(peer, m.Done(count.request, queue.ready_count, len(queue.consumers)))
+
+    def _on_purge(self, peer: Peer, purge: m.Purge, now: int) -> None:
+        queue = self.queues.get(purge.queue)
+        if queue is None:
+            self._tell(peer, m.Refused(purge.request, 404, "gone"))
+            return
+        self._tell(peer, m.Done(purge.request, queue.purge()))
+        self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+
+    # -- out -------------------------------------------------------------------------------------------
+
+    def turn_end(self, now: int) -> list[Outgoing]:
+        """What to send, after everything at hand was received."""
+        self._now = now
+        self._look_at_timers(now)
+        self._serve(now)
+        self._confirm()
+        return self._collect()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn without new messages would do something."""
+        return bool(self._dirty)
+
+    def next_due(self) -> int | None:
+        """When the next turn must be, at the latest."""
+        return self._timers[0][0] if self._timers else None
+
+    # queues.Outlet
+    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
+        peer = consumer.peer
+        assert isinstance(peer, Peer)
+        self._given += len(blob)
+        peer.writer.add(consumer.connection, consumer.channel, consumer.number, first_number, redelivered, count, blob)
+
+    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
+        peer = consumer.peer
+        assert isinstance(peer, Peer)
+        what = m.Ungranted(consumer.number, count, wants)
+        peer.told_after.append(envelope.control(peer.number, peer.incarnation, self.epoch, self.number, what))
+
+    _given = 0
+
+    def _serve(self, now: int) -> None:
+        self._given = 0
+        while self._dirty and self._given < DELIVERY_TURN_BYTES:
+            queue = next(iter(self._dirty))
+            del self._dirty[queue]
+            if queue.deleted:
+                continue
+            if queue.deliver(now, self, QUEUE_PASS_BYTES):
+                self._dirty[queue] = None
+            self._set_timer(queue)
+
+    def _set_timer(self, queue: Queue) -> None:
+        due = queue.next_due()
+        if due is not None and due < self._timer_of.get(queue.id, due + 1):
+            self._timer_of[queue.id] = due
+            heapq.heappush(self._timers, (due, queue.id))
+
+    def _look_at_timers(self, now: int) -> None:
+        for _ in range(TIMERS_PER_TURN):
+            if not self._timers or self._timers[0][0] > now:
+                return
+            due, queue_id = heapq.heappop(self._timers)
+            if self._timer_of.get(queue_id) != due:
+                continue  # an earlier one was set meanwhile, or the queue is gone
+            del self._timer_of[queue_id]
+            queue = self.queues[queue_id]
+            queue.expire(now)
+            if queue.expired_itself(now):
+                queue.closed = True
+                self._tell_controller(m.AutoDeleted(queue_id, "expired"))
+            self._set_timer(queue)
+
+    def _collect(self) -> list[Outgoing]:
+        out: list[Outgoing] = []
+        for peer in self.peers.values():
+            messages = peer.told
+            if peer.taken:
+                who = (peer.number, peer.incarnation, self.epoch, self.number)
+                messages.append(envelope.credit(*who, [(0, peer.taken)]))
+                peer.taken = 0
+            deliveries = peer.writer.take()
+            if deliveries is not None:
+                messages.append(deliveries)
+            messages += peer.told_after
+            out += [Outgoing(peer.endpoint, message) for message in messages]
+            peer.told, peer.told_after = [], []
+        return out
+
+    # -- stable storage --------------------------------------------------------------------------------
+
+    def want_sync(self) -> None:
+        """Of what nobody waits for: persistent messages without confirms, acknowledgements."""
+        self._sync_wanted = self._sync_wanted or bool(self._dirty_stores)
+
+    def begin_sync(self) -> Sync | None:
+        """To be run, if there is something to do and no other runs. May confirm by itself: call before turn_end."""
+        if self._sync is not None or not self._sync_wanted:
+            return None
+        self._sync_wanted = False
+        self._syncs_begun += 1
+        stores = [store for store in self.stores.values() if store in self._dirty_stores]
+        self._dirty_stores.clear()
+        jobs = [(store, job) for store in stores if (job := store.begin_sync()) is not None]
+        if not jobs:
+            self._syncs_ended = self._syncs_begun
+            return None
+        self._sync = Sync(jobs)
+        return self._sync
+
+    def sync_ended(self) -> None:
+        """After `Sync.run`. Raises what the store raises when it failed."""
+        assert self._sync is not None
+        jobs, self._sync = self._sync.jobs, None
+        for store, job in jobs:
+            store.finish_sync(job)
+            if all(store is not each for each in self.stores.values()):
+                store.delete_all()  # its vhost was dropped meanwhile
+        self._syncs_ended = self._syncs_begun
+
+    def _confirm(self) -> None:
+        for peer in self.peers.values():
+            batch = 0
+            refused: list[tuple[int, int, int, int]] = []
+            while peer.held and peer.held[0].sync <= self._syncs_ended:
+                held = peer.held.popleft()
+                batch = held.batch
+                refused += held.refused
+            if batch:
+                who = (peer.number, peer.incarnation, self.epoch, self.number)
+                peer.told.append(envelope.confirmed(*who, batch, refused))
+
+    def close(self) -> None:
+        """Everything to disk, with what of it was handed out before."""
+        for vhost, store in self.stores.items():
+            live = {q.id: q.live() for q in self.queues.values() if q.durable and self._specs[q.id].vhost == vhost}
+            store.close(live)
+
+    # -- numbers ---------------------------------------------------------------------------------------
+
+    def _on_stats(self, peer: Peer, stats: m.Stats, now: int) -> None:
+        process = self._process_stats()
+        process["syncs"] = self._syncs_ended
+        for store in self.stores.values():
+            for name, value in store.stats().items():
+                if name != "syncs":
+                    process[name] = process.get(name, 0) + value
+        queues = [_stats_of(queue) for queue in self.queues.values()]
+        consumers = [_consumer_stats(each) for queue in self.queues.values() for each in queue.consumers]
+        self._tell(peer, m.StatsReply(stats.request, queues, consumers, process))
+
+
+def _runs(message: bytes, ordinals: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """The confirms wanted for these messages of a batch, neighbours together."""
+    found: list[tuple[int, int, int, int]] = []
+    for ordinal in ordinals:
+        connection, channel, seq = codec.run_of(message, ordinal)
+        if not seq:
+            continue
+        if found and found[-1][:2] == (connection, channel) and found[-1][3] + 1 == seq:
+            found[-1] = (connection, channel, found[-1][2], seq)
+        else:
+            found.append((connection, channel, seq, seq))
+    return found
+
+
+def _stats_of(queue: Queue) -> m.QueueStats:
+    counters = queue.counters
+    return m.QueueStats(
+        id=queue.id,
+        ready=queue.ready_count,
+        unacked=queue.unacked_count,
+        consumers=len(queue.consumers),
+        ready_bytes=queue.ready_bytes,
+        unacked_bytes=queue.unacked_bytes,
+        published=counters.published,
+        delivered=counters.delivered,
+        acked=counters.acked,
+        redelivered=counters.redelivered,
+        got=counters.got,
+    )
+
+
+def _consumer_stats(consumer: Consumer) -> m.ConsumerStats:
+    peer = consumer.peer
+    assert isinstance(peer, Peer)
+    return m.ConsumerStats(
+        queue=consumer.queue.id,
+        door=peer.number,
+        connection=consumer.connection,
+        channel=consumer.channel,
+        tag=consumer.tag,
+        no_ack=consumer.no_ack,
+        exclusive=consumer.exclusive,
+        prefetch=consumer.prefetch,
+        active=consumer.queue.consumers.active(consumer),
+    )

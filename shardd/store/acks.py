@@ -1,0 +1,47 @@
+"""Which messages of a segment are settled, on disk: a file of checked blocks beside the segment.
+
+    acks.NNNNNNNNNN    0  "SHMQACKS" | u32 FORMAT | u32 crc32c of [16, 32)
+                      16  u64 number | u32 salt | u32 0
+                      32  blocks: u32 crc32c of the rest of the block, XOR salt | u32 count | u64 pair[count]
+
+Written lazily: a lost block means redelivery, never loss. The file goes with its segment.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from shardd.store import record
+from shardd.store.segment import FORMAT
+
+HEADER = struct.Struct("<8sIIQII")
+MAGIC = b"SHMQACKS"
+BLOCK = struct.Struct("<II")
+PAIR_BYTES = 8
+
+
+def encode_header(number: int, salt: int) -> bytes:
+    rest = struct.pack("<QII", number, salt, 0)
+    return struct.pack("<8sII", MAGIC, FORMAT, record.crc32c(rest, FORMAT)) + rest
+
+
+def encode_block(pairs: bytes | bytearray, salt: int) -> bytes:
+    rest = struct.pack("<I", len(pairs) // PAIR_BYTES) + pairs
+    return struct.pack("<I", record.crc32c(rest) ^ salt) + rest
+
+
+def decode(data: bytes, number: int, salt: int) -> tuple[bytes, int]:
+    """(pairs, end of the last good block); end 0: not even the header is good."""
+    if len(data) < HEADER.size or data[: HEADER.size] != encode_header(number, salt):
+        return b"", 0
+    view = memoryview(data)
+    at = HEADER.size
+    blocks = []
+    while at + BLOCK.size <= len(data):
+        crc, count = BLOCK.unpack_from(data, at)
+        stop = at + BLOCK.size + count * PAIR_BYTES
+        if stop > len(data) or count == 0 or record.crc32c(view[at + 4 : stop]) ^ salt != crc:
+            break
+        blocks.append(view[at + BLOCK.size : stop])
+        at = stop
+    return b"".join(blocks), at

@@ -1,0 +1,117 @@
+"""Every system call of the store, behind `Files`, so that tests can put a faulty disk in its place.
+
+Names are paths below whatever directory the caller gave. Errors are OSError as the system gives them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from typing import Protocol
+
+
+class Files(Protocol):
+    def make_directory(self, path: str) -> None:
+        """With all above it; it lasts when this returns."""
+
+    def remove_directory(self, path: str) -> None: ...
+    def list(self, path: str) -> list[str]: ...
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int: ...
+    def close(self, handle: int) -> None: ...
+    def size(self, handle: int) -> int: ...
+    def read_into(self, handle: int, target: memoryview, position: int) -> int:
+        """Bytes read: fewer than asked only where the file ends."""
+
+    def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        """All of it, or OSError."""
+
+    def allocate(self, handle: int, size: int) -> None:
+        """The file has `size` bytes from now on, and room for them is set aside."""
+
+    def truncate(self, handle: int, size: int) -> None: ...
+    def sync(self, handle: int) -> None: ...
+    def sync_directory(self, path: str) -> None: ...
+    def rename(self, old: str, new: str) -> None: ...
+    def remove(self, path: str) -> None: ...
+    def salt(self) -> int:
+        """32 random bits, never 0."""
+
+
+class OsFiles:
+    """The real disk."""
+
+    def make_directory(self, path: str) -> None:
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(os.path.abspath(path))
+        self.make_directory(parent)
+        os.mkdir(path)
+        self.sync_directory(parent)
+
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(path)
+
+    def list(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
+        flags = os.O_RDONLY if read_only else os.O_RDWR
+        return os.open(path, flags | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o640)
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+    def size(self, handle: int) -> int:
+        return os.fstat(handle).st_size
+
+    def read_into(self, handle: int, target: memoryview, position: int) -> int:
+        done = 0
+        while done < len(target):
+            got = os.preadv(handle, [target[done:]], position + done)
+            if got == 0:
+                break
+            done += got
+        return done
+
+    def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        left = memoryview(data)
+        while left:
+            done = os.pwrite(handle, left, position)
+            if done == 0:
+                raise OSError(errno.EIO, "pwrite wrote nothing")
+            left = left[done:]
+            position += done
+
+    def allocate(self, handle: int, size: int) -> None:
+        os.posix_fallocate(handle, 0, size)
+
+    def truncate(self, handle: int, size: int) -> None:
+        os.ftruncate(handle, size)
+
+    def sync(self, handle: int) -> None:
+        os.fdatasync(handle)
+
+    def sync_directory(self, path: str) -> None:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def salt(self) -> int:
+        return secrets.randbelow(0xFFFFFFFF) + 1
+
+
+def is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_missing(error: OSError) -> bool:
+    return error.errno == errno.ENOENT

@@ -1,0 +1,89 @@
+"""Reading segments that are no longer in memory: a few windows of bytes, larger as reading goes on in sequence.
+
+A queue's backlog is read from front to back: one read of the disk should serve thousands of messages. A message here
+and there should not cost a megabyte each. So a window begins small and doubles each time the next one follows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardd.store import record
+from shardd.store.errors import Corrupt
+from shardd.store.files import Files
+from shardd.store.segment import Segment
+
+WINDOWS_MAX = 4
+WINDOW_BYTES_MIN = 64 << 10
+WINDOW_BYTES_MAX = 1 << 20
+# A message that begins this close behind a window counts as the next in sequence.
+SEQUENCE_GAP_BYTES = 256 << 10
+
+
+@dataclass(slots=True)
+class Window:
+    number: int
+    start: int
+    used: int
+    data: bytearray
+
+    def holds(self, number: int, position: int) -> bool:
+        if number != self.number or not self.start <= position < self.start + self.used:
+            return False
+        size = record.message_bytes_at(self.data, position - self.start)
+        return 0 < size <= self.start + self.used - position
+
+
+class Windows:
+    """The bounded cache. A window's bytes are good until the next call."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self.windows: list[Window] = []  # last used last
+
+    def find(self, segment: Segment, handle: int, position: int) -> Window:
+        """One that holds the whole message at `position`."""
+        for window in reversed(self.windows):
+            if window.holds(segment.number, position):
+                return window
+        window = self._read(segment, handle, position, self._next_bytes(segment, position))
+        size = record.message_bytes_at(window.data, 0)
+        if size == 0 or position + size > segment.used:
+            raise Corrupt(f"no message at byte {position} of {segment.path}")
+        if size > window.used:
+            window = self._read(segment, handle, position, size)
+        # A huge message is not worth the memory of keeping.
+        if len(window.data) <= WINDOW_BYTES_MAX:
+            self.windows.append(window)
+        return window
+
+    def forget(self, number: int) -> None:
+        self.windows = [window for window in self.windows if window.number != number]
+
+    def release(self) -> None:
+        self.windows.clear()
+
+    def _next_bytes(self, segment: Segment, position: int) -> int:
+        """How much to read; makes room for it among the windows."""
+        for i, window in enumerate(self.windows):
+            end = window.start + window.used
+            if window.number == segment.number and window.start <= position <= end + SEQUENCE_GAP_BYTES:
+                del self.windows[i]
+                return min(2 * max(window.used, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
+        if len(self.windows) >= WINDOWS_MAX:
+            del self.windows[0]
+        # The front of a segment, just after the end of the one before it: still the same walk.
+        walking = any(window.number == segment.number - 1 for window in self.windows)
+        return WINDOW_BYTES_MAX if walking and position < SEQUENCE_GAP_BYTES else WINDOW_BYTES_MIN
+
+    def _read(self, segment: Segment, handle: int, position: int, size: int) -> Window:
+        size = max(min(size, segment.used - position), 0)
+        data = bytearray(size)
+        try:
+            with memoryview(data) as view:
+                got = self.files.read_into(handle, view, position)
+        except OSError as error:
+            raise Corrupt(f"cannot read byte {position} of {segment.path}: {error}") from error
+        if got != size:
+            raise Corrupt(f"{segment.path} ends at byte {position + got}, {segment.used} bytes were written")
+        return Window(segment.number, position, size, data)

@@ -1,0 +1,318 @@
+"""From files back to segments and live entries: what a store finds when it starts. Decides nothing about queues.
+
+Every segment found is sealed: new records go to a new one, so a position is never used twice. What is damaged is told
+in `Damage`, never hidden; the good records beside it stay usable.
+
+    state    0  "SHMQSTAT" | u32 FORMAT | u32 crc32c of [16, end)
+            16  u64 number of the next segment
+            24  per queue with redelivered messages: u32 queue id | u32 count | u64 entry[count]
+
+The state file is written by a clean stop alone and removed at the next start: without it everything may have been
+delivered before, and carries the flag.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from shardd.store import acks, record
+from shardd.store.errors import FormatTooNew
+from shardd.store.files import Files, is_full, is_missing
+from shardd.store.reclaim import Reclaimer
+from shardd.store.segment import (
+    FORMAT,
+    HEADER_BYTES,
+    INDEX_SHARE_MAX,
+    Segment,
+    decode_header,
+    decode_index,
+    encode_index,
+    file_name,
+    parse_name,
+)
+
+STATE_MAGIC = b"SHMQSTAT"
+KINDS = ("msgs", "index", "acks", "spare", "lost")
+REDELIVERED = 1
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """`what`: torn (the end of a segment cut off), corrupt (bad bytes between good records), header (no good record can
+    be told; the file is kept as lost.N)."""
+
+    file: str
+    what: str
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Found:
+    segments: list[Segment]
+    arrivals: list[record.Arrival]
+    next_number: int
+    damage: list[Damage]
+    clean: bool
+
+
+@dataclass(slots=True)
+class State:
+    next_number: int
+    marks: dict[int, array[int]]
+
+
+@dataclass(slots=True)
+class Loaded:
+    segment: Segment
+    abstracts: bytes
+    damage: list[Damage] = field(default_factory=list)
+
+
+def recover(
+    files: Files,
+    directory: str,
+    reclaimer: Reclaimer,
+    queue_ids: Collection[int],
+    timed: Collection[int],
+    sync: bool,
+    progress: Progress | None,
+) -> Found:
+    names = [parsed for parsed in map(parse_name, files.list(directory)) if parsed and parsed[0] in KINDS]
+    state = take_state(files, directory)
+    numbers = sorted(number for kind, number in names if kind == "msgs")
+    collector = record.Collector(queue_ids, frozenset(timed))
+    found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
+    if state is not None:
+        found.next_number = max(found.next_number, state.next_number)
+    reader = Reader(files, directory, sync)
+    for done, number in enumerate(numbers):
+        loaded = reader.load(number)
+        found.damage += loaded.damage if loaded else []
+        if loaded is not None and loaded.segment.capacity:
+            pairs = reader.load_acks(loaded.segment)
+            fresh = state is not None and number < state.next_number
+            count_in(collector, loaded, pairs, 0 if fresh else REDELIVERED)
+            found.segments.append(loaded.segment)
+        if progress is not None:
+            progress(done + 1, len(numbers))
+    reader.release()
+    found.arrivals = collector.take()
+    mark(found.arrivals, state)
+    for kind, number in names:
+        path = f"{directory}/{file_name(kind, number)}"
+        if kind in ("index", "acks") and number not in numbers:
+            files.remove(path)
+        elif kind == "spare":
+            reclaimer.adopt(number)
+    if reclaimer.spares:
+        files.sync_directory(directory)
+        for spare in reclaimer.spares:
+            spare.lasting = True
+    return found
+
+
+def count_in(collector: record.Collector, loaded: Loaded, pairs: bytes, flags: int) -> None:
+    segment = loaded.segment
+    counts = collector.add(loaded.abstracts, segment.number, pairs, flags)
+    segment.records, segment.messages, segment.references, segment.live = counts
+
+
+def mark(arrivals: list[record.Arrival], state: State | None) -> None:
+    for arrival in arrivals if state is not None and state.marks else ():
+        marks = state.marks.get(arrival.queue_id) if state is not None else None
+        if marks is not None:
+            record.mark_redelivered(arrival.entries, marks)
+
+
+class Reader:
+    """Loads one segment after another; the big buffer is used again."""
+
+    def __init__(self, files: Files, directory: str, sync: bool) -> None:
+        self.files = files
+        self.directory = directory
+        self.sync = sync
+        self.buffer = bytearray()
+
+    def release(self) -> None:
+        self.buffer = bytearray()
+
+    def read_whole(self, path: str) -> bytes:
+        """b"" when there is no such file."""
+        try:
+            handle = self.files.open(path, read_only=True)
+        except OSError as error:
+            if is_missing(error):
+                return b""
+            raise
+        try:
+            data = bytearray(self.files.size(handle))
+            with memoryview(data) as view:
+                got = self.files.read_into(handle, view, 0)
+            return bytes(data[:got])
+        finally:
+            self.files.close(handle)
+
+    def load(self, number: int, *, repair: bool = True, index: bool = True) -> Loaded | None:
+        """The segment with its abstracts, from the index if there is a good one. None: the file's present life never
+        reached the disk, it holds nothing. A segment with capacity 0: its header is damaged."""
+        name = file_name("msgs", number)
+        path = f"{self.directory}/{name}"
+        handle = self.files.open(path, read_only=not repair)
+        try:
+            size = self.files.size(handle)
+            head = bytearray(min(HEADER_BYTES, size))
+            with memoryview(head) as view:
+                self.files.read_into(handle, view, 0)
+            header = decode_header(head)
+            if header is None or header[0] != number:
+                return self._without_header(name, header is not None or not any(head), size, repair)
+            segment = Segment(number, header[1], header[2], path, None, sealed=True)
+            loaded = self._from_index(segment, size) if index else None
+            return loaded or self._from_scan(segment, handle, size, repair)
+        finally:
+            self.files.close(handle)
+
+    def load_acks(self, segment: Segment, *, repair: bool = True) -> bytes:
+        path = f"{self.directory}/{file_name('acks', segment.number)}"
+        data = self.read_whole(path)
+        pairs, segment.acks_end = acks.decode(data, segment.number, segment.salt)
+        if repair and segment.acks_end < len(data):
+            # Blocks behind a torn one must not come back to life behind what is written over it.
+            handle = self.files.open(path)
+            self.files.truncate(handle, segment.acks_end)
+            self.files.close(handle)
+        if repair and data and segment.acks_end == 0:
+            self.files.remove(path)
+        return pairs
+
+    def _without_header(self, name: str, never_written: bool, size: int, repair: bool) -> Loaded | None:
+        path = f"{self.directory}/{name}"
+        number = int(name.rpartition(".")[2])
+        if never_written:
+            if repair:
+                self.files.remove(path)
+                self._remove_companions(number)
+            return None
+        if repair:
+            self.files.rename(path, f"{self.directory}/{file_name('lost', number)}")
+            self._remove_companions(number)
+        return Loaded(Segment(number, 0, 0, path, None), b"", [Damage(name, "header", 0, size)])
+
+    def _remove_companions(self, number: int) -> None:
+        for kind in ("index", "acks"):
+            try:
+                self.files.remove(f"{self.directory}/{file_name(kind, number)}")
+            except OSError as error:
+                if not is_missing(error):
+                    raise
+
+    def _from_index(self, segment: Segment, size: int) -> Loaded | None:
+        data = self.read_whole(f"{self.directory}/{file_name('index', segment.number)}")
+        segment.has_index = bool(data)
+        index = decode_index(data, segment.number, segment.salt)
+        if index is None or index[0] > size:
+            return None
+        segment.used = segment.flushed = index[0]
+        return Loaded(segment, index[1])
+
+    def _from_scan(self, segment: Segment, handle: int, size: int, repair: bool) -> Loaded:
+        if len(self.buffer) < size:
+            self.buffer = bytearray(size)
+        with memoryview(self.buffer) as view, view[:size] as part:
+            size = self.files.read_into(handle, part, 0)
+        abstracts, end, holes = record.scan(self.buffer, HEADER_BYTES, size, segment.salt)
+        segment.used = segment.flushed = end
+        name = file_name("msgs", segment.number)
+        damage = [Damage(name, "corrupt", start, stop) for start, stop in holes]
+        torn = record.torn_bytes(self.buffer, end, size)
+        if torn:
+            damage.append(Damage(name, "torn", end, end + torn))
+        if repair and self.sync and not damage:
+            self._write_index(segment, handle, abstracts)
+        return Loaded(segment, abstracts, damage)
+
+    def _write_index(self, segment: Segment, handle: int, abstracts: bytes) -> None:
+        """So that the next start need not scan it again. The bytes may still be in the page cache alone: sync first."""
+        if len(abstracts) * INDEX_SHARE_MAX > segment.used:
+            return
+        self.files.sync(handle)
+        data = encode_index(segment.number, segment.salt, segment.used, abstracts)
+        segment.has_index = True
+        try:
+            write_file(self.files, f"{self.directory}/{file_name('index', segment.number)}", data)
+        except OSError as error:
+            if not is_full(error):
+                raise
+
+
+def write_file(files: Files, path: str, data: bytes, *, sync: bool = False) -> None:
+    handle = files.open(path, create=True)
+    try:
+        files.truncate(handle, 0)
+        files.write(handle, data, 0)
+        if sync:
+            files.sync(handle)
+    finally:
+        files.close(handle)
+
+
+# -- the state file -----------------------------------------------------------------------------------
+
+
+def write_state(files: Files, directory: str, next_number: int, live: Mapping[int, array[int]]) -> None:
+    parts = [struct.pack("<Q", next_number)]
+    for queue_id, entries in live.items():
+        marks = array("Q", sorted(entry for entry in entries if entry & REDELIVERED))
+        if marks:
+            parts.append(struct.pack("<II", queue_id, len(marks)) + marks.tobytes())
+    rest = b"".join(parts)
+    head = struct.pack("<8sII", STATE_MAGIC, FORMAT, record.crc32c(rest, FORMAT))
+    write_file(files, f"{directory}/state.new", head + rest, sync=True)
+    files.rename(f"{directory}/state.new", f"{directory}/state")
+    files.sync_directory(directory)
+
+
+def read_state(files: Files, directory: str) -> State | None:
+    """None: the last stop was not clean."""
+    data = Reader(files, directory, False).read_whole(f"{directory}/state")
+    if len(data) < 24:
+        return None
+    magic, version, crc = struct.unpack_from("<8sII", data)
+    if magic != STATE_MAGIC or crc != record.crc32c(memoryview(data)[16:], version):
+        return None
+    if version > FORMAT:
+        raise FormatTooNew(f"the state file has format {version}, this program knows up to {FORMAT}")
+    state = State(struct.unpack_from("<Q", data, 16)[0], {})
+    at = 24
+    while at < len(data):
+        queue_id, count = struct.unpack_from("<II", data, at)
+        state.marks[queue_id] = array("Q", data[at + 8 : at + 8 + 8 * count])
+        at += 8 + 8 * count
+    return state
+
+
+def take_state(files: Files, directory: str) -> State | None:
+    """Read and remove: from here on the store is not cleanly stopped, even if power fails at once."""
+    state = read_state(files, directory)
+    removed = False
+    for name in ("state", "state.new"):
+        try:
+            files.remove(f"{directory}/{name}")
+            removed = True
+        except OSError as error:
+            if not is_missing(error):
+                raise
+    if removed:
+        files.sync_directory(directory)
+    return state
+
+
+def is_ours(name: str) -> bool:
+    parsed = parse_name(name)
+    return parsed is not None and parsed[0] in KINDS

@@ -1,0 +1,143 @@
+"""One segment: its header, its bytes in memory and on disk, its counters. Which segment is written to, and when one
+may go, is the store's.
+
+    msgs.NNNNNNNNNN    0  "SHMQMSGS" | u32 FORMAT | u32 crc32c of [16, 64)
+                      16  u64 number | u32 salt | u32 0 | u64 capacity | zeros
+                      64  records, crc XOR salt; 8 zero bytes behind the last
+    index.NNNNNNNNNN   0  "SHMQINDX" | u32 FORMAT | u32 crc32c of [16, end)
+                      16  u64 number | u32 salt | u32 0 | u64 end of the last record
+                      40  abstracts of all records (drawn in record.pyx)
+
+Every crc of a file begins from the format's number, so a broken number is not taken for a later format.
+Files are used again: a record of a former life is told by the salt, which is new in each. An index is a cache. It is
+written only when the whole segment is on stable storage, so it never speaks of bytes that a power cut took.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from shardd.store import record
+from shardd.store.errors import FormatTooNew
+from shardd.store.files import Files
+
+FORMAT = 1
+HEADER_BYTES = 64
+HEADER = struct.Struct("<8sIIQIIQ24x")
+MESSAGES_MAGIC = b"SHMQMSGS"
+INDEX_HEADER = struct.Struct("<8sIIQIIQ")
+INDEX_MAGIC = b"SHMQINDX"
+# Behind the last record, so that what a recycled file still holds is not taken for a torn record.
+END_BYTES = 8
+# An index is worth its writing only when reading it is much cheaper than scanning the segment.
+INDEX_SHARE_MAX = 8
+
+
+def file_name(kind: str, number: int) -> str:
+    return f"{kind}.{number:010d}"
+
+
+def parse_name(name: str) -> tuple[str, int] | None:
+    kind, dot, digits = name.partition(".")
+    if dot and len(digits) == 10 and digits.isdecimal():
+        return kind, int(digits)
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """`used` is where the next record goes, `flushed` up to where the file has it. `references` counts (message, queue)
+    pairs ever put in, `live` those that a queue still needs."""
+
+    number: int
+    salt: int
+    capacity: int
+    path: str  # of the file, which has another name until its first flush
+    handle: int | None
+    buffer: bytearray | None = None
+    used: int = HEADER_BYTES
+    flushed: int = 0
+    records: int = 0
+    messages: int = 0
+    references: int = 0
+    live: int = 0
+    sealed: bool = False
+    settled: bytearray = field(default_factory=bytearray)  # pairs not written yet
+    acks_end: int = 0  # size of the acks file, 0: there is none
+    index: bytes | None = None  # made, waits for the sync
+    has_index: bool = False
+
+    def room(self) -> int:
+        return self.capacity - self.used - END_BYTES
+
+    def live_bytes(self) -> int:
+        """An estimate: the store keeps no size of each message, only how many are left."""
+        return (self.used - HEADER_BYTES) * self.live // self.references if self.references else 0
+
+    def add(self, size: int, counts: tuple[int, int, int]) -> None:
+        records, messages, references = counts
+        self.used += size
+        self.records += records
+        self.messages += messages
+        self.references += references
+        self.live += references
+
+    def write_out(self, files: Files) -> None:
+        """What the file has not, from the buffer."""
+        assert self.buffer is not None and self.handle is not None
+        stop = self.used + END_BYTES
+        self.buffer[self.used : stop] = bytes(END_BYTES)
+        if self.flushed == 0:
+            self.buffer[:HEADER_BYTES] = encode_header(self.number, self.salt, self.capacity)
+        with memoryview(self.buffer) as view, view[self.flushed : stop] as part:
+            files.write(self.handle, part, self.flushed)
+        self.flushed = self.used
+
+    def index_is_worth_it(self) -> bool:
+        share = 20 * self.records + 4 * self.references + 8 * self.messages
+        return share * INDEX_SHARE_MAX <= self.used
+
+    def make_index(self) -> bytes | None:
+        """The index file's bytes from the buffer; None when it would not pay, or the buffer is not sound."""
+        assert self.buffer is not None
+        if not self.index_is_worth_it():
+            return None
+        abstracts, end, holes = record.scan(self.buffer, HEADER_BYTES, self.used, self.salt)
+        assert end == self.used and not holes, "the write buffer of a segment is damaged"
+        return encode_index(self.number, self.salt, self.used, abstracts)
+
+
+def encode_header(number: int, salt: int, capacity: int) -> bytes:
+    rest = HEADER.pack(MESSAGES_MAGIC, FORMAT, 0, number, salt, 0, capacity)[16:]
+    return struct.pack("<8sII", MESSAGES_MAGIC, FORMAT, record.crc32c(rest, FORMAT)) + rest
+
+
+def decode_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int] | None:
+    """(number, salt, capacity), None when this is no header."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, version, crc, number, salt, _, capacity = HEADER.unpack_from(data)
+    if magic != MESSAGES_MAGIC or crc != record.crc32c(data[16:HEADER_BYTES], version):
+        return None
+    if version > FORMAT:
+        raise FormatTooNew(f"segment {number} has format {version}, this program knows up to {FORMAT}")
+    return number, salt, capacity
+
+
+def encode_index(number: int, salt: int, end: int, abstracts: bytes) -> bytes:
+    rest = INDEX_HEADER.pack(INDEX_MAGIC, FORMAT, 0, number, salt, 0, end)[16:]
+    crc = record.crc32c(abstracts, record.crc32c(rest, FORMAT))
+    return struct.pack("<8sII", INDEX_MAGIC, FORMAT, crc) + rest + abstracts
+
+
+def decode_index(data: bytes, number: int, salt: int) -> tuple[int, bytes] | None:
+    """(end of the last record, abstracts), None when this is no index of that segment's present life."""
+    if len(data) < INDEX_HEADER.size:
+        return None
+    magic, version, crc, of_number, of_salt, _, end = INDEX_HEADER.unpack_from(data)
+    if magic != INDEX_MAGIC or version != FORMAT or (of_number, of_salt) != (number, salt):
+        return None
+    if crc != record.crc32c(memoryview(data)[16:], version):
+        return None
+    return end, data[INDEX_HEADER.size :]

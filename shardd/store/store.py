@@ -1,0 +1,615 @@
+"""Keep what queues were given: append records, read messages back, forget what is settled, make it last.
+
+Publish path, 5 of 5. Before: shardd/queues/queue.py.
+
+Blocking and for one thread, but for `SyncJob.run`. Knows records and queue ids, not queues: whoever calls keeps the
+entries. Bytes stay in the write buffer of their segment until a flush; what is settled before that never touches the
+disk. After StoreFailed nothing is written any more: only what recovery finds is true.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from shardd.store import acks, recovery
+from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
+from shardd.store.files import Files, OsFiles, is_full
+from shardd.store.reading import Windows
+from shardd.store.reclaim import Reclaimer, Spare
+from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
+from shardd.store.recovery import Damage, Progress
+from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
+
+POSITION_LIMIT = 1 << 28
+SEGMENT_BYTES_MIN = 4096
+# Sealed segments whose buffers stay: read cache, and a last chance for their messages to be consumed unwritten.
+SEALED_BUFFERS_MAX = 2
+# An open segment of which nothing is written and nothing is needed starts anew here, while its pages are in the cache.
+RENEW_BYTES = 256 << 10
+# Settled pairs in memory, of segments that are on disk.
+SETTLED_BYTES_MAX = 1 << 20
+# Indexes that wait for a sync; beyond this, recovery scans.
+INDEX_BYTES_MAX = 4 << 20
+# Written segments that wait for somebody's sync.
+UNSYNCED_MAX = 64
+# Open files of sealed segments.
+HANDLES_MAX = 64
+
+
+@dataclass(slots=True, eq=False)
+class SyncJob:
+    """What was written and is not on stable storage. `run` may be called from any thread, once."""
+
+    files: Files
+    directory: str
+    segments: list[tuple[Segment, int, int]]  # segment, its handle, written up to
+    spares: list[Spare]  # their names last afterwards
+    with_directory: bool
+    done: bool = False
+    error: OSError | None = None
+
+    def run(self) -> None:
+        try:
+            for _, handle, _ in self.segments:
+                self.files.sync(handle)
+            if self.with_directory:
+                self.files.sync_directory(self.directory)
+        except OSError as error:
+            self.error = error
+            raise StoreFailed(f"sync of {self.directory} failed: {error}") from error
+        finally:
+            self.done = True
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Records [start, stop) of a batch go to one segment; `alone`: one record too big for a segment of the usual size."""
+
+    start: int
+    stop: int
+    fresh: bool = False
+    alone: bool = False
+    segment: Segment | None = None  # of one alone
+
+
+@dataclass(slots=True)
+class _Counters:
+    appended_messages: int = 0
+    appended_bytes: int = 0
+    written_bytes: int = 0
+    syncs: int = 0
+    damage: list[Damage] = field(default_factory=list)
+
+
+class SegmentStore:
+    def __init__(
+        self,
+        directory: str,
+        *,
+        files: Files | None = None,
+        segment_bytes: int = 8 << 20,
+        sync: bool = True,
+        spare_segments: int = 2,
+    ) -> None:
+        assert SEGMENT_BYTES_MIN <= segment_bytes <= POSITION_LIMIT and segment_bytes % 8 == 0
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.sync = sync
+        self._files: Files = OsFiles() if files is None else files
+        self._reclaimer = Reclaimer(self._files, directory, segment_bytes, spare_segments, sync)
+        self._windows = Windows(self._files)
+        self._batch = Batch()
+        self._segments: dict[int, Segment] = {}
+        self._open: Segment | None = None
+        self._in_memory: list[Segment] = []  # sealed, with buffer, oldest first
+        self._unsynced: dict[int, Segment] = {}
+        self._with_settled: dict[int, Segment] = {}
+        self._settled_bytes = 0
+        self._index_bytes = 0
+        self._handles: OrderedDict[int, Segment] = OrderedDict()  # of segments without buffer, last used last
+        self._next_number = 1
+        self._directory_changed = False
+        self._job: SyncJob | None = None
+        self._dead: list[Segment] = []  # wait for the end of the job
+        self._failure: str = ""
+        self._state = "new"
+        self._counters = _Counters()
+
+    # -- start and stop -------------------------------------------------------------------------------
+
+    def recover(
+        self, queue_ids: Collection[int], timed: Collection[int] = (), progress: Progress | None = None
+    ) -> dict[int, Arrival]:
+        """Once, first: the live entries of each of `queue_ids` that has some, in publish order. What belongs to no queue
+        named here is dropped. After a clean stop flags are as `close` was told; else all carry REDELIVERED.
+        """
+        assert self._state == "new", "recover is called once"
+        try:
+            self._files.make_directory(self.directory)
+            found = recovery.recover(
+                self._files, self.directory, self._reclaimer, queue_ids, timed, self.sync, progress
+            )
+        except OSError as error:
+            raise self._named(error) from error
+        self._state = "open"
+        self._next_number = found.next_number
+        self._counters.damage = found.damage
+        for segment in found.segments:
+            self._segments[segment.number] = segment
+            if segment.live == 0:
+                self._retire(segment)
+        self._check_usable()
+        return {arrival.queue_id: arrival for arrival in found.arrivals}
+
+    def close(self, live: Mapping[int, array[int]] | None = None) -> None:
+        """Everything to disk. `live`: the entries each queue still has, with their flags; without it the next recovery
+        takes all for delivered before."""
+        if self._state != "open":
+            self._state = "closed"
+            return
+        assert self._job is None, "a sync is running"
+        try:
+            if not self._failure:
+                self._write_all(live)
+        except OSError as error:
+            raise self._named(error) from error
+        finally:
+            self._state = "closed"
+            self._release()
+
+    def delete_all(self) -> None:
+        """Remove the store's files, and the directory if nothing else is in it."""
+        assert self._job is None, "a sync is running"
+        self._state = "closed"
+        self._release()
+        for name in self._files.list(self.directory):
+            if name in ("state", "state.new") or recovery.is_ours(name):
+                self._files.remove(f"{self.directory}/{name}")
+        if not self._files.list(self.directory):
+            self._files.remove_directory(self.directory)
+
+    def _write_all(self, live: Mapping[int, array[int]] | None) -> None:
+        self._flush()
+        for segment in [*self._in_memory, *([self._open] if self._open else [])]:
+            if segment.flushed and segment.index is None and not segment.has_index:
+                segment.index = segment.make_index()
+        unsynced = list(self._unsynced.values())
+        for segment in unsynced:
+            self._files.sync(self._handle(segment))
+        for segment in self._segments.values():
+            if segment.index is not None and segment.flushed == segment.used:
+                self._write_index(segment)
+            if segment.acks_end:
+                self._sync_acks(segment)
+        self._files.sync_directory(self.directory)
+        if live is not None:
+            recovery.write_state(self._files, self.directory, self._next_number, live)
+
+    def _sync_acks(self, segment: Segment) -> None:
+        """While the store lives acks may be lost; a clean stop promises them."""
+        handle = self._files.open(f"{self.directory}/{file_name('acks', segment.number)}")
+        try:
+            self._files.sync(handle)
+        finally:
+            self._files.close(handle)
+
+    def _release(self) -> None:
+        for segment in [*self._segments.values(), *self._dead]:
+            if segment.handle is not None:
+                self._files.close(segment.handle)
+                segment.handle = None
+            segment.buffer = None
+        self._segments.clear()
+        self._in_memory.clear()
+        self._open = None
+        self._windows.release()
+        self._reclaimer.release()
+
+    # -- append ---------------------------------------------------------------------------------------
+
+    def append(self, records: bytes | bytearray | memoryview, *, indexes: bool = False) -> list[Arrival]:
+        """Take a batch of whole records; one Arrival per queue id in it. All of it or, with an error, nothing."""
+        self._check_usable()
+        batch = self._batch
+        batch.plan(records)
+        if not batch.messages:
+            return []
+        view = memoryview(records).cast("B")
+        placed = []
+        for piece in self._make_room(view):
+            segment = self._segment_for(piece)
+            placed.append((piece.start, piece.stop, segment.number, segment.used))
+            counts = batch.counts(piece.start, piece.stop)
+            if piece.alone:
+                self._write_alone(segment, view[piece.start : piece.stop])
+            else:
+                assert segment.buffer is not None
+                batch.copy(records, piece.start, piece.stop, segment.buffer, segment.used, segment.salt)
+            segment.add(piece.stop - piece.start, counts)
+        self._counters.appended_messages += batch.messages
+        self._counters.appended_bytes += len(view)
+        arrivals = batch.take(placed, indexes)
+        batch.facts(records, arrivals)
+        return arrivals
+
+    def _make_room(self, view: memoryview) -> list[_Piece]:
+        """Divide the batch among segments and have everything ready that could still fail."""
+        segment = self._open
+        if segment is not None and segment.live == 0 and segment.flushed == 0 and segment.used > RENEW_BYTES:
+            self._renew(segment)
+        room = self._open.room() if self._open else 0
+        pieces = self._cut(view, room)
+        if pieces[-1].fresh:
+            try:
+                self._write_oldest()
+                self._reclaimer.set_aside(sum(piece.fresh and not piece.alone for piece in pieces))
+                self._allocate_alone([piece for piece in pieces if piece.fresh])
+            except OSError as error:
+                raise self._named(error) from error
+        return pieces
+
+    def _allocate_alone(self, fresh: list[_Piece]) -> None:
+        """Files for records too big for a usual segment; none if not all can be had."""
+        made: list[Segment] = []
+        try:
+            for number, piece in enumerate(fresh, self._next_number):
+                if piece.alone:
+                    size = HEADER_BYTES + piece.stop - piece.start + END_BYTES
+                    path = f"{self.directory}/{file_name('msgs', number)}"
+                    handle = self._reclaimer.create(path, size).handle
+                    piece.segment = Segment(number, self._files.salt(), size, path, handle, sealed=True)
+                    made.append(piece.segment)
+        except OSError:
+            for segment in made:
+                assert segment.handle is not None
+                self._files.close(segment.handle)
+                self._files.remove(segment.path)
+            raise
+
+    def _cut(self, view: memoryview, room: int) -> list[_Piece]:
+        room_of_fresh = self.segment_bytes - HEADER_BYTES - END_BYTES
+        pieces = []
+        start, fresh = 0, False
+        while start < len(view):
+            stop = self._batch.fit(start, room)
+            if stop > start:
+                pieces.append(_Piece(start, stop, fresh))
+            elif fresh:
+                stop = start + int.from_bytes(view[start : start + 4], "little")
+                pieces.append(_Piece(start, stop, True, alone=True))
+            start, fresh, room = stop, True, room_of_fresh
+        return pieces
+
+    def _segment_for(self, piece: _Piece) -> Segment:
+        if piece.fresh:
+            self._seal()
+            number = self._take_number()
+            if piece.segment is not None:
+                assert piece.segment.number == number
+                return piece.segment
+            self._open = self._reclaimer.new_segment(number)
+            self._segments[self._open.number] = self._open
+        assert self._open is not None
+        return self._open
+
+    def _take_number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def _renew(self, segment: Segment) -> None:
+        """A new number for the same file and memory: entries stay in publish order, pages stay warm."""
+        del self._segments[segment.number]
+        self._with_settled.pop(segment.number, None)
+        self._open = Segment(
+            self._take_number(),
+            self._files.salt(),
+            segment.capacity,
+            segment.path,
+            segment.handle,
+            segment.buffer,
+        )
+        self._segments[self._open.number] = self._open
+
+    def _seal(self) -> None:
+        segment, self._open = self._open, None
+        if segment is None:
+            return
+        segment.sealed = True
+        if segment.live == 0:
+            self._retire(segment)
+        else:
+            self._in_memory.append(segment)
+
+    def _write_oldest(self) -> None:
+        """Write out and let go of buffers until one more segment may be sealed."""
+        while len(self._in_memory) >= SEALED_BUFFERS_MAX:
+            segment = self._in_memory[0]
+            self._flush_segment(segment)
+            assert segment.buffer is not None
+            if self.sync and self._index_bytes < INDEX_BYTES_MAX and not segment.has_index:
+                segment.index = segment.make_index()
+                self._index_bytes += len(segment.index or b"")
+            self._reclaimer.give_back_buffer(segment.buffer)
+            segment.buffer = None
+            self._in_memory.pop(0)
+            self._keep_handle(segment)
+            if segment.number not in self._unsynced and not self._in_job(segment):
+                self._write_index_if_made(segment)
+        while len(self._unsynced) > UNSYNCED_MAX:
+            # Nobody asks for a sync, but neither files nor dirty pages may pile up without end.
+            oldest = next(iter(self._unsynced.values()))
+            if self.sync:
+                self._files.sync(self._handle(oldest))
+            del self._unsynced[oldest.number]
+
+    def _write_alone(self, segment: Segment, part: memoryview) -> None:
+        """Straight to the file: a record of gigabytes must not be held a second time."""
+        assert segment.handle is not None
+        salted = bytearray(part[:8])
+        salted[4:8] = (int.from_bytes(part[4:8], "little") ^ segment.salt).to_bytes(4, "little")
+        head = encode_header(segment.number, segment.salt, segment.capacity)
+        try:
+            self._files.write(segment.handle, head + salted, 0)
+            self._files.write(segment.handle, part[8:], HEADER_BYTES + 8)
+        except OSError as error:
+            raise self._fail(error) from error
+        segment.flushed = HEADER_BYTES + len(part)
+        self._segments[segment.number] = segment
+        self._unsynced[segment.number] = segment
+        self._directory_changed = True
+        self._counters.written_bytes += len(part)
+        self._keep_handle(segment)
+
+    # -- read and settle ------------------------------------------------------------------------------
+
+    def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
+        """Stored messages of entries[:n], back to back, and the body_bytes of each: as many as fit in `bytes_max`, but at
+        least one."""
+        if self._state != "open":
+            raise Closed("the store is not open")
+        blobs: list[bytes] = []
+        sizes: array[int] = array("I")
+        for number, start, stop in segment_runs(entries):
+            segment = self._segments[number]
+            while start < stop:
+                source, base, used = self._source(segment, (entries[start] & 0xFFFFFFFF) >> 4)
+                blob, some = copy_out(source, base, used, entries, start, stop, bytes_max, not blobs)
+                if not some:
+                    return b"".join(blobs), sizes
+                if len(some) == len(entries):
+                    return blob, some
+                blobs.append(blob)
+                sizes.extend(some)
+                bytes_max -= len(blob)
+                start += len(some)
+        return b"".join(blobs), sizes
+
+    def _source(self, segment: Segment, position: int) -> tuple[bytearray, int, int]:
+        """Bytes that hold the whole message at `position`, the position they begin at, how many."""
+        if segment.buffer is not None:
+            return segment.buffer, 0, segment.used
+        window = self._windows.find(segment, self._handle(segment), position)
+        return window.data, window.start, window.used
+
+    def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
+        """The queue needs these no more. `durable`: a recovery should know it too; written with the next flush."""
+        if self._state != "open":
+            raise Closed("the store is not open")
+        for number, start, stop in segment_runs(entries):
+            segment = self._segments[number]
+            segment.live -= stop - start
+            assert segment.live >= 0, "settled twice"
+            if segment.live == 0 and segment is not self._open:
+                self._retire(segment)
+            elif durable:
+                segment.settled += settled_pairs(queue_id, entries, start, stop)
+                self._with_settled[number] = segment
+                if segment.flushed:
+                    self._settled_bytes += (stop - start) * acks.PAIR_BYTES
+        if self._settled_bytes > SETTLED_BYTES_MAX and not self._failure:
+            self._quietly(self._flush_settled)
+
+    def drop_queue(self, queue_id: int, entries: array[int]) -> None:
+        """The queue is gone with all it had. Recovery will not be asked for it again, so nothing is remembered."""
+        self.settle(queue_id, entries, False)
+
+    def _retire(self, segment: Segment) -> None:
+        """Nobody needs it. Its file may be in the hands of a sync."""
+        del self._segments[segment.number]
+        self._unsynced.pop(segment.number, None)
+        self._with_settled.pop(segment.number, None)
+        self._handles.pop(segment.number, None)
+        self._windows.forget(segment.number)
+        self._forget_index(segment)
+        segment.settled = bytearray()
+        if segment in self._in_memory:
+            self._in_memory.remove(segment)
+        if self._failure or self._in_job(segment):
+            self._dead.append(segment)
+        else:
+            self._quietly(self._reclaimer.dispose, segment)
+
+    def _in_job(self, segment: Segment) -> bool:
+        return self._job is not None and any(segment is held for held, _, _ in self._job.segments)
+
+    # -- flush and sync -------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Hand to the operating system what is only in this process's memory."""
+        self._check_usable()
+        try:
+            self._flush()
+        except OSError as error:
+            raise self._named(error) from error
+
+    def begin_sync(self) -> SyncJob | None:
+        """Flush; then the job makes it last. One at a time, ended by `finish_sync`. None: nothing to wait for."""
+        self._check_usable()
+        assert self._job is None, "a sync is running"
+        self.flush()
+        if not self.sync or not (self._unsynced or self._directory_changed):
+            return None
+        held = [(segment, self._handle(segment), segment.flushed) for segment in self._unsynced.values()]
+        spares = self._reclaimer.unlasting()
+        self._job = SyncJob(self._files, self.directory, held, spares, self._directory_changed or bool(spares))
+        self._unsynced = {}
+        self._directory_changed = False
+        self._counters.syncs += 1
+        return self._job
+
+    def finish_sync(self, job: SyncJob) -> None:
+        """After `run`, on the owner's thread. Raises StoreFailed if it did not succeed."""
+        assert job is self._job and job.done, "not this job, or it did not run"
+        self._job = None
+        if job.error is not None:
+            raise self._fail(job.error)
+        for spare in job.spares:
+            spare.lasting = True
+        for segment, _, flushed in job.segments:
+            if segment.number in self._segments and segment.sealed and flushed == segment.used:
+                self._quietly(self._write_index_if_made, segment)
+        dead, self._dead = self._dead, []
+        for segment in dead:
+            self._quietly(self._reclaimer.dispose, segment)
+
+    def _flush(self) -> None:
+        for segment in self._in_memory:
+            self._flush_segment(segment)
+        if self._open is not None:
+            self._flush_segment(self._open)
+        self._flush_settled()
+
+    def _flush_segment(self, segment: Segment) -> None:
+        if segment.flushed == segment.used or segment.live == 0:
+            return
+        first = segment.flushed == 0
+        before = segment.flushed
+        segment.write_out(self._files)
+        self._counters.written_bytes += segment.flushed - before
+        self._unsynced[segment.number] = segment
+        if first:
+            # The name comes after the header: a file of that name is this segment or nothing.
+            path = f"{self.directory}/{file_name('msgs', segment.number)}"
+            self._files.rename(segment.path, path)
+            segment.path = path
+            self._directory_changed = True
+
+    def _flush_settled(self) -> None:
+        """Pairs of segments that are on disk. With a full disk they wait."""
+        for segment in [segment for segment in self._with_settled.values() if segment.flushed]:
+            path = f"{self.directory}/{file_name('acks', segment.number)}"
+            head = b"" if segment.acks_end else acks.encode_header(segment.number, segment.salt)
+            data = head + acks.encode_block(segment.settled, segment.salt)
+            try:
+                handle = self._files.open(path, create=True)
+                try:
+                    self._files.write(handle, data, segment.acks_end)
+                finally:
+                    self._files.close(handle)
+            except OSError as error:
+                if is_full(error):
+                    break
+                raise
+            segment.acks_end += len(data)
+            segment.settled = bytearray()
+            del self._with_settled[segment.number]
+        self._settled_bytes = 0
+
+    def _write_index_if_made(self, segment: Segment) -> None:
+        if segment.index is not None:
+            self._write_index(segment)
+
+    def _write_index(self, segment: Segment) -> None:
+        assert segment.index is not None
+        path = f"{self.directory}/{file_name('index', segment.number)}"
+        try:
+            segment.has_index = True
+            recovery.write_file(self._files, path, segment.index)
+        except OSError as error:
+            if not is_full(error):
+                raise
+        self._forget_index(segment)
+
+    def _forget_index(self, segment: Segment) -> None:
+        self._index_bytes -= len(segment.index or b"")
+        segment.index = None
+
+    # -- files of sealed segments ---------------------------------------------------------------------
+
+    def _handle(self, segment: Segment) -> int:
+        if segment.handle is None:
+            segment.handle = self._files.open(segment.path)
+            self._keep_handle(segment)
+        elif segment.number in self._handles:
+            self._handles.move_to_end(segment.number)
+        return segment.handle
+
+    def _keep_handle(self, segment: Segment) -> None:
+        """Remember it as the last used; close those that were not used for long and nothing waits for."""
+        self._handles[segment.number] = segment
+        excess = len(self._handles) - HANDLES_MAX
+        if excess <= 0:
+            return
+        held = {id(held) for held, _, _ in self._job.segments} if self._job else set()
+        idle = [s for s in self._handles.values() if s.number not in self._unsynced and id(s) not in held]
+        for old in idle[:excess]:
+            if old is not segment and old.handle is not None:
+                self._files.close(old.handle)
+                old.handle = None
+                del self._handles[old.number]
+
+    # -- errors and numbers ---------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._state != "open":
+            raise Closed("the store is not open")
+        if self._job is not None and self._job.error is not None:
+            self._fail(self._job.error)
+        if self._failure:
+            raise StoreFailed(self._failure)
+
+    def _named(self, error: OSError) -> StoreError:
+        if is_full(error):
+            return DiskFull(f"no room in {self.directory}: {error}")
+        return self._fail(error)
+
+    def _fail(self, error: OSError) -> StoreFailed:
+        self._failure = self._failure or f"{self.directory}: {error}"
+        return StoreFailed(self._failure)
+
+    def _quietly(self, act: Callable[..., None], *arguments: Segment) -> None:
+        """Housekeeping: its failure is remembered and met by the next append or sync, not by whoever came by."""
+        try:
+            act(*arguments)
+        except OSError as error:
+            self._fail(error)
+
+    @property
+    def damage(self) -> list[Damage]:
+        """What recovery found broken."""
+        return self._counters.damage
+
+    def stats(self) -> dict[str, int]:
+        segments = self._segments.values()
+        used = sum(segment.used - HEADER_BYTES for segment in segments)
+        live_bytes = sum(segment.live_bytes() for segment in segments)
+        on_disk = sum(segment.capacity for segment in segments if segment.flushed)
+        return {
+            "segments": len(self._segments),
+            "live_messages": sum(segment.live for segment in segments),
+            "live_bytes": live_bytes,
+            "dead_bytes": used - live_bytes,
+            "disk_bytes": on_disk + len(self._reclaimer.spares) * self.segment_bytes,
+            "buffered_bytes": sum(segment.used - segment.flushed for segment in segments if segment.buffer is not None),
+            "unsynced_segments": len(self._unsynced),
+            "spare_segments": len(self._reclaimer.spares),
+            "appended_messages": self._counters.appended_messages,
+            "appended_bytes": self._counters.appended_bytes,
+            "written_bytes": self._counters.written_bytes,
+            "syncs": self._counters.syncs,
+            "damaged": len(self._counters.damage),
+        }

@@ -1,0 +1,112 @@
+"""The plain side of the wire: headers, control structs, settles, confirms and credit, to bytes and back.
+
+What carries messages themselves (PUBLISH, DELIVER) is in codec.pyx. All integers are little endian.
+
+    SETTLE     header | (u32 consumer, u32 kind, u64 first, u64 last)*        delivery numbers of that consumer
+    CONFIRMED  header | u64 batch | (u32 connection, u32 channel, u64 first, u64 last)*     refused confirm numbers
+    CREDIT     header | (u32 connection, u32 bytes)*                             connection 0: publishes, to a front door
+    CONTROL    header | msgpack
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from shardd.wire.messages import CONFIRMED, CONTROL, CREDIT, HEADER_BYTES, SETTLE, WIRE_VERSION, Control
+
+_HEADER = struct.Struct("<BBHIII")
+_SETTLE = struct.Struct("<IIQQ")
+_REFUSED = struct.Struct("<IIQQ")
+_BATCH = struct.Struct("<Q")
+_CREDIT = struct.Struct("<II")
+# One CREDIT entry holds at most this; larger sums are split.
+CREDIT_BYTES_MAX = 0xFFFFFFFF
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+
+Buffer = bytes | bytearray | memoryview
+
+
+class WireError(Exception):
+    """The other side speaks another version or sent what cannot be read."""
+
+
+class Header(NamedTuple):
+    """First 16 bytes of every message; see messages.py."""
+
+    kind: int
+    peer: int
+    incarnation: int
+    epoch: int
+    shard: int
+
+
+def header(kind: int, peer: int, incarnation: int, epoch: int, shard: int) -> bytes:
+    return _HEADER.pack(kind, WIRE_VERSION, peer, incarnation, epoch, shard)
+
+
+def read(message: Buffer) -> Header:
+    if len(message) < HEADER_BYTES:
+        raise WireError(f"{len(message)} bytes are no message")
+    kind, version, peer, incarnation, epoch, shard = _HEADER.unpack_from(message)
+    if version != WIRE_VERSION:
+        raise WireError(f"wire version {version}, this process speaks {WIRE_VERSION}")
+    return Header(kind, peer, incarnation, epoch, shard)
+
+
+def control(peer: int, incarnation: int, epoch: int, shard: int, what: Control) -> bytes:
+    return header(CONTROL, peer, incarnation, epoch, shard) + _encoder.encode(what)
+
+
+def read_control(message: Buffer) -> Control:
+    try:
+        return _decoder.decode(memoryview(message)[HEADER_BYTES:])
+    except msgspec.MsgspecError as error:
+        raise WireError(str(error)) from error
+
+
+def settles(peer: int, incarnation: int, epoch: int, shard: int, ranges: Iterable[tuple[int, int, int, int]]) -> bytes:
+    """`ranges`: (consumer, kind, first, last) delivery numbers, both included."""
+    return header(SETTLE, peer, incarnation, epoch, shard) + b"".join([_SETTLE.pack(*r) for r in ranges])
+
+
+def read_settles(message: Buffer) -> list[tuple[int, int, int, int]]:
+    return list(_SETTLE.iter_unpack(memoryview(message)[HEADER_BYTES:]))
+
+
+def confirmed(
+    peer: int,
+    incarnation: int,
+    epoch: int,
+    shard: int,
+    batch: int,
+    refused: Iterable[tuple[int, int, int, int]] = (),
+) -> bytes:
+    """Every batch up to `batch` is settled; `refused`: (connection, channel, first, last) confirm numbers not taken."""
+    parts = [header(CONFIRMED, peer, incarnation, epoch, shard), _BATCH.pack(batch)]
+    parts += [_REFUSED.pack(*r) for r in refused]
+    return b"".join(parts)
+
+
+def read_confirmed(message: Buffer) -> tuple[int, list[tuple[int, int, int, int]]]:
+    (batch,) = _BATCH.unpack_from(message, HEADER_BYTES)
+    return batch, list(_REFUSED.iter_unpack(memoryview(message)[HEADER_BYTES + 8 :]))
+
+
+def credit(peer: int, incarnation: int, epoch: int, shard: int, freed: Iterable[tuple[int, int]]) -> bytes:
+    parts = [header(CREDIT, peer, incarnation, epoch, shard)]
+    for connection, count in freed:
+        while count > CREDIT_BYTES_MAX:
+            parts.append(_CREDIT.pack(connection, CREDIT_BYTES_MAX))
+            count -= CREDIT_BYTES_MAX
+        parts.append(_CREDIT.pack(connection, count))
+    return b"".join(parts)
+
+
+def read_credit(message: Buffer) -> list[tuple[int, int]]:
+    return list(_CREDIT.iter_unpack(memoryview(message)[HEADER_BYTES:]))

@@ -1,0 +1,80 @@
+"""python -m supervisor [--config FILE] [flags]: flags win over the file, the file over the defaults.
+
+Standard output gets the one line `ready: ...`; what happens goes to standard error, one line per event. Exit status:
+0 drained, 1 given up, 2 wrong settings, port, data directory (one line says which; nothing was touched).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from supervisor.config import ConfigError, Settings, read_settings
+from supervisor.plan import children
+from supervisor.supervisor import Planner, Supervisor
+
+FLAGS: dict[str, tuple[str, type[int | str]]] = {
+    "--data-dir": ("data_dir", str),
+    "--runtime-dir": ("runtime_dir", str),
+    "--bind": ("listen.bind", str),
+    "--amqp-port": ("listen.amqp_port", int),
+    "--http-port": ("listen.http_port", int),
+    "--metrics-port": ("listen.metrics_port", int),
+    "--shards": ("shards.count", str),
+    "--front-doors": ("front_doors.count", int),
+    "--durability": ("shards.durability", str),
+    "--log-level": ("log_level", str),
+}
+
+
+def main(arguments: list[str] | None = None, planner: Planner = children) -> int:
+    try:
+        settings = settings_from(sys.argv[1:] if arguments is None else arguments)
+        logging.basicConfig(
+            level=settings.log_level.upper(),
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        return asyncio.run(_run(settings, planner))
+    except ConfigError as error:
+        print(f"shardmq: {error}", file=sys.stderr)
+        return 2
+
+
+def settings_from(arguments: list[str]) -> Settings:
+    parser = argparse.ArgumentParser(prog="python -m supervisor", description="Run the broker in the foreground.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, TOML")
+    for flag, (key, kind) in FLAGS.items():
+        parser.add_argument(flag, dest=key, type=kind, help=f"overrides {key}")
+    given: dict[str, Any] = vars(parser.parse_args(arguments))
+    overrides = {key: value for key, _ in FLAGS.values() if (value := given[key]) is not None}
+    shards = overrides.get("shards.count", "auto")
+    if shards.lstrip("-").isdigit():
+        overrides["shards.count"] = int(shards)
+    return read_settings(given["config"], overrides)
+
+
+async def _run(settings: Settings, planner: Planner) -> int:
+    supervisor = Supervisor(settings, len(os.sched_getaffinity(0)), planner)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, supervisor.stop)
+    supervisor.open()
+    logging.getLogger("supervisor").info(
+        "data in %s, %d shards, %d front doors, boot %s",
+        supervisor.settings.data_dir,
+        sum(slot.plan.kind == "shard" for slot in supervisor.slots),
+        settings.front_doors.count,
+        supervisor.boot,
+    )
+    return await supervisor.run(lambda line: print(line, flush=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""One life of one child: spawned, heard over its notify socket, signalled, its exit told in words.
+
+Each child has a session of its own, so that Ctrl-C reaches the supervisor alone and the drain keeps its order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from supervisor.notify import DATAGRAM_BYTES_MAX, LIFELINE_FD, NOTIFY_FD
+from supervisor.plan import ChildPlan
+
+STARTING, READY, STOPPING, EXITED = "starting", "ready", "stopping", "exited"
+
+DATAGRAMS_PER_TURN_MAX = 64
+SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+SOURCE_ROOT = Path(__file__).resolve().parent.parent
+
+
+class Child:
+    """`on_change` is called after each change of state, status or info."""
+
+    def __init__(self, plan: ChildPlan, on_change: Callable[[], None]) -> None:
+        self.plan = plan
+        self.state = STARTING
+        self.status = ""
+        self.info: dict[str, str] = {}
+        self.pid = 0
+        self.heard_at = asyncio.get_running_loop().time()
+        self.watched = False
+        self.killed = False
+        self._on_change = on_change
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: socket.socket | None = None
+
+    async def spawn(self, lifeline: int, inherited: tuple[int, ...] = ()) -> None:
+        """Raises OSError when not even a process can be made."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        ours.setblocking(False)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *self.plan.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), lifeline, *self.plan.fds, *inherited),
+                env=_environment(theirs.fileno(), lifeline),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+        self._socket = ours
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._hear)
+
+    async def wait(self) -> int:
+        """Its exit status, negative for a signal. All it said before is heard."""
+        assert self._process is not None and self._socket is not None
+        status = await self._process.wait()
+        self._hear()
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close()
+        self._socket = None
+        self._change(EXITED)
+        return status
+
+    def signal(self, number: signal.Signals) -> None:
+        """Nothing when it is already gone."""
+        if self._process is not None and self._process.returncode is None:
+            if number == signal.SIGTERM:
+                self._change(STOPPING)
+            self.killed = self.killed or number == signal.SIGKILL
+            self._process.send_signal(number)
+
+    def silent_for(self, now: float) -> float:
+        return now - self.heard_at
+
+    def _hear(self) -> None:
+        if self._socket is None:
+            return
+        for _ in range(DATAGRAMS_PER_TURN_MAX):
+            try:
+                datagram = self._socket.recv(DATAGRAM_BYTES_MAX)
+            except (BlockingIOError, ConnectionError):
+                return
+            if not datagram:
+                return
+            for line in datagram.decode(errors="replace").splitlines():
+                self._take(line)
+
+    def _take(self, line: str) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+        key, _, value = line.partition("=")
+        match key:
+            case "READY" if self.state == STARTING:
+                self._change(READY)
+            case "STOPPING":
+                self._change(STOPPING)
+            case "WATCHDOG":
+                self.watched = True
+            case "STATUS":
+                self.status = value
+                self._on_change()
+            case _ if key.startswith("X_"):
+                self.info[key.removeprefix("X_").lower()] = value
+                self._on_change()
+
+    def _change(self, state: str) -> None:
+        if self.state not in (state, EXITED):
+            self.state = state
+            self._on_change()
+
+
+def describe_exit(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:
+        return f"signal {-status}"
+
+
+def _environment(notify_fd: int, lifeline: int) -> dict[str, str]:
+    """Ours, less what systemd meant for the supervisor alone; modules come from where the supervisor's own came."""
+    environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
+    path = environment.get("PYTHONPATH", "")
+    environment["PYTHONPATH"] = f"{SOURCE_ROOT}{os.pathsep}{path}" if path else str(SOURCE_ROOT)
+    environment[NOTIFY_FD] = str(notify_fd)
+    environment[LIFELINE_FD] = str(lifeline)
+    return environment

@@ -1,0 +1,121 @@
+"""start, stop, status: the broker's processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from supervisor.cli.api import (
+    DEFAULT_DATA_DIR,
+    FAILED,
+    UNREACHABLE,
+    USAGE,
+    DataDir,
+    Formatter,
+    Password,
+    Url,
+    User,
+    connect,
+    fail,
+    pointer,
+    show,
+)
+
+STOP_POLL_S = 0.05
+SOURCE_ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(
+    config: Annotated[str | None, typer.Option(help="Settings file (TOML).")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Messages and definitions.")] = None,
+    runtime_dir: Annotated[str | None, typer.Option(help="Sockets between the processes.")] = None,
+    bind: Annotated[str | None, typer.Option(help="Address to listen at.")] = None,
+    amqp_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
+    http_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
+    metrics_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
+    shards: Annotated[str | None, typer.Option(help="A number, or auto: one per core.")] = None,
+    front_doors: Annotated[str | None, typer.Option(help="Processes that speak AMQP.")] = None,
+    durability: Annotated[str | None, typer.Option(help="fsync or page-cache.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Run the broker in the foreground until Ctrl-C or SIGTERM. Flags win over the settings file."""
+    flags = {name: value for name, value in locals().items() if value is not None}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    # This process becomes the supervisor: who sends it a signal means the broker.
+    os.execve(sys.executable, module_command("supervisor", *arguments), module_environment())
+
+
+def stop(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the drain.")] = 120,
+) -> None:
+    """Drain and stop the broker on this data directory, and wait until it is gone."""
+    found = pointer(data_dir)
+    if found is None:
+        fail(f"no broker runs on {data_dir}", UNREACHABLE)
+    pid = int(found["pid"])
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except PermissionError:
+        fail(f"not allowed to stop pid {pid}")
+    except ProcessLookupError:
+        return
+    deadline = time.monotonic() + timeout
+    while _runs(pid):
+        if time.monotonic() > deadline:
+            fail(f"pid {pid} still drains after {timeout:g} s", FAILED)
+        time.sleep(STOP_POLL_S)
+
+
+def status(
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    formatter: Formatter = "table",
+) -> None:
+    """The processes with their pids, and the shards with their queues."""
+    if formatter not in ("table", "json"):
+        fail(f"--formatter: table or json, not {formatter}", USAGE)
+    api = connect(url, user, password, data_dir)
+    processes: list[dict[str, Any]] = api.get("processes")
+    shards: list[dict[str, Any]] = api.get("shards")
+    if formatter == "json":
+        typer.echo(json.dumps({"processes": processes, "shards": shards}))
+        return
+    show(processes, _columns(processes, ["name", "kind", "index", "pid", "state", "restarts"]), formatter)
+    typer.echo("")
+    show(shards, _columns(shards, ["shard", "queues"]), formatter)
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """-P: a folder named like one of ours where the operator happens to stand is not meant."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def module_environment() -> dict[str, str]:
+    """Modules come from where shardctl itself came."""
+    path = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": f"{SOURCE_ROOT}{os.pathsep}{path}" if path else str(SOURCE_ROOT)}
+
+
+def _columns(rows: list[dict[str, Any]], first: list[str]) -> list[str]:
+    """The usual ones, then whatever else the broker tells."""
+    others = dict.fromkeys(key for row in rows for key in row)
+    return first + [key for key in others if key not in first]
+
+
+def _runs(pid: int) -> bool:
+    """A zombie has ended; only its parent has not looked yet."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"

@@ -1,0 +1,111 @@
+"""The one settings file: read, completed with defaults, checked. `deploy/broker.toml` documents every key.
+
+A wrong key or value is a ConfigError whose text begins with the key's path. What a child is told is cut out of these
+settings in `plan.py`; each child checks its own section again.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+SHARDS_MAX = 1024
+FRONT_DOORS_MAX = 256
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Text = Annotated[str, Meta(min_length=1)]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used; the text names it."""
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    data_dir: Text = "./data"
+    runtime_dir: str = ""
+    log_level: LogLevel = "info"
+    listen: Listen = msgspec.field(default_factory=lambda: Listen())
+    front_doors: FrontDoors = msgspec.field(default_factory=lambda: FrontDoors())
+    shards: Shards = msgspec.field(default_factory=lambda: Shards())
+    users: Users = msgspec.field(default_factory=lambda: Users())
+    supervision: Supervision = msgspec.field(default_factory=lambda: Supervision())
+
+
+class Listen(Struct, frozen=True, forbid_unknown_fields=True):
+    bind: Text = "0.0.0.0"  # reachable as clients expect; the default user may still log in from this host only
+    amqp_port: Port = 5672
+    http_port: Port = 15672
+    metrics_port: Port = 15692
+
+
+class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
+    count: Annotated[int, Meta(ge=1, le=FRONT_DOORS_MAX)] = 1
+    heartbeat_s: Annotated[int, Meta(ge=0, le=65535)] = 60
+    frame_bytes_max: Annotated[int, Meta(ge=8192, le=16 << 20)] = 131072
+    channels_max: Annotated[int, Meta(ge=1, le=65535)] = 2047
+    message_bytes_max: Annotated[int, Meta(ge=1, le=512 << 20)] = 128 << 20
+    handshake_timeout_s: Seconds = 10
+    tick_us: Annotated[int, Meta(ge=0, le=100_000)] = 250
+
+
+class Shards(Struct, frozen=True, forbid_unknown_fields=True):
+    count: Annotated[int, Meta(ge=1, le=SHARDS_MAX)] | Literal["auto"] = "auto"
+    segment_bytes: Annotated[int, Meta(ge=1 << 20, le=256 << 20)] = 8 << 20
+    durability: Literal["fsync", "page-cache"] = "fsync"
+    disk_free_min_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 256 << 20
+
+
+class Users(Struct, frozen=True, forbid_unknown_fields=True):
+    default_user: Text = "guest"
+    default_pass: Text = "guest"
+
+
+class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
+    drain_timeout_s: Seconds = 30
+    start_timeout_s: Seconds = 300
+    watchdog_s: Seconds = 30
+    deaths_max: Annotated[int, Meta(ge=1, le=1000)] = 10
+    deaths_within_s: Seconds = 60
+
+
+def read_settings(path: Path | None, overrides: dict[str, Any] | None = None) -> Settings:
+    """The file's settings, or the defaults without one, with `overrides` ("listen.amqp_port": 0) laid over them."""
+    document: dict[str, Any] = {} if path is None else _read_toml(path)
+    for key, value in (overrides or {}).items():
+        table = document
+        *tables, last = key.split(".")
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{name}: expected a table")
+        table[last] = value
+    try:
+        return msgspec.convert(document, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(explain(str(error))) from None
+
+
+def explain(text: str) -> str:
+    """msgspec says "what - at `$.path`"; people look for the path first."""
+    what, _, where = text.partition(" - at `$")
+    path = where.rstrip("`").lstrip(".")
+    if what.startswith("Object contains unknown field "):
+        name = what.removeprefix("Object contains unknown field ").strip("`")
+        return f"{path + '.' if path else ''}{name}: there is no such key"
+    what = what[:1].lower() + what[1:]
+    return f"{path}: {what}" if path else what
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None

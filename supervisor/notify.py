@@ -1,0 +1,81 @@
+"""The child's side of what supervisor and child tell each other: ready, alive, stopping, a line of status.
+
+The words are sd_notify's, one datagram each, over a socket the supervisor left open (its number in SHARDMQ_NOTIFY_FD).
+The lifeline is the read end of a pipe whose only write end the supervisor holds: its end of file means the supervisor
+is gone, and the child drains as if told to stop. Every call does nothing in a process no supervisor started, and none
+raises: a child that cannot be heard still has its work to do.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from functools import cache
+
+NOTIFY_FD = "SHARDMQ_NOTIFY_FD"
+LIFELINE_FD = "SHARDMQ_LIFELINE_FD"
+
+DATAGRAM_BYTES_MAX = 4096
+WATCHDOG_INTERVAL_S = 1.0
+
+_last_watchdog = 0.0
+
+
+def ready(**info: str) -> None:
+    """May be used from now on. `info` is kept beside the child's state, upper-cased, as X_KEY=value."""
+    lines = [f"X_{key.upper()}={_one_line(value)}" for key, value in info.items()]
+    _send("\n".join(["READY=1", *lines]), wait=True)
+
+
+def watchdog() -> None:
+    """Still turning. Call it as often as is handy: no more than one a second is sent.
+
+    The first call asks to be watched: from then on a silence of `supervision.watchdog_s` is answered with SIGKILL.
+    """
+    global _last_watchdog
+    now = time.monotonic()
+    if now - _last_watchdog >= WATCHDOG_INTERVAL_S:
+        _last_watchdog = now
+        _send("WATCHDOG=1", wait=False)
+
+
+def stopping() -> None:
+    """Draining; the exit that follows is meant."""
+    _send("STOPPING=1", wait=True)
+
+
+def status(text: str) -> None:
+    """What the child is busy with, for people. While it is not ready it also says that it gets on."""
+    _send(f"STATUS={_one_line(text)}", wait=False)
+
+
+def lifeline_fd() -> int | None:
+    """Becomes readable (end of file) when the supervisor is gone; None without one."""
+    return _inherited_fd(LIFELINE_FD)
+
+
+def _send(text: str, wait: bool) -> None:
+    fd = _inherited_fd(NOTIFY_FD)
+    if fd is None:
+        return
+    try:
+        _socket(fd).send(text.encode()[:DATAGRAM_BYTES_MAX], 0 if wait else socket.MSG_DONTWAIT)
+    except OSError:
+        pass  # the supervisor is gone (the lifeline says so) or is busy, and the next call says it again
+
+
+@cache
+def _socket(fd: int) -> socket.socket:
+    sock = socket.socket(fileno=os.dup(fd))
+    sock.setblocking(True)
+    return sock
+
+
+def _inherited_fd(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def _one_line(text: str) -> str:
+    return str(text).replace("\n", " ")

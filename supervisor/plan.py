@@ -1,0 +1,103 @@
+"""Settings and the number of cores to the ordered list of children. Pure: asks nothing of the machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from supervisor.config import Settings
+
+STAGES = ("controller", "shard", "front-door")  # started in this order, each ready before the next; drained in reverse
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Numbers of the open listening sockets: one of AMQP's for each front door."""
+
+    amqp_fds: tuple[int, ...]
+    http_fds: tuple[int, ...]
+    metrics_fds: tuple[int, ...]
+    http_address: str
+
+
+@dataclass(frozen=True)
+class ChildPlan:
+    kind: str
+    index: int
+    module: str
+    section: dict[str, Any]
+    fds: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.kind == "controller" else f"{self.kind}-{self.index}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """For the Python interpreter; -P: a folder named like one of ours where we happen to stand is not meant."""
+        return ["-P", "-m", self.module, "--config", json.dumps(self.section)]
+
+
+def shard_count(settings: Settings, cores: int) -> int:
+    count = settings.shards.count
+    return max(1, cores) if count == "auto" else count
+
+
+def children(settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening) -> list[ChildPlan]:
+    shards = shard_count(settings, cores)
+    plans = [_controller(settings, shards, runtime_dir, boot, listening)]
+    plans += [_shard(settings, index, runtime_dir) for index in range(shards)]
+    plans += [
+        _front_door(settings, shards, index, fd, runtime_dir, boot) for index, fd in enumerate(listening.amqp_fds)
+    ]
+    return plans
+
+
+def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, listening: Listening) -> ChildPlan:
+    section = {
+        "data_dir": settings.data_dir,
+        "runtime_dir": runtime_dir,
+        "boot": boot,
+        "shards": shards,
+        "doors": len(listening.amqp_fds),
+        "http_fds": listening.http_fds,
+        "metrics_fds": listening.metrics_fds,
+        "http_address": listening.http_address,
+        "default_user": settings.users.default_user,
+        "default_pass": settings.users.default_pass,
+        "log_level": settings.log_level,
+    }
+    return ChildPlan("controller", 0, "broker.controller", section, listening.http_fds + listening.metrics_fds)
+
+
+def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
+    section = {
+        "data_dir": settings.data_dir,
+        "runtime_dir": runtime_dir,
+        "shard": index,
+        "segment_bytes": settings.shards.segment_bytes,
+        "durability": settings.shards.durability,
+        "disk_free_min_bytes": settings.shards.disk_free_min_bytes,
+        "log_level": settings.log_level,
+    }
+    return ChildPlan("shard", index, "shardd", section)
+
+
+def _front_door(settings: Settings, shards: int, index: int, fd: int, runtime_dir: str, boot: str) -> ChildPlan:
+    doors = settings.front_doors
+    section = {
+        "runtime_dir": runtime_dir,
+        "door": index,
+        "shards": shards,
+        "listen_fds": [fd],
+        "boot": boot,
+        "heartbeat_s": doors.heartbeat_s,
+        "frame_bytes_max": doors.frame_bytes_max,
+        "channels_max": doors.channels_max,
+        "message_bytes_max": doors.message_bytes_max,
+        "handshake_timeout_s": doors.handshake_timeout_s,
+        "tick_us": doors.tick_us,
+        "log_level": settings.log_level,
+    }
+    return ChildPlan("front-door", index, "broker", section, (fd,))

@@ -1,0 +1,83 @@
+"""The listening sockets, bound before any child starts and kept open while children come and go.
+
+A client that connects while its front door is being restarted waits in the socket's backlog instead of being refused.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from supervisor.config import ConfigError, Settings
+from supervisor.plan import Listening
+
+BACKLOG = 4096
+
+
+@dataclass
+class Sockets:
+    amqp: list[socket.socket]
+    http: socket.socket
+    metrics: socket.socket
+
+    def listening(self) -> Listening:
+        return Listening(
+            amqp_fds=tuple(sock.fileno() for sock in self.amqp),
+            http_fds=(self.http.fileno(),),
+            metrics_fds=(self.metrics.fileno(),),
+            http_address=address(self.http),
+        )
+
+    def close(self) -> None:
+        for sock in (*self.amqp, self.http, self.metrics):
+            sock.close()
+
+
+def listen(settings: Settings) -> Sockets:
+    """Raises ConfigError naming the port's key."""
+    wanted, opened = settings.listen, list[socket.socket]()
+    doors = settings.front_doors.count
+    try:
+        first = _bound("amqp_port", wanted.bind, wanted.amqp_port, shared=doors > 1)
+        opened.append(first)
+        for _ in range(doors - 1):
+            opened.append(_bound("amqp_port", wanted.bind, first.getsockname()[1], shared=True, first=False))
+        opened.append(_bound("http_port", wanted.bind, wanted.http_port))
+        opened.append(_bound("metrics_port", wanted.bind, wanted.metrics_port))
+    except ConfigError:
+        for sock in opened:
+            sock.close()
+        raise
+    for sock in opened:
+        sock.listen(BACKLOG)
+    return Sockets(opened[:doors], opened[doors], opened[doors + 1])
+
+
+def address(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bound(key: str, host: str, port: int, shared: bool = False, first: bool = True) -> socket.socket:
+    if shared and first and port:
+        # SO_REUSEPORT would let us in beside another broker of the same user: try without it first.
+        _bound(key, host, port).close()
+    try:
+        (family, kind, protocol, _, target), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"listen.bind: {host}: {error.strerror}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(target)
+        if not shared:
+            sock.listen(1)  # a port can be bound twice as long as nobody listens: the news is to come now
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"listen.{key}: {host}:{port}: {error.strerror}") from None
+    sock.setblocking(False)
+    return sock

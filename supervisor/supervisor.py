@@ -1,0 +1,305 @@
+"""Start the processes in order, keep them running, drain them in reverse. No message passes through here.
+
+A stage (controller, shards, front doors) is started when all of the one before are ready: a shard is ready when it has
+recovered, so clients are let in last. On the way down front doors go first, then shards, which put all they hold on
+disk, then the controller. `run` gives the exit status: 0 drained, 1 given up, 2 a child refused its settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from supervisor import systemd
+from supervisor.child import EXITED, READY, STARTING, Child, describe_exit
+from supervisor.config import ConfigError, Settings, Supervision
+from supervisor.directories import DataDirectory, RuntimeDirectory, replace_file
+from supervisor.plan import STAGES, ChildPlan, Listening, children
+from supervisor.restart import Restarts
+from supervisor.sockets import Sockets, address, listen
+
+LOOK_INTERVAL_S = 0.25  # how late a silent child or a systemd watchdog may be noticed
+KILL_WAIT_S = 5.0  # for the kernel to take a killed process away
+EXTEND_EACH_S = 5.0  # how often systemd hears that recovery goes on
+DRAINED, GAVE_UP, REFUSED = 0, 1, 2
+
+log = logging.getLogger("supervisor")
+
+Planner = Callable[[Settings, int, str, str, Listening], list[ChildPlan]]
+
+
+class Slot:
+    """The place of one child through all its lives."""
+
+    def __init__(self, plan: ChildPlan, policy: Supervision) -> None:
+        self.plan = plan
+        self.child: Child | None = None
+        self.deaths = 0
+        self.started_at = 0.0
+        self.announced = False  # that its present life is ready
+        self.restarts = Restarts(policy.deaths_max, policy.deaths_within_s)
+        self.ready = asyncio.Event()
+        self.state_without_child = "waiting"
+        self.keeper: asyncio.Task[None] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        child = self.child
+        return {
+            "name": self.plan.name,
+            "kind": self.plan.kind,
+            "index": self.plan.index,
+            "pid": child.pid if child else 0,
+            "state": child.state if child else self.state_without_child,
+            "status": child.status if child else "",
+            "restarts": self.deaths,
+            "started_at": self.started_at,
+            **({"info": child.info} if child and child.info else {}),
+        }
+
+
+class Supervisor:
+    """`open` takes the lock, the ports and the directories, or raises ConfigError having touched nothing."""
+
+    def __init__(self, settings: Settings, cores: int, planner: Planner = children) -> None:
+        data_dir = str(Path(settings.data_dir).absolute())
+        self.settings = msgspec.structs.replace(settings, data_dir=data_dir)
+        self.boot = secrets.token_hex(8)
+        self.slots: list[Slot] = []
+        self._cores = cores
+        self._planner = planner
+        self._data = DataDirectory(Path(data_dir))
+        self._lifeline: tuple[int, int] = (-1, -1)
+        self._ending = asyncio.Event()
+        self._exit_status = DRAINED
+        self._stopping = False
+        self._dirty = asyncio.Event()
+        self._background: list[asyncio.Task[None]] = []
+
+    def open(self) -> None:
+        self._data.open(wait_s=self.settings.supervision.drain_timeout_s)
+        try:
+            self._cores = max(self._cores, self._shards_held())
+            self.sockets: Sockets = listen(self.settings)
+        except Exception:
+            self._data.undo()
+            raise
+        try:
+            self.runtime = RuntimeDirectory(self.settings.runtime_dir, self._data.path)
+        except Exception:
+            self.sockets.close()
+            self._data.undo()
+            raise
+        self._lifeline = os.pipe()
+        listening = self.sockets.listening()
+        plans = self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
+        self.slots = [Slot(plan, self.settings.supervision) for plan in plans]
+        self._write_now()
+
+    def _shards_held(self) -> int:
+        """How many shards the data directory has files of: with fewer, their queues would be out of reach."""
+        held, count = self._data.shards_held(), self.settings.shards.count
+        if count != "auto" and count < held:
+            raise ConfigError(f"shards.count: {count}, but {self._data.path} holds the queues of {held} shards")
+        return held
+
+    async def run(self, announce: Callable[[str], None] = print) -> int:
+        """Until `stop` is called or a child cannot be kept alive."""
+        self._background = [asyncio.create_task(work) for work in (self._look(), self._write_status())]
+        try:
+            if await self._start_stages():
+                announce(self.ready_line())
+                systemd.tell("READY=1", f"STATUS={self.ready_line()}")
+                await self._ending.wait()
+            await self._drain()
+        finally:
+            self._close()
+        return self._exit_status
+
+    def stop(self) -> None:
+        """Drain and end. Asked again, nothing changes: a drain is bounded, and cutting it short would lose work."""
+        if not self._ending.is_set():
+            log.info("stopping: front doors drain first, then shards, then the controller")
+            self._ending.set()
+
+    def ready_line(self) -> str:
+        amqp, http, metrics = (address(s) for s in (self.sockets.amqp[0], self.sockets.http, self.sockets.metrics))
+        return f"ready: amqp={amqp} http={http} metrics={metrics}"
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "amqp": address(self.sockets.amqp[0]),
+            "http": address(self.sockets.http),
+            "metrics": address(self.sockets.metrics),
+            "boot": self.boot,
+            "children": [slot.describe() for slot in self.slots],
+        }
+
+    # -- up ------------------------------------------------------------------------------------------------
+
+    async def _start_stages(self) -> bool:
+        """False when the broker is to end before all are ready."""
+        for kind in STAGES:
+            stage = [slot for slot in self.slots if slot.plan.kind == kind]
+            for slot in stage:
+                slot.keeper = asyncio.create_task(self._keep(slot))
+            if not await self._all_ready(stage):
+                return False
+        return True
+
+    async def _all_ready(self, stage: Sequence[Slot]) -> bool:
+        waiters = [asyncio.create_task(self._ending.wait()), asyncio.create_task(_ready(stage))]
+        await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        for waiter in waiters:
+            waiter.cancel()
+        return not self._ending.is_set()
+
+    async def _keep(self, slot: Slot) -> None:
+        """One life after another, until the broker stops or the child dies too often."""
+        clock = asyncio.get_running_loop().time
+        while not self._stopping:
+            status = await self._live(slot)
+            if self._stopping:
+                return
+            slot.deaths += 1
+            if status == REFUSED and not slot.ready.is_set():
+                return self._give_up(f"{slot.plan.name} refused its settings", REFUSED)
+            wait_s = slot.restarts.wait_after_death(clock())
+            if wait_s is None:
+                return self._give_up(f"{slot.plan.name} died too often: giving up, the broker stops", GAVE_UP)
+            slot.state_without_child = "waiting"
+            slot.child = None
+            self._dirty.set()
+            await asyncio.sleep(wait_s)
+
+    async def _live(self, slot: Slot) -> int:
+        """The exit status of one life."""
+        child = Child(slot.plan, lambda: self._changed(slot))
+        slot.child, slot.started_at, slot.announced = child, round(time.time(), 3), False
+        try:
+            await child.spawn(self._lifeline[0], (self._data.lock_fd,))
+        except OSError as error:
+            slot.child = None
+            log.error("%s cannot be started: %s", slot.plan.name, error)
+            return -1
+        log.info("%s started, pid %d", slot.plan.name, child.pid)
+        self._dirty.set()
+        if self._stopping:  # decided while the process was being made
+            child.signal(signal.SIGTERM)
+        status = await child.wait()
+        meant = self._stopping and status in (0, -signal.SIGTERM)  # the latter: before it could listen to signals
+        level = logging.INFO if meant else logging.ERROR
+        log.log(level, "%s (pid %d) ended: %s", slot.plan.name, child.pid, describe_exit(status))
+        return status
+
+    def _changed(self, slot: Slot) -> None:
+        child = slot.child
+        if child is not None and child.state == READY and not slot.announced:
+            slot.announced = True
+            slot.restarts.became_ready()
+            slot.ready.set()
+            log.info("%s ready, pid %d", slot.plan.name, child.pid)
+        self._dirty.set()
+
+    def _give_up(self, why: str, status: int) -> None:
+        log.critical("%s", why)
+        self._exit_status = status
+        self._ending.set()
+
+    # -- meanwhile -----------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Kills the silent; keeps systemd's watchdog and its start timeout quiet."""
+        clock = asyncio.get_running_loop().time
+        watchdog_s = systemd.watchdog_interval_s()
+        next_watchdog, next_extend = clock(), clock()
+        while True:
+            now = clock()
+            for slot in self.slots:
+                self._kill_if_silent(slot, now)
+            if watchdog_s is not None and now >= next_watchdog:
+                systemd.tell("WATCHDOG=1")
+                next_watchdog = now + watchdog_s
+            starting = not all(slot.ready.is_set() for slot in self.slots)
+            if (starting or self._stopping) and now >= next_extend:
+                systemd.tell(f"EXTEND_TIMEOUT_USEC={int(4 * EXTEND_EACH_S * 1_000_000)}")
+                next_extend = now + EXTEND_EACH_S
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _kill_if_silent(self, slot: Slot, now: float) -> None:
+        child = slot.child
+        if child is None or child.pid == 0:
+            return
+        if child.state == READY and child.watched:
+            allowed_s = self.settings.supervision.watchdog_s
+        elif child.state == STARTING:
+            allowed_s = self.settings.supervision.start_timeout_s
+        else:
+            return
+        if child.silent_for(now) > allowed_s and not child.killed:
+            log.error("%s (pid %d) silent for %g s while %s: killed", slot.plan.name, child.pid, allowed_s, child.state)
+            child.signal(signal.SIGKILL)
+
+    async def _write_status(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            self._write_now()
+
+    def _write_now(self) -> None:
+        pointer = {"pid": os.getpid(), "runtime_dir": str(self.runtime.path), "http": address(self.sockets.http)}
+        try:
+            replace_file(self.runtime.path / "status.json", self.describe())
+            replace_file(self._data.path / "broker.json", pointer)
+        except OSError as error:  # a full disk must not end what keeps the processes running
+            log.error("status cannot be written: %s", error)
+
+    # -- down ----------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        self._stopping = True
+        systemd.tell("STOPPING=1")
+        for kind in reversed(STAGES):
+            await self._drain_stage([slot for slot in self.slots if slot.plan.kind == kind])
+
+    async def _drain_stage(self, stage: Sequence[Slot]) -> None:
+        keepers = [slot.keeper for slot in stage if slot.keeper is not None]
+        for slot in stage:
+            if slot.child is not None and slot.child.state != EXITED:
+                slot.child.signal(signal.SIGTERM)
+            elif slot.keeper is not None:
+                slot.keeper.cancel()  # asleep between two lives
+        if not keepers:
+            return
+        timeout_s = self.settings.supervision.drain_timeout_s
+        _, late = await asyncio.wait(keepers, timeout=timeout_s)
+        if late:
+            for slot in stage:
+                if slot.keeper in late and slot.child is not None:
+                    log.error("%s (pid %d) not drained after %g s: killed", slot.plan.name, slot.child.pid, timeout_s)
+                    slot.child.signal(signal.SIGKILL)
+            await asyncio.wait(late, timeout=KILL_WAIT_S)
+
+    def _close(self) -> None:
+        for task in self._background:
+            task.cancel()
+        self.sockets.close()
+        self.runtime.remove()
+        (self._data.path / "broker.json").unlink(missing_ok=True)
+        for fd in self._lifeline:
+            os.close(fd)
+        self._data.close()
+
+
+async def _ready(stage: Sequence[Slot]) -> None:
+    for slot in stage:
+        await slot.ready.wait()

@@ -1,0 +1,267 @@
+"""The authority: order, one sync for many, answers only when everything is in force, and RabbitMQ's refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+
+from broker.catalog import Catalog
+from broker.changes import VhostPut
+from broker.control import Answer, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from broker.controller.authority import Authority
+from broker.controller.definitions import Definitions
+from broker.controller.presence import Presence
+from shardd.wire import messages as wire
+from tests.support.fake_controller_peers import FakeDoors, FakeShards
+
+ME, YOU = "0.1.1", "0.1.2"
+
+
+class CountingDefinitions(Definitions):
+    syncs = 0
+
+    def sync_job(self, catalog: Catalog) -> Any:
+        job = super().sync_job(catalog)
+        self.syncs += job is not None
+        return job
+
+
+class World:
+    def __init__(self, directory: Path) -> None:
+        self.definitions = CountingDefinitions(directory, "boot")
+        self.catalog = self.definitions.load()
+        put = VhostPut("/")
+        self.definitions.add(put, self.catalog)
+        self.catalog.apply(put)
+        self.doors, self.shards, self.presence = FakeDoors(self.catalog), FakeShards(), Presence()
+        self.authority = Authority(self.catalog, self.definitions, self.doors, self.shards, self.presence)
+
+    async def ask(self, request: Any, owner: str = ME) -> Answer:
+        return await asyncio.wait_for(self.authority.ask(request, owner), 5)
+
+    def agree(self) -> bool:
+        return self.doors.copy.state() == self.catalog.state()
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path)
+    task = asyncio.create_task(world.authority.run())
+    yield world
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    world.definitions.close()
+
+
+def declare(name: str = "q", **other: Any) -> QueueDeclare:
+    fields: dict[str, Any] = {"durable": True, "auto_delete": False, "exclusive": False, "arguments": {}} | other
+    return QueueDeclare("/", name, **fields)
+
+
+def exchange(name: str, type: str = "topic", **other: Any) -> ExchangeDeclare:
+    fields: dict[str, Any] = {"durable": True, "auto_delete": False, "internal": False, "arguments": {}} | other
+    return ExchangeDeclare("/", name, type, **fields)
+
+
+async def turn() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_a_declared_queue_is_at_its_shard_and_at_the_door(world: World) -> None:
+    answer = await world.ask(declare())
+    assert answer == Answer(0, result={"name": "q", "messages": 0, "consumers": 0})
+    assert world.doors.copy.queue("/", "q") is not None
+    assert [spec.name for spec in world.shards.queues.values()] == ["q"]
+
+
+async def test_redeclare_answers_with_the_shards_counts(world: World) -> None:
+    await world.ask(declare())
+    assert (await world.ask(declare(), YOU)).result == {"name": "q", "messages": 7, "consumers": 2}
+    refused = await world.ask(declare(durable=False))
+    assert (refused.code, refused.text) == (
+        406,
+        "inequivalent arg 'durable' for queue 'q' in vhost '/': received 'false' but current is 'true'",
+    )
+
+
+async def test_no_answer_before_every_door_has_applied(world: World) -> None:
+    world.doors.hold = True
+    asking = asyncio.create_task(world.ask(declare()))
+    while not world.doors.told:
+        await asyncio.sleep(0)
+    await turn()
+    assert not asking.done()
+    world.doors.apply_all()
+    assert (await asking).code == 0
+
+
+async def test_no_answer_to_a_bind_before_its_queue_is_at_its_shard(world: World) -> None:
+    world.shards.hold = True
+    asking = [
+        asyncio.create_task(world.ask(declare())),
+        asyncio.create_task(world.ask(Bind("/", "amq.topic", "queue", "q", "k", {}))),
+        asyncio.create_task(world.ask(declare(), YOU)),
+    ]
+    while not world.doors.told:
+        await asyncio.sleep(0)
+    await turn()
+    assert not any(task.done() for task in asking)
+    world.shards.release()
+    assert [(await task).code for task in asking] == [0, 0, 0]
+
+
+async def test_pipelined_requests_share_one_sync_and_one_message(world: World) -> None:
+    before = world.definitions.syncs
+    asks = [world.ask(declare(f"q{n}")) for n in range(300)]
+    asks += [world.ask(Bind("/", "amq.topic", "queue", f"q{n}", "k", {})) for n in range(300)]
+    answers = await asyncio.gather(*asks)
+    assert all(answer.code == 0 for answer in answers)
+    assert world.definitions.syncs - before <= 2
+    assert len(world.doors.told) <= 2
+    assert world.agree()
+
+
+async def test_transient_things_cost_no_sync(world: World) -> None:
+    await world.ask(declare())
+    before = world.definitions.syncs
+    await world.ask(declare("t", durable=False))
+    await world.ask(Bind("/", "amq.topic", "queue", "t", "", {}))
+    assert world.definitions.syncs == before
+
+
+async def test_server_named_queues_are_22_characters_after_the_prefix(world: World) -> None:
+    name = (await world.ask(declare(""))).result["name"]
+    assert name.startswith("amq.gen-")
+    assert len(name) == len("amq.gen-") + 22
+
+
+async def test_missing_ends_of_a_binding_are_named(world: World) -> None:
+    missing = await world.ask(Bind("/", "e", "queue", "q", "", {}))
+    assert (missing.code, missing.text) == (404, "no exchange 'e' in vhost '/'")
+    missing = await world.ask(Bind("/", "amq.topic", "queue", "q", "", {}))
+    assert (missing.code, missing.text) == (404, "no queue 'q' in vhost '/'")
+    assert (await world.ask(Bind("/", "", "queue", "q", "", {}))).code == 403
+
+
+async def test_unbind_of_what_is_not_bound_is_fine(world: World) -> None:
+    await world.ask(declare())
+    assert (await world.ask(Unbind("/", "amq.topic", "queue", "q", "no", {}))).code == 0
+
+
+async def test_auto_delete_exchanges_go_with_their_last_binding_and_take_others_along(world: World) -> None:
+    await world.ask(exchange("up", auto_delete=True))
+    await world.ask(exchange("down", auto_delete=True))
+    await world.ask(declare())
+    await world.ask(Bind("/", "up", "exchange", "down", "", {}))
+    await world.ask(Bind("/", "down", "queue", "q", "", {}))
+    assert (await world.ask(QueueRemove("/", "q", False, False))).result == {"messages": 3}
+    assert world.catalog.exchange("/", "down") is None
+    assert world.catalog.exchange("/", "up") is None
+    assert not world.shards.queues
+    assert world.agree()
+
+
+async def test_exchange_delete_knows_use_and_system_exchanges(world: World) -> None:
+    await world.ask(exchange("e"))
+    await world.ask(declare())
+    await world.ask(Bind("/", "e", "queue", "q", "", {}))
+    used = await world.ask(ExchangeRemove("/", "e", True))
+    assert (used.code, used.text) == (406, "exchange 'e' in vhost '/' in use")
+    assert (await world.ask(ExchangeRemove("/", "e", False))).code == 0
+    assert (await world.ask(ExchangeRemove("/", "e", False))).code == 0
+    assert (await world.ask(ExchangeRemove("/", "amq.topic", False))).code == 403
+
+
+async def test_a_conditional_delete_is_the_shards_decision(world: World) -> None:
+    await world.ask(declare())
+    (id,) = world.shards.queues
+    world.shards.refuse[id] = wire.Refused(0, 406, "not empty")
+    refused = await world.ask(QueueRemove("/", "q", False, True))
+    assert (refused.code, refused.text) == (406, "queue 'q' in vhost '/' not empty")
+    assert world.catalog.queue("/", "q") is not None
+    world.shards.refuse.clear()
+    assert (await world.ask(QueueRemove("/", "q", False, True))).result == {"messages": 3}
+    assert world.catalog.queue("/", "q") is None
+
+
+async def test_what_a_connection_asks_after_a_conditional_delete_comes_after_it(world: World) -> None:
+    await world.ask(declare())
+    world.shards.hold = True
+    removing = asyncio.create_task(world.ask(QueueRemove("/", "q", True, False)))
+    declaring = asyncio.create_task(world.ask(declare(durable=False)))
+    await turn()
+    world.shards.hold = False
+    world.shards.release()
+    assert (await removing).code == 0
+    assert (await declaring).code == 0
+    queue = world.catalog.queue("/", "q")
+    assert queue is not None
+    assert (queue.durable, queue.id) == (False, 2)
+
+
+async def test_exclusive_queues_are_locked_and_go_with_their_connection(world: World) -> None:
+    await world.ask(declare("x", exclusive=True))
+    for request in (declare("x"), QueueRemove("/", "x", False, False), Bind("/", "amq.topic", "queue", "x", "", {})):
+        refused = await world.ask(request, YOU)
+        assert refused.code == 405
+        assert refused.text.startswith("cannot obtain exclusive access to locked queue 'x' in vhost '/'. It could")
+    world.authority.connection_gone(ME)
+    await world.ask(declare("other"), YOU)
+    assert world.catalog.queue("/", "x") is None
+    assert [spec.name for spec in world.shards.queues.values()] == ["other"]
+
+
+async def test_an_expired_queue_leaves_the_catalog_before_its_shard_deletes_it(world: World) -> None:
+    await world.ask(declare())
+    (id,) = world.shards.queues
+    world.doors.hold = True
+    world.authority.queue_gone(id, "expired")
+    while len(world.doors.told) < 2:
+        await asyncio.sleep(0)
+    assert id in world.shards.queues
+    world.doors.apply_all()
+    assert id not in world.shards.queues
+
+
+async def test_deleting_a_vhost_drops_it_at_every_shard(world: World) -> None:
+    await world.authority.put_vhost("v")
+    await world.authority.declare_queue("v", "q")
+    assert (await world.authority.delete_vhost("v")).code == 0
+    drops = [shard for shard, sent in world.shards.received if isinstance(sent, wire.DropVhost)]
+    assert drops == [0, 1]
+    assert not world.shards.queues
+    assert (await world.authority.delete_vhost("v")).code == 404
+
+
+async def test_users_and_permissions_are_in_force_when_answered(world: World) -> None:
+    assert (await world.authority.put_user("u", "secret", tags=["management"])).code == 0
+    assert (await world.authority.put_permission("/", "u", "^a", "", ".*")).code == 0
+    assert world.doors.copy.password_ok("u", "secret")
+    assert world.doors.copy.may("u", "/", "configure", "abc")
+    assert (await world.authority.put_permission("/", "u", "(", "", "")).code == 400
+    assert (await world.authority.put_permission("/", "nobody", "", "", "")).code == 400
+    assert (await world.authority.delete_user("u")).code == 0
+    assert not world.doors.copy.may("u", "/", "configure", "abc")
+
+
+async def test_a_vhosts_queue_limit_is_kept(world: World) -> None:
+    await world.authority.put_parameter("/", "vhost-limits", "limits", {"max-queues": 1})
+    assert (await world.ask(declare("a"))).code == 0
+    refused = await world.ask(declare("b"))
+    assert (refused.code, refused.text) == (406, "queue limit in vhost '/' (1) is reached")
+    assert (await world.ask(declare("a"))).code == 0
+
+
+async def test_what_was_answered_is_there_after_a_restart(world: World, tmp_path: Path) -> None:
+    await asyncio.gather(*(world.ask(declare(f"q{n}")) for n in range(20)))
+    await world.ask(Bind("/", "amq.topic", "queue", "q3", "k", {"x": 1.5}))
+    copy = Definitions(tmp_path, "another")
+    assert copy.load().state() == world.catalog.state()
+    copy.close()

@@ -1,0 +1,334 @@
+"""The door's line to the controller, over a real unix socket: in step, in order, and whole again after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker import catalog_link
+from broker.catalog_link import CatalogLink
+from broker.changes import AnyChange, ExchangePut, QueueDelete, QueuePut, VhostPut
+from broker.control import (
+    Answer,
+    AnyControl,
+    Applied,
+    Ask,
+    Bind,
+    Changes,
+    CloseConnection,
+    ConnectionDown,
+    ConnectionInfo,
+    ConnectionUp,
+    DoorHello,
+    DoorReport,
+    Query,
+    QueueDeclare,
+    Snapshot,
+)
+
+WITHIN_S = 5  # a wait that takes this long has failed; none is expected to
+
+
+class FakeController:
+    """One end of the socket, said and heard by hand."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.streams: asyncio.Queue[Stream] = asyncio.Queue()
+
+    async def __aenter__(self) -> FakeController:
+        self._server = await asyncio.start_unix_server(self._accepted, self.path)
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self._server.close()
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.streams.put_nowait(Stream(reader, writer))
+
+    async def door(self) -> Stream:
+        return await asyncio.wait_for(self.streams.get(), WITHIN_S)
+
+
+class Stream:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def hear(self) -> AnyControl:
+        async with asyncio.timeout(WITHIN_S):
+            length = int.from_bytes(await self._reader.readexactly(4), "little")
+            return msgspec.msgpack.decode(await self._reader.readexactly(length), type=AnyControl)  # type: ignore[no-any-return]
+
+    def say(self, *messages: AnyControl) -> None:
+        payloads = [msgspec.msgpack.encode(message) for message in messages]
+        self._writer.write(b"".join(len(p).to_bytes(4, "little") + p for p in payloads))
+
+    def say_bytes(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Heard:
+    """What the link told its front door."""
+
+    def __init__(self) -> None:
+        self.changes: list[list[AnyChange] | None] = []
+        self.closed: list[tuple[str, int, str]] = []
+
+    def catalog_changed(self, changes: list[AnyChange] | None) -> None:
+        self.changes.append(changes)
+
+    def close_connection(self, owner: str, code: int, text: str) -> None:
+        self.closed.append((owner, code, text))
+
+    def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
+        return [{"owner": "0.1.1"}], [{"number": 1}], {"published": 2.0}
+
+
+class Scene:
+    def __init__(self, controller: FakeController, link: CatalogLink, heard: Heard) -> None:
+        self.controller, self.link, self.heard = controller, link, heard
+
+    async def in_step(self, *changes: AnyChange) -> Stream:
+        """A stream whose hello was answered by a snapshot of `changes`."""
+        stream = await self.controller.door()
+        assert isinstance(await stream.hear(), DoorHello)
+        stream.say(Snapshot("boot", len(changes), list(changes)))
+        assert await stream.hear() == Applied(len(changes))
+        return stream
+
+
+@contextlib.asynccontextmanager
+async def scene(directory: Path) -> AsyncIterator[Scene]:
+    path = str(directory / "c.sock")
+    heard = Heard()
+    link = CatalogLink(path, door=3, incarnation=7, pid=42, listener=heard)
+    async with FakeController(path) as controller:
+        running = asyncio.create_task(link.run())
+        try:
+            yield Scene(controller, link, heard)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def run(directory: Path, play: Callable[[Scene], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(4 * WITHIN_S), scene(directory) as made:
+            await play(made)
+
+    asyncio.run(whole())
+
+
+def declare(name: str) -> QueueDeclare:
+    return QueueDeclare("/", name, True, False, False, {})
+
+
+def info(owner: str) -> ConnectionInfo:
+    return ConnectionInfo(
+        owner, "n", "u", "/", "::1", 1, "::1", 2, "AMQP 0-9-1", "PLAIN", False, 131072, 2047, 60, 0, {"product": "p"}
+    )
+
+
+def test_the_snapshot_then_changes_in_order_are_in_force_before_applied_is_said(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        await s.link.synced()
+        assert s.link.catalog.vhost("/") is not None
+        made, gone = QueuePut("/", "q", 1, 0), QueueDelete("/", "q")
+        stream.say(Changes(2, [made]), Changes(3, [gone, QueuePut("/", "q", 2, 0)]))
+        assert await stream.hear() == Applied(2)
+        assert await stream.hear() == Applied(3)
+        found = s.link.catalog.queue("/", "q")
+        assert found is not None
+        assert found.id == 2
+        assert s.heard.changes == [None, [made], [gone, QueuePut("/", "q", 2, 0)]]
+
+    run(tmp_path, play)
+
+
+def test_a_change_is_in_force_when_the_answer_to_its_asker_arrives(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        answer = s.link.ask(declare("q"), "0.1.1", "u")
+        asked = await stream.hear()
+        assert asked == Ask(1, declare("q"), "0.1.1", "u")
+        stream.say(Changes(2, [QueuePut("/", "q", 1, 0)]), Answer(1, result={"name": "q"}))
+        assert (await answer).result == {"name": "q"}
+        assert s.link.catalog.queue("/", "q") is not None
+
+    run(tmp_path, play)
+
+
+def test_requests_leave_in_the_order_of_asking_and_no_more_than_bounded_are_on_their_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_link, "SENT_MAX", 10)
+
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        answers = [s.link.ask(declare(str(n)), "0.1.1", "u") for n in range(35)]
+        heard: list[str] = []
+        while len(heard) < 35:
+            asked = await stream.hear()
+            assert isinstance(asked, Ask)
+            assert asked.id - sum(a.done() for a in answers) <= 10
+            heard.append(asked.what.name)  # type: ignore[union-attr]
+            stream.say(Answer(asked.id))
+        assert heard == [str(n) for n in range(35)]
+        assert {(await answer).code for answer in answers} == {0}
+
+    run(tmp_path, play)
+
+
+def test_a_request_beyond_the_bound_is_refused_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_link, "WAITING_MAX", 1)
+
+    async def play(s: Scene) -> None:
+        kept, refused = s.link.ask(declare("a"), "o", "u"), s.link.ask(declare("b"), "o", "u")
+        assert (await refused).code == 506
+        assert not kept.done()
+
+    run(tmp_path, play)
+
+
+def test_what_was_asked_survives_a_restart_of_the_controller(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        answered, sent = s.link.ask(declare("a"), "o", "u"), s.link.ask(declare("b"), "o", "u")
+        first, second = await stream.hear(), await stream.hear()
+        assert isinstance(first, Ask)
+        stream.say(Answer(first.id))
+        await answered
+        stream.close()
+        stream = await s.controller.door()
+        assert await stream.hear() == DoorHello(3, 7, 42, "boot", 1, [])
+        while_away = s.link.ask(declare("c"), "o", "u")
+        stream.say(Changes(1, []))
+        assert await stream.hear() == Applied(1)
+        assert await stream.hear() == second
+        third = await stream.hear()
+        assert isinstance(third, Ask)
+        assert third.what == declare("c")
+        stream.say(Answer(third.id - 1), Answer(third.id, 406, "no"))
+        assert (await sent).code == 0
+        assert await while_away == Answer(third.id, 406, "no")
+
+    run(tmp_path, play)
+
+
+def test_a_request_nobody_waits_for_is_not_asked_again(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        sent = s.link.ask(declare("a"), "o", "u")
+        await stream.hear()
+        stream.close()
+        stream = await s.controller.door()
+        await stream.hear()
+        waiting = s.link.ask(declare("b"), "o", "u")
+        sent.cancel()
+        waiting.cancel()
+        last = s.link.ask(declare("c"), "o", "u")
+        stream.say(Changes(1, []))
+        assert await stream.hear() == Applied(1)
+        asked = await stream.hear()
+        assert isinstance(asked, Ask)
+        assert asked.what == declare("c")
+        stream.say(Answer(asked.id))
+        await last
+
+    run(tmp_path, play)
+
+
+def test_a_snapshot_of_a_new_life_replaces_the_copy_and_the_old_one_serves_until_then(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"), QueuePut("/", "old", 1, 0))
+        stream.close()
+        stream = await s.controller.door()
+        await stream.hear()
+        assert not s.link.up
+        assert s.link.catalog.queue("/", "old") is not None
+        stream.say(Snapshot("next boot", 1, [VhostPut("/")]))
+        assert await stream.hear() == Applied(1)
+        assert s.link.catalog.queue("/", "old") is None
+
+    run(tmp_path, play)
+
+
+def test_connections_are_made_known_once_whether_they_came_before_or_after_the_hello(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        s.link.connection_up(info("0.1.1"))
+        assert await stream.hear() == ConnectionUp(info("0.1.1"))
+        s.link.connection_up(info("0.1.2"))
+        await stream.hear()
+        stream.close()
+        stream = await s.controller.door()
+        hello = await stream.hear()
+        assert isinstance(hello, DoorHello)
+        assert [c.owner for c in hello.connections] == ["0.1.1", "0.1.2"]
+        s.link.connection_up(info("0.1.3"))
+        s.link.connection_down("0.1.2")
+        stream.say(Changes(1, []))
+        assert await stream.hear() == Applied(1)
+        assert await stream.hear() == ConnectionDown("0.1.2")
+        assert await stream.hear() == ConnectionUp(info("0.1.3"))
+        s.link.connection_down("0.1.3")
+        assert await stream.hear() == ConnectionDown("0.1.3")
+
+    run(tmp_path, play)
+
+
+def test_close_and_query_reach_the_front_door(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        stream.say(CloseConnection("0.1.1", 320, "CONNECTION_FORCED - bye"), Query(9))
+        assert await stream.hear() == DoorReport(9, [{"owner": "0.1.1"}], [{"number": 1}], {"published": 2.0})
+        assert s.heard.closed == [("0.1.1", 320, "CONNECTION_FORCED - bye")]
+
+    run(tmp_path, play)
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", b"\x03\0\0\0abc", b"\x01\0\0\0\x90"])
+def test_garbage_from_the_controller_ends_the_stream_and_the_next_one_is_in_step(
+    tmp_path: Path, garbage: bytes
+) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        stream.say_bytes(garbage)
+        stream = await s.in_step(VhostPut("/"), ExchangePut("/", "e", "direct"))
+        assert s.link.catalog.exchange("/", "e") is not None
+
+    run(tmp_path, play)
+
+
+def test_a_large_snapshot_and_many_changes_arrive_whole(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        queues = [QueuePut("/", f"q{n}", n, 0) for n in range(1, 3000)]
+        stream = await s.in_step(VhostPut("/"), *queues)
+        stream.say(Changes(6000, [QueueDelete("/", queue.name) for queue in queues]))
+        assert await stream.hear() == Applied(6000)
+        assert len(s.link.catalog.vhosts["/"].queues) == 0
+        assert sum(len(part) for part in s.heard.changes if part) == len(queues)
+
+    run(tmp_path, play)
+
+
+def test_arguments_of_every_kind_of_table_value_can_be_asked(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        arguments = {"i": -1, "big": 2**63, "f": 1.5, "b": True, "n": None, "s": "x", "raw": b"\xff", "l": [{"t": 1}]}
+        s.link.ask(Bind("/", "e", "queue", "q", "k", arguments), "o", "u")
+        asked = await stream.hear()
+        assert isinstance(asked, Ask)
+        assert asked.what.arguments == arguments  # type: ignore[union-attr]
+
+    run(tmp_path, play)

@@ -1,0 +1,49 @@
+"""The front door's settings: wrong ones are refused by name, right ones have their defaults."""
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.config import BrokerConfig, ConfigError, read_config
+
+LEAST: dict[str, Any] = {"runtime_dir": "/run/shardmq", "door": 0, "shards": 2, "listen_fds": [3], "boot": "b1"}
+
+
+def read(**changes: Any) -> BrokerConfig:
+    return read_config(["--config", json.dumps(LEAST | changes)])
+
+
+def test_what_is_not_given_has_its_documented_default() -> None:
+    config = read()
+    assert (config.heartbeat_s, config.frame_bytes_max, config.channels_max) == (60, 131072, 2047)
+    assert (config.message_bytes_max, config.handshake_timeout_s, config.tick_us) == (134217728, 10, 250)
+    assert config.loopback_users == {"guest"}
+
+
+def test_both_spellings_of_the_argument_are_read() -> None:
+    assert read_config([f"--config={json.dumps(LEAST)}"]) == read()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"door": -1},
+        {"shards": 0},
+        {"frame_bytes_max": 100},
+        {"channels_max": 70000},
+        {"handshake_timeout_s": 0},
+        {"log_level": "loud"},
+        {"listen_fds": "3"},
+        {"heartbeats": 5},
+    ],
+)
+def test_a_wrong_setting_is_refused_and_named(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        read(**change)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--config"], ["--config", "{"], ["--verbose", "{}"], ["--config", "{}"]])
+def test_a_command_line_that_cannot_be_read_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        read_config(arguments)

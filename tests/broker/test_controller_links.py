@@ -1,0 +1,138 @@
+"""The controller over real sockets: a front door gets what exists, asks and is answered; a shard gets its queues."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest_asyncio
+import zmq
+import zmq.asyncio
+
+from broker.catalog import Catalog
+from broker.control import Answer, Applied, Ask, Changes, DoorHello, QueueDeclare, Snapshot
+from broker.controller.config import ControllerConfig
+from broker.controller.links import PREFIX, encode
+from broker.controller.server import Controller
+from shardd.wire import envelope
+from shardd.wire import messages as wire
+
+EPOCH = 77
+FROM_CONTROLLER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Snapshot | Changes | Answer)
+
+
+class Shard:
+    """Shard 0: answers creations and counts."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self.context = zmq.asyncio.Context()
+        self.pull, self.push = self.context.socket(zmq.PULL), self.context.socket(zmq.PUSH)
+        self.push.setsockopt(zmq.LINGER, 0)
+        self.pull.bind(f"ipc://{runtime_dir}/shard-0.sock")
+        self.push.connect(f"ipc://{runtime_dir}/controller.sock")
+        self.received: list[Any] = []
+        self.incarnation = 0
+
+    async def run(self, epoch: int) -> None:
+        await self._send(epoch, wire.Hello(1, ready=False))
+        while True:
+            data = await self.pull.recv()
+            head, message = envelope.read(data), envelope.read_control(data)
+            self.incarnation = head.incarnation
+            if head.epoch != epoch:
+                continue
+            self.received.append(message)
+            match message:
+                case wire.Assign():
+                    await self._send(epoch, wire.Hello(1, ready=True))
+                case wire.CreateQueues() | wire.Count():
+                    await self._send(epoch, wire.Done(message.request))
+
+    async def _send(self, epoch: int, message: Any) -> None:
+        await self.push.send(envelope.control(wire.CONTROLLER, self.incarnation, epoch, 0, message))
+
+    def close(self) -> None:
+        self.pull.close()
+        self.push.close()
+        self.context.term()
+
+
+class World:
+    def __init__(self, directory: Path) -> None:
+        config = ControllerConfig(data_dir=f"{directory}/data", runtime_dir=str(directory), boot="boot", shards=1)
+        self.directory = directory
+        self.controller = Controller(config)
+        self.shard = Shard(directory)
+
+
+@pytest_asyncio.fixture
+async def world() -> AsyncIterator[World]:
+    # Not tmp_path: a unix socket's path has room for 107 bytes.
+    with tempfile.TemporaryDirectory() as name:
+        world, stop = World(Path(name)), asyncio.Event()
+        running = asyncio.create_task(world.controller.run(stop))
+        shard = asyncio.create_task(world.shard.run(EPOCH))
+        async with asyncio.timeout(10):
+            while not world.controller.shards.shards or not world.controller.shards.shards[0].ready:
+                await asyncio.sleep(0.005)
+        yield world
+        shard.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await shard
+        stop.set()
+        assert await running == 0
+        world.shard.close()
+
+
+async def read(reader: asyncio.StreamReader) -> Any:
+    (count,) = PREFIX.unpack(await asyncio.wait_for(reader.readexactly(PREFIX.size), 5))
+    return FROM_CONTROLLER.decode(await reader.readexactly(count))
+
+
+async def enter(world: World, incarnation: int = 1) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Catalog]:
+    reader, writer = await asyncio.open_unix_connection(world.directory / "control.sock")
+    writer.write(encode(DoorHello(0, incarnation, 123, "", 0)))
+    snapshot = await read(reader)
+    catalog = Catalog.rebuilt(snapshot.version, snapshot.changes)
+    writer.write(encode(Applied(snapshot.version)))
+    return reader, writer, catalog
+
+
+async def test_the_first_start_has_a_vhost_and_a_guest(world: World) -> None:
+    _, writer, catalog = await enter(world)
+    assert catalog.password_ok("guest", "guest")
+    assert catalog.may("guest", "/", "configure", "anything")
+    writer.close()
+
+
+async def test_a_door_is_answered_after_it_applied_the_change(world: World) -> None:
+    reader, writer, catalog = await enter(world)
+    writer.write(encode(Ask(5, QueueDeclare("/", "q", True, False, True, {}), "0.1.9", "guest")))
+    changes = await read(reader)
+    assert isinstance(changes, Changes)
+    for change in changes.changes:
+        catalog.apply(change)
+    assert catalog.version == changes.version
+    assert catalog.queue("/", "q") is not None
+    writer.write(encode(Applied(changes.version)))
+    answer = await read(reader)
+    assert answer == Answer(5, result={"name": "q", "messages": 0, "consumers": 0})
+    assert any(isinstance(message, wire.CreateQueues) for message in world.shard.received)
+    writer.close()
+
+
+async def test_exclusive_queues_go_when_their_doors_stream_ends(world: World) -> None:
+    reader, writer, _ = await enter(world)
+    writer.write(encode(Ask(1, QueueDeclare("/", "q", True, False, True, {}), "0.1.9", "guest")))
+    await read(reader)
+    writer.close()
+    async with asyncio.timeout(5):
+        while world.controller.authority.catalog.queue("/", "q") is not None:
+            await asyncio.sleep(0.005)
+        while not any(isinstance(message, wire.Gone) for message in world.shard.received):
+            await asyncio.sleep(0.005)

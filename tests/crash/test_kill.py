@@ -1,0 +1,163 @@
+"""Whatever process is killed under load: nothing confirmed is lost, nothing is made up, order per key holds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pika.exceptions
+import pytest
+
+from tests.support.history import History, make_body
+from tests.support.real_broker import RealBroker, wait_until
+
+KEYS = ("red", "green", "blue")
+LOAD_S = 1.0  # of publishing before and after each kill
+QUIET_S = 20.0
+BATCH = 50
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[RealBroker]:
+    made = RealBroker(tmp_path / "data")
+    try:
+        yield made
+    finally:
+        made.clean_up()
+
+
+def connect(broker: RealBroker) -> pika.BlockingConnection:
+    parameters = pika.URLParameters(broker.url)
+    parameters.socket_timeout = 5
+    parameters.blocked_connection_timeout = 20
+    return pika.BlockingConnection(parameters)
+
+
+LOST = (pika.exceptions.AMQPError, OSError)
+
+
+class Load:
+    """A publisher and a consumer per key, each on a queue of its own; they come back when their connection is lost."""
+
+    def __init__(self, broker: RealBroker, history: History) -> None:
+        self.broker, self.history = broker, history
+        self._publishing = threading.Event()
+        self._consuming = threading.Event()
+        self._publishing.set()
+        self._consuming.set()
+        self.errors: list[BaseException] = []
+        with connect(broker) as connection:
+            channel = connection.channel()
+            for key in KEYS:
+                channel.queue_declare(key, durable=True)
+        self._publishers = [threading.Thread(target=self._guard, args=(self._publish, key)) for key in KEYS]
+        self._consumers = [threading.Thread(target=self._guard, args=(self._consume, key)) for key in KEYS]
+        for thread in (*self._publishers, *self._consumers):
+            thread.start()
+
+    def _guard(self, work: object, key: str) -> None:
+        try:
+            work(key)  # type: ignore[operator]
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _publish(self, key: str) -> None:
+        """A number is used once: what was not confirmed is not published again, so a repeat is the broker's."""
+        number = 0
+        while self._publishing.is_set():
+            try:
+                with connect(self.broker) as connection:
+                    channel = connection.channel()
+                    channel.confirm_delivery()
+                    while self._publishing.is_set():
+                        number += 1
+                        self.history.was_published(key, number)
+                        try:
+                            channel.basic_publish(
+                                "", key, make_body(key, number), pika.BasicProperties(delivery_mode=2)
+                            )
+                        except pika.exceptions.NackError:
+                            continue
+                        self.history.was_confirmed(key, number)
+            except LOST:
+                time.sleep(0.05)
+
+    def _consume(self, key: str) -> None:
+        while self._consuming.is_set():
+            try:
+                with connect(self.broker) as connection:
+                    channel = connection.channel()
+                    channel.basic_qos(prefetch_count=BATCH)
+                    for method, _, body in channel.consume(key, inactivity_timeout=0.1):
+                        if method is not None:
+                            known = self.history.was_delivered(body, method.redelivered)
+                            channel.basic_ack(method.delivery_tag)
+                            self.history.was_acked(*known)
+                        if not self._consuming.is_set():
+                            break
+            except LOST:
+                time.sleep(0.05)
+
+    def finish(self) -> None:
+        """Stop publishing, let everything arrive, stop consuming, check."""
+        self._publishing.clear()
+        for thread in self._publishers:
+            thread.join(QUIET_S)
+            assert not thread.is_alive(), "a publisher waits for a confirm that never comes"
+        try:
+            wait_until(lambda: not self.history.missing(), "all confirmed messages to arrive", QUIET_S)
+        finally:
+            self._consuming.clear()
+            for thread in self._consumers:
+                thread.join(QUIET_S)
+        assert not self.errors, self.errors
+        assert len(self.history.confirmed) > len(KEYS), "there was no load to speak of"
+        self.history.check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "index"), [("shard", 0), ("shard", 1), ("front-door", 0), ("controller", 0)], ids=lambda value: str(value)
+)
+def test_nothing_confirmed_is_lost_when_a_process_is_killed(broker: RealBroker, kind: str, index: int) -> None:
+    load = Load(broker, History())
+    for _ in range(2):
+        time.sleep(LOAD_S)
+        broker.kill(kind, index)
+    time.sleep(LOAD_S)
+    load.finish()
+    broker.stop()
+
+
+def test_nothing_confirmed_is_lost_when_everything_is_killed_at_once(broker: RealBroker) -> None:
+    load = Load(broker, History())
+    for _ in range(2):
+        time.sleep(LOAD_S)
+        broker.kill_all()
+        broker.restart()
+    time.sleep(LOAD_S)
+    load.finish()
+    broker.stop()
+
+
+def test_a_clean_stop_under_load_loses_nothing_and_exits_with_0(broker: RealBroker) -> None:
+    load = Load(broker, History())
+    time.sleep(LOAD_S)
+    broker.stop()
+    broker.restart()
+    time.sleep(LOAD_S)
+    load.finish()
+    broker.stop()
+
+
+def test_messages_flow_while_the_controller_is_away(broker: RealBroker) -> None:
+    """Killed again and again, the controller delays no message: publishers get confirms in between."""
+    load = Load(broker, History())
+    for _ in range(3):
+        before = len(load.history.confirmed)
+        broker.kill("controller")
+        wait_until(lambda before=before: len(load.history.confirmed) > before, "confirms", 10)  # type: ignore[misc]
+    load.finish()
+    broker.stop()

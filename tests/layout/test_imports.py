@@ -1,0 +1,38 @@
+"""What import contracts cannot see: compiled modules import only C, CPython, Cython and their own folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMPILED = sorted(path for package in ("broker", "shardd", "supervisor") for path in (ROOT / package).rglob("*.pyx"))
+IMPORT = re.compile(r"^\s*(?:from\s+(\S+)\s+)?c?import\s+(\S+)", re.MULTILINE)
+OPTIONS = "# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False"
+
+
+def imported(text: str) -> set[str]:
+    return {origin or name for origin, name in IMPORT.findall(text)}
+
+
+@pytest.mark.parametrize("path", COMPILED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_compiled_modules_know_nothing_outside_their_folder(path: Path) -> None:
+    folder = ".".join(path.parent.relative_to(ROOT).parts)
+    for name in imported(path.read_text()):
+        allowed = name.split(".")[0] in ("libc", "cpython", "cython") or name.startswith((".", folder + "."))
+        assert allowed, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", COMPILED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_compiled_modules_begin_with_the_agreed_options(path: Path) -> None:
+    assert path.read_text().splitlines()[0] == OPTIONS
+
+
+def test_the_rule_would_notice() -> None:
+    assert imported("from libc.string cimport memcpy\nimport os\n  from zmq import Socket\n") == {
+        "libc.string",
+        "os",
+        "zmq",
+    }

@@ -1,0 +1,38 @@
+"""The names people install and the modules that must be compiled."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTENSIONS = PROJECT["tool"]["setuptools"]["ext-modules"]
+SOURCES = sorted(str(path.relative_to(ROOT)) for top in ("broker", "shardd") for path in (ROOT / top).rglob("*.pyx"))
+
+
+def test_every_compiled_module_is_built_and_none_is_forgotten() -> None:
+    assert sorted(source for extension in EXTENSIONS for source in extension["sources"]) == SOURCES
+
+
+@pytest.mark.parametrize("name", [extension["name"] for extension in EXTENSIONS])
+def test_a_compiled_module_is_compiled_and_typed(name: str) -> None:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and isinstance(spec.loader, importlib.machinery.ExtensionFileLoader)
+    assert (ROOT / (name.replace(".", "/") + ".pyi")).exists()
+
+
+def test_the_command_is_shardctl() -> None:
+    assert PROJECT["project"]["scripts"] == {"shardctl": "supervisor.cli.app:main"}
+
+
+def test_every_dependency_is_pinned_for_the_build() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    wanted = [*PROJECT["project"]["dependencies"], *(name for extra in extras for name in extra)]
+    assert {name.partition(">")[0].lower() for name in wanted} <= pinned

@@ -1,0 +1,167 @@
+"""A controller without processes around it: real catalog, definitions, authority; shards and front doors in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from asyncio import Future
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
+
+from broker.changes import AnyChange
+from broker.control import ConnectionInfo, DoorReport
+from broker.controller.authority import Authority
+from broker.controller.config import ControllerConfig
+from broker.controller.definitions import Definitions
+from broker.controller.management.app import api_app
+from broker.controller.management.call import Context
+from broker.controller.management.gathered import Gatherer
+from broker.controller.presence import Presence
+from broker.controller.server import load_or_begin
+from shardd.wire import messages as wire
+
+OWNER = "0.7.1"
+CONNECTION = "127.0.0.1:5000 -> 127.0.0.1:5672"
+
+
+@dataclass
+class FakeShard:
+    number: int
+    pid: int = 1
+    ready: bool = True
+    alarm: str = ""
+
+
+class FakeShards:
+    """Answers Done to everything; every known queue has three ready messages and one that is not acknowledged."""
+
+    count = 2
+
+    def __init__(self) -> None:
+        self.shards = [FakeShard(0), FakeShard(1)]
+        self.sent: list[Any] = []
+        self.ids: set[int] = set()
+        self.asked = 0
+        self.silent = False
+
+    def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]:
+        sent = message(1)
+        self.sent.append(sent)
+        if isinstance(sent, wire.CreateQueues):
+            self.ids.update(spec.id for spec in sent.queues)
+        reply: Future[Any] = asyncio.get_running_loop().create_future()
+        refused = isinstance(sent, wire.DeleteQueue) and sent.if_empty
+        reply.set_result(wire.Refused(1, 406, "not empty") if refused else wire.Done(1, messages=3))
+        return reply
+
+    async def stats(self) -> dict[int, wire.StatsReply]:
+        self.asked += 1
+        if self.silent:
+            await asyncio.Event().wait()
+        queues = [wire.QueueStats(id, 3, 1, 1, 30, 10, 5, 2, 1, 0, 0) for id in self.ids]
+        consumers = [wire.ConsumerStats(id, 0, 1, 1, "tag", False, False, 10, True) for id in self.ids]
+        return {0: wire.StatsReply(1, queues, consumers, {"rss_bytes": 1.0}), 1: wire.StatsReply(1, [], [], {})}
+
+
+@dataclass
+class FakeDoors:
+    closed: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def hand_out(self, version: int, changes: list[AnyChange]) -> None: ...
+
+    def when_in_force(self, version: int, then: Callable[[], None]) -> None:
+        then()
+
+    def close_connection(self, owner: str, code: int, text: str) -> None:
+        self.closed.append((owner, code, text))
+
+    def doors(self) -> list[str]:
+        return ["a door"]
+
+    async def reports(self) -> list[DoorReport]:
+        channel = {"owner": OWNER, "number": 1, "prefetch_count": 10}
+        return [DoorReport(1, [{"owner": OWNER, "channels": 1, "state": "running"}], [channel], {})]
+
+
+@dataclass
+class Api:
+    client: TestClient[Any, Any]
+    authority: Authority
+    shards: FakeShards
+    doors: FakeDoors
+    context: Context
+    login: tuple[str, str] | None = ("guest", "guest")
+
+    async def call(self, method: str, path: str, body: Any = None, **more: Any) -> tuple[int, Any]:
+        """Status and decoded body."""
+        login = base64.b64encode(":".join(self.login or ()).encode()).decode()
+        headers = {**more.pop("headers", {}), **({"Authorization": f"Basic {login}"} if self.login else {})}
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
+        async with self.client.request(method, URL(path, encoded=True), data=data, headers=headers, **more) as r:
+            raw = await r.read()
+            self.headers = r.headers
+            is_json = r.content_type == "application/json"
+            return r.status, json.loads(raw) if is_json and raw else raw.decode()
+
+    async def get(self, path: str) -> Any:
+        status, found = await self.call("GET", path)
+        assert status == 200, (status, found)
+        return found
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    config = ControllerConfig(data_dir=str(tmp_path), runtime_dir=str(tmp_path), boot="b", shards=2)
+    definitions = Definitions(tmp_path, "b")
+    shards, doors, presence = FakeShards(), FakeDoors(), Presence()
+    authority = Authority(load_or_begin(definitions, config), definitions, doors, shards, presence)
+    presence.up(
+        ConnectionInfo(
+            OWNER,
+            CONNECTION,
+            "guest",
+            "/",
+            "127.0.0.1",
+            5000,
+            "127.0.0.1",
+            5672,
+            "AMQP 0-9-1",
+            "PLAIN",
+            False,
+            131072,
+            2047,
+            60,
+            1,
+            {"connection_name": "me"},
+        )
+    )
+    status = {
+        "amqp": "127.0.0.1:5672",
+        "http": "127.0.0.1:15672",
+        "children": [
+            {
+                "name": "shard-0",
+                "kind": "shard",
+                "index": 0,
+                "pid": 1,
+                "state": "ready",
+                "restarts": 2,
+                "started_at": 1.0,
+            }
+        ],
+    }
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    writer = asyncio.create_task(authority.run())
+    context = Context(authority, presence, shards, doors, config, Gatherer(shards, doors))  # type: ignore[arg-type]
+    async with TestClient(TestServer(api_app(context))) as client:
+        yield Api(client, authority, shards, doors, context)
+    writer.cancel()
+    await asyncio.gather(writer, return_exceptions=True)
+    definitions.close()

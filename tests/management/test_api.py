@@ -1,0 +1,279 @@
+"""Each route when it works, is refused, is absent, and gets bad input."""
+
+from __future__ import annotations
+
+import socket
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+import pytest
+
+from broker.controller.management import app, gathered
+from broker.controller.management.app import RESOURCES
+from tests.management.conftest import CONNECTION, OWNER, Api
+
+NAME = quote(CONNECTION, safe="")
+
+
+async def make(api: Api) -> None:
+    """Exchange e, queues q and r/s; q bound to e by two bindings; a user of no rank and one who manages."""
+    for path, body in (
+        ("/api/exchanges/%2F/e", {"type": "topic"}),
+        ("/api/queues/%2F/q", {}),
+        ("/api/queues/%2F/r%2Fs", {"durable": True}),
+        ("/api/users/nobody", {"password": "x", "tags": ""}),
+        ("/api/users/manager", {"password": "x", "tags": "management"}),
+    ):
+        status, found = await api.call("PUT", path, body)
+        assert status == 201, (path, found)
+    for body in ({"routing_key": "a.#"}, {"routing_key": "a.#", "arguments": {"n": 1}}):
+        assert (await api.call("POST", "/api/bindings/%2F/e/e/q/q", body))[0] == 201
+
+
+READS = [
+    "overview", "whoami", "nodes", "nodes/shardmq@localhost", "vhosts", "vhosts/%2F", "vhosts/%2F/permissions",
+    "vhosts/%2F/connections", "vhosts/%2F/channels", "users", "users/guest", "users/guest/permissions", "permissions",
+    "permissions/%2F/guest", "queues", "queues/%2F", "queues/%2F/q", "queues/%2F/r%2Fs", "queues/%2F/q/bindings",
+    "exchanges", "exchanges/%2F", "exchanges/%2F/e", "exchanges/%2F/amq.default", "exchanges/%2F/e/bindings/source",
+    "exchanges/%2F/e/bindings/destination", "bindings", "bindings/%2F", "bindings/%2F/e/e/q/q",
+    "bindings/%2F/e/e/q/q/a.%23", "bindings/%2F/e/e/q/q/a.%2523", "connections", f"connections/{NAME}",
+    f"connections/{NAME}/channels", "channels", f"channels/{quote(CONNECTION + ' (1)', safe='')}", "consumers",
+    "consumers/%2F", "health/checks/alarms", "health/checks/local-alarms", "health/checks/virtual-hosts",
+    "health/checks/port-listener/5672", "health/checks/protocol-listener/amqp091", "health/checks/is-in-service",
+    "health/checks/ready-to-serve-clients", "health/checks/node-is-quorum-critical", "aliveness-test/%2F",
+    "definitions", "processes", "shards",
+]  # fmt: skip
+ABSENT = [
+    "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions", "permissions/%2F/x",
+    "queues/x", "queues/%2F/x", "queues/x/q", "queues/%2F/x/bindings", "exchanges/x", "exchanges/%2F/x",
+    "exchanges/%2F/x/bindings/source", "bindings/x", "bindings/%2F/e/x/q/q", "bindings/%2F/e/e/q/x",
+    "bindings/%2F/e/e/q/q/x", "connections/x", "connections/x/channels", "channels/x", "consumers/x",
+    "aliveness-test/x",
+]  # fmt: skip
+ABSENT_DELETES = [
+    "vhosts/x", "users/x", "permissions/%2F/x", "queues/%2F/x", "queues/%2F/x/contents", "exchanges/%2F/x",
+    "bindings/%2F/e/e/q/q/x", "connections/x",
+]  # fmt: skip
+CHANGES = [
+    ("PUT", "vhosts/v", {}), ("DELETE", "vhosts/%2F", None), ("PUT", "users/u", {"tags": "", "password": "x"}),
+    ("DELETE", "users/nobody", None), ("PUT", "permissions/%2F/nobody", {"configure": "", "write": "", "read": ""}),
+    ("DELETE", "permissions/%2F/guest", None), ("PUT", "queues/%2F/new", {}), ("DELETE", "queues/%2F/q", None),
+    ("DELETE", "queues/%2F/q/contents", None), ("PUT", "exchanges/%2F/new", {"type": "direct"}),
+    ("DELETE", "exchanges/%2F/e", None), ("POST", "bindings/%2F/e/e/q/q", {}),
+    ("DELETE", "bindings/%2F/e/e/q/q/a.%23", None),
+]  # fmt: skip
+BAD = [
+    ("PUT", "users/u", {}), ("PUT", "users/u", {"tags": 3}), ("PUT", "users/u", b"{"), ("PUT", "vhosts/v", b"[]"),
+    ("PUT", "users/u", {"tags": "", "password": "x", "hashing_algorithm": "none"}),
+    ("PUT", "permissions/%2F/nobody", {"configure": "("}),
+    ("PUT", "permissions/x/nobody", {"configure": "", "write": "", "read": ""}),
+    ("PUT", "permissions/%2F/nobody", {"configure": "(", "write": "", "read": ""}),
+    ("PUT", "queues/%2F/new", {"durable": "perhaps"}), ("PUT", "queues/%2F/q", {"durable": False}),
+    ("PUT", "queues/%2F/new", {"arguments": {"x-message-ttl": -1}}), ("PUT", "exchanges/%2F/new", {}),
+    ("PUT", "exchanges/%2F/new", {"type": "strange"}), ("PUT", "exchanges/%2F/e", {"type": "direct"}),
+    ("POST", "bindings/%2F/e/e/q/q", {"routing_key": 3}), ("POST", "bindings/%2F/e/amq.default/q/q", {}),
+    ("DELETE", "queues/%2F/q?if-empty=true", None), ("DELETE", "exchanges/%2F/e?if-unused=true", None),
+    ("GET", "queues?page=x", None), ("GET", "queues?page=99", None), ("GET", "queues?page=1&page_size=501", None),
+    ("GET", "queues?use_regex=true&name=(", None), ("GET", "health/checks/port-listener/x", None),
+]  # fmt: skip
+
+
+@pytest.fixture
+async def made(api: Api) -> Api:
+    await make(api)
+    return api
+
+
+async def test_every_read_answers(made: Api) -> None:
+    for path in READS:
+        status, found = await made.call("GET", f"/api/{path}")
+        assert status == 200, (path, found)
+        assert found or path.endswith("destination"), path
+
+
+async def test_every_read_but_open_ones_wants_a_login(made: Api) -> None:
+    for login in (None, ("guest", "wrong"), ("absent", "guest"), ("nobody", "x")):
+        made.login = login
+        for path in READS:
+            status, found = await made.call("GET", f"/api/{path}")
+            assert (status, found["error"]) == (401, "not_authorised"), path
+            assert made.headers["WWW-Authenticate"].startswith("Basic")
+
+
+async def test_what_is_absent_is_404(made: Api) -> None:
+    for path in ABSENT:
+        assert (await made.call("GET", f"/api/{path}"))[0] == 404, path
+    for path in ABSENT_DELETES:
+        assert (await made.call("DELETE", f"/api/{path}"))[0] == 404, path
+
+
+async def test_a_manager_without_permissions_changes_and_sees_nothing(made: Api) -> None:
+    made.login = ("manager", "x")
+    for method, path, body in CHANGES:
+        status, found = await made.call(method, f"/api/{path}", body)
+        assert status == 401, (method, path, found)
+    for path in ("queues", "exchanges", "bindings", "vhosts", "connections", "channels", "consumers"):
+        assert await made.get(f"/api/{path}") == []
+    for path in ("queues/%2F", "users", "definitions", "processes", "nodes"):
+        assert (await made.call("GET", f"/api/{path}"))[0] == 401, path
+    assert (await made.call("DELETE", f"/api/connections/{NAME}"))[0] == 404
+
+
+async def test_permissions_limit_what_a_manager_changes(made: Api) -> None:
+    grant = {"configure": "^mine", "write": "^mine", "read": ".*"}
+    assert (await made.call("PUT", "/api/permissions/%2F/manager", grant))[0] == 201
+    made.login = ("manager", "x")
+    assert (await made.call("PUT", "/api/queues/%2F/mine", {}))[0] == 201
+    assert (await made.call("PUT", "/api/queues/%2F/other", {}))[0] == 401
+    assert (await made.call("POST", "/api/bindings/%2F/e/e/q/mine", {}))[0] == 201
+    assert (await made.call("POST", "/api/bindings/%2F/e/e/q/q", {}))[0] == 401
+    assert {row["name"] for row in await made.get("/api/queues")} == {"mine", "q", "r/s"}
+
+
+async def test_bad_input_is_400_with_a_reason(made: Api) -> None:
+    for method, path, body in BAD:
+        status, found = await made.call(method, f"/api/{path}", body)
+        assert status == 400, (method, path, found)
+        assert found["error"] and found["reason"], path
+
+
+async def test_a_wrong_method_is_405(made: Api) -> None:
+    assert (await made.call("POST", "/api/overview"))[0] == 405
+
+
+async def test_put_says_whether_it_made_something_and_delete_takes_it_away(made: Api) -> None:
+    for path, body in (
+        ("vhosts/v", {"description": "d", "tags": "a,b"}),
+        ("users/u", {"password": "p", "tags": ["monitoring"]}),
+        ("permissions/%2F/nobody", {"configure": "", "write": "", "read": ".*"}),
+        ("queues/%2F/new", {"auto_delete": "true", "arguments": {"x-max-length": 5}}),
+        ("exchanges/%2F/new", {"type": "headers", "internal": True}),
+    ):
+        assert (await made.call("PUT", f"/api/{path}", body))[0] == 201, path
+        assert (await made.call("PUT", f"/api/{path}", body))[0] == 204, path
+        assert await made.get(f"/api/{path}")
+        assert (await made.call("DELETE", f"/api/{path}"))[0] == 204, path
+        assert (await made.call("GET", f"/api/{path}"))[0] == 404, path
+
+
+async def test_a_password_set_here_opens_and_an_empty_one_does_not(made: Api) -> None:
+    for body, status in (
+        ({"password": "p", "tags": "monitoring"}, 200),
+        ({"password": "", "tags": "monitoring"}, 401),
+        ({"tags": "monitoring"}, 401),
+    ):
+        made.login = ("guest", "guest")
+        await made.call("PUT", "/api/users/u", body)
+        made.login = ("u", body.get("password", ""))
+        assert (await made.call("GET", "/api/whoami"))[0] == status
+
+
+async def test_bindings_are_named_by_key_and_arguments(made: Api) -> None:
+    rows = await made.get("/api/bindings/%2F/e/e/q/q")
+    keys = sorted(row["properties_key"] for row in rows)
+    assert keys[0] == "a.%23"
+    assert keys[1].startswith("a.%23~")
+    assert (await made.call("DELETE", f"/api/bindings/%2F/e/e/q/q/{quote(keys[1])}"))[0] == 204
+    assert [row["arguments"] for row in await made.get("/api/bindings/%2F/e/e/q/q")] == [{}]
+    await made.call("POST", "/api/bindings/%2F/e/e/e/amq.fanout", {})
+    assert made.headers["Location"] == "/api/bindings/%2F/e/e/e/amq.fanout/~"
+    assert (await made.get(made.headers["Location"]))["destination_type"] == "exchange"
+
+
+async def test_purge_asks_the_shard_and_a_close_carries_its_reason(made: Api) -> None:
+    assert (await made.call("DELETE", "/api/queues/%2F/q/contents"))[0] == 204
+    assert type(made.shards.sent[-1]).__name__ == "Purge"
+    assert (await made.call("DELETE", f"/api/connections/{NAME}", headers={"X-Reason": "enough"}))[0] == 204
+    assert made.doors.closed == [(OWNER, 320, "enough")]
+
+
+async def test_a_queue_shows_its_numbers(made: Api) -> None:
+    row = await made.get("/api/queues/%2F/q")
+    assert (row["messages"], row["messages_ready"], row["messages_unacknowledged"]) == (4, 3, 1)
+    assert row["consumer_details"][0]["channel_details"]["connection_name"] == CONNECTION
+    assert (row["shard"] in (0, 1), row["type"], row["message_stats"]["publish"]) == (True, "classic", 5)
+
+
+async def test_lists_are_cut_sorted_filtered_and_paged(made: Api) -> None:
+    assert await made.get("/api/queues?columns=name,message_stats.ack&sort=name&sort_reverse=true") == [
+        {"name": "r/s", "message_stats": {"ack": 1}},
+        {"name": "q", "message_stats": {"ack": 1}},
+    ]
+    page = await made.get("/api/queues?page=2&page_size=1&columns=name&sort=name")
+    assert page == {
+        "filtered_count": 2, "item_count": 1, "items": [{"name": "r/s"}], "page": 2, "page_count": 2, "page_size": 1,
+        "total_count": 2,
+    }  # fmt: skip
+    assert [row["name"] for row in await made.get("/api/queues?name=%5Er&use_regex=true")] == ["r/s"]
+    assert [row["name"] for row in await made.get("/api/queues?name=Q")] == ["q"]
+
+
+async def test_numbers_are_asked_once_for_many_listings(made: Api) -> None:
+    for _ in range(5):
+        await made.get("/api/queues")
+    assert made.shards.asked == 1
+
+
+async def test_a_silent_shard_is_left_out_and_not_waited_for(made: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathered, "STATS_S_MAX", 0.01)
+    made.shards.silent = True
+    rows = await made.get("/api/queues")
+    assert [row["state"] for row in rows] == ["down", "down"]
+    assert "messages" not in rows[0]
+
+
+async def test_checks_fail_with_503_and_a_reason(made: Api) -> None:
+    made.shards.shards[0].alarm = "low on disk"
+    made.shards.shards[1].ready = False
+    for path in ("alarms", "is-in-service", "ready-to-serve-clients", "port-listener/1", "protocol-listener/mqtt"):
+        status, found = await made.call("GET", f"/api/health/checks/{path}")
+        assert (status, found["status"]) == (503, "failed"), path
+        assert found["reason"]
+
+
+async def test_definitions_hold_what_lasts(made: Api) -> None:
+    await made.call("PUT", "/api/queues/%2F/passing", {"durable": False})
+    found = await made.get("/api/definitions")
+    assert {queue["name"] for queue in found["queues"]} == {"q", "r/s"}
+    assert [exchange["name"] for exchange in found["exchanges"]] == ["e"]
+    assert len(found["bindings"]) == 2
+    assert {user["name"] for user in found["users"]} == {"guest", "nobody", "manager"}
+
+
+async def test_metrics_need_no_login_and_name_queues_only_when_asked(made: Api) -> None:
+    made.login = None
+    status, text = await made.call("GET", "/metrics")
+    assert status == 200
+    assert "rabbitmq_queue_messages_ready 6.0" in text
+    assert "rabbitmq_global_messages_received_total 10.0" in text
+    assert 'shardmq_restarts_total{process="shard-0",shard="0"} 2.0' in text
+    assert 'queue="q"' not in text
+    _, text = await made.call("GET", "/metrics/per-object")
+    assert 'rabbitmq_detailed_queue_messages_ready{queue="q",vhost="/"} 3.0' in text
+
+
+async def test_inherited_sockets_are_served_and_let_go(made: Api) -> None:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    ports = [one.getsockname()[1] for one in sockets]
+    fds = [one.detach() for one in sockets]
+    config = msgspec.structs.replace(made.context.config, http_fds=fds[:1], metrics_fds=fds[1:])
+    context = made.context
+    servers = await app.start(context.authority, context.presence, context.shards, context.links, config)
+    statuses = []
+    async with aiohttp.ClientSession() as client:
+        for port, path in (
+            (ports[0], "/metrics"),
+            (ports[0], "/api/whoami"),
+            (ports[1], "/metrics"),
+            (ports[1], "/api"),
+        ):
+            async with client.get(f"http://127.0.0.1:{port}{path}") as answer:
+                statuses.append(answer.status)
+    await servers.cleanup()
+    assert statuses == [200, 401, 200, 404]
+
+
+def test_no_route_is_given_twice() -> None:
+    routes = [(route.method, route.path) for resource in RESOURCES for route in resource.ROUTES]
+    assert len(routes) == len(set(routes))

@@ -1,0 +1,201 @@
+"""A disk that is full, broken, torn or written by a later version: what is refused, what goes on, what is told."""
+
+from __future__ import annotations
+
+import errno
+import json
+import struct
+from array import array
+
+import pytest
+
+from shardd.store import DiskFull, FormatTooNew, SegmentStore, StoreFailed
+from shardd.store.__main__ import main
+from shardd.store.record import crc32c
+from tests.reference.record import Record, encode_message, split_messages
+from tests.support.faulty_files import FaultyFiles
+
+
+def one(number: int, size: int = 300) -> bytes:
+    return Record((1,), (encode_message(b"x" * size, b"", b"%d" % number),)).encode()
+
+
+def opened(files: FaultyFiles) -> SegmentStore:
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    store.recover([1])
+    return store
+
+
+def sync(store: SegmentStore) -> None:
+    job = store.begin_sync()
+    if job is not None:
+        job.run()
+        store.finish_sync(job)
+
+
+def read_all(store: SegmentStore, entries: array[int]) -> list[bytes]:
+    return split_messages(store.read(entries, 1 << 30)[0])
+
+
+@pytest.mark.parametrize("call", ["allocate", "open"])
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+def test_with_a_full_disk_appends_are_refused_whole_and_all_else_goes_on(call: str, times: int) -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    files.fail[call] = (times, errno.ENOSPC)
+    kept: array[int] = array("Q")
+    with pytest.raises(DiskFull):
+        for number in range(200):
+            kept.extend(store.append(one(number) + one(number + 1000, 9000) + one(number + 2000))[0].entries)
+    before = store.stats()
+    with pytest.raises(DiskFull):
+        store.append(b"".join(one(number) for number in range(50)))
+    assert store.stats()["live_messages"] == before["live_messages"] == len(kept)
+    assert len(read_all(store, kept)) == len(kept)
+    if call == "open":
+        del files.fail[call]
+    sync(store)
+    half = len(kept) // 2
+    store.settle(1, kept[:half], True)
+    files.fail.clear()
+    more = store.append(b"".join(one(number) for number in range(50)))[0].entries
+    sync(store)
+    store = SegmentStore("d", files=files.restarted(power_cut=True), segment_bytes=4096)
+    found = store.recover([1])[1]
+    assert read_all(store, found.entries)[-50:] == [
+        encode_message(b"x" * 300, b"", b"%d" % number) for number in range(50)
+    ]
+    assert len(found.entries) >= len(kept) - half + len(more)
+
+
+@pytest.mark.parametrize("call", ["write", "sync", "sync_directory", "rename"])
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_after_a_failed_write_or_sync_nothing_more_is_promised(call: str, times: int) -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    store.append(one(0))
+    sync(store)
+    files.fail[call] = (times, errno.EIO)
+    with pytest.raises(StoreFailed):
+        for number in range(200):
+            store.append(one(number))
+            sync(store)
+    files.fail.clear()
+    for act in (lambda: store.append(one(1)), store.begin_sync, store.flush):
+        with pytest.raises((StoreFailed, AssertionError)):
+            act()
+    store = SegmentStore("d", files=files.restarted(power_cut=True), segment_bytes=4096)
+    assert read_all(store, store.recover([1])[1].entries)[0] == encode_message(b"x" * 300, b"", b"0")
+
+
+def test_a_write_torn_at_any_byte_costs_only_what_was_being_written() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    store.append(one(0) + one(1, 20))
+    store.flush()
+    (name,) = [name for name in files.names if "msgs" in name]
+    before = bytes(files.names[name].data)
+    store.append(one(2, 40) + one(3, 5))
+    store.flush()
+    after = bytes(files.names[name].data)
+    first = next(i for i in range(len(after)) if after[i] != before[i])
+    last = max(i for i in range(len(after)) if after[i] != before[i])
+    assert last - first > 100
+    for cut in range(first, last + 2):
+        torn = files.restarted(power_cut=False)
+        torn.names[name].data[:] = after[:cut] + before[cut:]
+        again = SegmentStore("d", files=torn, segment_bytes=4096)
+        found = again.recover([1])[1].entries
+        assert 2 <= len(found) <= 4
+        assert (
+            read_all(again, found)
+            == [encode_message(b"x" * size, b"", b"%d" % number) for number, size in enumerate([300, 20, 40, 5])][
+                : len(found)
+            ]
+        )
+        assert again.damage == [] or [one.what for one in again.damage] == ["torn"]
+        assert len(found) == 4 or cut <= last
+
+
+def test_a_damaged_record_is_skipped_told_by_name_and_costs_no_other() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    entries = store.append(b"".join(one(number) for number in range(8)))[0].entries
+    store.flush()
+    (name,) = [name for name in files.names if "msgs" in name]
+    files = files.restarted(power_cut=False)
+    files.names[name].data[((entries[3] & 0xFFFFFFFF) >> 4) + 100] ^= 1
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    found = store.recover([1])[1]
+    assert [entry & ~15 for entry in found.entries] == [entry for i, entry in enumerate(entries) if i != 3]
+    ((damage),) = store.damage
+    assert (damage.what, damage.file) == ("corrupt", name.removeprefix("d/"))
+    assert damage.start < (entries[3] & 0xFFFFFFFF) >> 4 < damage.stop
+
+
+def test_a_segment_without_a_good_header_is_kept_aside_and_told() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    store.append(one(0))
+    store.flush()
+    (name,) = [name for name in files.names if "msgs" in name]
+    files = files.restarted(power_cut=False)
+    files.names[name].data[20] ^= 1
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    assert store.recover([1]) == {}
+    assert [damage.what for damage in store.damage] == ["header"]
+    assert [name for name in files.names if "lost." in name]
+    assert store.append(one(1))
+
+
+@pytest.mark.parametrize("kind", ["index", "acks", "state"])
+def test_a_damaged_companion_file_costs_no_message(kind: str) -> None:
+    for at in (0, 9, 17, 30, 45, -1):
+        files = FaultyFiles()
+        store = opened(files)
+        entries = store.append(b"".join(one(number) for number in range(30)))[0].entries
+        store.settle(1, entries[1:3], True)
+        sync(store)
+        store.close({1: array("Q", [entries[0] | 1, *entries[3:]])})
+        names = [name for name in files.names if kind in name]
+        assert names
+        files = files.restarted(power_cut=False)
+        for name in names:
+            data = files.names[name].data
+            data[min(at, len(data) - 1)] ^= 1
+        store = SegmentStore("d", files=files, segment_bytes=4096)
+        found = [entry & ~15 for entry in store.recover([1])[1].entries]
+        assert set(found) >= {entries[0], *entries[3:]} and found == sorted(found)
+
+
+def test_files_of_a_later_version_are_left_alone() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    store.append(one(0))
+    store.close({})
+    (name,) = [name for name in files.names if "msgs" in name]
+    head = files.names[name].data
+    struct.pack_into("<II", head, 8, 99, crc32c(bytes(head[16:64]), 99))
+    with pytest.raises(FormatTooNew):
+        opened(files)
+    assert name in files.names
+
+
+def test_the_tool_lists_dumps_and_verifies(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    store = SegmentStore(f"{tmp_path}/s", segment_bytes=4096)
+    store.recover([1])
+    entries = store.append(b"".join(one(number) for number in range(20)))[0].entries
+    store.settle(1, entries[:2], True)
+    store.close({})
+    assert main(["verify", f"{tmp_path}/s"]) == 0
+    assert main(["list", f"{tmp_path}/s"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sum(line["messages"] for line in lines) == 20 and sum(line["settled"] for line in lines) == 2
+    assert main(["dump", f"{tmp_path}/s"]) == 0
+    keys = [json.loads(line)["routing_key"] for line in capsys.readouterr().out.splitlines()]
+    assert keys == [str(number) for number in range(2, 20)]
+    with open(f"{tmp_path}/s/msgs.0000000001", "r+b") as file:
+        file.seek(500)
+        file.write(b"?")
+    assert main(["verify", f"{tmp_path}/s"]) == 1
+    assert main(["verify"]) == main(["polish", "x"]) == 2

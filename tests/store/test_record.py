@@ -1,0 +1,157 @@
+"""The compiled loops do what the plain Python in tests/reference does, on good and on broken bytes."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import crc32c as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardd.store import record
+from tests.reference.record import NONE, Record, decode_record, encode_message, split_messages
+
+bodies = st.binary(max_size=40)
+messages = st.builds(encode_message, bodies, st.binary(max_size=5), st.binary(max_size=5), st.binary(max_size=6))
+records = st.builds(
+    Record,
+    st.lists(st.integers(0, 6) | st.just(0xFFFFFFFF), min_size=1, max_size=5, unique=True).map(tuple),
+    st.lists(messages, min_size=1, max_size=5).map(tuple),
+    st.integers(0, 1 << 41),
+    st.sampled_from([NONE, 0, 5, 0xFFFFFFFE]),
+    st.sampled_from([255, 0, 7]),
+)
+
+
+@given(st.binary(max_size=300), st.integers(0, 0xFFFFFFFF))
+def test_crc32c_is_the_one_everybody_knows(data: bytes, before: int) -> None:
+    assert record.crc32c(data, before) == record.crc32c_tables(data, before) == oracle.crc32c(data, before)
+
+
+def test_crc32c_of_long_data_at_every_alignment() -> None:
+    data = random.Random(1).randbytes(40_000)
+    for start in range(9):
+        for size in (0, 1, 383, 384, 385, 6143, 6144, 6145, 30_001):
+            part = data[start : start + size]
+            assert record.crc32c(part) == record.crc32c_tables(part) == oracle.crc32c(part)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(records, min_size=1, max_size=12), st.data())
+def test_a_batch_gives_each_queue_its_messages_in_order(batch: list[Record], data: st.DataObject) -> None:
+    wire = b"".join(one.encode() for one in batch)
+    ends = [0]
+    for one in batch:
+        ends.append(ends[-1] + len(one.encode()))
+    cut = data.draw(st.sampled_from(ends[1:]))
+    known = record.Batch()
+    known.plan(wire)
+    pieces = [(0, cut, 5, 64)] + ([(cut, len(wire), 6, 128)] if cut < len(wire) else [])
+    arrivals = known.take(pieces, True)
+    known.facts(wire, arrivals)
+    expected: dict[int, list[tuple[int, int, int, int]]] = {}
+    at = ordinal = 0
+    for one in batch:
+        decoded = decode_record(wire, at)
+        assert decoded is not None and decoded[0] == one
+        segment, shift = (5, 64) if at < cut else (6, 128 - cut)
+        for offset, message in zip(decoded[1], one.messages, strict=True):
+            for queue_id in one.queues:
+                item = (
+                    segment << 32 | (offset + shift) << 4,
+                    one.fact(),
+                    ordinal,
+                    int.from_bytes(message[:4], "little"),
+                )
+                expected.setdefault(queue_id, []).append(item)
+            ordinal += 1
+        at = decoded[2]
+    assert [arrival.queue_id for arrival in arrivals] == list(expected)
+    for arrival in arrivals:
+        entries, facts, indexes, sizes = zip(*expected[arrival.queue_id], strict=True)
+        assert tuple(arrival.entries) == entries and tuple(arrival.indexes or ()) == indexes
+        assert arrival.body_bytes == sum(sizes)
+        assert facts == (tuple(arrival.facts) if arrival.facts is not None else (0,) * len(facts))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(records, min_size=1, max_size=6), st.integers(0, 3000))
+def test_a_batch_is_cut_only_between_records_and_as_late_as_fits(batch: list[Record], room: int) -> None:
+    known = record.Batch()
+    known.plan(b"".join(one.encode() for one in batch))
+    ends = [0]
+    for one in batch:
+        ends.append(ends[-1] + len(one.encode()))
+    for start in ends[:-1]:
+        assert known.fit(start, room) == max(end for end in ends if start <= end <= start + room)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(records, min_size=1, max_size=6), st.integers(1, 0xFFFFFFFF), st.randoms(use_true_random=False))
+def test_a_scan_finds_every_good_record_and_no_other(batch: list[Record], salt: int, pick: random.Random) -> None:
+    segment = bytearray(64) + b"".join(one.encode(salt) for one in batch) + bytes(pick.choice([0, 8, 80]))
+    for _ in range(pick.choice([0, 0, 1, 3])):
+        place = pick.randrange(64, len(segment))
+        segment[place] ^= 1 << pick.randrange(8)
+    if pick.random() < 0.3:
+        del segment[pick.randrange(64, len(segment)) :]
+    good, end, at = [], 64, 64
+    while at < len(segment):
+        decoded = decode_record(bytes(segment), at, salt)
+        if decoded is None:
+            at += 8
+            continue
+        good.append((decoded[0], decoded[1]))
+        end = at = decoded[2]
+    abstracts, found_end, _ = record.scan(segment, 64, len(segment), salt)
+    queue_ids = sorted({queue_id for one, _ in good for queue_id in one.queues})
+    known = record.Collector(queue_ids, queue_ids)
+    records_found = known.add(abstracts, 9, b"", 1)[0]
+    assert (records_found, found_end) == (len(good), end)
+    for arrival in known.take():
+        mine = [(one, offset) for one, offsets in good if arrival.queue_id in one.queues for offset in offsets]
+        assert list(arrival.entries) == [9 << 32 | offset << 4 | 1 for _, offset in mine]
+        assert list(arrival.times or ()) == [one.timestamp for one, _ in mine]
+        facts = [one.fact() for one, _ in mine]
+        assert facts == (list(arrival.facts) if arrival.facts is not None else [0] * len(facts))
+
+
+@given(st.binary(max_size=400), st.integers(0, 0xFFFFFFFF))
+def test_garbage_is_no_record(garbage: bytes, salt: int) -> None:
+    abstracts, end, holes = record.scan(bytearray(64) + garbage, 64, 64 + len(garbage), salt)
+    assert (abstracts, end, holes) == (b"", 64, [])
+
+
+def test_a_search_for_good_records_ends_when_bodies_pretend_to_be_records() -> None:
+    # Each of these begins a plausible record that reaches to the end of the segment; none has the right crc.
+    fake = bytearray()
+    size = 1 << 18
+    while len(fake) < size:
+        left = size - len(fake)
+        body = max(left - 28 - 4 - 10 - 8, 0)
+        head = Record((1,), (encode_message(b""),)).encode()[:32]
+        fake += left.to_bytes(4, "little") + head[4:] + (body + 7).to_bytes(4, "little") + bytes(4)
+    assert record.scan(bytearray(64) + fake, 64, 64 + size, 7)[0] == b""
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(messages, min_size=1, max_size=8), st.integers(0, 300), st.randoms(use_true_random=False))
+def test_reading_takes_whole_messages_as_many_as_fit(stored: list[bytes], bytes_max: int, pick: random.Random) -> None:
+    offsets = [sum(map(len, stored[:i])) for i in range(len(stored))]
+    wanted = [pick.randrange(len(stored)) for _ in range(10)]
+    entries = array("Q", [3 << 32 | (offsets[i] + 100) << 4 | pick.randrange(2) for i in wanted])
+    blob, sizes = record.copy_out(
+        bytearray(b"".join(stored)), 100, sum(map(len, stored)), entries, 0, 10, bytes_max, True
+    )
+    got = split_messages(blob)
+    assert got == [stored[i] for i in wanted[: len(got)]] and len(sizes) == len(got) >= 1
+    assert len(blob) <= bytes_max or len(got) == 1
+    assert len(got) == 10 or len(blob) + len(stored[wanted[len(got)]]) > bytes_max
+
+
+@given(st.lists(st.integers(0, 30), unique=True), st.lists(st.integers(0, 30), unique=True))
+def test_marks_set_the_flag_of_their_own_entries_alone(entries: list[int], marks: list[int]) -> None:
+    marked = array("Q", sorted(place << 4 for place in entries))
+    record.mark_redelivered(marked, array("Q", sorted(place << 4 | 1 for place in marks)))
+    assert list(marked) == [place << 4 | (place in marks) for place in sorted(entries)]

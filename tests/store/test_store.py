@@ -1,0 +1,210 @@
+"""What a store promises while it lives and when it is stopped or killed."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardd.store import Closed, OsFiles, SegmentStore
+from tests.reference.record import Record, encode_message, split_messages
+from tests.support.faulty_files import FaultyFiles
+from tests.support.store_history import History
+
+SEEDS = st.integers(0, 1 << 32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_a_clean_stop_keeps_exactly_what_is_live_in_order_with_flags(seed: int) -> None:
+    history = History(seed)
+    for _ in range(3):
+        history.play(40)
+        history.stop_cleanly()
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_a_killed_process_loses_nothing_that_was_flushed(seed: int) -> None:
+    history = History(seed)
+    for _ in range(3):
+        history.play(40)
+        history.crash(power_cut=False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS)
+def test_stops_of_every_kind_follow_each_other(seed: int) -> None:
+    history = History(seed)
+    for _ in range(4):
+        history.play(25)
+        end = history.random.choice(["stop", "kill", "power cut"])
+        if end == "stop":
+            history.stop_cleanly()
+        else:
+            history.crash(power_cut=end == "power cut")
+
+
+def one(body: bytes, *queues: int, key: bytes = b"k") -> bytes:
+    return Record(queues or (1,), (encode_message(body, b"", key),)).encode()
+
+
+def opened(files: FaultyFiles, queues: tuple[int, ...] = (1,), segment_bytes: int = 4096) -> SegmentStore:
+    store = SegmentStore("d", files=files, segment_bytes=segment_bytes)
+    store.recover(queues)
+    return store
+
+
+def sync(store: SegmentStore) -> None:
+    job = store.begin_sync()
+    if job is not None:
+        job.run()
+        store.finish_sync(job)
+
+
+def test_messages_consumed_before_a_flush_never_touch_the_disk() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    for number in range(1000):
+        (arrival,) = store.append(one(b"%d" % number * 50))
+        store.settle(1, arrival.entries, True)
+        store.flush()
+    assert files.calls.count("write") == 0
+    assert files.calls.count("allocate") <= 3
+    assert store.stats()["segments"] <= 2
+
+
+def test_files_of_dead_segments_are_used_again_and_the_rest_removed() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    entries: list[array[int]] = []
+    for number in range(100):
+        entries.append(store.append(one(b"x" * 900, key=b"%d" % number))[0].entries)
+        sync(store)
+    assert store.stats()["segments"] >= 20
+    for some in entries:
+        store.settle(1, some, True)
+    assert len(files.names) <= 4
+    allocated = files.calls.count("allocate")
+    for _ in range(10):
+        store.append(one(b"y" * 900))
+        sync(store)
+    assert files.calls.count("allocate") <= allocated + 2
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_records_of_a_file_s_former_life_never_come_back(power_cut: bool) -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    for _ in range(3):
+        (arrival,) = store.append(b"".join(one(b"old", key=b"%d" % n) for n in range(80)))
+        sync(store)
+        store.settle(1, arrival.entries, True)
+    store.append(one(b"new"))
+    sync(store)
+    files = files.restarted(power_cut=power_cut)
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    found = store.recover([1])
+    (message,) = split_messages(store.read(found[1].entries[-1:], 1 << 20)[0])
+    assert message == encode_message(b"new", b"", b"k")
+    assert not store.damage
+
+
+def test_a_record_bigger_than_a_segment_gets_one_of_its_own() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    (arrival,) = store.append(one(b"before") + one(b"B" * 3_000_000) + one(b"after"))
+    blob, sizes = store.read(arrival.entries, 1 << 30)
+    assert list(sizes) == [6, 3_000_000, 5] and split_messages(blob)[1] == encode_message(b"B" * 3_000_000)
+    sync(store)
+    store = SegmentStore("d", files=files.restarted(power_cut=True), segment_bytes=4096)
+    found = store.recover([1])
+    assert store.read(found[1].entries, 1 << 30)[0] == blob
+    store.settle(1, found[1].entries, True)
+    assert store.stats()["segments"] == 0
+
+
+def test_entries_of_queues_that_are_gone_are_dropped_and_free_their_segments() -> None:
+    files = FaultyFiles()
+    store = opened(files, (1, 2))
+    for _ in range(20):
+        store.append(one(b"x" * 500, 1, 2))
+    store.close({})
+    store = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=4096)
+    assert set(store.recover([2])) == {2}
+    store.close({})
+    store = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=4096)
+    assert store.recover([3]) == {}
+    assert store.stats()["segments"] == 0
+
+
+def test_timestamps_come_with_recovery_for_the_queues_that_ask() -> None:
+    files = FaultyFiles()
+    store = opened(files, (1, 2))
+    store.append(Record((1, 2), (encode_message(b"a"), encode_message(b"b")), timestamp=77).encode())
+    store.close({})
+    found = SegmentStore("d", files=files, segment_bytes=4096).recover([1, 2], timed=[2])
+    assert found[1].times is None and list(found[2].times or []) == [77, 77]
+
+
+def test_a_sequential_backlog_is_read_in_large_pieces() -> None:
+    files = FaultyFiles()
+    store = opened(files, segment_bytes=1 << 20)
+    entries: array[int] = array("Q")
+    for _ in range(40):
+        entries.extend(store.append(Record((1,), (encode_message(b"x" * 1000),) * 200).encode())[0].entries)
+    store.close(None)
+    store = SegmentStore("d", files=files, segment_bytes=1 << 20)
+    entries = store.recover([1])[1].entries
+    files.calls.clear()
+    for at in range(0, len(entries), 50):
+        assert len(split_messages(store.read(entries[at : at + 50], 1 << 20)[0])) == 50
+    assert files.calls.count("read") <= 40
+
+
+def test_delete_all_leaves_nothing() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    for _ in range(30):
+        store.append(one(b"x" * 800))
+        sync(store)
+    store.delete_all()
+    assert files.names == {} and files.handles == {}
+    with pytest.raises(Closed):
+        store.append(one(b"x"))
+
+
+def test_a_batch_that_is_not_whole_and_true_is_refused_whole() -> None:
+    store = opened(FaultyFiles())
+    good = one(b"good")
+    for at in range(len(good)):
+        bad = bytearray(good + good)
+        bad[len(good) + at] ^= 4
+        with pytest.raises(ValueError, match="of the batch"):
+            store.append(bad)
+        with pytest.raises(ValueError, match="of the batch"):
+            store.append((good + good)[: len(good) + at] if at else b"short")
+    assert store.stats()["live_messages"] == 0
+    assert store.append(b"") == []
+
+
+def test_the_real_disk_serves_too(tmp_path: object) -> None:
+    path = f"{tmp_path}/deep/store"
+    store = SegmentStore(path, files=OsFiles(), segment_bytes=1 << 16)
+    assert store.recover([1]) == {}
+    batches = [one(b"x" * 5000, key=b"%d" % number) for number in range(40)]
+    entries: array[int] = array("Q")
+    for batch in batches:
+        entries.extend(store.append(batch)[0].entries)
+        sync(store)
+    blob, _ = store.read(entries, 1 << 30)
+    store.settle(1, entries[:30], True)
+    store.close({1: entries[30:]})
+    store = SegmentStore(path, segment_bytes=1 << 16)
+    found = store.recover([1])
+    assert found[1].entries == entries[30:]
+    assert store.read(found[1].entries, 1 << 30)[0] == b"".join(split_messages(blob)[30:])
+    store.delete_all()
+    assert OsFiles().list(f"{tmp_path}/deep") == []

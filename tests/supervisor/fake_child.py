@@ -1,0 +1,48 @@
+"""A child that keeps its part of the bargain, or on demand does not. Its section: {name, journal, does}.
+
+`does`: "well", "exits N", "hangs" (never ready), "falls silent" (ready, asks to be watched, says no more),
+"will not stop" (ignores SIGTERM). What happens is appended to the journal, one line per event.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+
+from supervisor import notify
+
+
+def main() -> int:
+    section = json.loads(sys.argv[2])
+    name, does = section["name"], section["does"]
+    journal = os.open(section["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(event: str) -> None:
+        os.write(journal, f"{name} {event}\n".encode())
+
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    if does != "will not stop":
+        signal.set_wakeup_fd(wake_write)
+    write("started")
+    if does.startswith("exits"):
+        return int(does.split()[1])
+    if does != "hangs":
+        write("ready")
+        notify.ready(says=name)
+    if does == "falls silent":
+        notify.watchdog()
+    lifeline = notify.lifeline_fd()
+    assert lifeline is not None
+    readable, _, _ = select.select([wake_read, lifeline], [], [])
+    notify.stopping()
+    write("orphaned" if lifeline in readable else "drained")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""shardctl: what it asks of the broker, how it shows the answer, and its exit statuses."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from supervisor.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+
+ANSWERS: dict[str, Any] = {
+    "/api/queues/%2F": [{"name": "q [red]1", "messages": 3, "durable": True}],
+    "/api/bindings/a%2Fb": [{"source": "x", "destination": "q", "destination_type": "queue", "routing_key": "k"}],
+    "/api/processes": [{"name": "shard-0", "kind": "shard", "index": 0, "pid": 77, "state": "ready", "restarts": 0}],
+    "/api/shards": [{"shard": 0, "queues": 5}],
+}
+
+
+class FakeApi(ThreadingHTTPServer):
+    asked: list[tuple[str, str, Any]]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeApi
+
+    def _answer(self) -> None:
+        length = int(self.headers.get("Content-Length", 0))
+        body = json.loads(self.rfile.read(length)) if length else None
+        self.server.asked.append((self.command, self.path, body))
+        login = base64.b64decode(self.headers["Authorization"].partition(" ")[2]).decode()
+        status: int
+        answer: Any
+        if login != "guest:guest":
+            status, answer = 401, {"error": "not_authorised"}
+        elif self.command == "GET" and self.path not in ANSWERS:
+            status, answer = 404, {"error": "Object Not Found", "reason": "no such vhost"}
+        else:
+            status, answer = 200, ANSWERS.get(self.path)
+        text = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_PUT = do_DELETE = _answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[FakeApi]:
+    server = FakeApi(("127.0.0.1", 0), Handler)
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_queues_are_shown_as_a_table_with_their_names_to_the_letter(api: FakeApi) -> None:
+    status, output = run("list_queues", "--url", api.url)
+    assert status == 0
+    assert [line.split() for line in output.splitlines()] == [["name", "messages"], ["q", "[red]1", "3"]]
+
+
+def test_columns_can_be_chosen_and_had_as_json(api: FakeApi) -> None:
+    status, output = run("list_queues", "name", "durable", "--url", api.url, "--formatter", "json")
+    assert status == 0 and json.loads(output) == [{"name": "q [red]1", "durable": True}]
+
+
+def test_columns_go_by_rabbitmqctls_names_and_a_vhost_may_hold_a_slash(api: FakeApi) -> None:
+    status, output = run("list_bindings", "source_name", "destination_kind", "-p", "a/b", "--url", api.url)
+    assert status == 0 and output.splitlines()[1].split() == ["x", "queue"]
+
+
+def test_status_shows_processes_pids_shards_and_their_queues(api: FakeApi) -> None:
+    status, output = run("status", "--url", api.url)
+    assert status == 0
+    assert all(word in output for word in ("shard-0", "77", "ready", "queues", "5"))
+    status, output = run("status", "--url", api.url, "--formatter", "json")
+    assert json.loads(output)["shards"] == ANSWERS["/api/shards"]
+
+
+@pytest.mark.parametrize(
+    ("command", "asks"),
+    [
+        (["add_vhost", "a/b"], ("PUT", "/api/vhosts/a%2Fb", {})),
+        (["delete_vhost", "v"], ("DELETE", "/api/vhosts/v", None)),
+        (["add_user", "u", "secret"], ("PUT", "/api/users/u", {"password": "secret", "tags": ""})),
+        (["delete_user", "u"], ("DELETE", "/api/users/u", None)),
+        (
+            ["set_permissions", "-p", "v", "u", "c.*", "w", "r"],
+            ("PUT", "/api/permissions/v/u", {"configure": "c.*", "write": "w", "read": "r"}),
+        ),
+    ],
+)
+def test_changes_are_asked_of_the_http_api(api: FakeApi, command: list[str], asks: tuple[str, str, Any]) -> None:
+    assert run(*command, "--url", api.url) == (0, "")
+    assert api.asked[-1] == asks
+
+
+def test_a_refusal_is_status_1_with_the_brokers_reason(api: FakeApi) -> None:
+    status, output = run("list_queues", "-p", "nowhere", "--url", api.url)
+    assert status == 1 and "no such vhost" in output
+    status, output = run("list_queues", "--url", api.url, "--user", "mallory")
+    assert status == 1 and "mallory" in output
+
+
+def test_no_broker_is_status_69() -> None:
+    with socket.socket() as closed:  # bound and not listening: nobody else can be there
+        closed.bind(("127.0.0.1", 0))
+        status, output = run("status", "--url", f"http://127.0.0.1:{closed.getsockname()[1]}")
+    assert status == 69 and "no broker reachable" in output
+
+
+def test_the_broker_on_a_data_directory_is_found_by_its_pointer(api: FakeApi, tmp_path: Path) -> None:
+    pointer = {"pid": os.getpid(), "runtime_dir": "", "http": api.url.replace("http://127.0.0.1", "0.0.0.0")}
+    (tmp_path / "broker.json").write_text(json.dumps(pointer))
+    assert run("list_queues", "--data-dir", str(tmp_path))[0] == 0
+
+
+def test_stopping_where_nothing_runs_is_status_69(tmp_path: Path) -> None:
+    assert run("stop", "--data-dir", str(tmp_path))[0] == 69
+
+
+def test_an_unknown_format_or_command_is_status_2(api: FakeApi) -> None:
+    assert run("status", "--url", api.url, "--formatter", "xml")[0] == 2
+    assert run("fly")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--shards", "none"], "shards.count: invalid enum value 'none'"),
+        (["--shards", "0"], "shards.count: expected `int` >= 1"),
+        (["--durability", "hope"], "shards.durability: invalid enum value 'hope'"),
+        (["--config", "/nonexistent.toml"], "/nonexistent.toml: No such file or directory"),
+    ],
+)
+def test_a_start_with_wrong_settings_is_one_line_and_status_2(tmp_path: Path, flags: list[str], says: str) -> None:
+    command = [sys.executable, "-m", "supervisor.cli.app", "start", "--data-dir", str(tmp_path / "data"), *flags]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"shardmq: {says}\n"
+    assert not (tmp_path / "data").exists()

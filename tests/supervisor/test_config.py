@@ -1,0 +1,51 @@
+"""A wrong setting is named; the documented file says what the program does."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from supervisor.config import ConfigError, Settings, read_settings
+
+DOCUMENTED = Path(__file__).parents[2] / "deploy" / "broker.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("colour = 1", "colour: there is no such key"),
+        ("[shards]\nnumber = 2", "shards.number: there is no such key"),
+        ("[shards]\ncount = 0", "shards.count: expected `int` >= 1"),
+        ('[shards]\ncount = "many"', "shards.count: invalid enum value 'many'"),
+        ("[listen]\namqp_port = 70000", "listen.amqp_port: expected `int` <= 65535"),
+        ('[shards]\ndurability = "maybe"', "shards.durability: invalid enum value 'maybe'"),
+        ("shards = 3", "shards: expected `object`, got `int`"),
+        ("= 3", "not TOML"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read_settings(path)
+
+
+def test_an_absent_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "none.toml"))):
+        read_settings(tmp_path / "none.toml")
+
+
+def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text("[listen]\namqp_port = 1234\nhttp_port = 99\n")
+    settings = read_settings(path, {"listen.amqp_port": 0, "shards.count": 3})
+    assert (settings.listen.amqp_port, settings.listen.http_port, settings.shards.count) == (0, 99, 3)
+
+
+def test_the_documented_file_gives_every_key_with_its_default() -> None:
+    documented = tomllib.loads(DOCUMENTED.read_text())
+    assert documented == msgspec.to_builtins(Settings())

@@ -1,0 +1,45 @@
+"""What is started for given settings and cores."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.config import FrontDoors, Settings, Shards
+from supervisor.plan import STAGES, Listening, children, shard_count
+
+
+def listening(doors: int) -> Listening:
+    return Listening(tuple(range(10, 10 + doors)), (5,), (6,), "127.0.0.1:15672")
+
+
+@given(st.integers(1, 64), st.integers(1, 8))
+def test_there_is_a_shard_for_each_core_and_a_front_door_for_each_socket(cores: int, doors: int) -> None:
+    settings = Settings(front_doors=FrontDoors(count=doors))
+    plans = children(settings, cores, "/run/x", "b", listening(doors))
+    kinds = [plan.kind for plan in plans]
+    assert kinds == ["controller"] + ["shard"] * cores + ["front-door"] * doors
+    assert sorted(kinds, key=STAGES.index) == kinds
+    assert len({plan.name for plan in plans}) == len(plans)
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_a_given_number_of_shards_does_not_depend_on_cores(cores: int, count: int) -> None:
+    assert shard_count(Settings(shards=Shards(count=count)), cores) == count
+
+
+def test_each_front_door_is_told_its_own_socket_and_the_controller_those_for_operators() -> None:
+    plans = children(Settings(front_doors=FrontDoors(count=2)), 1, "/run/x", "b", listening(2))
+    doors = [plan for plan in plans if plan.kind == "front-door"]
+    assert [(door.section["listen_fds"], door.fds) for door in doors] == [([10], (10,)), ([11], (11,))]
+    assert plans[0].fds == (5, 6)
+
+
+def test_every_child_can_read_its_section_from_its_command_line() -> None:
+    for plan in children(Settings(), 2, "/run/x", "b", listening(1)):
+        flag, text = plan.arguments[-2:]
+        assert flag == "--config"
+        told = json.loads(text)
+        assert told["runtime_dir"] == "/run/x" and told["log_level"] == "info"

@@ -1,0 +1,71 @@
+"""The supervisor as a process of its own: signals, standard output, exit status, and what outlives it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+class Process:
+    def __init__(self, tmp_path: Path) -> None:
+        ports = ["--bind=127.0.0.1", "--amqp-port=0", "--http-port=0", "--metrics-port=0", "--shards=1"]
+        command = [sys.executable, "-m", "tests.supervisor.fake_broker", str(tmp_path / "journal")]
+        self.popen = subprocess.Popen(
+            [*command, "--data-dir", str(tmp_path / "data"), *ports],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.popen.stdout is not None
+        self.ready_line = self.popen.stdout.readline()
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    process = Process(tmp_path)
+    yield process
+    process.popen.send_signal(signal.SIGTERM)
+    process.popen.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_drains_and_the_status_is_0(tmp_path: Path, process: Process, number: signal.Signals) -> None:
+    assert process.ready_line.startswith("ready: amqp=127.0.0.1:")
+    process.popen.send_signal(number)
+    process.popen.send_signal(number)  # make and the terminal may both pass it on
+    output, _ = process.popen.communicate(timeout=20)
+    assert (process.popen.returncode, output) == (0, "")
+    drained = [line for line in (tmp_path / "journal").read_text().splitlines() if line.endswith("drained")]
+    assert drained == ["front-door-0 drained", "shard-0 drained", "controller drained"]
+
+
+def test_when_the_supervisor_is_killed_its_children_drain_and_a_new_broker_starts_after_them(
+    tmp_path: Path, process: Process
+) -> None:
+    process.popen.send_signal(signal.SIGKILL)
+    process.popen.wait(timeout=20)
+    second = Process(tmp_path)
+    journal = (tmp_path / "journal").read_text().splitlines()
+    assert second.ready_line.startswith("ready: ")
+    second.popen.send_signal(signal.SIGTERM)
+    second.popen.communicate(timeout=20)
+    orphaned = [index for index, line in enumerate(journal) if line.endswith("orphaned")]
+    assert len(orphaned) == 3
+    assert max(orphaned) < len(journal) - 1 - journal[::-1].index("controller started")
+
+
+def test_a_second_broker_on_the_same_data_ends_with_status_2_in_one_line(tmp_path: Path, process: Process) -> None:
+    command = [sys.executable, "-m", "supervisor", "--data-dir", str(tmp_path / "data"), "--amqp-port=0"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count("\n") == 1
+    assert f"in use by the broker with pid {process.popen.pid}" in ended.stderr
+    assert (tmp_path / "data" / "broker.json").exists()

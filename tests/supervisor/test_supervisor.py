@@ -1,0 +1,255 @@
+"""The whole of it with fake children: order, restart, giving up, draining, and starts that are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from supervisor.config import ConfigError, FrontDoors, Listen, Settings, Shards, Supervision
+from supervisor.directories import DataDirectory
+from supervisor.plan import ChildPlan, Listening, children
+from supervisor.supervisor import Supervisor
+
+FAKE = "tests.supervisor.fake_child"
+POLL_S = 0.005  # status.json is a file: nothing tells of its change
+
+
+def settings_for(tmp_path: Path, **supervision: Any) -> Settings:
+    return Settings(
+        data_dir=str(tmp_path / "data"),
+        runtime_dir=str(tmp_path / "run"),
+        listen=Listen(bind="127.0.0.1", amqp_port=0, http_port=0, metrics_port=0),
+        front_doors=FrontDoors(count=2),
+        shards=Shards(count=2),
+        supervision=Supervision(**supervision),
+    )
+
+
+class Broker:
+    """A supervisor over fake children; `does` tells single ones to misbehave."""
+
+    def __init__(self, tmp_path: Path, does: dict[str, str] | None = None, **supervision: Any) -> None:
+        self.journal_path = tmp_path / "journal"
+        self.status_path = tmp_path / "run" / "status.json"
+        self.does = does or {}
+        self.lines: list[str] = []
+        self.ready = asyncio.Event()
+        self.supervisor = Supervisor(settings_for(tmp_path, **supervision), 2, self._plans)
+        self.supervisor.open()
+        self.running = asyncio.create_task(self.supervisor.run(self._announce))
+
+    def _announce(self, line: str) -> None:
+        self.lines.append(line)
+        self.ready.set()
+
+    def _plans(self, settings: Settings, cores: int, runtime: str, boot: str, at: Listening) -> list[ChildPlan]:
+        return [self._fake(plan) for plan in children(settings, cores, runtime, boot, at)]
+
+    def _fake(self, plan: ChildPlan) -> ChildPlan:
+        does = self.does.get(plan.name, "well")
+        section = {"name": plan.name, "journal": str(self.journal_path), "does": does}
+        return ChildPlan(plan.kind, plan.index, FAKE, section, plan.fds)
+
+    async def stop(self) -> int:
+        self.supervisor.stop()
+        return await self.running
+
+    def journal(self) -> list[str]:
+        return self.journal_path.read_text().splitlines() if self.journal_path.exists() else []
+
+    async def status(self, satisfies: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """status.json by child name, as soon as it satisfies."""
+        while True:
+            status = json.loads(self.status_path.read_text())
+            named = {child["name"]: child for child in status["children"]}
+            if satisfies(named):
+                return named
+            await asyncio.sleep(POLL_S)
+
+
+async def test_shards_wait_for_the_controller_and_front_doors_for_shards_and_draining_is_the_reverse(
+    tmp_path: Path,
+) -> None:
+    broker = Broker(tmp_path)
+    await broker.ready.wait()
+    assert await broker.stop() == 0
+    journal = broker.journal()
+    at = {line: index for index, line in enumerate(journal)}
+    shards, doors = ("shard-0", "shard-1"), ("front-door-0", "front-door-1")
+    assert all(at["controller ready"] < at[f"{shard} started"] for shard in shards)
+    assert all(at[f"{shard} ready"] < at[f"{door} started"] for shard in shards for door in doors)
+    assert all(at[f"{door} drained"] < at[f"{shard} drained"] for shard in shards for door in doors)
+    assert all(at[f"{shard} drained"] < at["controller drained"] for shard in shards)
+
+
+async def test_the_ready_line_names_ports_that_accept_connections(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    await broker.ready.wait()
+    (line,) = broker.lines
+    word, *places = line.split()
+    assert word == "ready:"
+    for key, place in zip(("amqp", "http", "metrics"), places, strict=True):
+        name, _, address = place.partition("=")
+        host, _, port = address.rpartition(":")
+        assert name == key
+        socket.create_connection((host, int(port))).close()
+    await broker.stop()
+
+
+async def test_a_killed_child_comes_back_and_is_counted(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    await broker.ready.wait()
+    before = await broker.status(lambda named: named["shard-1"]["state"] == "ready")
+    os.kill(before["shard-1"]["pid"], signal.SIGKILL)
+    after = await broker.status(
+        lambda named: named["shard-1"]["restarts"] == 1 and named["shard-1"]["state"] == "ready"
+    )
+    assert after["shard-1"]["pid"] != before["shard-1"]["pid"]
+    assert after["shard-0"] == before["shard-0"]
+    assert await broker.stop() == 0
+
+
+async def test_a_child_that_keeps_dying_ends_the_broker_with_status_1_and_the_others_drain(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker(tmp_path, {"shard-1": "exits 3"})
+    assert await broker.running == 1
+    assert broker.lines == []
+    assert "shard-1 died too often" in caplog.text
+    assert {"controller drained", "shard-0 drained"} <= set(broker.journal())
+    assert not any(line.startswith("front-door") for line in broker.journal())
+
+
+async def test_a_child_that_refuses_its_settings_is_not_tried_twice(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, {"controller": "exits 2"})
+    assert await broker.running == 2
+    assert broker.journal() == ["controller started"]
+
+
+async def test_a_silent_child_is_killed_and_comes_back(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, {"front-door-0": "falls silent"}, watchdog_s=0.1)
+    await broker.status(lambda named: named["front-door-0"]["restarts"] >= 1)
+    assert (await broker.status(lambda named: True))["front-door-1"]["restarts"] == 0
+    assert await broker.stop() == 0
+
+
+async def test_a_child_that_will_not_drain_is_killed_in_bounded_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker(tmp_path, {"shard-0": "will not stop"}, drain_timeout_s=0.2)
+    await broker.ready.wait()
+    assert await broker.stop() == 0
+    assert "shard-0" in caplog.text and "not drained after 0.2 s: killed" in caplog.text
+    assert "controller drained" in broker.journal()
+
+
+async def test_stopping_while_starting_ends_what_was_started(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, {"shard-0": "hangs"})
+    await broker.status(lambda named: named["shard-1"]["state"] == "ready")
+    assert await broker.stop() == 0
+    assert broker.lines == []
+    assert "controller drained" in broker.journal()
+
+
+async def test_nothing_is_left_in_the_runtime_directory_and_the_pointer_goes(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    await broker.ready.wait()
+    pointer = json.loads((tmp_path / "data" / "broker.json").read_text())
+    assert pointer["pid"] == os.getpid() and pointer["runtime_dir"] == str(tmp_path / "run")
+    await broker.stop()
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "data" / "broker.json").exists()
+
+
+async def test_systemd_hears_ready_after_all_are_ready_and_stopping_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        broker = Broker(tmp_path)
+        await broker.ready.wait()
+        await broker.stop()
+        heard = list[str]()
+        while True:
+            try:
+                heard += systemd.recv(4096).decode().splitlines()
+            except BlockingIOError:
+                break
+    words = [line for line in heard if line in ("READY=1", "STOPPING=1")]
+    assert words == ["READY=1", "STOPPING=1"]
+    assert heard[0].startswith("EXTEND_TIMEOUT_USEC=")
+
+
+async def test_a_second_broker_on_the_same_data_is_refused_naming_the_first(tmp_path: Path) -> None:
+    first = Supervisor(settings_for(tmp_path), 1)
+    first.open()
+    with pytest.raises(ConfigError, match=f"data_dir: .*in use by the broker with pid {os.getpid()}"):
+        Supervisor(settings_for(tmp_path), 1).open()
+
+
+@pytest.mark.parametrize("key", ["amqp_port", "http_port", "metrics_port"])
+@pytest.mark.parametrize("reuse", [False, True])
+async def test_a_busy_port_is_named_and_nothing_is_touched(tmp_path: Path, key: str, reuse: bool) -> None:
+    with socket.socket() as busy:
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse)
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        ports = {"amqp_port": 0, "http_port": 0, "metrics_port": 0, key: port}
+        settings = Settings(
+            data_dir=str(tmp_path / "data"),
+            listen=Listen(bind="127.0.0.1", **ports),
+            front_doors=FrontDoors(count=2),
+        )
+        with pytest.raises(ConfigError, match=f"listen.{key}: 127.0.0.1:{port}: Address already in use"):
+            Supervisor(settings, 1).open()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="data_dir: .*/file/data: Not a directory"):
+        DataDirectory(tmp_path / "file" / "data").open()
+
+
+def test_a_lock_left_by_a_dead_broker_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("4194304999\n")
+    directory = DataDirectory(tmp_path)
+    directory.open()
+    assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+    directory.close()
+
+
+def test_children_of_a_dead_broker_are_waited_for(tmp_path: Path) -> None:
+    draining = DataDirectory(tmp_path)
+    draining.open()
+    os.pwrite(draining.lock_fd, b"4194304999\n", 0)  # the supervisor is gone, a child still holds the lock
+    with pytest.raises(ConfigError, match="in use by the broker with pid 4194304999"):
+        DataDirectory(tmp_path).open(wait_s=0)
+    draining.close()
+    DataDirectory(tmp_path).open(wait_s=0)
+
+
+def test_fewer_shards_than_the_data_has_are_refused_and_auto_starts_them_all(tmp_path: Path) -> None:
+    (tmp_path / "data" / "shard-03").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="shards.count: 2, but .* holds the queues of 4 shards"):
+        Supervisor(settings_for(tmp_path), 1).open()
+    supervisor = Supervisor(msgspec.structs.replace(settings_for(tmp_path), shards=Shards()), 1)
+    supervisor.open()
+    assert [slot.plan.name for slot in supervisor.slots if slot.plan.kind == "shard"] == [
+        "shard-0",
+        "shard-1",
+        "shard-2",
+        "shard-3",
+    ]

@@ -1,0 +1,60 @@
+"""Random changes for the catalog, in few names so that they meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from broker import changes as c
+
+VHOSTS = st.sampled_from(["/", "v"])
+NAMES = st.sampled_from(["a", "b", "c"])
+ARGUMENTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [{}, {"x": 1}, {"x": True}, {"a": "s", "b": [1, 2.5, None]}]
+)
+KINDS = st.sampled_from(["queue", "exchange"])
+TYPES = st.sampled_from(["direct", "fanout", "topic", "headers"])
+KEYS = st.sampled_from(["", "k", "k.#"])
+SOURCES = st.one_of(NAMES, st.just("amq.topic"))
+IDS = st.integers(1, 10**6)
+
+
+def any_change() -> st.SearchStrategy[c.AnyChange]:
+    binding = (VHOSTS, SOURCES, KINDS, NAMES, KEYS, ARGUMENTS)
+    return st.one_of(
+        st.builds(c.VhostPut, VHOSTS),
+        st.builds(c.VhostDelete, VHOSTS),
+        st.builds(c.UserPut, NAMES, st.just("")),
+        st.builds(c.UserDelete, NAMES),
+        st.builds(c.PermissionPut, VHOSTS, NAMES, st.just(".*"), st.just("^a"), st.just("")),
+        st.builds(c.PermissionDelete, VHOSTS, NAMES),
+        st.builds(c.ParameterPut, VHOSTS, NAMES, NAMES, st.just({"k": 1})),
+        st.builds(c.ParameterDelete, VHOSTS, NAMES, NAMES),
+        definition(),
+        st.builds(c.BindingPut, *binding),
+        st.builds(c.BindingDelete, *binding),
+    )
+
+
+def definition() -> st.SearchStrategy[c.AnyChange]:
+    """Exchanges, queues, bindings: what the log keeps."""
+    binding = (VHOSTS, SOURCES, KINDS, NAMES, KEYS, ARGUMENTS)
+    return st.one_of(
+        st.builds(c.ExchangePut, VHOSTS, NAMES, TYPES, st.booleans(), st.booleans(), st.booleans(), ARGUMENTS),
+        st.builds(c.ExchangeDelete, VHOSTS, NAMES),
+        st.builds(
+            c.QueuePut,
+            VHOSTS,
+            NAMES,
+            IDS,
+            st.integers(0, 3),
+            st.booleans(),
+            st.booleans(),
+            st.sampled_from(["", "", "0.1.7"]),
+            ARGUMENTS,
+        ),
+        st.builds(c.QueueDelete, VHOSTS, NAMES),
+        st.builds(c.BindingPut, *binding),
+        st.builds(c.BindingDelete, *binding),
+    )

@@ -1,0 +1,106 @@
+"""A store in a dict: what queues and shards need of one, and a count of everything that must not be settled twice."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tests.reference.wire import records_of
+
+
+@dataclass
+class DictArrival:
+    queue_id: int
+    entries: array[int]
+    body_bytes: int
+    facts: array[int] | None = None
+    indexes: array[int] | None = None
+    times: array[int] | None = None
+
+
+class DictJob:
+    def __init__(self) -> None:
+        self.ran = False
+
+    def run(self) -> None:
+        self.ran = True
+
+
+class DictStore:
+    def __init__(self) -> None:
+        self.messages: dict[int, bytes] = {}
+        self.live: dict[int, set[int]] = {}
+        self.dirty = False
+        self.last = 1 << 32
+        self.full = False
+        self.closed: dict[int, array[int]] | None = None
+        self.recovered: dict[int, DictArrival] = {}
+
+    def put(self, queue_ids: Collection[int], message: bytes) -> int:
+        self.last += 16
+        self.messages[self.last] = message
+        for queue_id in queue_ids:
+            self.live.setdefault(queue_id, set()).add(self.last)
+        return self.last
+
+    def recover(self, queue_ids: Collection[int], timed: Collection[int] = ()) -> dict[int, DictArrival]:
+        return {queue_id: self.recovered[queue_id] for queue_id in queue_ids if queue_id in self.recovered}
+
+    def append(self, records: memoryview, *, indexes: bool = False) -> list[DictArrival]:
+        if self.full:
+            from shardd.shard import NoRoom
+
+            raise NoRoom
+        found: dict[int, DictArrival] = {}
+        ordinal = 0
+        for stamp, ttl, priority, _, ids, messages, _ in records_of(bytes(records)):
+            fact = (0 if ttl == 0xFFFFFFFF else stamp + ttl) | (0 if priority == 0xFF else priority) << 56
+            for message in messages:
+                entry = self.put(ids, message)
+                for queue_id in ids:
+                    arrival = found.setdefault(queue_id, DictArrival(queue_id, array("Q"), 0, array("Q"), array("I")))
+                    assert arrival.facts is not None and arrival.indexes is not None
+                    arrival.entries.append(entry)
+                    arrival.body_bytes += int.from_bytes(message[:4], "little")
+                    arrival.facts.append(fact)
+                    arrival.indexes.append(ordinal)
+                ordinal += 1
+        for arrival in found.values():
+            if not any(arrival.facts or ()):
+                arrival.facts = None
+        self.dirty = True
+        return list(found.values())
+
+    def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
+        blobs: list[bytes] = []
+        for entry in entries:
+            message = self.messages[entry & ~15]
+            if blobs and sum(map(len, blobs)) + len(message) > bytes_max:
+                break
+            blobs.append(message)
+        return b"".join(blobs), array("I", [int.from_bytes(blob[:4], "little") for blob in blobs])
+
+    def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
+        for entry in entries:
+            self.live[queue_id].remove(entry & ~15)
+
+    def drop_queue(self, queue_id: int, entries: array[int]) -> None:
+        self.settle(queue_id, entries, False)
+        assert not self.live.pop(queue_id, None)
+
+    def begin_sync(self) -> DictJob | None:
+        dirty, self.dirty = self.dirty, False
+        return DictJob() if dirty else None
+
+    def finish_sync(self, job: DictJob) -> None:
+        assert job.ran
+
+    def close(self, live: dict[int, array[int]] | None = None) -> None:
+        self.closed = live
+
+    def delete_all(self) -> None:
+        self.messages.clear()
+
+    def stats(self) -> dict[str, int]:
+        return {"live_messages": sum(map(len, self.live.values()))}

@@ -1,0 +1,93 @@
+"""Front doors and shards as the authority sees them, in memory: they answer at once, or when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Callable
+from typing import Any
+
+from broker.catalog import Catalog
+from broker.changes import AnyChange
+from shardd.wire import messages as wire
+
+
+class FakeDoors:
+    """One front door with a copy of the catalog. `hold` keeps it from applying until `apply_all`."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.copy = Catalog.rebuilt(catalog.version, catalog.changes())
+        self.hold = False
+        self.closed: list[tuple[str, int, str]] = []
+        self.told: list[list[AnyChange]] = []
+        self._unapplied: list[AnyChange] = []
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+
+    def hand_out(self, version: int, changes: list[AnyChange]) -> None:
+        self.told.append(changes)
+        self._unapplied.extend(changes)
+        if not self.hold:
+            self.apply_all()
+
+    def apply_all(self) -> None:
+        for change in self._unapplied:
+            self.copy.apply(change)
+        self._unapplied.clear()
+        self._settle()
+
+    def when_in_force(self, version: int, then: Callable[[], None]) -> None:
+        self._waiting.append((version, then))
+        self._settle()
+
+    def close_connection(self, owner: str, code: int, text: str) -> None:
+        self.closed.append((owner, code, text))
+
+    def _settle(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.copy.version:
+            self._waiting.pop(0)[1]()
+
+
+class FakeShards:
+    """Shards that know only which queues they were given. `answer` may be replaced; `hold` keeps replies back."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.count = count
+        self.hold = False
+        self.received: list[tuple[int, Any]] = []
+        self.queues: dict[int, wire.QueueSpec] = {}
+        self.refuse: dict[int, wire.Refused] = {}
+        self._number = 0
+        self._held: list[tuple[Future[Any], Any]] = []
+
+    def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]:
+        self._number += 1
+        sent = message(self._number)
+        self.received.append((shard, sent))
+        reply: Future[Any] = asyncio.get_running_loop().create_future()
+        self._held.append((reply, sent))
+        if not self.hold:
+            self.release()
+        return reply
+
+    def release(self) -> None:
+        for reply, sent in self._held:
+            reply.set_result(self._answer(sent))
+        self._held.clear()
+
+    def _answer(self, sent: Any) -> wire.Done | wire.Refused:
+        match sent:
+            case wire.CreateQueues():
+                self.queues |= {spec.id: spec for spec in sent.queues}
+            case wire.DeleteQueue():
+                if sent.queue in self.refuse and (sent.if_unused or sent.if_empty):
+                    return self.refuse[sent.queue]
+                if self.queues.pop(sent.queue, None) is None:
+                    return wire.Refused(sent.request, 404, "gone")
+                return wire.Done(sent.request, messages=3)
+            case wire.Count():
+                if sent.queue not in self.queues:
+                    return wire.Refused(sent.request, 404, "gone")
+                return wire.Done(sent.request, messages=7, consumers=2)
+            case wire.DropVhost():
+                self.queues = {id: spec for id, spec in self.queues.items() if spec.vhost != sent.vhost}
+        return wire.Done(sent.request)

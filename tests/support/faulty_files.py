@@ -1,0 +1,192 @@
+"""A disk in memory that loses what was not synced, tears writes, is full, or breaks: a `Files` for the store's tests.
+
+Names and contents are kept apart, as on a real disk. Names last in the order they were changed (some first part of the
+changes since the last directory sync survives a power cut); contents last sector by sector in any combination.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Inode:
+    data: bytearray = field(default_factory=bytearray)
+    stable: bytearray = field(default_factory=bytearray)
+    dirty: set[int] = field(default_factory=set)  # sectors
+
+    def copy(self) -> Inode:
+        return Inode(bytearray(self.data), bytearray(self.stable), set(self.dirty))
+
+
+class PowerCut(BaseException):
+    """The machine is gone in the middle of a call. Not an Exception: nothing may answer it."""
+
+
+class FaultyFiles:
+    def __init__(self, seed: int = 0, sector_bytes: int = 512) -> None:
+        self.random = random.Random(seed)
+        self.sector_bytes = sector_bytes
+        self.names: dict[str, Inode] = {}
+        self.stable_names: dict[str, Inode] = {}
+        self.changes: list[dict[str, Inode]] = []  # names after each change since the last directory sync
+        self.handles: dict[int, Inode] = {}
+        self.next_handle = 3
+        self.calls: list[str] = []
+        self.fail: dict[str, tuple[int, int]] = {}  # call: (how many more succeed, errno)
+        self.cut_after: int | None = None  # changing calls until the power fails
+        self.bytes_max: int | None = None  # room on the disk
+        self.sync_lies = False
+
+    # -- faults ---------------------------------------------------------------------------------------
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.fail:
+            left, error = self.fail[name]
+            if left <= 0:
+                raise OSError(error, f"{name} fails on purpose")
+            self.fail[name] = (left - 1, error)
+
+    def _power(self) -> bool:
+        """Whether the power fails during this changing call."""
+        if self.cut_after is None:
+            return False
+        self.cut_after -= 1
+        return self.cut_after < 0
+
+    def restarted(self, *, power_cut: bool) -> FaultyFiles:
+        """What the next process finds: all of it after a mere crash, what lasted and some of the rest after a power cut."""
+        after = FaultyFiles(self.random.randrange(1 << 30), self.sector_bytes)
+        names = self.names
+        if power_cut:
+            kept = self.random.randint(0, len(self.changes))
+            names = self.changes[kept - 1] if kept else self.stable_names
+        for name, inode in names.items():
+            data = self._survives(inode) if power_cut else bytearray(inode.data)
+            after.names[name] = Inode(data, bytearray(data))
+        after.stable_names = dict(after.names)
+        return after
+
+    def _survives(self, inode: Inode) -> bytearray:
+        size = self.random.choice([len(inode.stable), len(inode.data)])
+        data = bytearray(inode.stable[:size].ljust(size, b"\0"))
+        odds = self.random.choice([0.0, 0.3, 0.7, 1.0])
+        for sector in inode.dirty:
+            if self.random.random() < odds:
+                at = sector * self.sector_bytes
+                part = inode.data[at : min(at + self.sector_bytes, size)]
+                data[at : at + len(part)] = part
+        return data
+
+    # -- Files ----------------------------------------------------------------------------------------
+
+    def _renamed(self) -> None:
+        self.changes.append(dict(self.names))
+        if self._power():
+            raise PowerCut
+
+    def make_directory(self, path: str) -> None:
+        self._call("make_directory")
+
+    def remove_directory(self, path: str) -> None:
+        self._call("remove_directory")
+
+    def list(self, path: str) -> list[str]:
+        self._call("list")
+        return sorted(name[len(path) + 1 :] for name in self.names if name.startswith(path + "/"))
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
+        self._call("open")
+        if path not in self.names:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, path)
+            self.names[path] = Inode()
+            self._renamed()
+        self.next_handle += 1
+        self.handles[self.next_handle] = self.names[path]
+        return self.next_handle
+
+    def close(self, handle: int) -> None:
+        self._call("close")
+        del self.handles[handle]
+
+    def size(self, handle: int) -> int:
+        return len(self.handles[handle].data)
+
+    def read_into(self, handle: int, target: memoryview, position: int) -> int:
+        self._call("read")
+        part = self.handles[handle].data[position : position + len(target)]
+        target[: len(part)] = part
+        return len(part)
+
+    def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        self._call("write")
+        cut = self._power()
+        if cut:
+            data = bytes(data)[: self.random.randint(0, len(data))]
+        inode = self.handles[handle]
+        self._grow(inode, position + len(data))
+        inode.data[position : position + len(data)] = data
+        if len(data):
+            first, last = position // self.sector_bytes, (position + len(data) - 1) // self.sector_bytes
+            inode.dirty.update(range(first, last + 1))
+        if cut:
+            raise PowerCut
+
+    def _grow(self, inode: Inode, size: int) -> None:
+        more = size - len(inode.data)
+        if more <= 0:
+            return
+        if self.bytes_max is not None:
+            taken = sum(len(known.data) for known in self.names.values())
+            if taken + more > self.bytes_max:
+                raise OSError(errno.ENOSPC, "disk full on purpose")
+        inode.data.extend(bytes(more))
+
+    def allocate(self, handle: int, size: int) -> None:
+        self._call("allocate")
+        self._grow(self.handles[handle], size)
+
+    def truncate(self, handle: int, size: int) -> None:
+        self._call("truncate")
+        inode = self.handles[handle]
+        self._grow(inode, size)
+        del inode.data[size:]
+        # Kept simple: a cut of the size lasts at once.
+        del inode.stable[size:]
+        inode.dirty = {sector for sector in inode.dirty if sector * self.sector_bytes < size}
+
+    def sync(self, handle: int) -> None:
+        self._call("sync")
+        if self._power():
+            raise PowerCut
+        if not self.sync_lies:
+            inode = self.handles[handle]
+            inode.stable = bytearray(inode.data)
+            inode.dirty.clear()
+
+    def sync_directory(self, path: str) -> None:
+        self._call("sync_directory")
+        if self._power():
+            raise PowerCut
+        if not self.sync_lies:
+            self.stable_names = dict(self.names)
+            self.changes.clear()
+
+    def rename(self, old: str, new: str) -> None:
+        self._call("rename")
+        self.names[new] = self.names.pop(old)
+        self._renamed()
+
+    def remove(self, path: str) -> None:
+        self._call("remove")
+        if path not in self.names:
+            raise FileNotFoundError(errno.ENOENT, path)
+        del self.names[path]
+        self._renamed()
+
+    def salt(self) -> int:
+        return self.random.randrange(1, 1 << 32)

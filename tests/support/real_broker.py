@@ -1,0 +1,164 @@
+"""A whole broker of this source tree in processes of its own, on free ports, with a data directory that outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+READY = re.compile(r"^ready: amqp=(\S+) http=(\S+) metrics=(\S+)")
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 40.0
+LOG_LINES_SHOWN = 60
+SOURCE = Path(__file__).resolve().parents[2]
+
+
+class RealBroker:
+    """Started at once; `stop` asserts a clean end. Kinds of process: controller, shard, front-door."""
+
+    def __init__(self, data_dir: Path, *, shards: int = 2, front_doors: int = 1, more: tuple[str, ...] = ()) -> None:
+        self.data_dir = data_dir
+        self._arguments = ["--shards", str(shards), "--front-doors", str(front_doors), *more]
+        self._port = 0  # the same after a restart, so that clients may come back
+        self.amqp = self.http = self.metrics = ""
+        self.start()
+
+    def start(self) -> None:
+        self._log_path = self.data_dir.with_name(self.data_dir.name + ".log")
+        command = [sys.executable, "-m", "supervisor.cli.app", "start", "--data-dir", str(self.data_dir)]
+        ports = ["--amqp-port", str(self._port), "--http-port", "0", "--metrics-port", "0"]
+        with self._log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *ports, *self._arguments],
+                cwd=SOURCE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        self.amqp, self.http, self.metrics = self._wait_for_ready()
+        self._port = int(self.amqp.rpartition(":")[2])
+        threading.Thread(target=self._drain_output, args=(self.process,), daemon=True).start()
+
+    def _wait_for_ready(self) -> tuple[str, str, str]:
+        assert self.process.stdout is not None
+        overdue = threading.Timer(START_TIMEOUT_S, self._end_group)
+        overdue.start()
+        try:
+            for line in self.process.stdout:
+                if found := READY.match(line):
+                    return found[1], found[2], found[3]
+        finally:
+            overdue.cancel()
+        raise AssertionError(f"the broker did not get ready:\n{self.log_tail()}")
+
+    @staticmethod
+    def _drain_output(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for _ in process.stdout:
+            pass
+
+    # -- what it is --------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> str:
+        return "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@{self.host}:{self.port}/"
+
+    def status(self) -> dict[str, Any]:
+        pointer = json.loads((self.data_dir / "broker.json").read_text())
+        status: dict[str, Any] = json.loads((Path(pointer["runtime_dir"]) / "status.json").read_text())
+        return status
+
+    def pid(self, kind: str, index: int = 0) -> int:
+        for child in self.status()["children"]:
+            if child["kind"] == kind and child["index"] == index:
+                return int(child["pid"])
+        raise AssertionError(f"no {kind} {index}")
+
+    def log_tail(self) -> str:
+        lines = self._log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_LINES_SHOWN:])
+
+    # -- what is done to it --------------------------------------------------------------------------------
+
+    def kill(self, kind: str, index: int = 0) -> None:
+        """kill -9 one process and wait until another one of its kind is ready."""
+        old = self.pid(kind, index)
+        os.kill(old, signal.SIGKILL)
+        wait_until(lambda: self._is_replaced(kind, index, old), f"{kind} {index} to come back", START_TIMEOUT_S)
+
+    def _is_replaced(self, kind: str, index: int, old: int) -> bool:
+        for child in self.status()["children"]:
+            if child["kind"] == kind and child["index"] == index:
+                return child["pid"] not in (0, old) and child["state"] == "ready"
+        return False
+
+    def kill_all(self) -> None:
+        """What a power cut leaves of the processes: nothing, all at one moment as near as signals come to it."""
+        pids = [self.process.pid] + [int(child["pid"]) for child in self.status()["children"] if child["pid"]]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait(STOP_TIMEOUT_S)
+        wait_until(lambda: not any(_is_running(pid) for pid in pids), "all processes to end", STOP_TIMEOUT_S)
+
+    def restart(self) -> None:
+        """Start again on the same data and port, after stop() or kill_all()."""
+        self.start()
+
+    def stop(self) -> None:
+        """SIGTERM: drained, exit status 0."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._end_group()
+            raise AssertionError(f"the broker did not stop:\n{self.log_tail()}") from None
+        assert status == 0, f"exit status {status}:\n{self.log_tail()}"
+
+    def clean_up(self) -> None:
+        """Whatever a failed test left."""
+        if self.process.poll() is None:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        """The supervisor at once; its children notice the end of their lifeline."""
+        self.process.kill()
+        self.process.wait()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(happened: Callable[[], bool], what: str, within_s: float) -> None:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if happened():
+                return
+        except (OSError, ValueError):
+            pass  # a status file that is just being replaced, a port that is not open yet
+        time.sleep(0.02)
+    raise AssertionError(f"waited {within_s:g} s for {what}")

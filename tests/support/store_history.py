@@ -1,0 +1,231 @@
+"""Random lives of a SegmentStore beside a slow, obvious model, and the checks of what must be there afterwards.
+
+What a store owes: a message is *owed* to a queue once a sync that began after its append has ended, until it is settled.
+After a clean stop exactly what was live is there, in order, flags and all. After a crash of the process what was flushed
+and not settled is there. After a power cut what is owed is there. Never: a foreign message, a second copy, another order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from array import array
+from dataclasses import dataclass, field
+
+from shardd.store import Arrival, SegmentStore, SyncJob
+from tests.reference.record import NONE, Record, encode_message, split_messages
+from tests.support.faulty_files import FaultyFiles, PowerCut
+
+DIRECTORY = "store"
+SEGMENT_BYTES = 4096
+
+
+@dataclass
+class Queue:
+    published: list[bytes] = field(default_factory=list)
+    live: dict[bytes, int] = field(default_factory=dict)  # message: entry, in publish order
+    facts: dict[bytes, int] = field(default_factory=dict)
+    flushed: set[bytes] = field(default_factory=set)
+    owed: set[bytes] = field(default_factory=set)
+    settled: set[bytes] = field(default_factory=set)
+
+
+class History:
+    def __init__(self, seed: int, files: FaultyFiles | None = None, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.random = random.Random(seed)
+        self.files = FaultyFiles(seed, self.random.choice([512, 4096])) if files is None else files
+        self.segment_bytes = segment_bytes
+        self.queues = {queue_id: Queue() for queue_id in self.random.sample(range(1, 1000), 4)}
+        self.counter = 0
+        self.job: SyncJob | None = None
+        self.job_promises: list[tuple[Queue, list[bytes]]] = []
+        self.steps: list[str] = []
+        self.store = self.new_store()
+        self.store.recover(self.queues)
+
+    def new_store(self) -> SegmentStore:
+        return SegmentStore(DIRECTORY, files=self.files, segment_bytes=self.segment_bytes)
+
+    def play(self, steps: int) -> None:
+        acts = (
+            [self.append] * 6 + [self.read] * 2 + [self.settle] * 4 + [self.flush, self.sync, self.sync, self.sync_step]
+        )
+        for _ in range(steps):
+            act = self.random.choice(acts)
+            self.steps.append(act.__name__)
+            act()
+
+    # -- acts -----------------------------------------------------------------------------------------
+
+    def record(self) -> Record:
+        pick = self.random
+        bodies = [
+            pick.choice([0, 1, 16, 16, 100, 700, pick.choice([2000, 9000])]) for _ in range(pick.choice([1, 1, 2, 5]))
+        ]
+        messages = []
+        for body in bodies:
+            self.counter += 1
+            messages.append(
+                encode_message(
+                    bytes(pick.randrange(256) for _ in range(min(body, 8))) * (body // 8), b"x", b"%d" % self.counter
+                )
+            )
+        queues = tuple(pick.sample(list(self.queues), pick.choice([1, 1, 2, 4])))
+        ttl = pick.choice([NONE, NONE, 0, 1000])
+        return Record(queues, tuple(messages), self.counter * 7, ttl, pick.choice([255, 255, 0, 9]))
+
+    def append(self) -> None:
+        records = [self.record() for _ in range(self.random.choice([1, 1, 3, 8]))]
+        expected: dict[int, list[tuple[bytes, int, int]]] = {}
+        ordinal = 0
+        for record in records:
+            for message in record.messages:
+                for queue_id in record.queues:
+                    expected.setdefault(queue_id, []).append((message, record.fact(), ordinal))
+                    self.queues[queue_id].published.append(message)
+                    self.queues[queue_id].facts[message] = record.fact()
+                ordinal += 1
+        arrivals = self.store.append(b"".join(record.encode() for record in records), indexes=True)
+        assert {arrival.queue_id for arrival in arrivals} == set(expected) and len(arrivals) == len(expected)
+        for arrival in arrivals:
+            self.take_in(arrival, expected[arrival.queue_id])
+
+    def take_in(self, arrival: Arrival, expected: list[tuple[bytes, int, int]]) -> None:
+        queue = self.queues[arrival.queue_id]
+        messages = [message for message, _, _ in expected]
+        facts = [fact for _, fact, _ in expected]
+        assert len(arrival.entries) == len(messages)
+        assert list(arrival.indexes or []) == [ordinal for _, _, ordinal in expected]
+        assert (list(arrival.facts) if arrival.facts else [0] * len(facts)) == facts
+        assert arrival.body_bytes == sum(int.from_bytes(message[:4], "little") for message in messages)
+        last = max(queue.live.values(), default=0) & ~15
+        for message, entry in zip(messages, arrival.entries, strict=True):
+            assert entry & 15 == 0 and entry > last, "entries are in publish order"
+            last = entry
+            queue.live[message] = entry
+
+    def read(self) -> None:
+        queue = self.random.choice(list(self.queues.values()))
+        wanted = list(queue.live.items())
+        start = self.random.randint(0, len(wanted))
+        wanted = wanted[start : start + self.random.choice([1, 5, 50])]
+        self.check_read(wanted, self.random.choice([0, 100, 5000, 1 << 20]))
+
+    def check_read(self, wanted: list[tuple[bytes, int]], bytes_max: int) -> None:
+        blob, sizes = self.store.read(array("Q", [entry for _, entry in wanted]), bytes_max)
+        got = split_messages(blob)
+        assert got == [message for message, _ in wanted[: len(got)]]
+        assert list(sizes) == [int.from_bytes(message[:4], "little") for message in got]
+        assert got or not wanted
+        assert len(blob) <= bytes_max or len(got) == 1
+        if len(got) < len(wanted):
+            assert len(blob) + len(wanted[len(got)][0]) > bytes_max, "as many as fit"
+
+    def settle(self) -> None:
+        queue_id, queue = self.random.choice(list(self.queues.items()))
+        messages = list(queue.live)
+        count = self.random.choice([1, len(messages) // 2, len(messages)])
+        chosen = (
+            messages[:count] if self.random.random() < 0.7 else self.random.sample(messages, min(count, len(messages)))
+        )
+        entries = array("Q", [queue.live.pop(message) for message in chosen])
+        queue.settled.update(chosen)  # before the call: the power may fail in the middle of it
+        self.store.settle(queue_id, entries, True)
+
+    def flush(self) -> None:
+        self.store.flush()
+        for queue in self.queues.values():
+            queue.flushed.update(queue.live)
+
+    def sync(self) -> None:
+        if self.job is None:
+            self.sync_step()
+        self.sync_step()
+
+    def sync_step(self) -> None:
+        """Begin one, or end the one that was begun some steps ago."""
+        if self.job is None:
+            promises = [(queue, list(queue.live)) for queue in self.queues.values()]
+            self.job = self.store.begin_sync()
+            for queue, messages in promises:
+                queue.flushed.update(messages)
+                if self.job is None:
+                    queue.owed.update(messages)
+            self.job_promises = promises
+            return
+        self.job.run()
+        self.store.finish_sync(self.job)
+        self.job = None
+        for queue, messages in self.job_promises:
+            queue.owed.update(messages)
+
+    # -- ends -----------------------------------------------------------------------------------------
+
+    def end_sync(self) -> None:
+        if self.job is not None:
+            self.sync_step()
+
+    def stop_cleanly(self) -> None:
+        self.end_sync()
+        for queue in self.queues.values():
+            for message in queue.live:
+                if self.random.random() < 0.3:
+                    queue.live[message] |= 1
+        self.store.close({queue_id: array("Q", queue.live.values()) for queue_id, queue in self.queues.items()})
+        assert not self.files.handles, "every file is closed"
+        damage = set(self.store.damage)
+        before = {queue_id: list(queue.live.items()) for queue_id, queue in self.queues.items()}
+        self.start_again(power_cut=self.random.random() < 0.5)
+        after = {queue_id: list(queue.live.items()) for queue_id, queue in self.queues.items()}
+        assert after == before
+        assert set(self.store.damage) <= damage, "a clean stop breaks nothing"
+
+    def crash(self, *, power_cut: bool) -> None:
+        must = {
+            queue_id: (queue.owed if power_cut else queue.flushed) - queue.settled
+            for queue_id, queue in self.queues.items()
+        }
+        self.start_again(power_cut=power_cut)
+        for queue_id, queue in self.queues.items():
+            missing = must[queue_id] - set(queue.live)
+            assert not missing, f"queue {queue_id} lost {len(missing)} messages it was owed"
+            assert all(entry & 15 == 1 for entry in queue.live.values())
+
+    def start_again(self, *, power_cut: bool) -> None:
+        self.files = self.files.restarted(power_cut=power_cut)
+        self.job = None
+        self.store = self.new_store()
+        arrivals = self.store.recover(self.queues, timed=self.queues)
+        assert all(arrival.queue_id == queue_id for queue_id, arrival in arrivals.items())
+        for queue_id, queue in self.queues.items():
+            self.found(queue, arrivals.get(queue_id))
+            queue.flushed = set(queue.live)
+
+    def found(self, queue: Queue, arrival: Arrival | None) -> None:
+        queue.live = {}
+        if arrival is None:
+            return
+        assert list(arrival.entries) == sorted(arrival.entries) and arrival.times is not None
+        blob, sizes = self.store.read(arrival.entries, 1 << 40)
+        messages = split_messages(blob)
+        assert len(messages) == len(arrival.entries) and arrival.body_bytes == sum(sizes)
+        places = {message: place for place, message in enumerate(queue.published)}
+        assert all(message in places for message in messages), "a message that was never published here"
+        order = [places[message] for message in messages]
+        assert all(a < b for a, b in itertools.pairwise(order)), "order kept, nothing twice"
+        facts = arrival.facts or [0] * len(messages)
+        assert [queue.facts[message] for message in messages] == list(facts)
+        queue.live = dict(zip(messages, arrival.entries, strict=True))
+
+
+def live_through_power_cut(seed: int, *, sync_lies: bool = False) -> None:
+    """Some lives, each ended by a power cut in the middle of a call."""
+    history = History(seed)
+    for _ in range(2):
+        history.files.sync_lies = sync_lies
+        history.files.cut_after = history.random.choice([3, 10, 30, 100, 300])
+        try:
+            history.play(60)
+        except PowerCut:
+            pass
+        history.crash(power_cut=True)

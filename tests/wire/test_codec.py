@@ -1,0 +1,222 @@
+"""What a front door packs is what a shard reads: nothing lost, nothing reordered per channel and queue, nothing invented."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardd.wire import codec, envelope
+from shardd.wire import messages as wire
+from tests.reference import wire as reference
+
+SHARDS = 3
+# Where each key leads: (shard, queue ids), ...
+ROUTES: dict[bytes, list[tuple[int, list[int]]]] = {
+    b"one": [(0, [1])],
+    b"other": [(0, [2])],
+    b"two": [(1, [3, 4])],
+    b"all": [(0, [1]), (1, [3]), (2, [5, 6, 7])],
+    b"nowhere": [],
+}
+
+pieces = st.lists(st.binary(min_size=1, max_size=40), max_size=4).map(tuple)
+facts = st.builds(
+    reference.Facts,
+    channel=st.just(1),
+    exchange=st.sampled_from([b"", b"ex"]),
+    key=st.sampled_from(list(ROUTES)),
+    bits=st.just(0),
+    props=st.sampled_from([b"\0\0", b"\x10\0\x02", b"\0\0" + b"p" * 30]),
+    frames=pieces,
+    ttl_ms=st.sampled_from([0xFFFFFFFF, 0, 5000]),
+    delivery_mode=st.sampled_from([0, 1, 2]),
+    priority=st.sampled_from([0xFF, 0, 9]),
+    flags=st.sampled_from([0, 1]),
+)
+
+
+def line_of(fact: reference.Facts) -> bytes:
+    return bytes([len(fact.exchange)]) + fact.exchange + bytes([len(fact.key)]) + fact.key + bytes([fact.bits])
+
+
+def pack_all(packer: codec.Packer, routes: codec.Routes, messages: list[reference.Facts], first_seq: int) -> None:
+    """As the front door does: learn what is unknown, go on behind it."""
+    buffer, table = reference.read_of(messages)
+    at = 0
+    while at < len(messages):
+        seq = first_seq + at if first_seq else 0
+        at, why = packer.pack(routes, buffer, table, at, 77, seq, 1234)
+        if why == codec.UNKNOWN:
+            targets = ROUTES[messages[at].key]
+            routes.learn(line_of(messages[at]), codec.TARGETS if targets else codec.NOWHERE, targets, True)
+
+
+@given(st.lists(facts, max_size=40), st.sampled_from([0, 10]), st.integers(0, 40))
+def test_every_publish_reaches_its_shards_in_order_with_its_facts(
+    messages: list[reference.Facts], first_seq: int, forget_at: int
+) -> None:
+    packer, routes = codec.Packer(SHARDS), codec.Routes()
+    pack_all(packer, routes, messages[:forget_at], first_seq)
+    routes.clear()
+    pack_all(packer, routes, messages[forget_at:], first_seq + forget_at if first_seq else 0)
+    for shard in range(SHARDS):
+        expected = [
+            (fact.ttl_ms, fact.priority, int(fact.delivery_mode == 2), tuple(ids), reference.stored(fact), number)
+            for number, fact in enumerate(messages)
+            for target, ids in ROUTES[fact.key]
+            if target == shard
+        ]
+        message = packer.take(shard, 5, 6, 7, 8)
+        if message is None:
+            assert expected == []
+            continue
+        assert envelope.read(message) == (wire.PUBLISH, 5, 6, 7, shard)
+        read = codec.read_publish(message)
+        assert (read.batch, read.messages) == (8, len(expected))
+        assert read.needs_sync == any(persistent for _, _, persistent, *_ in expected)
+        found = []
+        for stamp, ttl, priority, flags, ids, inner, _ in reference.records_of(bytes(read.records)):
+            assert stamp == 1234
+            found += [(ttl, priority, flags, ids, one) for one in inner]
+        assert found == [one[:5] for one in expected]
+        for ordinal, one in enumerate(expected):
+            assert codec.run_of(message, ordinal) == (77, 1, one[5] + first_seq if first_seq else 0)
+        known = dict.fromkeys(queue for one in expected for queue in one[3])
+        assert codec.first_queue_ids(read.records) == list(known)
+        assert packer.take(shard, 5, 6, 7, 9) is None
+
+
+@given(st.lists(facts, min_size=1, max_size=10))
+def test_the_checksum_of_a_record_covers_everything_behind_it(messages: list[reference.Facts]) -> None:
+    packer = codec.Packer(SHARDS)
+    pack_all(packer, codec.Routes(), messages, 0)
+    for shard in range(SHARDS):
+        message = packer.take(shard, 0, 0, 0, 1)
+        at, records = 0, bytes(codec.read_publish(message).records) if message else b""
+        while at < len(records):
+            length, crc = struct.unpack_from("<II", records, at)
+            assert crc == crc32c.crc32c(records[at + 8 : at + length])
+            at += length
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 1023, 1024, 3071, 3072, 3073, 10_007])
+def test_crc32c_is_the_castagnoli_polynomial(length: int) -> None:
+    data = bytes((7 * i + i // 256) & 255 for i in range(length))
+    assert codec.crc32c(data) == crc32c.crc32c(data)
+
+
+def plain(**changes: Any) -> reference.Facts:
+    start: dict[str, Any] = {
+        "channel": 1, "exchange": b"", "key": b"one", "bits": 0, "props": b"\0\0", "frames": (b"x",), "ttl_ms": 0xFFFFFFFF,
+        "delivery_mode": 0, "priority": 0xFF, "flags": 0,
+    }  # fmt: skip
+    return reference.Facts(**start | changes)
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (plain(channel=2), codec.CHANNEL),
+        (plain(key=b"unseen"), codec.UNKNOWN),
+        (plain(flags=2), codec.ASK),
+        (plain(flags=8), codec.ASK),
+        (plain(key=b"asks"), codec.ASK),
+        (plain(key=b"nowhere", bits=1), codec.UNROUTABLE),
+    ],
+)
+def test_packing_stops_exactly_at_the_message_that_needs_a_decision(second: reference.Facts, why: int) -> None:
+    packer, routes = codec.Packer(1), codec.Routes()
+    routes.learn(line_of(plain()), codec.TARGETS, [(0, [1])], False)
+    routes.learn(line_of(plain(key=b"asks")), codec.CALLER, [], False)
+    routes.learn(line_of(plain(key=b"nowhere", bits=1)), codec.NOWHERE, [], False)
+    buffer, table = reference.read_of([plain(), second, plain()])
+    assert packer.pack(routes, buffer, table, 0, 1, 0, 0) == (1, why)
+    assert packer.messages(0) == 1
+
+
+def test_many_routes_are_told_apart() -> None:
+    packer, routes = codec.Packer(1), codec.Routes()
+    many = [plain(key=b"k%d" % i) for i in range(5000)]
+    for number, fact in enumerate(many):
+        routes.learn(line_of(fact), codec.TARGETS, [(0, [number])], False)
+    buffer, table = reference.read_of(many)
+    assert packer.pack(routes, buffer, table, 0, 1, 0, 0) == (5000, codec.DONE)
+    message = packer.take(0, 0, 0, 0, 1)
+    assert message is not None
+    assert codec.first_queue_ids(codec.read_publish(message).records) == list(range(5000))
+
+
+def test_one_decided_message_is_a_run_of_its_own() -> None:
+    packer = codec.Packer(2)
+    message = reference.stored(plain(frames=(b"body",)))
+    packer.add_stored(1, [4, 5], message, 9, 3, 21, 99, 1000, 7, True, True)
+    assert packer.take_touched() == 2
+    sent = packer.take(1, 0, 0, 0, 1)
+    assert sent is not None
+    read = codec.read_publish(sent)
+    assert read.needs_sync
+    assert [one[:6] for one in reference.records_of(bytes(read.records))] == [(99, 1000, 7, 1, (4, 5), [message])]
+    assert codec.run_of(sent, 0) == (9, 3, 21)
+
+
+sections = st.lists(
+    st.tuples(
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**16 - 1),
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**64 - 1),
+        st.booleans(),
+        st.integers(0, 2**32 - 1),
+        st.binary(max_size=50),
+    ),
+    max_size=8,
+)
+
+
+@given(sections)
+def test_deliveries_come_out_as_they_went_in(given_sections: list[Any]) -> None:
+    writer = codec.DeliveryWriter(1, 2, 3, 4)
+    for section in given_sections:
+        writer.add(*section)
+    message = writer.take()
+    if message is None:
+        assert not given_sections
+        return
+    assert envelope.read(message) == (wire.DELIVER, 1, 2, 3, 4)
+    assert [(*one[:6], bytes(one[6])) for one in codec.read_deliveries(message)] == given_sections
+    assert writer.take() is None
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_an_error_and_nothing_else(garbage: bytes) -> None:
+    for read in (codec.read_publish, codec.read_deliveries, envelope.read, envelope.read_control):
+        try:
+            read(garbage)
+        except (ValueError, envelope.WireError):
+            pass  # refused, as it should be
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 1, 2, 3]), st.integers(0), st.integers(0)), max_size=5)
+)
+def test_settles_come_out_as_they_went_in(ranges: list[tuple[int, int, int, int]]) -> None:
+    small = [(consumer, kind, first % 2**64, last % 2**64) for consumer, kind, first, last in ranges]
+    assert envelope.read_settles(envelope.settles(1, 2, 3, 4, small)) == small
+    assert envelope.read_confirmed(envelope.confirmed(1, 2, 3, 4, 99, small)) == (99, small)
+
+
+def test_credit_larger_than_a_field_is_split() -> None:
+    message = envelope.credit(1, 2, 3, 4, [(5, 2**33)])
+    assert sum(count for _, count in envelope.read_credit(message)) == 2**33
+
+
+def test_a_message_of_another_version_is_refused() -> None:
+    message = bytearray(envelope.control(0, 0, 0, 0, wire.Hello(1, True)))
+    message[1] += 1
+    with pytest.raises(envelope.WireError, match="version"):
+        envelope.read(message)
