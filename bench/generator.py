@@ -1,7 +1,7 @@
 """One run of the load generator beside one broker: what it reports, and what the broker's processes spent meanwhile.
 
-The generator prints `@start` and `@end` around the time it measures and `@hold` while its load still stands; CPU time and
-memory are read at these marks, so they belong to the same seconds as the rates.
+The generator prints `@start` and `@end` around the time it measures and `@hold` while its load still stands; CPU time
+and memory are read at these marks, so they belong to the same seconds as the rates.
 """
 
 from __future__ import annotations
