@@ -53,7 +53,9 @@ def ready_address(process: subprocess.Popen[bytes], log: Path) -> str:
             if not piece:
                 break
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
-    raise RunFailed(f"the broker did not become ready within {READY_S_MAX:.0f} s; it said:\n{tail}")
+    late = time.monotonic() >= give_up
+    what = f"the broker was not ready within {READY_S_MAX:.0f} s" if late else "the broker ended before it was ready"
+    raise RunFailed(f"{what}; it said:\n{tail}")
 
 
 def amqp_address(ready_line: str) -> str:

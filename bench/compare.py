@@ -1,6 +1,8 @@
 """Two result files side by side: `compare.py BEFORE AFTER` prints the ratio of the medians of every figure with a bar.
 
-A ratio inside the larger spread of the two is printed as no difference ("~").
+A ratio inside the larger spread of the two is printed as no difference ("~"). The spread knows nothing of what changed
+between the two files: a neighbour on the machine, or a peer that has not given back its memory, looks like a
+difference here. Believe it when a run with both brokers side by side says the same.
 """
 
 from __future__ import annotations
