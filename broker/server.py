@@ -238,6 +238,7 @@ class Door:
 
     def forget(self, client: Client) -> None:
         self.clients.pop(client.id, None)
+        self.links.forget(client.id)
         for shard in range(self.config.shards):
             self._feeders[shard].discard(client)
             self._held[shard].discard(client)
