@@ -26,13 +26,13 @@ from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
 # Sealed segments whose buffers stay: read cache, and a last chance for their messages to be consumed unwritten.
-SEALED_BUFFERS_MAX = 2
+SEALED_BUFFERS_MAX = 1
 # An open segment of which nothing is written and nothing is needed starts anew here, while its pages are in the cache.
 RENEW_BYTES = 256 << 10
 # Settled pairs in memory, of segments that are on disk.
 SETTLED_BYTES_MAX = 1 << 20
 # Indexes that wait for a sync; beyond this, recovery scans.
-INDEX_BYTES_MAX = 4 << 20
+INDEX_BYTES_MAX = 1 << 20
 # Written segments that wait for somebody's sync.
 UNSYNCED_MAX = 64
 # Open files of sealed segments.
@@ -90,7 +90,7 @@ class SegmentStore:
         directory: str,
         *,
         files: Files | None = None,
-        segment_bytes: int = 8 << 20,
+        segment_bytes: int = 3 << 20,
         sync: bool = True,
         spare_segments: int = 2,
     ) -> None:
