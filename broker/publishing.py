@@ -14,6 +14,7 @@ import struct
 import time
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
 from broker.catalog import Catalog, Vhost
@@ -115,7 +116,8 @@ class Publishing:
     def __init__(self, source: CatalogSource, links: ShardLinks) -> None:
         self._source = source
         self.links = links
-        self._scopes: dict[tuple[str, str], Scope] = {}
+        # As long as some client holds them.
+        self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
         self._dirty: list[Confirms] = []
         self.unroutable_dropped = 0
 
@@ -131,7 +133,7 @@ class Publishing:
 
     def catalog_changed(self) -> None:
         """Every route is looked up anew."""
-        for scope in self._scopes.values():
+        for scope in list(self._scopes.values()):
             scope.routes.clear()
 
     def confirms(self, client: Publisher, channel: int) -> Confirms:
@@ -229,7 +231,7 @@ class Publishing:
     def _vhost(self, scope: Scope) -> Vhost:
         vhost = self.catalog.vhost(scope.vhost)
         if vhost is None:
-            raise ConnectionException(320, f"CONNECTION_FORCED - vhost '{scope.vhost}' is deleted", *PUBLISH)
+            raise ConnectionException(320, f"vhost '{scope.vhost}' is deleted", *PUBLISH)
         return vhost
 
     @staticmethod
@@ -412,6 +414,11 @@ def _cut(by_shard: dict[int, list[int]]) -> list[tuple[int, list[int]]]:
     return [
         (shard, ids[at : at + QUEUES_MAX]) for shard, ids in by_shard.items() for at in range(0, len(ids), QUEUES_MAX)
     ]
+
+
+def publishing_channels(event: Publishes) -> set[int]:
+    """The channels that the event's publishes came on."""
+    return {_CHANNEL_OF.unpack_from(event.table, at * ROW)[0] for at in range(event.count)}
 
 
 def _line(event: Publishes, at: int) -> bytes:
