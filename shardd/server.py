@@ -106,7 +106,8 @@ class Stores:
             return
         try:
             self._store(path).delete_all()
-            log.info("removed %s, of a vhost that is gone", path)
+            if not os.path.isdir(path):
+                log.info("removed %s, of a vhost that is gone", path)
         except OSError as error:  # nobody needs it: tried again at the next start
             log.warning("%s, of a vhost that is gone, stays: %s", path, error)
 
