@@ -61,7 +61,7 @@ class Channel:
 def _qos(client: Client, channel: Channel, method: commands.Basic.Qos) -> None:
     if method.prefetch_size:
         raise ConnectionException(540, f"prefetch_size!=0 ({method.prefetch_size})", 60, 10)
-    if method.globally:
+    if method.global_:
         client.door.consuming.limit(channel, method.prefetch_count)
     else:
         channel.prefetch = method.prefetch_count

@@ -233,7 +233,7 @@ class Consuming:
             client.send(channel.number, commands.Basic.CancelOk(method.consumer_tag))
 
     def _take_grants_back(self, consumer: Consumer) -> None:
-        self._use_grants(consumer, consumer.granted)
+        self.use_grants(consumer, consumer.granted)
         if consumer.channel.limit:
             self.grant(consumer.channel)
 
@@ -315,7 +315,7 @@ class Consuming:
         if not consumer.no_ack:
             channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number)
             if consumer.granted:
-                self._use_grants(consumer, count)
+                self.use_grants(consumer, count)
         data = frames.deliveries(
             blob, count, channel.number, consumer.tag_bytes, tag, redelivered, client.frame_bytes_max
         )
@@ -337,7 +337,7 @@ class Consuming:
         """The shard knows nobody any more: attach all its consumers again."""
         for consumer in self.consumers.values():
             if consumer.shard == shard and consumer.attached:
-                self._use_grants(consumer, consumer.granted)
+                self.use_grants(consumer, consumer.granted)
                 consumer.wants = False
                 future = self._attach(consumer, resumed=True)
                 future.add_done_callback(_log_failure)
@@ -395,12 +395,12 @@ class Consuming:
         """Grants given back, or asked for."""
         consumer = self.consumers.get(number)
         if consumer is not None and consumer.channel.limit:
-            self._use_grants(consumer, count)
+            self.use_grants(consumer, count)
             consumer.wants = consumer.wants or wants
             self.grant(consumer.channel)
 
     @staticmethod
-    def _use_grants(consumer: Consumer, count: int) -> None:
+    def use_grants(consumer: Consumer, count: int) -> None:
         """At most those it has: what was on its way when the limit went or came is not of these."""
         used = min(count, consumer.granted)
         consumer.granted -= used

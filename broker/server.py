@@ -28,6 +28,7 @@ from broker.consuming import Consuming
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
+from shardd.wire.memory import keep_warm
 from supervisor import notify
 
 log = logging.getLogger("broker.server")
@@ -238,6 +239,7 @@ class Door:
 
     def forget(self, client: Client) -> None:
         self.clients.pop(client.id, None)
+        self.links.forget(client.id)
         for shard in range(self.config.shards):
             self._feeders[shard].discard(client)
             self._held[shard].discard(client)
@@ -304,4 +306,5 @@ async def serve(config: BrokerConfig) -> None:
 
 
 def run(config: BrokerConfig) -> None:
+    keep_warm()
     uvloop.run(serve(config))

@@ -29,6 +29,9 @@ log = logging.getLogger("broker.shard_link")
 PUBLISH_WINDOW_BYTES = 1 << 20
 # Received messages handled before other events of the loop get their turn.
 RECEIVE_BURST = 64
+# Deliveries written to a client before its shard is told: an eighth of a connection's window there, so that a trickle
+# costs no message of its own.
+DELIVERY_CREDIT_BYTES = 128 << 10
 RECONNECT_MS = 10
 # What is still unsent when the process ends may take this long.
 LINGER_MS = 500
@@ -74,6 +77,7 @@ class ShardLink:
         self.gathering: list[Unconfirmed] = []  # those of the batch being packed
         self.settles: list[tuple[int, int, int, int]] = []
         self.credits: dict[int, int] = {}
+        self.credit_due = False
 
     @property
     def up(self) -> bool:
@@ -168,6 +172,11 @@ class ShardLinks:
             self.tell(shard, what)
         return future
 
+    def forget(self, connection: int) -> None:
+        """The client is gone, and with it the window of its deliveries."""
+        for link in self.links:
+            link.credits.pop(connection, None)
+
     async def ask_in_epoch(self, shard: int, make: Callable[[int], wire.Message]) -> tuple[int, wire.Control]:
         """As ask(); with the epoch that answered, which may be over by the time the caller runs."""
         future = self.ask(shard, make)
@@ -205,8 +214,9 @@ class ShardLinks:
         link = self.links[shard]
         if epoch != link.epoch:
             return
-        credits = link.credits
-        credits[connection] = credits.get(connection, 0) + count
+        sum_now = link.credits[connection] = link.credits.get(connection, 0) + count
+        if sum_now >= DELIVERY_CREDIT_BYTES:
+            link.credit_due = True
 
     def flush(self) -> None:
         """Send what this pass of the loop has gathered."""
@@ -230,7 +240,8 @@ class ShardLinks:
                 link.sent.append((link.batch, link.gathering))
                 link.gathering = []
             link.socket.send(message, zmq.NOBLOCK)
-        if link.credits:
+        if link.credit_due:
+            link.credit_due = False
             link.socket.send(envelope.credit(*who, link.credits.items()), zmq.NOBLOCK)
             link.credits.clear()
 

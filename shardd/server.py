@@ -7,7 +7,6 @@ end of the supervisor, or the next timer.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 import os
@@ -29,6 +28,7 @@ from shardd.peers import Outgoing
 from shardd.shard import LOW_ON_DISK, Shard, Sync
 from shardd.store import DiskFull, SegmentStore, StoreError
 from shardd.wire import envelope
+from shardd.wire.memory import keep_warm
 from supervisor import notify
 
 log = logging.getLogger("shardd.server")
@@ -45,16 +45,6 @@ DRAIN_MESSAGES_MAX = 4096
 # A sync under way when something broke may take this long to end.
 LAST_SYNC_S = 5.0
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
-
-# mallopt: libzmq allocates each large message; by default glibc maps and unmaps it anew (measured: +20..50 %).
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-
-
-def keep_memory_warm() -> None:
-    libc = ctypes.CDLL(None)
-    for option, value in ((M_MMAP_THRESHOLD, 1 << 30), (M_TRIM_THRESHOLD, 256 << 20), (M_TOP_PAD, 16 << 20)):
-        libc.mallopt(option, value)
-
 
 class Syncer:
     """A thread that runs one sync at a time; `fd` becomes readable when it ended."""
@@ -157,7 +147,7 @@ class Server:
 
     def run(self) -> int:
         """Exit status: 0 drained, 1 the disk failed, or we did."""
-        keep_memory_warm()
+        keep_warm()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         os.makedirs(self._directory, exist_ok=True)
         self._inbox.bind(f"ipc://{self.config.runtime_dir}/shard-{self.config.shard}.sock")

@@ -1,0 +1,18 @@
+"""AMQP 0-9-1 as a library: bytes in, events out; no socket, no clock."""
+
+from broker.amqp.connection import Connection
+from broker.amqp.errors import ChannelException, ConnectionException
+from broker.amqp.events import Event, Failed, Method, Open, Publishes, Settles, StartOk
+
+__all__ = [
+    "ChannelException",
+    "Connection",
+    "ConnectionException",
+    "Event",
+    "Failed",
+    "Method",
+    "Open",
+    "Publishes",
+    "Settles",
+    "StartOk",
+]

@@ -1,1 +1,565 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The loops over AMQP frames: whole publishes and runs of settles out of a read, deliveries into frames.
+
+A frame:      u8 type | u16 channel | u32 size | payload[size] | 0xCE                              (big endian)
+A publish:    method frame  60,40 | u16 ticket | u8 n, exchange[n] | u8 m, key[m] | u8 bits
+              header frame  60 | u16 weight | u64 body size | flags word | property list
+              body frames   until the body size is reached; none for an empty body
+
+`scan` stops at what it does not understand at once (OTHER): the caller looks at that one frame in plain code, which finds the
+mistake in it or puts an interleaved or large publish together. So every check here may be "not this one" instead of an answer.
+"""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
+
+# Why scan() stopped.
+INCOMPLETE = 0
+OTHER = 1
+SETTLE = 2
+FULL = 3
+
+# What is found in the properties, in a row's flags.
+HAS_HEADERS = 1
+MAY_HAVE_CC = 2
+HAS_USER_ID = 4
+BAD_EXPIRATION = 8
+DIRECT_REPLY_TO = 16
+BAD_PROPERTIES = 32
+
+# States of a channel that matter here; the others are states.py's.
+CHANNEL_OPEN = 1
+
+cdef enum:
+    C_INCOMPLETE = 0
+    C_OTHER = 1
+    C_SETTLE = 2
+    C_FULL = 3
+    C_OPEN = 1
+    C_HAS_HEADERS = 1
+    C_MAY_HAVE_CC = 2
+    C_HAS_USER_ID = 4
+    C_BAD_EXPIRATION = 8
+    C_DIRECT_REPLY_TO = 16
+    C_BAD_PROPERTIES = 32
+    NO_TTL = 0xffffffff
+    ROWS_MAX = 2048         # of one event: 96 KiB of rows, which stay in the cache
+    RANGES_MAX = 4096       # of one Settles event
+    WHOLE_BYTES_MAX = 65536 # a publish not larger is waited for in one piece; of a larger one each frame is taken as it comes
+
+cdef struct Row:
+    uint32_t line_off       # 0 u8 n, exchange, u8 m, key, u8 bits (1 mandatory, 2 immediate)
+    uint16_t line_len       # 4
+    uint16_t channel        # 6
+    uint32_t props_off      # 8 flags word(s) and property list
+    uint32_t props_len      # 12
+    uint32_t body_off       # 16 header of the first body frame, 0: no body
+    uint32_t body_frames    # 20
+    uint64_t body_len       # 24
+    uint32_t ttl_ms         # 32 0xffffffff: none
+    uint8_t delivery_mode   # 36 0: none
+    uint8_t priority        # 37 0xff: none
+    uint8_t flags           # 38
+    uint8_t zero            # 39
+    uint64_t reserved       # 40
+
+cdef Row rows[ROWS_MAX]     # only touched with the GIL held
+
+cdef inline uint32_t get16(const uint8_t *p) noexcept nogil:
+    return (<uint32_t>p[0] << 8) | p[1]
+
+cdef inline uint32_t get32(const uint8_t *p) noexcept nogil:
+    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
+
+cdef inline uint64_t get64(const uint8_t *p) noexcept nogil:
+    return (<uint64_t>get32(p) << 32) | get32(p + 4)
+
+cdef inline uint8_t *put16(uint8_t *p, uint32_t value) noexcept nogil:
+    p[0] = <uint8_t>(value >> 8)
+    p[1] = <uint8_t>value
+    return p + 2
+
+cdef inline uint8_t *put32(uint8_t *p, uint32_t value) noexcept nogil:
+    p[0] = <uint8_t>(value >> 24)
+    p[1] = <uint8_t>(value >> 16)
+    p[2] = <uint8_t>(value >> 8)
+    p[3] = <uint8_t>value
+    return p + 4
+
+cdef inline uint8_t *put64(uint8_t *p, uint64_t value) noexcept nogil:
+    return put32(put32(p, <uint32_t>(value >> 32)), <uint32_t>value)
+
+cdef inline uint8_t *put(uint8_t *p, const uint8_t *data, size_t size) noexcept nogil:
+    memcpy(p, data, size)
+    return p + size
+
+
+# -- properties -------------------------------------------------------------------------------------------------
+
+cdef uint32_t read_ttl(const uint8_t *p, uint32_t size, uint8_t *flags) noexcept nogil:
+    cdef uint64_t value = 0
+    cdef uint32_t i
+    if size == 0 or size > 10:
+        flags[0] |= C_BAD_EXPIRATION
+        return 0xffffffff
+    for i in range(size):
+        if p[i] < 48 or p[i] > 57:
+            flags[0] |= C_BAD_EXPIRATION
+            return 0xffffffff
+        value = value * 10 + (p[i] - 48)
+    if value >= NO_TTL:
+        flags[0] |= C_BAD_EXPIRATION
+        return 0xffffffff
+    return <uint32_t>value
+
+cdef int may_have_cc(const uint8_t *p, uint32_t size) noexcept nogil:
+    """Is "CC" or "BCC", with its length before it, anywhere in the table. A key has a value behind it."""
+    cdef const uint8_t *end = p + size
+    cdef const uint8_t *c = p
+    while c < end:
+        c = <const uint8_t *>memchr(c, 67, end - c)
+        if c == NULL:
+            return 0
+        if c + 1 < end and c[1] == 67:
+            if c - p >= 1 and (c - 1)[0] == 2:
+                return 1
+            if c - p >= 2 and (c - 1)[0] == 66 and (c - 2)[0] == 3:
+                return 1
+        c += 1
+    return 0
+
+cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept nogil:
+    """Fill ttl_ms, delivery_mode, priority, flags. Every length is checked; nothing may be left over."""
+    cdef const uint8_t *end = p + size
+    cdef uint32_t present, bit, length
+    row.ttl_ms = 0xffffffff
+    row.delivery_mode = 0
+    row.priority = 0xff
+    row.flags = 0
+    row.zero = 0
+    row.reserved = 0
+    if size < 2:
+        row.flags = C_BAD_PROPERTIES
+        return
+    present = get16(p)
+    p += 2
+    if present & 3:  # no property has these bits; the lowest announces a second word
+        row.flags = C_BAD_PROPERTIES
+        return
+    for bit in range(15, 1, -1):
+        if not present >> bit & 1:
+            continue
+        if bit == 13:
+            if end - p < 4 or <uint64_t>(end - p - 4) < get32(p):
+                row.flags |= C_BAD_PROPERTIES
+                return
+            length = get32(p)
+            row.flags |= C_HAS_HEADERS
+            if length >= 4 and may_have_cc(p + 4, length):
+                row.flags |= C_MAY_HAVE_CC
+            p += 4 + length
+        elif bit == 12 or bit == 11:
+            if end - p < 1:
+                row.flags |= C_BAD_PROPERTIES
+                return
+            if bit == 12:
+                row.delivery_mode = p[0]
+            else:
+                row.priority = p[0]
+            p += 1
+        elif bit == 6:
+            if end - p < 8:
+                row.flags |= C_BAD_PROPERTIES
+                return
+            p += 8
+        else:
+            if end - p < 1 or end - p - 1 < p[0]:
+                row.flags |= C_BAD_PROPERTIES
+                return
+            length = p[0]
+            if bit == 8:
+                row.ttl_ms = read_ttl(p + 1, length, &row.flags)
+            elif bit == 4:
+                row.flags |= C_HAS_USER_ID
+            elif bit == 9 and length >= 21 and memcmp(p + 1, <const char *>b"amq.rabbitmq.reply-to", 21) == 0:
+                row.flags |= C_DIRECT_REPLY_TO
+            p += 1 + length
+    if p != end:
+        row.flags |= C_BAD_PROPERTIES
+
+
+# -- publishes ------------------------------------------------------------------------------------------------------
+
+cdef struct Memo:                 # of the publish before
+    const uint8_t *method         # its method frame
+    uint32_t method_len
+    const uint8_t *props
+    uint32_t props_len
+    Row *row
+
+cdef int read_line(const uint8_t *p, uint32_t size) noexcept nogil:
+    """Is the payload one whole basic.publish, not immediate."""
+    cdef uint32_t n
+    if size < 9:
+        return 0
+    n = 6 + p[6] + 1
+    if n + 1 >= size:
+        return 0
+    n += 1 + p[n]
+    return n + 1 == size and not p[n] & 2
+
+cdef int read_body(const uint8_t *base, size_t start, size_t *at, size_t end, uint32_t channel,
+                   uint32_t frame_max, Row *row, size_t *needed) noexcept nogil:
+    """Count the body's frames; -1 when all are there."""
+    cdef uint64_t left = row.body_len
+    cdef uint32_t size
+    cdef const uint8_t *p
+    row.body_off = <uint32_t>at[0] if left else 0
+    row.body_frames = 0
+    while left:
+        if end - at[0] < 7:
+            needed[0] = at[0] + left + 8 - start
+            return C_OTHER if needed[0] > WHOLE_BYTES_MAX else C_INCOMPLETE
+        p = base + at[0]
+        size = get32(p + 3)
+        if p[0] != 3 or get16(p + 1) != channel or size == 0 or size > left or size + 8 > frame_max:
+            return C_OTHER
+        if end - at[0] < <size_t>size + 8:
+            needed[0] = at[0] + left + 8 - start
+            return C_OTHER if needed[0] > WHOLE_BYTES_MAX else C_INCOMPLETE
+        if p[size + 7] != 0xCE:
+            return C_OTHER
+        left -= size
+        at[0] += <size_t>size + 8
+        row.body_frames += 1
+    return -1
+
+cdef int read_publish(const uint8_t *base, size_t *position, size_t end, const uint8_t *states, size_t states_len,
+                      uint32_t frame_max, uint64_t message_max, Memo *memo, Row *row, size_t *needed) noexcept nogil:
+    """One publish at `position`; -1 when it is whole: the row is filled and `position` is behind it."""
+    cdef size_t start = position[0], at = start, left = end - start
+    cdef const uint8_t *p = base + at
+    cdef const uint8_t *props
+    cdef uint32_t size, channel, props_len
+    cdef int why
+    if left < 7:
+        needed[0] = 7
+        return C_INCOMPLETE
+    size = get32(p + 3)
+    channel = get16(p + 1)
+    if p[0] != 1 or size > frame_max - 8 or channel >= states_len or states[channel] != C_OPEN:
+        return C_OTHER
+    needed[0] = <size_t>size + 8 + 7  # and the head of the next frame
+    if left < <size_t>size + 8:
+        needed[0] = <size_t>size + 8
+        return C_INCOMPLETE
+    if memo.row != NULL and memo.method_len == size + 8 and memcmp(memo.method, p, size + 8) == 0:
+        row.line_len = memo.row.line_len
+    else:
+        if p[size + 7] != 0xCE or size < 4 or get16(p + 7) != 60:
+            return C_OTHER
+        if get16(p + 9) != 40:
+            why = get16(p + 9)
+            return C_SETTLE if why == 80 or why == 90 or why == 120 else C_OTHER
+        if not read_line(p + 7, size):
+            return C_OTHER
+        row.line_len = <uint16_t>(size - 6)
+    row.line_off = <uint32_t>(at + 13)
+    row.channel = <uint16_t>channel
+    at += <size_t>size + 8
+    left = end - at
+    if left < 7:
+        return C_INCOMPLETE
+    p = base + at
+    size = get32(p + 3)
+    if p[0] != 2 or get16(p + 1) != channel or size < 14 or size > frame_max - 8:
+        return C_OTHER
+    if left < <size_t>size + 8:
+        needed[0] = at - start + size + 8
+        return C_OTHER if needed[0] > WHOLE_BYTES_MAX else C_INCOMPLETE
+    if p[size + 7] != 0xCE or get16(p + 7) != 60:
+        return C_OTHER
+    row.body_len = get64(p + 11)
+    if row.body_len > message_max:
+        return C_OTHER
+    props = p + 19
+    props_len = size - 12
+    row.props_off = <uint32_t>(props - base)
+    row.props_len = props_len
+    if memo.row != NULL and memo.props_len == props_len and memcmp(memo.props, props, props_len) == 0:
+        memcpy(&row.ttl_ms, &memo.row.ttl_ms, 16)
+    else:
+        read_properties(props, props_len, row)
+        if row.flags & C_BAD_PROPERTIES:
+            return C_OTHER
+    at += <size_t>size + 8
+    why = read_body(base, start, &at, end, channel, frame_max, row, needed)
+    if why >= 0:
+        return why
+    memo.method = base + start
+    memo.method_len = <uint32_t>(row.line_len + 6 + 8)
+    memo.props = props
+    memo.props_len = props_len
+    memo.row = row
+    position[0] = at
+    return -1
+
+def scan(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None,
+         uint32_t frame_bytes_max, uint64_t message_bytes_max):
+    """(position, rows as bytes, their count, why it stopped, bytes needed from position on to see more).
+
+    `states`: of each channel number, CHANNEL_OPEN where a publish may begin. Publishes may be of many channels.
+    """
+    cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
+    cdef const uint8_t *open_states = &states[0] if states.shape[0] else NULL
+    cdef size_t states_len = states.shape[0], needed = 7
+    cdef uint32_t count = 0
+    cdef int why = C_FULL
+    cdef Memo memo
+    if end > <size_t>data.shape[0] or at > end:
+        raise ValueError("outside of the buffer")
+    memo.row = NULL
+    with nogil:
+        while count < ROWS_MAX:
+            why = read_publish(base, &at, end, open_states, states_len, frame_bytes_max, message_bytes_max,
+                               &memo, &rows[count], &needed)
+            if why >= 0:
+                break
+            count += 1
+            why = C_FULL
+    return at, PyBytes_FromStringAndSize(<char *>rows, count * sizeof(Row)), count, why, needed
+
+def facts(const uint8_t[::1] props not None):
+    """(ttl_ms, delivery_mode, priority, flags) of a property list, as in a row."""
+    cdef Row row
+    read_properties(&props[0] if props.shape[0] else NULL, <uint32_t>props.shape[0], &row)
+    return row.ttl_ms, row.delivery_mode, row.priority, row.flags
+
+def row(uint32_t line_off, uint16_t line_len, uint16_t channel, uint32_t props_off, uint32_t props_len,
+        uint32_t body_off, uint64_t body_len, tuple found):
+    """The row of one publish that was put together, its body in a single frame; `found`: see facts()."""
+    cdef Row r
+    r.line_off, r.line_len, r.channel, r.props_off, r.props_len = line_off, line_len, channel, props_off, props_len
+    r.body_off = body_off if body_len else 0
+    r.body_frames = 1 if body_len else 0
+    r.body_len = body_len
+    r.ttl_ms, r.delivery_mode, r.priority, r.flags = found
+    r.zero = 0
+    r.reserved = 0
+    return PyBytes_FromStringAndSize(<char *>&r, sizeof(Row))
+
+
+# -- settles ------------------------------------------------------------------------------------------------------------
+
+def settles(const uint8_t[::1] data not None, size_t at, size_t end, uint32_t frame_bytes_max):
+    """(position, channel, ranges) of the whole ack, nack and reject frames of one channel that begin at `at`."""
+    cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
+    cdef const uint8_t *p
+    cdef uint32_t method, channel = 0
+    cdef int kind, run_kind = -1, multiple, begun = 0
+    cdef uint64_t tag, first = 0, last = 0
+    cdef list ranges = []
+    if end > <size_t>data.shape[0] or at > end:
+        raise ValueError("outside of the buffer")
+    while end - at >= 21 and len(ranges) < RANGES_MAX:
+        p = base + at
+        if p[0] != 1 or get32(p + 3) != 13 or p[20] != 0xCE or get16(p + 7) != 60:
+            break
+        method = get16(p + 9)
+        if begun and get16(p + 1) != channel:
+            break
+        if method == 80:
+            kind, multiple = 0, p[19] & 1
+        elif method == 90:
+            kind, multiple = 2 if p[19] & 1 else 1, 0
+        elif method == 120:
+            kind, multiple = 2 if p[19] & 2 else 1, p[19] & 1
+        else:
+            break
+        begun = 1
+        channel = get16(p + 1)
+        tag = get64(p + 11)
+        at += 21
+        if not multiple and kind == run_kind and tag == last + 1:
+            last = tag
+            continue
+        if run_kind >= 0:
+            ranges.append((run_kind, first, last, False))
+            run_kind = -1
+        if multiple:
+            ranges.append((kind, tag, tag, True))
+        else:
+            run_kind, first, last = kind, tag, tag
+    if run_kind >= 0:
+        ranges.append((run_kind, first, last, False))
+    return at, channel, ranges
+
+
+# -- stored messages ----------------------------------------------------------------------------------------------------
+# u32 body_bytes | u32 props_bytes | u8 n, exchange[n] | u8 m, key[m] | props | body                     (little endian)
+
+cdef struct Stored:
+    const uint8_t *names      # u8 n, exchange, u8 m, key: as a deliver has them
+    size_t names_len
+    const uint8_t *props
+    uint32_t props_len
+    const uint8_t *body
+    uint32_t body_len
+    size_t size               # of the whole
+
+cdef int read_message(const uint8_t *p, size_t left, Stored *s) noexcept nogil:
+    """0, or -1 when the bytes are no whole stored message."""
+    cdef size_t n
+    if left < 10:
+        return -1
+    memcpy(&s.body_len, p, 4)
+    memcpy(&s.props_len, p + 4, 4)
+    n = 8 + 1 + <size_t>p[8]
+    if n >= left:
+        return -1
+    n += 1 + <size_t>p[n]
+    if n + s.props_len + s.body_len > left:
+        return -1
+    s.names = p + 8
+    s.names_len = n - 8
+    s.props = p + n
+    s.body = s.props + s.props_len
+    s.size = n + s.props_len + s.body_len
+    return 0
+
+cdef inline size_t content_size(uint32_t props_len, uint64_t body_len, uint32_t part_max) noexcept nogil:
+    return 20 + props_len + body_len + (body_len + part_max - 1) // part_max * 8
+
+cdef inline uint8_t *put_frame_head(uint8_t *p, uint8_t kind, uint32_t channel, uint32_t size) noexcept nogil:
+    p[0] = kind
+    return put32(put16(p + 1, channel), size)
+
+cdef uint8_t *put_content(uint8_t *p, uint32_t channel, const uint8_t *props, uint32_t props_len,
+                          const uint8_t *body, uint64_t body_len, uint32_t part_max) noexcept nogil:
+    """Header frame and body frames."""
+    cdef uint32_t part
+    p = put_frame_head(p, 2, channel, props_len + 12)
+    p = put64(put32(p, 60 << 16), body_len)
+    p = put(p, props, props_len)
+    p[0] = 0xCE
+    p += 1
+    while body_len:
+        part = <uint32_t>body_len if body_len < part_max else part_max
+        p = put(put_frame_head(p, 3, channel, part), body, part)
+        p[0] = 0xCE
+        p += 1
+        body += part
+        body_len -= part
+    return p
+
+cdef inline uint32_t body_part_max(uint32_t frame_bytes_max) except 0:
+    if frame_bytes_max <= 8:
+        raise ValueError("a frame is larger than that")
+    return frame_bytes_max - 8
+
+def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channel, bytes consumer_tag not None,
+               uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
+    """basic.deliver with its content for each of `count` stored messages, tags from `first_tag` on."""
+    cdef uint32_t part_max = body_part_max(frame_bytes_max), i
+    cdef size_t ctag_len = len(consumer_tag), total = 0, left = blob.shape[0]
+    cdef const uint8_t *start = &blob[0] if left else NULL
+    cdef const uint8_t *at = start
+    cdef const uint8_t *ctag = <const uint8_t *>PyBytes_AS_STRING(consumer_tag)
+    cdef uint8_t *p
+    cdef Stored s
+    if ctag_len > 255:
+        raise ValueError("a consumer tag has at most 255 bytes")
+    for i in range(count):
+        if read_message(at, left, &s) < 0:
+            raise ValueError("no whole stored message")
+        total += 8 + 4 + 1 + ctag_len + 9 + s.names_len + content_size(s.props_len, s.body_len, part_max)
+        at += s.size
+        left -= s.size
+    out = PyBytes_FromStringAndSize(NULL, total)
+    p = <uint8_t *>PyBytes_AS_STRING(out)
+    at = start
+    left = blob.shape[0]
+    with nogil:
+        for i in range(count):
+            read_message(at, left, &s)
+            p = put_frame_head(p, 1, channel, <uint32_t>(4 + 1 + ctag_len + 9 + s.names_len))
+            p = put32(p, 60 << 16 | 60)
+            p[0] = <uint8_t>ctag_len
+            p = put64(put(p + 1, ctag, ctag_len), first_tag + i)
+            p[0] = redelivered
+            p = put(p + 1, s.names, s.names_len)
+            p[0] = 0xCE
+            p = put_content(p + 1, channel, s.props, s.props_len, s.body, s.body_len, part_max)
+            at += s.size
+            left -= s.size
+    return out
+
+def get_ok(const uint8_t[::1] message not None, uint16_t channel, uint64_t tag, bint redelivered, uint32_t remaining,
+           uint32_t frame_bytes_max):
+    """basic.get-ok with its content, of one stored message."""
+    cdef uint32_t part_max = body_part_max(frame_bytes_max)
+    cdef uint8_t *p
+    cdef Stored s
+    if message.shape[0] == 0 or read_message(&message[0], message.shape[0], &s) < 0:
+        raise ValueError("no whole stored message")
+    out = PyBytes_FromStringAndSize(NULL, 8 + 4 + 9 + s.names_len + 4 + content_size(s.props_len, s.body_len, part_max))
+    p = <uint8_t *>PyBytes_AS_STRING(out)
+    p = put_frame_head(p, 1, channel, <uint32_t>(4 + 9 + s.names_len + 4))
+    p = put64(put32(p, 60 << 16 | 71), tag)
+    p[0] = redelivered
+    p = put32(put(p + 1, s.names, s.names_len), remaining)
+    p[0] = 0xCE
+    put_content(p + 1, channel, s.props, s.props_len, s.body, s.body_len, part_max)
+    return out
+
+def content(uint16_t channel, bytes method_payload not None, bytes props not None, const uint8_t[::1] body not None,
+            uint32_t frame_bytes_max):
+    """A method frame and the content that belongs to it, as basic.return has."""
+    cdef uint32_t part_max = body_part_max(frame_bytes_max)
+    cdef size_t method_len = len(method_payload), props_len = len(props), body_len = body.shape[0]
+    cdef uint8_t *p
+    out = PyBytes_FromStringAndSize(NULL, 8 + method_len + content_size(<uint32_t>props_len, body_len, part_max))
+    p = put_frame_head(<uint8_t *>PyBytes_AS_STRING(out), 1, channel, <uint32_t>method_len)
+    p = put(p, <const uint8_t *>PyBytes_AS_STRING(method_payload), method_len)
+    p[0] = 0xCE
+    put_content(p + 1, channel, <const uint8_t *>PyBytes_AS_STRING(props), <uint32_t>props_len,
+                &body[0] if body_len else NULL, body_len, part_max)
+    return out
+
+def stored(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, size_t index):
+    """One message of a Publishes event as a stored message."""
+    cdef Row r
+    cdef const uint8_t *base
+    cdef const uint8_t *frame
+    cdef uint8_t *p
+    cdef uint32_t i, part, body_len
+    if (index + 1) * sizeof(Row) > <size_t>table.shape[0]:
+        raise IndexError(index)
+    memcpy(&r, &table[index * sizeof(Row)], sizeof(Row))
+    base = &buffer[0]
+    body_len = <uint32_t>r.body_len
+    out = PyBytes_FromStringAndSize(NULL, 8 + r.line_len - 1 + r.props_len + r.body_len)
+    p = <uint8_t *>PyBytes_AS_STRING(out)
+    memcpy(p, &body_len, 4)
+    memcpy(p + 4, &r.props_len, 4)
+    p = put(put(p + 8, base + r.line_off, r.line_len - 1), base + r.props_off, r.props_len)
+    frame = base + r.body_off
+    for i in range(r.body_frames):
+        part = get32(frame + 3)
+        p = put(p, frame + 7, part)
+        frame += <size_t>part + 8
+    return out
+
+def read_stored(const uint8_t[::1] message not None):
+    """(exchange, key, props, body) of a stored message."""
+    cdef Stored s
+    cdef size_t n
+    if message.shape[0] == 0 or read_message(&message[0], message.shape[0], &s) < 0:
+        raise ValueError("no whole stored message")
+    n = s.names[0]
+    return (
+        PyBytes_FromStringAndSize(<char *>s.names + 1, n),
+        PyBytes_FromStringAndSize(<char *>s.names + n + 2, s.names_len - n - 2),
+        PyBytes_FromStringAndSize(<char *>s.props, s.props_len),
+        PyBytes_FromStringAndSize(<char *>s.body, s.body_len),
+    )

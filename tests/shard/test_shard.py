@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from shardd.peers import PUBLISH_CREDIT_BYTES
 from shardd.shard import Shard
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
@@ -70,10 +71,10 @@ def read(message: bytes) -> Any:
 
 def test_nothing_is_confirmed_before_a_sync_that_began_after_it() -> None:
     bench = Bench()
-    sizes = bench.publish()
+    bench.publish()
     first = bench.shard.begin_sync()
     assert first is not None
-    assert bench.turn() == [("credit", [(0, sizes)])]
+    assert not bench.turn()
     bench.publish()
     bench.publish(sync=False)
     first.run()
@@ -269,3 +270,13 @@ def test_a_ttl_of_zero_reaches_a_ready_consumer_or_nobody() -> None:
     assert ("deliver", [(1, 1, False, 1)]) in bench.turn()
     assert bench.shard.queues[1].ready_count == 0
     assert sum(map(len, bench.store.live.values())) == 1
+
+
+def test_what_was_taken_in_is_credited_in_steps() -> None:
+    bench = Bench()
+    taken = bench.publish(5000, sync=False)
+    assert taken < PUBLISH_CREDIT_BYTES
+    assert ("credit", [(0, taken)]) not in bench.turn()
+    taken += bench.publish(9000, sync=False)
+    assert taken > PUBLISH_CREDIT_BYTES
+    assert ("credit", [(0, taken)]) in bench.turn()

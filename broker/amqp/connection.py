@@ -1,0 +1,447 @@
+"""The server's side of one AMQP 0-9-1 connection: bytes in, events out; methods in, bytes out.
+
+No socket, no clock. It keeps the order of the protocol (states.py) and answers by itself only the protocol header and
+access.request; every decision is the caller's. Bytes are looked at where they lie, and only as far as the next event:
+what the caller does about an event (say, closing a channel) is in force for the bytes behind it.
+
+What is not yet whole is kept: a publish of up to 64 KiB, or one frame of a larger one, together with how many bytes it
+needs before another look is worth it. So bytes are not looked at again for each small piece they come in.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from pamqp import base, commands
+
+from broker.amqp import frames, properties, spec
+from broker.amqp.errors import ChannelException, ConnectionException
+from broker.amqp.events import Event, Failed, Method, Open, Publishes, Settles, StartOk
+from broker.amqp.methods import AccessRequest, AccessRequestOk, decode_method, encode_method
+from broker.amqp.states import (
+    CHANNEL_DISCARDS,
+    CONNECTION_DISCARDS,
+    CONNECTION_SENT,
+    ChannelState,
+    ConnectionState,
+    next_of_channel,
+    next_of_connection,
+)
+
+_FRAME_HEAD = struct.Struct(">BHI")
+_CONTENT_HEAD = struct.Struct(">HHQ")
+_FRAME_END = bytes([spec.FRAME_END])
+_FRAME_KINDS = frozenset({spec.METHOD_FRAME, spec.HEADER_FRAME, spec.BODY_FRAME, spec.HEARTBEAT_FRAME})
+_HEARTBEAT: Final = _FRAME_HEAD.pack(spec.HEARTBEAT_FRAME, 0, 0) + _FRAME_END
+_IMMEDIATE = 2
+# Methods that states.py knows by name; all others are "method" there.
+_CHANNEL_NAMES: Final = {
+    struct.pack(">I", method.index): method.name
+    for method in (commands.Channel.Open, commands.Channel.Close, commands.Channel.CloseOk, commands.Basic.Publish)
+}
+_CLOSES: Final = frozenset(
+    struct.pack(">I", method.index) for method in (commands.Connection.Close, commands.Connection.CloseOk)
+)
+
+
+class _Content:
+    """A publish that is put together frame by frame.
+
+    `data` is laid out as one that came whole: line | properties | head of a body frame, then the body, in one frame.
+    """
+
+    __slots__ = ("body_len", "data", "facts", "left", "line_len", "props_len")
+
+    def __init__(self, line: bytes) -> None:
+        self.data = bytearray(line)
+        self.line_len = len(line)
+        self.props_len = self.body_len = self.left = 0
+        self.facts = (0, 0, 0, 0)
+
+    def begin_body(self, props: bytes, body_len: int) -> None:
+        self.facts = frames.facts(props)
+        self.props_len = len(props)
+        self.body_len = self.left = body_len
+        self.data += props
+        if body_len:
+            self.data += _FRAME_HEAD.pack(spec.BODY_FRAME, 0, body_len)
+
+    def whole(self, channel: int) -> Publishes:
+        body_off = self.line_len + self.props_len
+        if self.body_len:
+            self.data += _FRAME_END
+        row = frames.row(0, self.line_len, channel, self.line_len, self.props_len, body_off, self.body_len, self.facts)
+        return Publishes(self.data, row, 1)
+
+
+class Connection:
+    """See the file's head. `receive_data`, then `next_event` until it gives None; then `data_to_send`."""
+
+    def __init__(
+        self,
+        *,
+        frame_bytes_max: int = 131072,
+        channels_max: int = 2047,
+        heartbeat_s: int = 60,
+        server_properties: dict[str, Any],
+        mechanisms: bytes = b"PLAIN AMQPLAIN",
+        message_bytes_max: int = 134217728,
+    ) -> None:
+        # First what we offer, from tune-ok on what was agreed.
+        self.frame_bytes_max = frame_bytes_max
+        self.channels_max = channels_max
+        self.heartbeat_s = heartbeat_s
+        self.client_properties: dict[str, Any] = {}
+        self._server_properties = server_properties
+        self._mechanisms = mechanisms
+        self._message_bytes_max = message_bytes_max
+        self._state = ConnectionState.AWAITING_HEADER
+        self._close_sent = False
+        self._channels = bytearray(1)  # the state of each channel number; as long as the highest that was opened
+        self._contents: dict[int, _Content] = {}
+        self._out: list[bytes] = []
+        # What is being read: from _at on, of _buffer, then of _next. At least _needed bytes are needed to see more.
+        self._buffer: bytearray | memoryview = memoryview(b"")
+        self._at = 0
+        self._next: memoryview | None = None
+        self._needed = 0
+        self._out_of_step = False  # after a broken frame nobody knows where the next one begins
+
+    # -- in -----------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        """Bytes from the client. Call next_event() until it gives None before they are changed or more are given."""
+        if self._state in CONNECTION_DISCARDS and (self._next is not None or isinstance(self._buffer, memoryview)):
+            self._drop_read()  # left unread by a caller that closed and looked no further
+        if self._at < len(self._buffer):
+            self._next = memoryview(data)
+        else:
+            self._buffer, self._at = memoryview(data), 0
+
+    def next_event(self) -> Event | None:
+        while True:
+            if self._out_of_step or self._state is ConnectionState.CLOSED:
+                self._drop_read()
+                return None
+            if not self._has(self._needed):
+                return None
+            self._needed = 0
+            try:
+                event = self._parse()
+            except ConnectionException as error:
+                if self._state in CONNECTION_DISCARDS:
+                    continue
+                self._state = ConnectionState.CLOSING
+                return Failed(error)
+            if event is not None:
+                return event
+
+    def _has(self, needed: int) -> bool:
+        """Are `needed` bytes (and at least one) there from _at on, in one piece. False: until more was received."""
+        have = len(self._buffer) - self._at
+        if have >= needed and have:
+            return True
+        if not have:
+            if self._next is None:
+                self._drop_read()
+                return False
+            self._buffer, self._at, self._next = self._next, 0, None
+            return self._has(needed)
+        if isinstance(self._buffer, memoryview) or self._at:
+            # A new one: the old is the caller's, or an event's that was taken from it.
+            self._buffer, self._at = bytearray(self._buffer[self._at :]), 0
+        if self._next is not None:
+            missing = needed - have
+            self._buffer += self._next[:missing]
+            self._next = self._next[missing:] if len(self._next) > missing else None
+        if len(self._buffer) >= needed:
+            return True
+        self._needed = needed
+        return False
+
+    def _drop_read(self) -> None:
+        self._buffer, self._at, self._next, self._needed = memoryview(b""), 0, None, 0
+
+    def _parse(self) -> Event | None:
+        """The next event, or None for bytes that give none: gone on, or _needed says what is missing."""
+        if self._state is ConnectionState.AWAITING_HEADER:
+            self._read_protocol_header()
+            return None
+        if self._state is not ConnectionState.OPEN:
+            return self._read_frame()
+        buffer = self._buffer
+        at, table, count, why, needed = frames.scan(
+            buffer, self._at, len(buffer), self._channels, self.frame_bytes_max, self._message_bytes_max
+        )
+        if count:
+            self._at = at
+            return Publishes(buffer, table, count)
+        if why == frames.INCOMPLETE:
+            self._needed = needed
+            return None
+        if why == frames.SETTLE:
+            at, channel, ranges = frames.settles(buffer, self._at, len(buffer), self.frame_bytes_max)
+            if ranges:
+                self._at = at
+                return Settles(channel, ranges)
+        return self._read_frame()
+
+    def _read_protocol_header(self) -> None:
+        if not self._has(len(spec.PROTOCOL_HEADER)):
+            return
+        said = bytes(self._buffer[self._at : self._at + len(spec.PROTOCOL_HEADER)])
+        self._at += len(said)
+        if said != spec.PROTOCOL_HEADER:
+            self._out.append(spec.PROTOCOL_HEADER)
+            self._state = ConnectionState.CLOSED
+            return
+        self._state = next_of_connection(self._state, "protocol header")
+        mechanisms = self._mechanisms.decode()
+        self.send_method(0, commands.Connection.Start(0, 9, self._server_properties, mechanisms, "en_US"))
+
+    def _read_frame(self) -> Event | None:
+        """One frame of any kind."""
+        if not self._has(_FRAME_HEAD.size):
+            return None
+        kind, channel, size = _FRAME_HEAD.unpack_from(self._buffer, self._at)
+        frame_bytes = size + spec.FRAME_OVERHEAD_BYTES
+        if kind not in _FRAME_KINDS:
+            raise self._broken_frame(f"unknown frame type {kind}")
+        if frame_bytes > self.frame_bytes_max:
+            raise self._broken_frame(f"frame of {frame_bytes} bytes, {self.frame_bytes_max} agreed")
+        if not self._has(frame_bytes):
+            return None
+        if self._buffer[self._at + frame_bytes - 1] != spec.FRAME_END:
+            raise self._broken_frame(f"type {kind}, frame of {frame_bytes} bytes without its end marker")
+        payload = bytes(self._buffer[self._at + _FRAME_HEAD.size : self._at + frame_bytes - 1])
+        self._at += frame_bytes
+        try:
+            return self._received(kind, channel, payload)
+        except ChannelException as error:
+            # Until the caller closes the channel, what else comes on it is discarded already.
+            self._channels[channel] = ChannelState.CLOSING
+            self._contents.pop(channel, None)
+            return Failed(error, channel)
+
+    def _broken_frame(self, text: str) -> ConnectionException:
+        self._out_of_step = True
+        return ConnectionException(spec.FRAME_ERROR, text)
+
+    def _received(self, kind: int, channel: int, payload: bytes) -> Event | None:
+        if self._state in CONNECTION_DISCARDS:
+            if kind == spec.METHOD_FRAME and channel == 0 and payload[:4] in _CLOSES:
+                return self._received_close(payload)
+            return None
+        if kind == spec.HEARTBEAT_FRAME:
+            if channel:
+                raise ConnectionException(spec.UNEXPECTED_FRAME, "heartbeat frame must be on channel 0")
+            return None
+        if channel == 0:
+            if kind != spec.METHOD_FRAME:
+                raise ConnectionException(spec.UNEXPECTED_FRAME, f"frame of type {kind} on channel 0")
+            return self._received_on_connection(payload)
+        if self._state is not ConnectionState.OPEN:
+            text = f"frame on channel {channel} in state {self._state.name}"
+            raise ConnectionException(spec.COMMAND_INVALID, text)
+        if kind == spec.METHOD_FRAME:
+            return self._received_method(channel, payload)
+        if kind == spec.HEADER_FRAME:
+            return self._received_header(channel, payload)
+        return self._received_body(channel, payload)
+
+    # -- channel 0 ------------------------------------------------------------------------------------------------
+
+    def _received_close(self, payload: bytes) -> Event | None:
+        """close or close-ok after a close; a second close of the same side is forgotten."""
+        method = decode_method(payload)
+        if self._state is not ConnectionState.CLOSING:
+            return None
+        self._state = next_of_connection(self._state, method.name)
+        return Method(0, method)
+
+    def _received_on_connection(self, payload: bytes) -> Event | None:
+        method = decode_method(payload)
+        if method.index >> 16 != spec.CONNECTION:
+            text = f"method {method.name} on channel 0"
+            raise ConnectionException(spec.COMMAND_INVALID, text, method.index >> 16, method.index & 0xFFFF)
+        self._state = next_of_connection(self._state, method.name)
+        if isinstance(method, commands.Connection.StartOk):
+            self.client_properties = dict(method.client_properties or {})
+            response: Any = method.response
+            data = response.encode() if isinstance(response, str) else bytes(response or b"")
+            return StartOk(method.mechanism, data, method.locale, self.client_properties)
+        if isinstance(method, commands.Connection.TuneOk):
+            self._agree(method)
+            return None
+        if isinstance(method, commands.Connection.Open):
+            return Open(method.virtual_host)
+        return Method(0, method)
+
+    def _agree(self, said: commands.Connection.TuneOk) -> None:
+        self.channels_max = _agreed("channel_max", said.channel_max, 1, self.channels_max)
+        self.frame_bytes_max = _agreed("frame_max", said.frame_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max)
+        self.heartbeat_s = said.heartbeat
+
+    # -- channels -------------------------------------------------------------------------------------------------
+
+    def _channel_state(self, channel: int) -> ChannelState:
+        return ChannelState(self._channels[channel]) if channel < len(self._channels) else ChannelState.CLOSED
+
+    def _received_method(self, channel: int, payload: bytes) -> Event | None:
+        state = self._channel_state(channel)
+        name = _CHANNEL_NAMES.get(payload[:4], "method")
+        following = next_of_channel(state, name)
+        if following is None:
+            return None
+        method = decode_method(payload)
+        ids = (method.index >> 16, method.index & 0xFFFF)
+        if ids[0] == spec.CONNECTION:
+            raise ConnectionException(spec.COMMAND_INVALID, f"method {method.name} on channel {channel}", *ids)
+        if isinstance(method, commands.Basic.Publish):
+            line = payload[6:]
+            if line[-1] & _IMMEDIATE:
+                raise ConnectionException(spec.NOT_IMPLEMENTED, "immediate=true", *ids)
+            self._contents[channel] = _Content(line)
+            self._channels[channel] = following
+            return None
+        if isinstance(method, commands.Channel.Open):
+            self._make_room(channel)
+        if following is state and name == commands.Channel.CloseOk.name:
+            return None  # it answers nothing
+        self._channels[channel] = following
+        if isinstance(method, AccessRequest):
+            self.send_method(channel, AccessRequestOk())
+            return None
+        return Method(channel, method)
+
+    def _make_room(self, channel: int) -> None:
+        """For the state of one more channel number."""
+        if channel > self.channels_max:
+            open_count = len(self.open_channels)
+            text = (
+                f"number of channels opened ({open_count}) has reached the negotiated channel_max ({self.channels_max})"
+            )
+            raise ConnectionException(spec.NOT_ALLOWED, text, spec.CHANNEL, 10)
+        if channel >= len(self._channels):
+            self._channels += bytes(channel + 1 - len(self._channels))
+
+    def _received_header(self, channel: int, payload: bytes) -> Event | None:
+        state = self._channel_state(channel)
+        if state in CHANNEL_DISCARDS:
+            return None
+        if state is ChannelState.AWAITING_CONTENT_HEADER and len(payload) < _CONTENT_HEAD.size:
+            raise ConnectionException(spec.SYNTAX_ERROR, "a content header of fewer than 12 bytes", *spec.PUBLISH)
+        class_id, _, body_len = _CONTENT_HEAD.unpack_from(payload.ljust(_CONTENT_HEAD.size))
+        self._channels[channel] = next_of_channel(state, "header" if body_len else "header of no body") or state
+        if class_id != spec.BASIC:
+            text = f"expected content header for class 60, got one for class {class_id} instead"
+            raise ConnectionException(spec.UNEXPECTED_FRAME, text, *spec.PUBLISH)
+        if body_len > self._message_bytes_max:
+            text = f"message size {body_len} is larger than configured max size {self._message_bytes_max}"
+            raise ChannelException(spec.PRECONDITION_FAILED, text, *spec.PUBLISH)
+        props = payload[_CONTENT_HEAD.size :]
+        properties.check(props)
+        self._contents[channel].begin_body(props, body_len)
+        return None if body_len else self._contents.pop(channel).whole(channel)
+
+    def _received_body(self, channel: int, payload: bytes) -> Event | None:
+        state = self._channel_state(channel)
+        content = self._contents.get(channel)
+        is_last = content is not None and content.left == len(payload)
+        following = next_of_channel(state, "last body" if is_last else "body")
+        if following is None:
+            return None
+        assert content is not None  # there is one in the state that lets body frames pass
+        if len(payload) > content.left:
+            text = f"{len(payload) - content.left} bytes behind a body of {content.body_len}"
+            raise ConnectionException(spec.FRAME_ERROR, text, *spec.PUBLISH)
+        self._channels[channel] = following
+        content.data += payload
+        content.left -= len(payload)
+        return self._contents.pop(channel).whole(channel) if is_last else None
+
+    # -- out ----------------------------------------------------------------------------------------------------
+
+    def tune(self) -> None:
+        """The client is who it says: offer our limits."""
+        self.send_method(0, commands.Connection.Tune(self.channels_max, self.frame_bytes_max, self.heartbeat_s))
+
+    def send_method(self, channel: int, method: base.Frame) -> None:
+        """Nothing is sent on what we have closed, but close-ok."""
+        if channel == 0:
+            if self._state in CONNECTION_DISCARDS and not isinstance(method, commands.Connection.CloseOk):
+                return
+            self._state = CONNECTION_SENT.get((self._state, method.name), self._state)
+        elif isinstance(method, commands.Channel.CloseOk):
+            if self._channel_state(channel) is not ChannelState.CLOSED:
+                self._set_channel(channel, ChannelState.CLOSED)
+        elif self._close_sent or self._channel_state(channel) in (ChannelState.CLOSED, ChannelState.CLOSING):
+            return
+        self._put(channel, method)
+
+    def send_bytes(self, data: bytes) -> None:
+        """Ready-made frames."""
+        self._out.append(data)
+
+    def send_heartbeat(self) -> None:
+        self._out.append(_HEARTBEAT)
+
+    def data_to_send(self) -> list[bytes]:
+        """What is to be written, in order; it is forgotten here."""
+        out, self._out = self._out, []
+        return out
+
+    def close_channel(self, channel: int, exc: ChannelException) -> None:
+        """channel.close. What else comes on the channel is discarded until the client's close-ok."""
+        if self._close_sent or self._channel_state(channel) in (ChannelState.CLOSED, ChannelState.CLOSED_BY_CLIENT):
+            return
+        self._set_channel(channel, ChannelState.CLOSING)
+        self._put(channel, commands.Channel.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id))
+
+    def close(self, exc: ConnectionException) -> None:
+        """connection.close. What else comes is discarded until the client's close-ok."""
+        if self._close_sent or self._state in (ConnectionState.CLOSED, ConnectionState.CLOSED_BY_CLIENT):
+            return
+        if self._state is ConnectionState.AWAITING_HEADER:  # it does not speak AMQP yet
+            self._state = ConnectionState.CLOSED
+            return
+        self._state = ConnectionState.CLOSING
+        self._close_sent = True
+        self._contents.clear()
+        self._put(0, commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id))
+
+    def _set_channel(self, channel: int, state: ChannelState) -> None:
+        self._contents.pop(channel, None)
+        self._channels[channel] = state
+
+    def _put(self, channel: int, method: base.Frame) -> None:
+        payload = encode_method(method)
+        self._out.append(_FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + _FRAME_END)
+
+    # -- what it is like ------------------------------------------------------------------------------------------
+
+    def channel_is_open(self, channel: int) -> bool:
+        state = self._channel_state(channel)
+        return state is not ChannelState.CLOSED and state not in CHANNEL_DISCARDS
+
+    @property
+    def open_channels(self) -> list[int]:
+        return [number for number in range(1, len(self._channels)) if self.channel_is_open(number)]
+
+    @property
+    def closed(self) -> bool:
+        """Nothing more is read or to be said, but what data_to_send() still gives."""
+        return self._state is ConnectionState.CLOSED
+
+
+def _agreed(name: str, said: int, at_least: int, offered: int) -> int:
+    """The client's value, if it is within what was offered; 0 stands for no limit, which is too high."""
+    text = f"negotiated {name} = {said} is "
+    if said and said < at_least:
+        text += f"lower than the minimum allowed value ({at_least})"
+        raise ConnectionException(spec.NOT_ALLOWED, text, spec.CONNECTION, 31)
+    if not said or said > offered:
+        text += f"higher than the maximum allowed value ({offered})"
+        raise ConnectionException(spec.NOT_ALLOWED, text, spec.CONNECTION, 31)
+    return said

@@ -1,0 +1,318 @@
+"""Control methods and field tables, bytes to values and back.
+
+The methods, their names, fields and types are pamqp's; reading and writing them is done here, strictly, for a server:
+
+- pamqp reads a cut string or table as a shorter one; here it is a syntax error, as is what is left over.
+- pamqp recurses as deep as a client nests its tables; here depth has a bound.
+- pamqp refuses names it does not like (its validate()) while writing; what was declared must also be listed.
+- pamqp writes a float as 32 bits, and small integers in types older clients cannot read; here `d`, and `I` or `l`.
+- pamqp has no access.request, which old clients still send.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from decimal import Context, Decimal
+from typing import Any, ClassVar, Final
+
+import pamqp.decode
+import pamqp.encode
+from pamqp import base, commands
+
+from broker.amqp.errors import ConnectionException
+from broker.amqp.spec import COMMAND_INVALID, SYNTAX_ERROR, TABLE_DEPTH_MAX
+
+Value = Any  # of a field: bool, int, float, str, bytes, None, datetime, Decimal, list, dict
+
+
+class AccessRequest(base.Frame):
+    """access.request: realms of AMQP 0-8; every client may everything it could ask for here."""
+
+    __slots__ = ["active", "exclusive", "passive", "read", "realm", "write"]
+    FIELDS: ClassVar[list[str]] = ["realm", "exclusive", "passive", "active", "write", "read"]
+    frame_id: ClassVar[int] = 10
+    index: ClassVar[int] = 0x001E000A
+    name: ClassVar[str] = "Access.Request"
+    _realm = "shortstr"
+    _exclusive = _passive = _active = _write = _read = "bit"
+
+
+class AccessRequestOk(base.Frame):
+    """access.request-ok"""
+
+    __slots__ = ["ticket"]
+    frame_id: ClassVar[int] = 11
+    index: ClassVar[int] = 0x001E000B
+    name: ClassVar[str] = "Access.RequestOk"
+    _ticket = "short"
+
+    def __init__(self, ticket: int = 1) -> None:
+        self.ticket = ticket
+
+
+_METHODS: Final[dict[int, type[base.Frame]]] = {**commands.INDEX_MAPPING, AccessRequest.index: AccessRequest}
+_FIELDS: Final[dict[type[base.Frame], list[tuple[str, str]]]] = {}
+
+
+def decode_method(payload: bytes) -> base.Frame:
+    """The method of a method frame's payload."""
+    if len(payload) < 4:
+        raise _syntax_error("a method of fewer than 4 bytes")
+    index: int = _INDEX.unpack_from(payload)[0]
+    found = _METHODS.get(index)
+    if found is None:
+        raise ConnectionException(COMMAND_INVALID, "unimplemented method", index >> 16, index & 0xFFFF)
+    try:
+        return _decode_fields(found, payload)
+    except ConnectionException as error:
+        raise ConnectionException(error.code, error.text, index >> 16, index & 0xFFFF) from None
+
+
+def encode_method(method: base.Frame) -> bytes:
+    """The payload of a method frame."""
+    out = bytearray(_INDEX.pack(method.index))
+    bits = count = 0
+    for name, kind in _fields(type(method)):
+        value = getattr(method, name)
+        if kind == "bit":
+            bits |= bool(value) << count
+            count += 1
+            continue
+        if count:
+            out.append(bits)
+            bits = count = 0
+        out += _FIELD_ENCODERS[kind](value)
+    if count:
+        out.append(bits)
+    return bytes(out)
+
+
+def decode_table(data: bytes) -> dict[str, Value]:
+    """A field table with its length before it, and nothing behind."""
+    reader = _Reader(data, 0)
+    table = reader.table(0)
+    if reader.at != len(data):
+        raise _syntax_error("bytes behind a table")
+    return table
+
+
+def skip_value(table: bytes, at: int) -> int:
+    """Where the value that begins at `at` inside a table (with its type) ends."""
+    reader = _Reader(table, at)
+    reader.value(0)
+    return reader.at
+
+
+def encode_table(table: dict[str, Value]) -> bytes:
+    """With its length before it."""
+    data = b"".join(_short_string(key) + _encode_value(value) for key, value in table.items())
+    return _U32.pack(len(data)) + data
+
+
+def _fields(kind: type[base.Frame]) -> list[tuple[str, str]]:
+    fields = _FIELDS.get(kind)
+    if fields is None:
+        names = getattr(kind, "FIELDS", None) or kind.__slots__
+        fields = _FIELDS[kind] = [(name, kind.amqp_type(name)) for name in names]
+    return fields
+
+
+def _decode_fields(kind: type[base.Frame], payload: bytes) -> base.Frame:
+    method = kind()
+    reader = _Reader(payload, 4)
+    bit = 8
+    bits = 0
+    for name, type_name in _fields(kind):
+        if type_name == "bit":
+            if bit == 8:
+                bits, bit = reader.u8(), 0
+            setattr(method, name, bool(bits >> bit & 1))
+            bit += 1
+            continue
+        bit = 8
+        setattr(method, name, reader.field(type_name))
+    if reader.at != len(payload):
+        raise _syntax_error("bytes behind the method's last field")
+    return method
+
+
+class _Reader:
+    """Goes through bytes; never past their end."""
+
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self.data = data
+        self.at = at
+
+    def take(self, count: int) -> bytes:
+        end = self.at + count
+        if end > len(self.data):
+            raise _syntax_error("a field ends behind its frame or table")
+        taken = self.data[self.at : end]
+        self.at = end
+        return taken
+
+    def number(self, form: struct.Struct) -> Any:
+        return form.unpack(self.take(form.size))[0]
+
+    def u8(self) -> int:
+        return self.take(1)[0]
+
+    def short_string(self) -> str:
+        try:
+            return self.take(self.u8()).decode()
+        except UnicodeDecodeError:
+            raise _syntax_error("a short string that is not UTF-8") from None
+
+    def long_string(self) -> str | bytes:
+        """Bytes when they are no text."""
+        data = self.take(self.number(_U32))
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return data
+
+    def field(self, kind: str) -> Value:
+        """A method's field."""
+        if kind == "shortstr":
+            return self.short_string()
+        if kind == "longstr":
+            return self.long_string()
+        if kind == "table":
+            return self.table(0)
+        return self.number(_FIELD_NUMBERS[kind])
+
+    def table(self, depth: int) -> dict[str, Value]:
+        inner = self._inner(depth)
+        found: dict[str, Value] = {}
+        while inner.at < len(inner.data):
+            key = inner.short_string()
+            found[key] = inner.value(depth + 1)
+        return found
+
+    def array(self, depth: int) -> list[Value]:
+        inner = self._inner(depth)
+        found = []
+        while inner.at < len(inner.data):
+            found.append(inner.value(depth + 1))
+        return found
+
+    def _inner(self, depth: int) -> _Reader:
+        # What is inside is copied at each depth: the bound on depth is also one on copying.
+        if depth > TABLE_DEPTH_MAX:
+            raise _syntax_error(f"tables nested more than {TABLE_DEPTH_MAX} deep")
+        return _Reader(self.take(self.number(_U32)), 0)
+
+    def value(self, depth: int) -> Value:
+        """A table's value: its type, then itself."""
+        kind = self.take(1)
+        form = _NUMBERS.get(kind)
+        if form is not None:
+            return self.number(form)
+        match kind:
+            case b"S":
+                return self.long_string()
+            case b"F":
+                return self.table(depth)
+            case b"A":
+                return self.array(depth)
+            case b"t":
+                return self.u8() != 0
+            case b"x":
+                return self.take(self.number(_U32))
+            case b"V":
+                return None
+            case b"T":
+                return _timestamp(self.take(8))
+            case b"D":
+                scale = self.u8()
+                # Exact, whatever the precision of the thread's context.
+                return Decimal(self.number(_U32)).scaleb(-scale, _DECIMALS)
+        raise _syntax_error(f"unknown field type {kind[0]}")
+
+
+def _timestamp(data: bytes) -> Value:
+    try:
+        return pamqp.decode.timestamp(data)[1]
+    except (ValueError, OverflowError, OSError):  # no year a calendar has: the number as it came
+        return _U64.unpack(data)[0]
+
+
+def _syntax_error(text: str) -> ConnectionException:
+    return ConnectionException(SYNTAX_ERROR, text)
+
+
+# -- out ----------------------------------------------------------------------------------------------------------
+
+
+def _short_string(value: str | None) -> bytes:
+    data = (value or "").encode()
+    if len(data) > 255:
+        raise ValueError("a short string has at most 255 bytes")
+    return bytes([len(data)]) + data
+
+
+def _long_string(value: str | bytes | None) -> bytes:
+    data = value.encode() if isinstance(value, str) else value or b""
+    return _U32.pack(len(data)) + data
+
+
+def _encode_value(value: Value) -> bytes:
+    """Its type, then itself."""
+    match value:
+        case bool():
+            return b"t\x01" if value else b"t\x00"
+        case int():
+            return b"I" + _I32.pack(value) if -(1 << 31) <= value < 1 << 31 else b"l" + _I64.pack(value)
+        case float():
+            return b"d" + _F64.pack(value)
+        case str():
+            return b"S" + _long_string(value)
+        case bytes() | bytearray():
+            return b"x" + _long_string(bytes(value))
+        case dict():
+            return b"F" + encode_table(value)
+        case list():
+            data = b"".join(map(_encode_value, value))
+            return b"A" + _U32.pack(len(data)) + data
+        case None:
+            return b"V"
+        case Decimal():
+            return b"D" + pamqp.encode.decimal(value)
+    return b"T" + pamqp.encode.timestamp(value)
+
+
+_INDEX = _U32 = struct.Struct(">I")
+_U8 = struct.Struct(">B")
+_U16 = struct.Struct(">H")
+_U64 = struct.Struct(">Q")
+_I32 = struct.Struct(">i")
+_I64 = struct.Struct(">q")
+_F64 = struct.Struct(">d")
+_DECIMALS = Context(prec=20)
+
+# As RabbitMQ reads them: s is signed, l and L are 64 bits.
+_NUMBERS: Final = {
+    b"b": struct.Struct(">b"),
+    b"B": _U8,
+    b"s": struct.Struct(">h"),
+    b"u": _U16,
+    b"I": _I32,
+    b"i": _U32,
+    b"l": _I64,
+    b"L": _I64,
+    b"f": struct.Struct(">f"),
+    b"d": _F64,
+}
+_FIELD_NUMBERS: Final = {"octet": _U8, "short": _U16, "long": _U32, "longlong": _U64}
+_FIELD_ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
+    "shortstr": _short_string,
+    "longstr": _long_string,
+    "table": lambda value: encode_table(value or {}),
+    "octet": _U8.pack,
+    "short": _U16.pack,
+    "long": _U32.pack,
+    "longlong": _U64.pack,
+}

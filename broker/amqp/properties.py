@@ -1,0 +1,144 @@
+"""The properties of a message: read by name, and one header taken out; else they stay the bytes they came as.
+
+flags word: bit 15 content_type ... bit 2 cluster_id; bits 1 and 0 unused (0 would announce a second word)
+property list: the properties whose bits are set, from bit 15 down
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from broker.amqp.errors import ConnectionException
+from broker.amqp.frames import read_stored
+from broker.amqp.methods import decode_table, skip_value
+from broker.amqp.spec import SYNTAX_ERROR
+
+# Name and kind, from bit 15 down.
+PROPERTIES: Final = (
+    ("content_type", "s"),
+    ("content_encoding", "s"),
+    ("headers", "F"),
+    ("delivery_mode", "B"),
+    ("priority", "B"),
+    ("correlation_id", "s"),
+    ("reply_to", "s"),
+    ("expiration", "s"),
+    ("message_id", "s"),
+    ("timestamp", "T"),
+    ("type", "s"),
+    ("user_id", "s"),
+    ("app_id", "s"),
+    ("cluster_id", "s"),
+)
+UNUSED_BITS = 0b11
+
+_U16 = struct.Struct(">H")
+_U32 = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
+_STORED = struct.Struct("<II")
+
+
+class Properties:
+    """What a message says of itself; None: not said. A short string that is no UTF-8 has its bad bytes replaced."""
+
+    __slots__ = tuple(name for name, _ in PROPERTIES)
+
+    content_type: str | None
+    content_encoding: str | None
+    headers: dict[str, Any] | None
+    delivery_mode: int | None
+    priority: int | None
+    correlation_id: str | None
+    reply_to: str | None
+    expiration: str | None
+    message_id: str | None
+    timestamp: int | None
+    type: str | None
+    user_id: str | None
+    app_id: str | None
+    cluster_id: str | None
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, None)
+
+
+def read(props: bytes) -> Properties:
+    """All properties. Raises ConnectionException (502) when they are broken."""
+    found = Properties()
+    for name, kind, start, end in _fields(props):
+        data = props[start:end]
+        if kind == "s":
+            setattr(found, name, data[1:].decode("utf-8", "replace"))
+        elif kind == "F":
+            found.headers = decode_table(data)
+        else:
+            setattr(found, name, data[0] if kind == "B" else _U64.unpack(data)[0])
+    return found
+
+
+def check(props: bytes) -> None:
+    """Raise ConnectionException (502) when the property list is broken; tables are not looked into."""
+    _fields(props)
+
+
+def without_header(message: bytes, name: str) -> bytes:
+    """The stored message without one header; everything else stays as it was, byte for byte."""
+    exchange, key, props, body = read_stored(message)
+    headers = next(((start, end) for field, _, start, end in _fields(props) if field == "headers"), None)
+    if headers is None:
+        return bytes(message)
+    start, end = headers
+    kept = _without_key(props[start + 4 : end], name.encode())
+    props = props[:start] + _U32.pack(len(kept)) + kept + props[end:]
+    names = bytes([len(exchange)]) + exchange + bytes([len(key)]) + key
+    return _STORED.pack(len(body), len(props)) + names + props + body
+
+
+def _without_key(table: bytes, unwanted: bytes) -> bytes:
+    """A table's inside without the pairs of one key."""
+    kept = bytearray()
+    at = 0
+    while at < len(table):
+        value = at + 1 + table[at]
+        end = skip_value(table, value)
+        if table[at + 1 : value] != unwanted:
+            kept += table[at:end]
+        at = end
+    return bytes(kept)
+
+
+def _fields(props: bytes) -> list[tuple[str, str, int, int]]:
+    """(name, kind, start, end) of each property that is there."""
+    if len(props) < 2:
+        raise _broken()
+    flags = _U16.unpack_from(props)[0]
+    if flags & UNUSED_BITS:
+        raise _broken()
+    at = 2
+    found = []
+    for bit, (name, kind) in zip(range(15, 1, -1), PROPERTIES, strict=True):
+        if flags >> bit & 1:
+            end = at + _size(props, at, kind)
+            if end > len(props):
+                raise _broken()
+            found.append((name, kind, at, end))
+            at = end
+    if at != len(props):
+        raise _broken()
+    return found
+
+
+def _size(props: bytes, at: int, kind: str) -> int:
+    if kind == "B":
+        return 1
+    if kind == "T":
+        return 8
+    if kind == "s":
+        return 1 + props[at] if at < len(props) else 1
+    return 4 + int.from_bytes(props[at : at + 4], "big")
+
+
+def _broken() -> ConnectionException:
+    return ConnectionException(SYNTAX_ERROR, "broken content properties", 60, 40)

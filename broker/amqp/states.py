@@ -1,0 +1,115 @@
+"""The order a client must keep, as tables: of a connection, and of each of its channels.
+
+What is not in a table is out of order, unless its state is among those that discard: what a client sent before it heard
+that we closed is read and forgotten.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from broker.amqp.errors import ConnectionException
+from broker.amqp.frames import CHANNEL_OPEN
+from broker.amqp.spec import CHANNEL_ERROR, COMMAND_INVALID, UNEXPECTED_FRAME
+
+
+class ConnectionState(IntEnum):
+    AWAITING_HEADER = 0  # the protocol header
+    AWAITING_START_OK = 1
+    AUTHENTICATING = 2  # the caller decides: tune() or close()
+    AWAITING_TUNE_OK = 3
+    AWAITING_OPEN = 4
+    OPENING = 5  # the caller decides: open-ok or close()
+    OPEN = 6
+    CLOSING = 7  # connection.close sent
+    CLOSED_BY_CLIENT = 8  # connection.close received, close-ok not yet sent
+    CLOSED = 9
+
+
+class ChannelState(IntEnum):
+    CLOSED = 0
+    OPEN = CHANNEL_OPEN
+    AWAITING_CONTENT_HEADER = 2
+    AWAITING_BODY = 3
+    CLOSING = 4  # channel.close sent
+    CLOSED_BY_CLIENT = 5  # channel.close received, close-ok not yet sent
+
+
+# Next state of a connection by what the client said on channel 0.
+CONNECTION_RECEIVED: Final = {
+    (ConnectionState.AWAITING_HEADER, "protocol header"): ConnectionState.AWAITING_START_OK,
+    (ConnectionState.AWAITING_START_OK, "Connection.StartOk"): ConnectionState.AUTHENTICATING,
+    (ConnectionState.AWAITING_TUNE_OK, "Connection.TuneOk"): ConnectionState.AWAITING_OPEN,
+    (ConnectionState.AWAITING_OPEN, "Connection.Open"): ConnectionState.OPENING,
+    (ConnectionState.OPEN, "Connection.UpdateSecret"): ConnectionState.OPEN,
+    (ConnectionState.AUTHENTICATING, "Connection.Close"): ConnectionState.CLOSED_BY_CLIENT,
+    (ConnectionState.AWAITING_START_OK, "Connection.Close"): ConnectionState.CLOSED_BY_CLIENT,
+    (ConnectionState.AWAITING_TUNE_OK, "Connection.Close"): ConnectionState.CLOSED_BY_CLIENT,
+    (ConnectionState.AWAITING_OPEN, "Connection.Close"): ConnectionState.CLOSED_BY_CLIENT,
+    (ConnectionState.OPENING, "Connection.Close"): ConnectionState.CLOSED_BY_CLIENT,
+    (ConnectionState.OPEN, "Connection.Close"): ConnectionState.CLOSED_BY_CLIENT,
+    (ConnectionState.CLOSING, "Connection.Close"): ConnectionState.CLOSED_BY_CLIENT,
+    (ConnectionState.CLOSING, "Connection.CloseOk"): ConnectionState.CLOSED,
+}
+
+# Next state of a connection by what we said on channel 0; other methods of ours change nothing.
+CONNECTION_SENT: Final = {
+    (ConnectionState.AUTHENTICATING, "Connection.Tune"): ConnectionState.AWAITING_TUNE_OK,
+    (ConnectionState.OPENING, "Connection.OpenOk"): ConnectionState.OPEN,
+    (ConnectionState.CLOSED_BY_CLIENT, "Connection.CloseOk"): ConnectionState.CLOSED,
+}
+
+# Connections in these states read nothing but close and close-ok.
+CONNECTION_DISCARDS: Final = frozenset(
+    {ConnectionState.CLOSING, ConnectionState.CLOSED_BY_CLIENT, ConnectionState.CLOSED}
+)
+
+# Next state of a channel by what the client said on it. "method": any but those named.
+CHANNEL_RECEIVED: Final = {
+    (ChannelState.CLOSED, "Channel.Open"): ChannelState.OPEN,
+    (ChannelState.CLOSED, "Channel.CloseOk"): ChannelState.CLOSED,  # both sides closed, and it was answered already
+    (ChannelState.OPEN, "Channel.Close"): ChannelState.CLOSED_BY_CLIENT,
+    (ChannelState.OPEN, "Channel.CloseOk"): ChannelState.OPEN,  # answers nothing: forgotten
+    (ChannelState.OPEN, "Basic.Publish"): ChannelState.AWAITING_CONTENT_HEADER,
+    (ChannelState.OPEN, "method"): ChannelState.OPEN,
+    (ChannelState.AWAITING_CONTENT_HEADER, "header"): ChannelState.AWAITING_BODY,
+    (ChannelState.AWAITING_CONTENT_HEADER, "header of no body"): ChannelState.OPEN,
+    (ChannelState.AWAITING_BODY, "body"): ChannelState.AWAITING_BODY,
+    (ChannelState.AWAITING_BODY, "last body"): ChannelState.OPEN,
+    (ChannelState.CLOSING, "Channel.Close"): ChannelState.CLOSED_BY_CLIENT,
+    (ChannelState.CLOSING, "Channel.CloseOk"): ChannelState.CLOSED,
+}
+
+# Channels in these states discard what their table does not name.
+CHANNEL_DISCARDS: Final = frozenset({ChannelState.CLOSING, ChannelState.CLOSED_BY_CLIENT})
+
+
+def next_of_connection(state: ConnectionState, arrived: str) -> ConnectionState:
+    """After `arrived` (a method's name) on channel 0; ConnectionException when it is not its time."""
+    try:
+        return CONNECTION_RECEIVED[state, arrived]
+    except KeyError:
+        raise ConnectionException(COMMAND_INVALID, f"unexpected method {arrived} in state {state.name}") from None
+
+
+def next_of_channel(state: ChannelState, arrived: str) -> ChannelState | None:
+    """After `arrived` on a channel: None to discard it; ConnectionException when it is not its time."""
+    following = CHANNEL_RECEIVED.get((state, arrived))
+    if following is not None or state in CHANNEL_DISCARDS:
+        return following
+    if state == ChannelState.CLOSED:
+        raise ConnectionException(CHANNEL_ERROR, "expected 'channel.open'")
+    if arrived == "Channel.Open":
+        raise ConnectionException(CHANNEL_ERROR, "second 'channel.open' seen", 20, 10)
+    raise ConnectionException(UNEXPECTED_FRAME, _EXPECTED[state])
+
+
+# RabbitMQ's words.
+_EXPECTED: Final = {
+    ChannelState.OPEN: "expected method frame, got non method frame instead",
+    ChannelState.AWAITING_CONTENT_HEADER: (
+        "expected content header for class 60, got non content header frame instead"
+    ),
+    ChannelState.AWAITING_BODY: "expected content body, got non content body frame instead",
+}

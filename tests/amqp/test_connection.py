@@ -1,0 +1,209 @@
+"""What a connection promises, whatever the pieces in which bytes arrive."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pamqp import commands
+
+from broker.amqp import ChannelException, Connection, ConnectionException, Failed, Method, Publishes, Settles, frames
+from tests.amqp.bytes_of import HEADER, facts, method, publish, received, shake_hands
+
+
+def connection(channels: int = 0, **kwargs: int) -> Connection:
+    made = Connection(server_properties={"product": "x", "capabilities": {"basic.nack": True}}, **kwargs)  # type: ignore[arg-type]
+    if channels:
+        shake_hands(made, channels)
+        made.data_to_send()
+    return made
+
+
+def failure(data: bytes, channels: int = 1, **kwargs: int) -> Failed:
+    events = received(connection(channels, **kwargs), data)
+    assert isinstance(events[-1], Failed), events
+    return events[-1]
+
+
+def test_a_wrong_protocol_header_is_answered_with_ours_and_closed() -> None:
+    made = connection()
+    assert received(made, b"GET / HTTP/1.1\r\n") == []
+    assert made.data_to_send() == [HEADER]
+    assert made.closed
+
+
+def test_the_handshake_agrees_on_the_clients_values() -> None:
+    made = connection()
+    shake_hands(made, 1, frame_max=8192)
+    assert (made.frame_bytes_max, made.channels_max, made.heartbeat_s) == (8192, 2047, 60)
+    assert made.channel_is_open(1)
+    assert made.open_channels == [1]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((2047, 0, 60), "negotiated frame_max = 0 is higher than the maximum allowed value (131072)"),
+        ((2047, 4095, 60), "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)"),
+        ((2048, 131072, 60), "negotiated channel_max = 2048 is higher than the maximum allowed value (2047)"),
+    ],
+)
+def test_tune_ok_outside_of_what_was_offered_is_refused(values: tuple[int, int, int], text: str) -> None:
+    made = connection()
+    received(made, HEADER + method(0, commands.Connection.StartOk({}, "PLAIN", "\0a\0b", "en_US")))
+    events = received(made, method(0, commands.Connection.TuneOk(*values)))
+    assert facts(events) == [(ConnectionException, (530, text, 10, 31), 0)]
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "text"),
+    [
+        (method(2, commands.Basic.Qos()), 504, "expected 'channel.open'"),
+        (method(1, commands.Channel.Open()), 504, "second 'channel.open' seen"),
+        (publish(1, content=b"x")[1], 505, "expected method frame, got non method frame instead"),
+        (method(0, commands.Basic.Qos()), 503, "method Basic.Qos on channel 0"),
+        (method(0, commands.Connection.Open("/")), 503, "unexpected method Connection.Open in state OPEN"),
+        (b"\x05\0\x01\0\0\0\0\xce", 501, "unknown frame type 5"),
+        (b"\x08\0\x01\0\0\0\0\xce", 505, "heartbeat frame must be on channel 0"),
+        (b"\x01\0\x01\0\0\0\x04\0\x63\0\x01\xce", 503, "unimplemented method"),
+        (b"\x01\0\x01\0\x02\0\0", 501, "frame of 131080 bytes, 131072 agreed"),
+        (b"\x08\0\0\0\0\0\0\xcd", 501, "type 8, frame of 8 bytes without its end marker"),
+        (method(1, commands.Basic.Publish(immediate=True)), 540, "immediate=true"),
+        (
+            method(2048, commands.Channel.Open()),
+            530,
+            "number of channels opened (1) has reached the negotiated channel_max (2047)",
+        ),
+    ],
+)
+def test_what_is_wrong_has_its_code_and_words(data: bytes, code: int, text: str) -> None:
+    found = failure(data).exception
+    assert isinstance(found, ConnectionException)
+    assert (found.code, found.text) == (code, text)
+
+
+def test_a_message_over_the_limit_ends_its_channel_and_its_body_is_forgotten() -> None:
+    made = connection(2, message_bytes_max=10)
+    big = publish(1, content=b"12345678901")
+    events = received(made, b"".join(publish(2, content=b"1")) + b"".join(big) + b"".join(publish(2, content=b"2")))
+    failed = events[1]
+    assert isinstance(failed, Failed)
+    assert failed.channel == 1
+    assert failed.exception.text == "message size 11 is larger than configured max size 10"
+    assert [type(event) for event in events] == [Publishes, Failed, Publishes]
+
+
+def test_what_comes_on_a_channel_we_closed_is_forgotten_until_close_ok() -> None:
+    made = connection(1)
+    made.close_channel(1, ChannelException(404, "no exchange 'e' in vhost '/'", 60, 40))
+    (sent,) = made.data_to_send()
+    assert b"NOT_FOUND - no exchange 'e' in vhost '/'" in sent
+    late = (
+        b"".join(publish(1, content=b"late")) + method(1, commands.Basic.Ack(1)) + method(1, commands.Queue.Declare())
+    )
+    assert received(made, late) == []
+    events = received(made, method(1, commands.Channel.CloseOk()) + method(1, commands.Channel.Open()))
+    assert [event.method.name for event in events if isinstance(event, Method)] == ["Channel.CloseOk", "Channel.Open"]
+    assert made.channel_is_open(1)
+
+
+def test_after_our_close_nothing_but_close_ok_is_heard_or_said() -> None:
+    made = connection(1)
+    made.close(ConnectionException(320, "x" * 300))
+    assert len(made.data_to_send()) == 1
+    made.send_method(1, commands.Basic.QosOk())
+    assert made.data_to_send() == []
+    events = received(made, b"".join(publish(1, content=b"late")) + method(0, commands.Connection.CloseOk()))
+    assert [event.method.name for event in events if isinstance(event, Method)] == ["Connection.CloseOk"]
+    assert made.closed
+
+
+def test_what_a_handler_does_is_in_force_for_the_bytes_behind() -> None:
+    made = connection(1)
+    made.receive_data(method(1, commands.Queue.Declare(queue="q")) + b"".join(publish(1, content=b"x")))
+    assert isinstance(made.next_event(), Method)
+    made.close_channel(1, ChannelException(406, "no"))
+    assert made.next_event() is None
+
+
+def test_runs_of_acks_become_ranges() -> None:
+    made = connection(1)
+    acks = [(commands.Basic.Ack(n), 0) for n in (1, 2, 3, 7)]
+    data = b"".join(method(1, ack) for ack, _ in acks)
+    data += method(1, commands.Basic.Ack(9, True)) + method(1, commands.Basic.Nack(10, False, True))
+    data += method(1, commands.Basic.Reject(11, True)) + method(1, commands.Basic.Reject(12, False))
+    ranges = [(0, 1, 3, False), (0, 7, 7, False), (0, 9, 9, True), (2, 10, 11, False), (1, 12, 12, False)]
+    assert received(made, data) == [Settles(1, ranges)]
+
+
+def test_old_clients_get_a_ticket() -> None:
+    made = connection(1)
+    assert received(made, b"\x01\0\x01\0\0\0\x0b\0\x1e\0\x0a\x05/data\x1f\xce") == []
+    assert made.data_to_send() == [b"\x01\0\x01\0\0\0\x06\0\x1e\0\x0b\0\x01\xce"]
+
+
+def test_a_large_body_in_small_reads_is_one_message() -> None:
+    made = connection(1)
+    content = bytes(range(256)) * 4096
+    data = b"".join(publish(1, "e", "k", content, part=131064))
+    events = [event for at in range(0, len(data), 1000) for event in received(made, data[at : at + 1000])]
+    (event,) = events
+    assert isinstance(event, Publishes)
+    assert frames.read_stored(frames.stored(event.buffer, event.table, 0))[3] == content
+
+
+PROPS = st.fixed_dictionaries(
+    {},
+    optional={
+        "delivery_mode": st.sampled_from([1, 2]),
+        "priority": st.integers(0, 9),
+        "expiration": st.sampled_from(["0", "1000", "abc", "-1", "99999999999"]),
+        "headers": st.sampled_from([{"CC": ["a"]}, {"x": "y"}, {}]),
+        "user_id": st.just("guest"),
+        "reply_to": st.sampled_from(["amq.rabbitmq.reply-to.1", "q"]),
+    },
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> bytes:
+    """Frames of several channels, each channel's in order, the channels' mixed."""
+    lanes: list[list[bytes]] = []
+    for channel in (1, 2, 3):
+        lane: list[bytes] = []
+        for _ in range(draw(st.integers(0, 4))):
+            what = draw(st.integers(0, 3))
+            if what == 0:
+                lane.append(method(channel, commands.Basic.Ack(draw(st.integers(0, 5)), draw(st.booleans()))))
+            elif what == 1:
+                lane.append(method(channel, commands.Queue.Declare(queue="q", arguments={"x-max-length": 5})))
+            else:
+                size = draw(st.sampled_from([0, 1, 16, 5000, 70000]))
+                lane += publish(channel, "ex", "key", bytes([channel]) * size, **draw(PROPS))
+        lanes.append(lane)
+    out = []
+    is_mixed = draw(st.booleans())
+    while any(lanes):
+        lane = draw(st.sampled_from([lane for lane in lanes if lane])) if is_mixed else next(filter(None, lanes))
+        out.append(lane.pop(0))
+    return b"".join(out)
+
+
+@settings(max_examples=150, deadline=None)
+@given(conversations(), st.lists(st.integers(0, 80000), max_size=20))
+def test_the_same_bytes_cut_anywhere_give_the_same_events(data: bytes, cuts: list[int]) -> None:
+    whole = facts(received(connection(3), data))
+    made = connection(3)
+    events, at = [], 0
+    for cut in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
+        events += received(made, data[at:cut])
+        at = cut
+    assert facts(events) == whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(conversations().filter(lambda data: len(data) < 1500))
+def test_byte_by_byte_gives_the_same_events(data: bytes) -> None:
+    made = connection(3)
+    events = [event for at in range(len(data)) for event in received(made, data[at : at + 1])]
+    assert facts(events) == facts(received(connection(3), data))

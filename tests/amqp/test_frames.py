@@ -1,0 +1,141 @@
+"""What the compiled loops write is what pamqp reads; what a row says is what was published."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import body, commands, frame, header
+
+from broker.amqp import Connection, ConnectionException, Publishes, frames, properties
+from broker.amqp.methods import decode_method, decode_table, encode_method, encode_table
+from tests.amqp.bytes_of import publish, received, shake_hands
+
+SHORT = st.text(max_size=20)
+BODY = st.binary(max_size=300)
+
+
+def stored(exchange: str, key: str, props: commands.Basic.Properties, content: bytes) -> bytes:
+    e, k, p = exchange.encode(), key.encode(), props.marshal()
+    return struct.pack("<II", len(content), len(p)) + bytes([len(e)]) + e + bytes([len(k)]) + k + p + content
+
+
+def read_frames(data: bytes) -> list[object]:
+    found = []
+    while data:
+        used, _, what = frame.unmarshal(data)
+        found.append(what)
+        data = data[used:]
+    return found
+
+
+@given(st.lists(st.tuples(SHORT, SHORT, BODY), max_size=5), st.integers(0, 2**62), st.integers(9, 200))
+def test_deliveries_are_what_was_stored(messages: list[tuple[str, str, bytes]], tag: int, frame_max: int) -> None:
+    props = commands.Basic.Properties(delivery_mode=2, headers={"a": "b"})
+    blob = b"".join(stored(exchange, key, props, content) for exchange, key, content in messages)
+    found = iter(read_frames(frames.deliveries(blob, len(messages), 3, b"ctag", tag, True, frame_max)))
+    for number, (exchange, key, content) in enumerate(messages):
+        deliver, head = next(found), next(found)
+        assert isinstance(deliver, commands.Basic.Deliver)
+        assert (deliver.consumer_tag, deliver.delivery_tag, deliver.redelivered) == ("ctag", tag + number, True)
+        assert (deliver.exchange, deliver.routing_key) == (exchange, key)
+        assert isinstance(head, header.ContentHeader)
+        assert (head.body_size, head.properties.headers) == (len(content), {"a": "b"})
+        got = b""
+        while len(got) < len(content):
+            part = next(found)
+            assert isinstance(part, body.ContentBody)
+            assert part.value is not None
+            assert len(part.value) <= frame_max - 8
+            got += part.value
+        assert got == content
+    assert list(found) == []
+
+
+@given(SHORT, SHORT, BODY)
+def test_get_ok_is_what_was_stored(exchange: str, key: str, content: bytes) -> None:
+    message = stored(exchange, key, commands.Basic.Properties(), content)
+    got, _head, *parts = read_frames(frames.get_ok(message, 1, 7, False, 9, 4096))
+    assert isinstance(got, commands.Basic.GetOk)
+    assert (got.delivery_tag, got.redelivered, got.message_count) == (7, False, 9)
+    assert (got.exchange, got.routing_key, len(parts)) == (exchange, key, bool(content))
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_stored_message_are_refused(data: bytes) -> None:
+    try:
+        exchange, key, props, content = frames.read_stored(data)
+    except ValueError:
+        return
+    assert 10 + len(exchange) + len(key) + len(props) + len(content) <= len(data)
+
+
+@given(
+    st.one_of(st.none(), st.text(alphabet="0123456789a-", max_size=11)),
+    st.one_of(st.none(), st.integers(0, 255)),
+    st.one_of(st.none(), st.sampled_from(["CC", "BCC", "ACC", "CCC"])),
+)
+def test_a_rows_facts_are_those_of_the_properties(
+    expiration: str | None, priority: int | None, name: str | None
+) -> None:
+    headers = {name: ["x"]} if name else None
+    props = commands.Basic.Properties(expiration=expiration, priority=priority, headers=headers)
+    ttl, _, found, flags = frames.facts(props.marshal())
+    # pamqp leaves out what is empty or 0
+    digits = expiration and expiration.isdigit() and len(expiration) <= 10 and int(expiration) < 0xFFFFFFFF
+    assert ttl == (int(expiration) if digits and expiration else 0xFFFFFFFF)
+    assert bool(flags & frames.BAD_EXPIRATION) == bool(expiration and not digits)
+    read = properties.read(props.marshal())
+    assert found == (0xFF if read.priority is None else read.priority)
+    if name in ("CC", "BCC"):
+        assert flags & frames.MAY_HAVE_CC
+
+
+def test_equal_neighbours_are_one_event() -> None:
+    made = Connection(server_properties={})
+    shake_hands(made, 1)
+    (event,) = received(made, b"".join(publish(1, "e", "k", b"x" * 16)) * 500)
+    assert isinstance(event, Publishes)
+    assert event.count == 500
+
+
+def test_a_header_is_taken_out_and_nothing_else_changes() -> None:
+    props = commands.Basic.Properties(headers={"BCC": ["x"], "a": 1, "z": {"BCC": 2}}, priority=4, reply_to="r")
+    message = properties.without_header(stored("e", "k", props, b"body"), "BCC")
+    exchange, key, found, content = frames.read_stored(message)
+    assert (exchange, key, content) == (b"e", b"k", b"body")
+    kept = commands.Basic.Properties(headers={"a": 1, "z": {"BCC": 2}}, priority=4, reply_to="r")
+    assert found == kept.marshal()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=9)
+    | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(max_size=9), VALUES, max_size=4))
+def test_tables_come_back_as_they_were(table: dict[str, object]) -> None:
+    assert decode_table(encode_table(table)) == table
+
+
+@pytest.mark.parametrize("kind", commands.INDEX_MAPPING.values(), ids=lambda kind: kind.name)
+def test_methods_are_read_as_pamqp_writes_them(kind: type) -> None:
+    values = {"shortstr": "ab", "longstr": "cd", "table": {"k": "v"}, "bit": True}
+    made = kind()
+    for name in made.__slots__:
+        value = values.get(made.amqp_type(name), 3)
+        if name in ("ticket", "reserved_1"):
+            value = 0
+        setattr(made, name, value)
+    payload = encode_method(made)
+    back = decode_method(payload)
+    assert [getattr(back, name) for name in made.__slots__] == [getattr(made, name) for name in made.__slots__]
+    with pytest.raises(ConnectionException):
+        decode_method(payload + b"\0")
+    _used, _, other = frame.unmarshal(struct.pack(">BHI", 1, 1, len(payload)) + payload + b"\xce")
+    assert [getattr(other, name) for name in made.__slots__] == [getattr(made, name) for name in made.__slots__]
