@@ -274,7 +274,7 @@ def test_a_ttl_of_zero_reaches_a_ready_consumer_or_nobody() -> None:
 
 def test_what_was_taken_in_is_credited_in_steps() -> None:
     bench = Bench()
-    taken = bench.publish(5000, sync=False)
+    taken = bench.publish(2500, sync=False)
     assert taken < PUBLISH_CREDIT_BYTES
     assert ("credit", [(0, taken)]) not in bench.turn()
     taken += bench.publish(9000, sync=False)
