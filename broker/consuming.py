@@ -233,8 +233,7 @@ class Consuming:
             client.send(channel.number, commands.Basic.CancelOk(method.consumer_tag))
 
     def _take_grants_back(self, consumer: Consumer) -> None:
-        consumer.channel.granted -= consumer.granted
-        consumer.granted = 0
+        self.use_grants(consumer, consumer.granted)
         if consumer.channel.limit:
             self.grant(consumer.channel)
 
@@ -316,8 +315,7 @@ class Consuming:
         if not consumer.no_ack:
             channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number)
             if consumer.granted:
-                consumer.granted -= count
-                channel.granted -= count
+                self.use_grants(consumer, count)
         data = frames.deliveries(
             blob, count, channel.number, consumer.tag_bytes, tag, redelivered, client.frame_bytes_max
         )
@@ -339,8 +337,8 @@ class Consuming:
         """The shard knows nobody any more: attach all its consumers again."""
         for consumer in self.consumers.values():
             if consumer.shard == shard and consumer.attached:
-                consumer.channel.granted -= consumer.granted
-                consumer.granted = 0
+                self.use_grants(consumer, consumer.granted)
+                consumer.wants = False
                 future = self._attach(consumer, resumed=True)
                 future.add_done_callback(_log_failure)
 
@@ -381,19 +379,36 @@ class Consuming:
 
     # -- the limit of a channel ------------------------------------------------------------------------------
 
+    def limit(self, channel: Channel, limit: int) -> None:
+        """basic.qos with global set: `limit` deliveries of all its consumers together, 0 for any number."""
+        was, channel.limit = channel.limit, limit
+        if bool(was) != bool(limit):
+            channel.granted = 0
+            for consumer in channel.consumers.values():
+                consumer.granted = 0
+                consumer.wants = False
+                if not consumer.no_ack:
+                    self.links.tell(consumer.shard, wire.Tune(consumer.number, consumer.prefetch, limit > 0))
+        self.grant(channel)
+
     def ungranted(self, number: int, count: int, wants: bool) -> None:
         """Grants given back, or asked for."""
         consumer = self.consumers.get(number)
-        if consumer is None:
-            return
-        consumer.granted -= count
-        consumer.channel.granted -= count
-        consumer.wants = consumer.wants or wants
-        self.grant(consumer.channel)
+        if consumer is not None and consumer.channel.limit:
+            self.use_grants(consumer, count)
+            consumer.wants = consumer.wants or wants
+            self.grant(consumer.channel)
+
+    @staticmethod
+    def use_grants(consumer: Consumer, count: int) -> None:
+        """At most those it has: what was on its way when the limit went or came is not of these."""
+        used = min(count, consumer.granted)
+        consumer.granted -= used
+        consumer.channel.granted -= used
 
     def grant(self, channel: Channel) -> None:
         """Share the channel's room among the consumers that asked."""
-        room = channel.limit - channel.unacked.count - channel.granted if channel.limit else GRANT_MAX
+        room = channel.limit - channel.unacked.count - channel.granted
         waiting = [consumer for consumer in channel.consumers.values() if consumer.wants]
         while room > 0 and waiting:
             share = max(1, min(GRANT_MAX, room // len(waiting)))
