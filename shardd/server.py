@@ -39,6 +39,7 @@ TICK_MS = 1000
 SWITCH_INTERVAL_S = 0.0005
 LOW_ON_DISK = "low on disk"
 
+
 class Syncer:
     """A thread that runs one sync at a time; `fd` becomes readable when it ended."""
 
