@@ -5,7 +5,7 @@ Publish path, 1 of 5. Before: the socket. After: broker/publishing.py.
 Each channel's work is done in the order it arrived. What can be done at once is done at once; a method that has to ask
 another process makes its channel *busy*, and what comes behind it on that channel queues up (`Channel.work`) until the
 answer is there; other channels go on. Output is gathered during a pass of the loop and written at its end. A client is
-not read while its shards have no room for its publishes, while its own output is not taken, or with too much work queued.
+not read while its shards have no room for its publishes, its own output is not taken, or too much work is queued.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A shard numbers what it gives to a consumer 1, 2, 3 ...; a channel numbers all its deliveries. `Unacked` keeps the
 two side by side as runs (neighbouring tags of one consumer), so that a burst costs one entry and a cumulative ack a few
 comparisons. Prefetch per consumer is kept by the shard; the limit of a channel (basic.qos global) is kept here: its
-consumers get deliveries only for grants, asked for by the shard when it has something, given while the channel has room.
+consumers get deliveries only for grants, asked for by the shard when it has some, given while the channel has room.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
@@ -22,7 +22,8 @@ from broker.shard_link import ShardLinks, ShardRefused
 from shardd.wire import messages as wire
 
 if TYPE_CHECKING:
-    from broker.client import Channel, Client
+    from broker.channel import Channel
+    from broker.client import Client
 
 log = logging.getLogger("broker.consuming")
 
@@ -222,7 +223,7 @@ class Consuming:
 
     async def cancel(self, client: Client, channel: Channel, method: commands.Basic.Cancel) -> None:
         """Unacknowledged deliveries stay with the channel; an unknown tag is no error."""
-        consumer = channel.consumers.pop(method.consumer_tag, None)
+        consumer = channel.consumers.pop(method.consumer_tag or "", None)
         if consumer is not None:
             consumer.attached = False
             channel.cancelled.append(consumer)
@@ -435,7 +436,7 @@ def _releasing(numbers: list[int]) -> _Make:
     return lambda request: wire.Release(request, numbers)
 
 
-def _priority(arguments: dict[str, object], queue: str, vhost: str) -> int:
+def _priority(arguments: Mapping[str, object], queue: str, vhost: str) -> int:
     value = arguments.get("x-priority", 0)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ChannelException(

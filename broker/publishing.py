@@ -84,8 +84,9 @@ class Publisher(Protocol):
     user: str
     vhost: str
     scope: Scope | None
-    frame_bytes_max: int
 
+    @property
+    def frame_bytes_max(self) -> int: ...
     def publishing_channel(self, number: int) -> PublishingChannel | None:
         """None when the channel is closing: its publishes are dropped."""
 

@@ -130,7 +130,7 @@ class ShardLinks:
         self._loop = asyncio.get_running_loop()
         self._all_up = self._loop.create_future()
         self._inbox.bind(self._endpoint)
-        self._loop.add_reader(self._inbox.getsockopt(zmq.FD), self._receive)
+        self._loop.add_reader(self._inbox.fileno(), self._receive)
         for link in self.links:
             link.socket.connect(f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
             self._join(link)
@@ -139,7 +139,7 @@ class ShardLinks:
 
     def stop(self) -> None:
         if self._loop is not None:
-            self._loop.remove_reader(self._inbox.getsockopt(zmq.FD))
+            self._loop.remove_reader(self._inbox.fileno())
         self.flush()
         for link in self.links:
             link.socket.close()

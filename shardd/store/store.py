@@ -66,7 +66,7 @@ class SyncJob:
 
 @dataclass(slots=True)
 class _Piece:
-    """Records [start, stop) of a batch go to one segment; `alone`: one record too big for a segment of the usual size."""
+    """Records [start, stop) of a batch go to one segment; `alone`: one record too big for a usual segment."""
 
     start: int
     stop: int
@@ -123,8 +123,8 @@ class SegmentStore:
     def recover(
         self, queue_ids: Collection[int], timed: Collection[int] = (), progress: Progress | None = None
     ) -> dict[int, Arrival]:
-        """Once, first: the live entries of each of `queue_ids` that has some, in publish order. What belongs to no queue
-        named here is dropped. After a clean stop flags are as `close` was told; else all carry REDELIVERED.
+        """Once, first: the live entries of each of `queue_ids` that has some, in publish order. What belongs to no
+        queue named here is dropped. After a clean stop flags are as `close` was told; else all carry REDELIVERED.
         """
         assert self._state == "new", "recover is called once"
         try:
@@ -367,8 +367,8 @@ class SegmentStore:
     # -- read and settle ------------------------------------------------------------------------------
 
     def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
-        """Stored messages of entries[:n], back to back, and the body_bytes of each: as many as fit in `bytes_max`, but at
-        least one."""
+        """Stored messages of entries[:n], back to back, and the body_bytes of each: as many as fit in `bytes_max`, but
+        at least one."""
         if self._state != "open":
             raise Closed("the store is not open")
         blobs: list[bytes] = []
