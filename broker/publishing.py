@@ -51,13 +51,17 @@ Targets = list[tuple[int, list[int], bool]]
 class Committed:
     """A transaction's publishes on their way to stable storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: int, channel: int) -> None:
+        self.connection = connection
+        self.channel = channel
         self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.shards = 1  # batches to wait for, and the commit itself while it is being packed
         self._stored = True
 
     def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
-        """Transactions have no confirm numbers: never named."""
+        """No room on the shard's disk, if it is this channel that is named: with 0, for want of a confirm number."""
+        if (connection, channel, first) == (self.connection, self.channel, 0):
+            self._stored = False
 
     def confirmed(self) -> None:
         self.shards -= 1
@@ -294,7 +298,7 @@ class Publishing:
     def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         """All publishes of a transaction. The future: whether all shards have all of them."""
         now_ms = time.time_ns() // 1_000_000
-        committed = Committed()
+        committed = Committed(client.id, channel.number)
         size = 0
         for message, targets in held:
             self._put(client, channel, message, targets, now_ms)
