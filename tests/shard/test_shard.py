@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from shardd.shard import Shard
+from shardd.shard import PUBLISH_CREDIT_BYTES, Shard
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
 from tests.support.dict_store import DictStore
@@ -69,18 +69,29 @@ def read(message: bytes) -> Any:
 
 def test_nothing_is_confirmed_before_a_sync_that_began_after_it() -> None:
     bench = Bench()
-    sizes = bench.publish()
+    bench.publish()
     first = bench.shard.begin_sync()
     assert first is not None
-    assert bench.turn() == [("credit", [(0, sizes)])]
+    assert not bench.turn()
     bench.publish()
     bench.publish(sync=False)
     first.run()
     bench.shard.sync_ended()
-    assert bench.turn()[0] == ("confirmed", 1, [])
+    assert bench.turn() == [("confirmed", 1, [])]
     assert not bench.turn()
     bench.sync()
     assert bench.turn() == [("confirmed", 3, [])]
+
+
+def test_publishes_are_credited_in_steps_and_every_byte_once() -> None:
+    bench = Bench()
+    taken = 0
+    for _ in range(3):
+        while taken < PUBLISH_CREDIT_BYTES:
+            assert not bench.turn()
+            taken += bench.publish(500)
+        assert bench.turn() == [("credit", [(0, taken)])]
+        taken = 0
 
 
 def test_what_a_front_door_held_is_requeued_when_it_goes() -> None:
