@@ -79,10 +79,21 @@ def test_nothing_is_confirmed_before_a_sync_that_began_after_it() -> None:
     bench.publish(sync=False)
     first.run()
     bench.shard.sync_ended()
-    assert bench.turn()[0] == ("confirmed", 1, [])
+    assert bench.turn() == [("confirmed", 1, [])]
     assert not bench.turn()
     bench.sync()
     assert bench.turn() == [("confirmed", 3, [])]
+
+
+def test_publishes_are_credited_in_steps_and_every_byte_once() -> None:
+    bench = Bench()
+    taken = 0
+    for _ in range(3):
+        while taken < PUBLISH_CREDIT_BYTES:
+            assert not bench.turn()
+            taken += bench.publish(500)
+        assert bench.turn() == [("credit", [(0, taken)])]
+        taken = 0
 
 
 def test_what_a_front_door_held_is_requeued_when_it_goes() -> None:
