@@ -17,13 +17,14 @@ from tests.support.real_broker import RealBroker
 
 
 class Publishing:
-    """`at_once` publishes are always on their way; each is answered, and how long the slowest took is kept."""
+    """Numbers as bodies. `at_once` publishes are always on their way; each is answered, and how long the slowest took is kept."""
 
-    def __init__(self, channel: AbstractChannel, queue: str, at_once: int = 50) -> None:
+    def __init__(self, channel: AbstractChannel, queue: str, at_once: int = 50, padding: int = 0) -> None:
         self.confirmed: list[bytes] = []
         self.nacked = 0
         self.slowest_s = 0.0
         self._exchange, self._queue = channel.default_exchange, queue
+        self._padding = b":" + b"x" * padding
         self._going = True
         self._number = 0
         self._tasks = [asyncio.create_task(self._publish()) for _ in range(at_once)]
@@ -32,7 +33,7 @@ class Publishing:
         while self._going:
             self._number += 1
             body = b"%d" % self._number
-            message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+            message = aio_pika.Message(body + self._padding, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
             began = time.monotonic()
             try:
                 await self._exchange.publish(message, self._queue)
@@ -100,9 +101,9 @@ async def wait_for(happened: object, what: str, within_s: float = 10.0) -> None:
 
 
 async def drained(channel: AbstractChannel, queue: str) -> list[bytes]:
-    """All bodies of a queue, in order."""
+    """All bodies of a queue, in order, without their padding."""
     bodies = []
     found = await channel.get_queue(queue)
     while (message := await found.get(fail=False, no_ack=True)) is not None:
-        bodies.append(message.body)
+        bodies.append(message.body.partition(b":")[0])
     return bodies
