@@ -78,6 +78,7 @@ class ShardLink:
         self.socket = socket
         self.epoch = 0  # 0: never there
         self.away_since: float | None = None  # loop time
+        self.nacking = False  # it has been away for too long
         self.batch = 0
         self.in_flight = 0  # bytes of publishes not yet taken in
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()
@@ -150,11 +151,7 @@ class ShardLinks:
             self._loop.remove_reader(self._inbox.fileno())
         self.flush()
         for link in self.links:
-            monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            if self._loop is not None:
-                self._loop.remove_reader(monitor.getsockopt(zmq.FD))
-            link.socket.disable_monitor()
-            monitor.close(0)
+            self._watch_no_more(link)
             link.socket.close()
         self._inbox.close(0)
         self._context.term()
@@ -173,6 +170,14 @@ class ShardLinks:
                     loop.call_later(LAST_WORDS_S, self._ended, link, link.epoch)
 
         loop.add_reader(monitor.getsockopt(zmq.FD), heard)
+        heard()  # the descriptor speaks only to who has looked at the events before
+
+    def _watch_no_more(self, link: ShardLink) -> None:
+        monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if self._loop is not None:
+            self._loop.remove_reader(monitor.getsockopt(zmq.FD))
+        link.socket.disable_monitor()
+        monitor.close()
 
     # -- out ----------------------------------------------------------------------------------------------
 
@@ -365,7 +370,7 @@ class ShardLinks:
         first_time = link.epoch == 0
         lost = self._lose_sent(link)
         link.epoch = epoch
-        link.away_since = None
+        link.away_since, link.nacking = None, False
         link.in_flight = 0
         link.settles.clear()
         link.credits.clear()
@@ -399,7 +404,9 @@ class ShardLinks:
         lost, link.gathering = link.gathering, []
         for waiting in lost:
             waiting.lost()
-        log.warning("shard %d is still away%s", link.shard, _nacked(len(lost)))
+        if not link.nacking:
+            link.nacking = True
+            log.warning("shard %d stays away: publishes that want a confirm are nacked", link.shard)
         self.events.publish_room(link.shard)
         self.events.received()
 
