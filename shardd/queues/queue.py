@@ -137,7 +137,7 @@ class Queue:
         limits = self.limits
         capacity = self.consumers.capacity()
         length = self.ready_count - capacity
-        held = self.ready_bytes if length > 0 else 0
+        held = self.ready_bytes - self._first_bytes(capacity) if length > 0 and limits.max_bytes is not None else 0
         sizes = self._sizes(arrival.entries) if limits.max_bytes is not None else array("I")
         fit: list[int] = []
         dropped: list[int] = []
@@ -169,6 +169,7 @@ class Queue:
         self.expire(now)
         if self.limits.bounded:
             self.enforce()
+            self.expire(now)  # behind what was dropped
         self._settle_grants(outlet)
         return False
 
@@ -388,6 +389,15 @@ class Queue:
         while len(sizes) < len(entries):
             sizes += self.store.read(entries[len(sizes) : len(sizes) + STEP_MESSAGES], SIZES_BYTES)[1]
         return sizes
+
+    def _first_bytes(self, count: int) -> int:
+        """Of the messages that leave next."""
+        found = 0
+        for level in reversed(self._levels):
+            if count > 0:
+                found += self._bytes_of(level.peek(count))
+                count -= len(level)
+        return found
 
     def _bytes_of(self, entries: array[int]) -> int:
         return total(self._sizes(entries))
