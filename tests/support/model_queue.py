@@ -118,8 +118,9 @@ class ModelQueue:
             consumer.held[consumer.next_number] = message
         consumer.next_number += 1
         consumer.grants -= consumer.limited
-        at = self.turns.index(consumer) + 1
-        self.turns = self.turns[at:] + self.turns[:at]
+        equals = [each for each in self.turns if each.priority == consumer.priority]
+        at = equals.index(consumer) + 1
+        self.turns = [each for each in self.turns if each not in equals] + equals[at:] + equals[:at]
 
     def _ask_for_grants(self) -> None:
         for consumer in self.consumers:
