@@ -210,7 +210,7 @@ ACTS = [
 STEPS = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 30), st.integers(0, 30)), min_size=10, max_size=60)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(ARGUMENTS, STEPS)
 def test_a_queue_does_what_lists_do(arguments: dict[str, Any], steps: list[tuple[str, int, int]]) -> None:
     with patch("shardd.queues.entry.FACT_RUNS_MIN", 3):
