@@ -5,7 +5,7 @@ Publish path, 1 of 5. Before: the socket. After: broker/publishing.py.
 Each channel's work is done in the order it arrived. What can be done at once is done at once; a method that has to ask
 another process makes its channel *busy*, and what comes behind it on that channel queues up (`Channel.work`) until the
 answer is there; other channels go on. Output is gathered during a pass of the loop and written at its end. A client is
-not read while its shards have no room for its publishes, while its own output is not taken, or with too much work queued.
+not read while its shards have no room for its publishes, its own output is not taken, or too much work is queued.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from broker.amqp import (
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo
 from broker.output import Output
-from broker.publishing import Scope
+from broker.publishing import Scope, publishing_channels
 
 if TYPE_CHECKING:
     from broker.catalog import Catalog
@@ -195,7 +195,7 @@ class Client:
             return
         self.door.publishing.publishes(self, event, without=busy)
         copy = Publishes(bytes(event.buffer), bytes(event.table), event.count)
-        for number in busy:
+        for number in busy & publishing_channels(event):
             self._do(self.channels[number], _publish_later(self, copy, number), len(copy.buffer))
 
     # -- each channel's work in order -----------------------------------------------------------------------

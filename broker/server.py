@@ -1,8 +1,9 @@
 """The front door as a process: listeners, passes of the event loop, start and drain; the only file that starts things.
 
 A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at its end, together:
-confirms, one batch per shard, one write per client. While clients send little at a time, and often, passes keep a distance
-(`tick_us`): the loop sleeps, and what has arrived meanwhile is done in one go. A client that sends rarely never waits.
+confirms, one batch per shard, one write per client. While clients send little at a time, and often, passes keep a
+distance (`tick_us`): the loop sleeps, and what has arrived meanwhile is done in one go. A client that
+sends rarely never waits.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ DRAIN_MESSAGES_MAX = 4096
 LAST_SYNC_S = 5.0
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
 
+
 class Syncer:
     """A thread that runs one sync at a time; `fd` becomes readable when it ended."""
 
