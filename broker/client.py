@@ -34,7 +34,7 @@ from broker.amqp import (
 )
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo
-from broker.output import Output
+from broker.output import Output, close_behind_output
 from broker.publishing import Scope, publishing_channels
 
 if TYPE_CHECKING:
@@ -453,8 +453,8 @@ class Client:
         self._gather()
         self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
 
-    def disconnect(self) -> None:
-        """The socket's end, for whatever reason."""
+    def disconnect(self, politely: bool = False) -> None:
+        """The socket's end, for whatever reason. `politely`: what was written last is to be read."""
         if self.lost:
             return
         self.lost = True
@@ -468,7 +468,10 @@ class Client:
             self.door.loop.remove_writer(self.fd)
         for task in self._tasks:
             task.cancel()
-        self.sock.close()
+        if politely:
+            close_behind_output(self.door.loop, self.sock)
+        else:
+            self.sock.close()
         self.door.forget(self)
 
     def _say_down(self) -> None:
@@ -588,7 +591,7 @@ class Client:
             self._writing = False
             self.door.loop.remove_writer(self.fd)
             if self.closing_after_flush:
-                self.disconnect()
+                self.disconnect(politely=True)
                 return
         if self.output.pending <= OUT_BYTES_MAX // 2:
             self.resume(PAUSE_OUTPUT)
@@ -599,7 +602,7 @@ class Client:
         self.closing = self.closing_after_flush = True
         self.flush()
         if not self.output.pending:
-            self.disconnect()
+            self.disconnect(politely=True)
         else:
             self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
 
