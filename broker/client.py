@@ -35,7 +35,7 @@ from broker.amqp import (
 )
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo
-from broker.output import Output
+from broker.output import Output, close_behind_output
 from broker.publishing import Scope
 
 if TYPE_CHECKING:
@@ -487,8 +487,8 @@ class Client:
         self._gather()
         self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
 
-    def disconnect(self) -> None:
-        """The socket's end, for whatever reason."""
+    def disconnect(self, politely: bool = False) -> None:
+        """The socket's end, for whatever reason. `politely`: what was written last is to be read."""
         if self.lost:
             return
         self.lost = True
@@ -502,7 +502,10 @@ class Client:
             self.door.loop.remove_writer(self.fd)
         for task in self._tasks:
             task.cancel()
-        self.sock.close()
+        if politely:
+            close_behind_output(self.door.loop, self.sock)
+        else:
+            self.sock.close()
         self.door.forget(self)
 
     def _say_down(self) -> None:
@@ -633,7 +636,7 @@ class Client:
             self._writing = False
             self.door.loop.remove_writer(self.fd)
             if self.closing_after_flush:
-                self.disconnect()
+                self.disconnect(politely=True)
                 return
         if self.output.pending <= OUT_BYTES_MAX // 2:
             self.resume(PAUSE_OUTPUT)
@@ -647,7 +650,7 @@ class Client:
         self.closing = self.closing_after_flush = True
         self.flush()
         if not self.output.pending:
-            self.disconnect()
+            self.disconnect(politely=True)
         else:
             self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
 
