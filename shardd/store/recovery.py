@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from shardd.store import acks, record
-from shardd.store.errors import FormatTooNew
 from shardd.store.files import Files, is_full, is_missing
 from shardd.store.reclaim import Reclaimer
 from shardd.store.segment import (
@@ -32,6 +31,7 @@ from shardd.store.segment import (
     encode_index,
     file_name,
     parse_name,
+    refuse_newer,
 )
 
 STATE_MAGIC = b"SHMQSTAT"
@@ -84,7 +84,7 @@ def recover(
     progress: Progress | None,
 ) -> Found:
     names = [parsed for parsed in map(parse_name, files.list(directory)) if parsed and parsed[0] in KINDS]
-    state = take_state(files, directory)
+    state = read_state(files, directory)
     numbers = sorted(number for kind, number in names if kind == "msgs")
     collector = record.Collector(queue_ids, frozenset(timed))
     found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
@@ -102,6 +102,8 @@ def recover(
         if progress is not None:
             progress(done + 1, len(numbers))
     reader.release()
+    # Not before every segment was understood: a program that is too old must not cost the clean stop.
+    remove_state(files, directory)
     found.arrivals = collector.take()
     mark(found.arrivals, state)
     for kind, number in names:
@@ -286,8 +288,7 @@ def read_state(files: Files, directory: str) -> State | None:
     magic, version, crc = struct.unpack_from("<8sII", data)
     if magic != STATE_MAGIC or crc != record.crc32c(memoryview(data)[16:], version):
         return None
-    if version > FORMAT:
-        raise FormatTooNew(f"the state file has format {version}, this program knows up to {FORMAT}")
+    refuse_newer("state", version)
     state = State(struct.unpack_from("<Q", data, 16)[0], {})
     at = 24
     while at < len(data):
@@ -297,9 +298,8 @@ def read_state(files: Files, directory: str) -> State | None:
     return state
 
 
-def take_state(files: Files, directory: str) -> State | None:
-    """Read and remove: from here on the store is not cleanly stopped, even if power fails at once."""
-    state = read_state(files, directory)
+def remove_state(files: Files, directory: str) -> None:
+    """From here on the store is not cleanly stopped, even if power fails at once."""
     removed = False
     for name in ("state", "state.new"):
         try:
@@ -310,7 +310,6 @@ def take_state(files: Files, directory: str) -> State | None:
                 raise
     if removed:
         files.sync_directory(directory)
-    return state
 
 
 def is_ours(name: str) -> bool:

@@ -120,9 +120,14 @@ def decode_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int] 
     magic, version, crc, number, salt, _, capacity = HEADER.unpack_from(data)
     if magic != MESSAGES_MAGIC or crc != record.crc32c(data[16:HEADER_BYTES], version):
         return None
-    if version > FORMAT:
-        raise FormatTooNew(f"segment {number} has format {version}, this program knows up to {FORMAT}")
+    refuse_newer(file_name("msgs", number), version)
     return number, salt, capacity
+
+
+def refuse_newer(name: str, version: int) -> None:
+    """Of a header whose crc is good. Guessing at a later format would throw away what it says."""
+    if version > FORMAT:
+        raise FormatTooNew(f"{name} has format {version}, this program knows up to {FORMAT}")
 
 
 def encode_index(number: int, salt: int, end: int, abstracts: bytes) -> bytes:
@@ -136,8 +141,9 @@ def decode_index(data: bytes, number: int, salt: int) -> tuple[int, bytes] | Non
     if len(data) < INDEX_HEADER.size:
         return None
     magic, version, crc, of_number, of_salt, _, end = INDEX_HEADER.unpack_from(data)
-    if magic != INDEX_MAGIC or version != FORMAT or (of_number, of_salt) != (number, salt):
+    if magic != INDEX_MAGIC or (of_number, of_salt) != (number, salt):
         return None
     if crc != record.crc32c(memoryview(data)[16:], version):
         return None
+    refuse_newer(file_name("index", number), version)
     return end, data[INDEX_HEADER.size :]
