@@ -6,8 +6,9 @@ trusts no index and reads every byte.
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shardd.store import record
@@ -16,6 +17,9 @@ from shardd.store.recovery import Damage, Reader, is_ours
 from shardd.store.segment import HEADER_BYTES, Segment, decode_index, file_name, parse_name
 
 ABSTRACT = struct.Struct("<QIIHBB")
+# Of records made anew: enough messages to make records few, few enough to keep them small.
+RECORD_MESSAGES_MAX = 256
+RECORD_BYTES_MAX = 1 << 20
 NONE = 0xFFFFFFFF
 NO_PRIORITY = 0xFF
 
@@ -44,12 +48,21 @@ class Contents:
     damage: list[Damage]
 
     def messages(self) -> Iterator[Message]:
+        return self._select(settled=True)
+
+    def survivors(self) -> Iterator[Message]:
+        """Those that a queue still needs."""
+        return self._select(settled=False)
+
+    def _select(self, *, settled: bool) -> Iterator[Message]:
+        number = self.segment.number
         for header, queues, positions in records(self.abstracts):
             timestamp, ttl_ms, _, _, priority, flags = header
             for position in positions:
-                live = tuple(queue for queue in queues if queue << 32 | position not in self.settled)
-                stored = bytes(self.data[position : position + record.message_bytes_at(self.data, position)])
-                yield Message(self.segment.number, position, queues, live, timestamp, ttl_ms, priority, flags, stored)
+                live = tuple([queue for queue in queues if queue << 32 | position not in self.settled])
+                if live or settled:
+                    stored = bytes(self.data[position : position + record.message_bytes_at(self.data, position)])
+                    yield Message(number, position, queues, live, timestamp, ttl_ms, priority, flags, stored)
 
 
 def is_store(files: Files, directory: str) -> bool:
@@ -58,17 +71,24 @@ def is_store(files: Files, directory: str) -> bool:
 
 def contents(files: Files, directory: str) -> Iterator[Contents]:
     """The segments in publish order. One that holds nothing readable has a capacity of 0."""
+    names = sorted(parsed for parsed in map(parse_name, files.list(directory)) if parsed)
     reader = Reader(files, directory, False)
-    for kind, number in sorted(parsed for parsed in map(parse_name, files.list(directory)) if parsed):
-        if kind == "lost":
-            name = file_name("lost", number)
-            size = len(reader.read_whole(f"{directory}/{name}"))
-            nothing = Segment(number, 0, 0, f"{directory}/{name}", None)
-            yield Contents(nothing, bytearray(), b"", set(), [Damage(name, "header", 0, size)])
-        elif kind == "msgs":
-            loaded = reader.load(number, repair=False, index=False)
-            if loaded is not None:
-                yield _with_companions(reader, loaded.segment, loaded.abstracts, loaded.damage)
+    for number in [number for kind, number in names if kind == "lost"]:
+        name = file_name("lost", number)
+        size = len(reader.read_whole(f"{directory}/{name}"))
+        nothing = Segment(number, 0, 0, f"{directory}/{name}", None)
+        yield Contents(nothing, bytearray(), b"", set(), [Damage(name, "header", 0, size)])
+    for number in reader.take_away_merged([number for kind, number in names if kind == "msgs"], repair=False):
+        one = open_contents(files, directory, number)
+        if one is not None:
+            yield one
+
+
+def open_contents(files: Files, directory: str, number: int) -> Contents | None:
+    """None: nothing of this segment ever reached the disk."""
+    reader = Reader(files, directory, False)
+    loaded = reader.load(number, repair=False, index=False)
+    return _with_companions(reader, loaded.segment, loaded.abstracts, loaded.damage) if loaded else None
 
 
 def _with_companions(reader: Reader, segment: Segment, abstracts: bytes, damage: list[Damage]) -> Contents:
@@ -99,6 +119,31 @@ def records(abstracts: bytes) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]
         places = struct.unpack_from(f"<{2 * count}I", abstracts, at + 4 * queues)
         at += 4 * queues + 8 * count
         yield header, ids, places[::2]
+
+
+def groups(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """Neighbours that can share a record."""
+    for _, alike in itertools.groupby(messages, lambda m: (m.live, m.timestamp, m.ttl_ms, m.priority, m.flags)):
+        group: list[Message] = []
+        size = 0
+        for message in alike:
+            if group and (len(group) == RECORD_MESSAGES_MAX or size + len(message.stored) > RECORD_BYTES_MAX):
+                yield group
+                group, size = [], 0
+            group.append(message)
+            size += len(message.stored)
+        yield group
+
+
+def encode(group: list[Message]) -> bytes:
+    """A record (drawn in record.pyx) for the queues that still need these messages."""
+    first = group[0]
+    head = ABSTRACT.pack(
+        first.timestamp, first.ttl_ms, len(group), len(first.live), first.priority, first.flags
+    ) + struct.pack(f"<{len(first.live)}I", *first.live)
+    rest = head + b"".join(message.stored for message in group)
+    rest += bytes(-len(rest) % 8)
+    return struct.pack("<II", 8 + len(rest), record.crc32c(rest)) + rest
 
 
 @dataclass(slots=True)

@@ -85,12 +85,12 @@ def recover(
 ) -> Found:
     names = [parsed for parsed in map(parse_name, files.list(directory)) if parsed and parsed[0] in KINDS]
     state = read_state(files, directory)
-    numbers = sorted(number for kind, number in names if kind == "msgs")
+    reader = Reader(files, directory, sync)
+    numbers = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"))
     collector = record.Collector(queue_ids, frozenset(timed))
     found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
     if state is not None:
         found.next_number = max(found.next_number, state.next_number)
-    reader = Reader(files, directory, sync)
     for done, number in enumerate(numbers):
         loaded = reader.load(number)
         found.damage += loaded.damage if loaded else []
@@ -160,6 +160,27 @@ class Reader:
         finally:
             self.files.close(handle)
 
+    def take_away_merged(self, numbers: list[int], *, repair: bool = True) -> list[int]:
+        """Segments that are there, without those whose survivors are in a merged one too: a power cut left them. Their
+        companions go with those of all segments that are not there."""
+        replaced: set[int] = set()
+        for number in numbers:
+            header = self._header(number)
+            if header is not None and header[0] == number and header[3]:
+                replaced.update(other for other in numbers if header[3] <= other < number)
+        for number in sorted(replaced) if repair else ():
+            self.files.remove(f"{self.directory}/{file_name('msgs', number)}")
+        return [number for number in numbers if number not in replaced]
+
+    def _header(self, number: int) -> tuple[int, int, int, int] | None:
+        handle = self.files.open(f"{self.directory}/{file_name('msgs', number)}", read_only=True)
+        try:
+            head = bytearray(HEADER_BYTES)
+            with memoryview(head) as view:
+                return decode_header(head[: self.files.read_into(handle, view, 0)])
+        finally:
+            self.files.close(handle)
+
     def load(self, number: int, *, repair: bool = True, index: bool = True) -> Loaded | None:
         """The segment with its abstracts, from the index if there is a good one. None: the file's present life never
         reached the disk, it holds nothing. A segment with capacity 0: its header is damaged."""
@@ -174,7 +195,7 @@ class Reader:
             header = decode_header(head)
             if header is None or header[0] != number:
                 return self._without_header(name, header is not None or not any(head), size, repair)
-            segment = Segment(number, header[1], header[2], path, None, sealed=True)
+            segment = Segment(number, header[1], header[2], path, None, sealed=True, first=header[3])
             loaded = self._from_index(segment, size) if index else None
             return loaded or self._from_scan(segment, handle, size, repair)
         finally:

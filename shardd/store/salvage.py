@@ -6,22 +6,13 @@ read, so it can be tried again.
 
 from __future__ import annotations
 
-import itertools
-import struct
 from array import array
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from shardd.store import record
 from shardd.store.files import Files
-from shardd.store.inspection import Contents, Message, contents
+from shardd.store.inspection import Contents, contents, encode, groups
 from shardd.store.recovery import REDELIVERED, Damage, State, read_state
 from shardd.store.store import SegmentStore
-
-RECORD = struct.Struct("<QIIHBB")
-# Messages of one record: enough to make their records few, few enough to stay small.
-MESSAGES_MAX = 256
-RECORD_BYTES_MAX = 1 << 20
 
 
 @dataclass(slots=True)
@@ -55,12 +46,8 @@ def salvage(files: Files, source: str, target: str) -> Outcome:
 def copy_segment(
     store: SegmentStore, one: Contents, state: State | None, outcome: Outcome, live: dict[int, array[int]]
 ) -> None:
-    wanted = []
-    for message in one.messages():
-        outcome.settled += len(message.queues) - len(message.live)
-        if message.live:
-            wanted.append(message)
-    for group in groups(wanted):
+    outcome.settled += sum(len(message.queues) - len(message.live) for message in one.messages())
+    for group in groups(one.survivors()):
         for arrival in store.append(encode(group)):
             entries = live.setdefault(arrival.queue_id, array("Q"))
             marked = marks_of(state, arrival.queue_id)
@@ -75,28 +62,3 @@ def copy_segment(
 def marks_of(state: State | None, queue_id: int) -> set[int]:
     marks = state.marks.get(queue_id) if state is not None else None
     return {entry & ~15 for entry in marks or ()}
-
-
-def groups(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Neighbours that can share a record."""
-    for _, alike in itertools.groupby(messages, lambda m: (m.live, m.timestamp, m.ttl_ms, m.priority, m.flags)):
-        group: list[Message] = []
-        size = 0
-        for message in alike:
-            if group and (len(group) == MESSAGES_MAX or size + len(message.stored) > RECORD_BYTES_MAX):
-                yield group
-                group, size = [], 0
-            group.append(message)
-            size += len(message.stored)
-        yield group
-
-
-def encode(group: list[Message]) -> bytes:
-    """A record (drawn in record.pyx) for the queues that still need these messages."""
-    first = group[0]
-    head = RECORD.pack(
-        first.timestamp, first.ttl_ms, len(group), len(first.live), first.priority, first.flags
-    ) + struct.pack(f"<{len(first.live)}I", *first.live)
-    rest = head + b"".join(message.stored for message in group)
-    rest += bytes(-len(rest) % 8)
-    return struct.pack("<II", 8 + len(rest), record.crc32c(rest)) + rest
