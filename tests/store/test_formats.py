@@ -53,7 +53,7 @@ def test_a_directory_of_every_former_format_opens_with_exactly_its_live_messages
     assert {queue: arrival.entries.tolist() for queue, arrival in found.items()} == {
         queue: [entry | flags for entry in entries] for queue, entries in expected.items()
     }
-    published = [split for number in range(16) for split in messages_of(number)]
+    published = [split for number in range(40) for split in messages_of(number)]
     for queue, arrival in found.items():
         messages = split_messages(store.read(arrival.entries, 1 << 20)[0])
         assert messages == [one for one in published if one in messages] and len(messages) == len(expected[queue])
@@ -66,7 +66,7 @@ def test_a_directory_of_every_former_format_opens_with_exactly_its_live_messages
 
 @pytest.mark.parametrize("file", HEADERS)
 def test_any_file_of_a_later_format_is_refused_by_name_and_nothing_is_changed(file: str, tmp_path: Path) -> None:
-    directory = golden(FORMATS[-1], tmp_path / "s")
+    directory = golden("v1", tmp_path / "s")
     path = tmp_path / "s" / file
     data = bytearray(path.read_bytes())
     struct.pack_into("<II", data, 8, 99, crc32c(bytes(data[16 : HEADERS[file]]), 99))

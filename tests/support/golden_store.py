@@ -1,6 +1,6 @@
 """Store directories that stay in the repository, one for each format there ever was, and what is to be found in them.
 
-    python -m tests.support.golden_store DIR      makes one with the present program
+    python -m tests.support.golden_store v1|v2 DIR      makes one with the present program
 
 Never made anew for an old format: they are files of users who have not upgraded yet.
 """
@@ -42,15 +42,9 @@ def record(number: int) -> bytes:
     return Record(queues, messages, 1_700_000_000_000 + number, ttl, priority).encode()
 
 
-def make(directory: str) -> dict[str, list[int]]:
+def make_v1(directory: str) -> dict[str, list[int]]:
     """The live entries of each queue. Two segments; the first with acks and both with an index; a clean stop."""
-    store = SegmentStore(directory, files=FixedSalts(), segment_bytes=SEGMENT_BYTES, spare_segments=0)
-    store.recover(QUEUES)
-    live = {queue: array("Q") for queue in QUEUES}
-    for number in range(16):
-        for arrival in store.append(record(number)):
-            live[arrival.queue_id].extend(arrival.entries)
-    store.flush()
+    store, live = filled(directory, 16)
     for queue in QUEUES:
         store.settle(queue, live[queue][1:4], True)
         del live[queue][1:4]
@@ -59,8 +53,49 @@ def make(directory: str) -> dict[str, list[int]]:
     return {str(queue): entries.tolist() for queue, entries in live.items()}
 
 
+def make_v2(directory: str) -> dict[str, list[int]]:
+    """Five segments of which three are merged, one of these still there as after a power cut; acks of the merged."""
+    store, live = filled(directory, 40)
+    for queue in QUEUES:
+        store.settle(queue, array("Q", [entry for entry in live[queue] if left_out(entry)]), True)
+        live[queue] = array("Q", [entry for entry in live[queue] if not left_out(entry)])
+        live[queue][1] |= 1
+    store.flush()
+    with open(f"{directory}/msgs.0000000002", "rb") as file:
+        replaced = file.read()
+    assert store.compact() == 2
+    store.settle(7, live[7][:1], True)
+    del live[7][:1]
+    expected = {str(queue): store._on_disk(entries).tolist() for queue, entries in live.items()}
+    store.close(live)
+    with open(f"{directory}/msgs.0000000002", "wb") as file:
+        file.write(replaced)
+    return expected
+
+
+def filled(directory: str, records: int) -> tuple[SegmentStore, dict[int, array[int]]]:
+    store = SegmentStore(directory, files=FixedSalts(), segment_bytes=SEGMENT_BYTES, spare_segments=0)
+    store.recover(QUEUES)
+    live = {queue: array("Q") for queue in QUEUES}
+    for number in range(records):
+        for arrival in store.append(record(number)):
+            live[arrival.queue_id].extend(arrival.entries)
+    job = store.begin_sync()
+    assert job is not None
+    job.run()
+    store.finish_sync(job)
+    return store, live
+
+
+def left_out(entry: int) -> bool:
+    return entry >> 32 < 4 and entry >> 4 & 0xFFFFFFF > 600
+
+
+MAKERS = {"v1": make_v1, "v2": make_v2}
+
 if __name__ == "__main__":
-    expected = make(sys.argv[1])
-    with open(os.path.join(sys.argv[1], "expected.json"), "w", encoding="utf-8") as file:
+    version, target = sys.argv[1:]
+    expected = MAKERS[version](target)
+    with open(os.path.join(target, "expected.json"), "w", encoding="utf-8") as file:
         json.dump(expected, file, indent=1)
         file.write("\n")
