@@ -38,8 +38,13 @@ class Moves:
     placed: array[int] = field(default_factory=lambda: array("Q"))
 
     def find(self, entries: Iterable[int]) -> array[int]:
-        known, placed = self.known, self.placed
-        return array("Q", [placed[bisect_left(known, entry & ~FLAGS)] | entry & FLAGS for entry in entries])
+        return array("Q", [self._find(entry & ~FLAGS) | entry & FLAGS for entry in entries])
+
+    def _find(self, entry: int) -> int:
+        at = bisect_left(self.known, entry)
+        # Another message in its place would be worse than none.
+        assert at < len(self.known) and self.known[at] == entry, "not an entry of a merged segment"
+        return self.placed[at]
 
 
 @dataclass(slots=True)
@@ -81,7 +86,7 @@ def merge(files: Files, directory: str, sources: list[Segment], salt: int, bytes
             one = open_contents(files, directory, segment.number)
         except OSError:
             one = None
-        if one is None or one.damage:
+        if one is None or one.damage or one.segment.used != segment.used:
             segment.stays = True
             return None
         one.settled.update(array("Q", bytes(segment.settled)))

@@ -136,6 +136,29 @@ def test_a_merged_segment_of_which_nothing_is_needed_leaves_no_file() -> None:
     assert [name for name in after.names if not name.startswith("d/spare")] == ["d/state"]
 
 
+@pytest.mark.parametrize("wiped", [8, 400])
+@pytest.mark.parametrize("from_end", [0, 1])
+def test_a_segment_that_cannot_be_read_whole_is_left_as_it_is(from_end: int, wiped: int) -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    entries = store.append(b"".join(one(8 * number + 1) for number in range(64)))[0].entries
+    sync(store)
+    second = [entry for entry in entries if entry >> 32 == 2]
+    kept = array("Q", sorted({second[0], *[entry for entry in entries if entry >> 32 != 2][::5]}))
+    store.settle(1, array("Q", sorted(set(entries) - set(kept))), True)
+    sync(store)
+    expected = all_of(store, {1: kept})
+    # The last record but `from_end`, of which no queue needs anything, is wiped.
+    data = files.names["d/msgs.0000000002"].data
+    position = (second[-1 - from_end] & 0xFFFFFFFF) >> 4
+    data[position - 32 : position - 32 + wiped] = bytes(wiped)
+    before = bytes(data)
+    for _ in range(10):
+        store.compact()
+    assert files.names["d/msgs.0000000002"].data == before
+    assert all_of(store, {1: kept}) == expected
+
+
 @pytest.mark.parametrize("call", ["allocate", "open"])
 def test_with_a_full_disk_nothing_is_merged_and_nothing_breaks(call: str) -> None:
     files = FaultyFiles()
