@@ -141,10 +141,10 @@ def test_a_merged_segment_of_which_nothing_is_needed_leaves_no_file() -> None:
 def test_a_segment_that_cannot_be_read_whole_is_left_as_it_is(from_end: int, wiped: int) -> None:
     files = FaultyFiles()
     store = opened(files)
-    entries = store.append(b"".join(one(8 * number + 1) for number in range(64)))[0].entries
+    entries = [store.append(one(8 * number + 1))[0].entries[0] for number in range(64)]
     sync(store)
     second = [entry for entry in entries if entry >> 32 == 2]
-    kept = array("Q", sorted({second[0], *[entry for entry in entries if entry >> 32 != 2][::5]}))
+    kept = array("Q", sorted({second[0], *[entry for entry in entries if entry >> 32 != 2][::9]}))
     store.settle(1, array("Q", sorted(set(entries) - set(kept))), True)
     sync(store)
     expected = all_of(store, {1: kept})
@@ -153,8 +153,8 @@ def test_a_segment_that_cannot_be_read_whole_is_left_as_it_is(from_end: int, wip
     position = (second[-1 - from_end] & 0xFFFFFFFF) >> 4
     data[position - 32 : position - 32 + wiped] = bytes(wiped)
     before = bytes(data)
-    for _ in range(10):
-        store.compact()
+    files.names.pop("d/index.0000000002", None)  # it would tell
+    assert sum(store.compact() for _ in range(10)) > 0, "the others are merged"
     assert files.names["d/msgs.0000000002"].data == before
     assert all_of(store, {1: kept}) == expected
 
