@@ -53,6 +53,21 @@ class Channel:
         self.running = False  # some of its work waits for an answer
         self.pipeline: Pipeline | None = None
 
+    def report(self, owner: str) -> dict[str, object]:
+        """Counters of the channel, for listings."""
+        confirms = self.confirms
+        return {
+            "owner": owner,
+            "number": self.number,
+            "prefetch_count": self.prefetch,
+            "global_prefetch_count": self.limit,
+            "messages_unacknowledged": self.unacked.count,
+            "consumer_count": len(self.consumers),
+            "confirm": confirms is not None,
+            "transactional": self.transaction is not None,
+            "messages_unconfirmed": sum(w.last - w.first + 1 for w in confirms.waiting) if confirms else 0,
+        }
+
     @property
     def busy(self) -> bool:
         return self.running or (self.pipeline is not None and self.pipeline.busy)
@@ -62,8 +77,7 @@ def _qos(client: Client, channel: Channel, method: commands.Basic.Qos) -> None:
     if method.prefetch_size:
         raise ConnectionException(540, f"prefetch_size!=0 ({method.prefetch_size})", 60, 10)
     if method.global_:
-        channel.limit = method.prefetch_count
-        client.door.consuming.grant(channel)
+        client.door.consuming.limit(channel, method.prefetch_count)
     else:
         channel.prefetch = method.prefetch_count
     client.send(channel.number, commands.Basic.QosOk())

@@ -1,8 +1,9 @@
 """The front door as a process: listeners, passes of the event loop, start and drain; the only file that starts things.
 
 A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at its end, together:
-confirms, one batch per shard, one write per client. While clients send little at a time, and often, passes keep a distance
-(`tick_us`): the loop sleeps, and what has arrived meanwhile is done in one go. A client that sends rarely never waits.
+confirms, one batch per shard, one write per client. While clients send little at a time, and often, passes keep a
+distance (`tick_us`): the loop sleeps, and what has arrived meanwhile is done in one go. A client that
+sends rarely never waits.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from broker.consuming import Consuming
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
+from shardd.wire.memory import keep_warm
 from supervisor import notify
 
 log = logging.getLogger("broker.server")
@@ -194,7 +196,7 @@ class Door:
             if not client.is_open:
                 continue
             connections.append(client.report())
-            channels += [client.report_channel(channel) for channel in client.channels.values()]
+            channels += [channel.report(client.owner) for channel in client.channels.values()]
         counters = {"unroutable_dropped": float(self.publishing.unroutable_dropped)}
         return connections, channels, counters
 
@@ -305,4 +307,5 @@ async def serve(config: BrokerConfig) -> None:
 
 
 def run(config: BrokerConfig) -> None:
+    keep_warm()
     uvloop.run(serve(config))

@@ -28,6 +28,7 @@ from broker.control import (
     QueueRemove,
     Unbind,
 )
+from broker.routing.matching import TYPES
 
 PIPELINED_MAX = 1024  # methods of one channel that are asked at once
 WAITING_MAX = 4096  # methods of one channel behind them; beyond it the client is not read
@@ -59,8 +60,9 @@ class Session(Protocol):
     user: str
     vhost: str
     owner: str  # "door.incarnation.connection"
-    shards: Counting
 
+    @property
+    def shards(self) -> Counting: ...
     @property
     def catalog(self) -> Catalog: ...
     @property
@@ -394,7 +396,7 @@ class Pipeline:
             case commands.Queue.Declare(passive=False):
                 return not method.arguments and self._will_be("queue", method.queue)
             case commands.Exchange.Declare(passive=False, auto_delete=False):
-                known = method.exchange_type in checks.TYPES
+                known = method.exchange_type in TYPES
                 return known and not method.arguments and self._will_be("exchange", method.exchange)
             case commands.Queue.Delete(if_unused=False, if_empty=False):
                 return self._will_be_gone("queue", method.queue)

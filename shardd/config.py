@@ -13,7 +13,7 @@ class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runtime_dir: str
     shard: Annotated[int, Meta(ge=0)]
     # Small enough to stay warm while it is written, emptied and written again.
-    segment_bytes: Annotated[int, Meta(ge=4096, le=256 << 20)] = 8 << 20
+    segment_bytes: Annotated[int, Meta(ge=4096, le=256 << 20)] = 3 << 20
     durability: Literal["fsync", "page-cache"] = "fsync"
     disk_free_min_bytes: Annotated[int, Meta(ge=0)] = 256 << 20
     log_level: str = "info"

@@ -56,7 +56,7 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Shards(Struct, frozen=True, forbid_unknown_fields=True):
     count: Annotated[int, Meta(ge=1, le=SHARDS_MAX)] | Literal["auto"] = "auto"
-    segment_bytes: Annotated[int, Meta(ge=1 << 20, le=256 << 20)] = 8 << 20
+    segment_bytes: Annotated[int, Meta(ge=1 << 20, le=256 << 20)] = 3 << 20
     durability: Literal["fsync", "page-cache"] = "fsync"
     disk_free_min_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 256 << 20
 

@@ -158,7 +158,7 @@ class Queue:
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Hand out at most about `bytes_max`; whether there is more to hand out now."""
         given = 0
-        self.expire(now)
+        self.expire(now - 1)  # what goes this very millisecond (a ttl of 0) may still be handed out directly
         while self.ready_count:
             takers = self.consumers.takers()
             if not takers:
@@ -166,6 +166,7 @@ class Queue:
             if given >= bytes_max:
                 return True
             given += self._deal(takers, self._first_level(), bytes_max - given, outlet)
+        self.expire(now)
         if self.limits.bounded:
             self.enforce()
         self._settle_grants(outlet)
@@ -243,8 +244,9 @@ class Queue:
                 outlet.ungranted(consumer, 0, True)
 
     def grant(self, consumer: Consumer, count: int) -> None:
-        consumer.grants += count
-        consumer.asked = False
+        if consumer.limited:
+            consumer.grants += count
+            consumer.asked = False
 
     def get(self, getter: Getter | None, now: int) -> tuple[bytes, int, bool] | None:
         """One message (stored, delivery number, redelivered); held by `getter`, or by nobody."""
@@ -352,7 +354,7 @@ class Queue:
                 self._drop_head(level, head[:old], EXPIRED)
 
     def _is_old(self, entry: int, now: int) -> bool:
-        return 0 < self._facts.expiry(entry) < now
+        return 0 < self._facts.expiry(entry) <= now
 
     def enforce(self) -> None:
         """Drop from the head what is above the limits, unless it is publishes that are refused."""
@@ -395,7 +397,7 @@ class Queue:
         due = []
         if self._facts:
             expiries = [self._facts.expiry(level.first()) for level in self._levels if len(level)]
-            due += [expiry + 1 for expiry in expiries if expiry]
+            due += [expiry for expiry in expiries if expiry]
         if self.limits.expires is not None and not self.consumers and not self.closed:
             due.append(self.last_used + self.limits.expires)
         return min(due, default=None)

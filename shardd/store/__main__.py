@@ -1,7 +1,7 @@
 """Look into the directory of a stopped store: python -m shardd.store list|dump|verify DIR
 
-Reads only. `list`: a line per segment. `dump`: a JSON line per message that is not settled. `verify`: every record's crc,
-indexes aside. Exit status: 0 good, 1 damage found, 2 wrong usage.
+Reads only. `list`: a line per segment. `dump`: a JSON line per message that is not settled. `verify`: every record's
+crc, indexes aside. Exit status: 0 good, 1 damage found, 2 wrong usage.
 """
 
 from __future__ import annotations

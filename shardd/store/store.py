@@ -26,13 +26,13 @@ from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
 # Sealed segments whose buffers stay: read cache, and a last chance for their messages to be consumed unwritten.
-SEALED_BUFFERS_MAX = 2
+SEALED_BUFFERS_MAX = 1
 # An open segment of which nothing is written and nothing is needed starts anew here, while its pages are in the cache.
 RENEW_BYTES = 256 << 10
 # Settled pairs in memory, of segments that are on disk.
 SETTLED_BYTES_MAX = 1 << 20
 # Indexes that wait for a sync; beyond this, recovery scans.
-INDEX_BYTES_MAX = 4 << 20
+INDEX_BYTES_MAX = 1 << 20
 # Written segments that wait for somebody's sync.
 UNSYNCED_MAX = 64
 # Open files of sealed segments.
@@ -66,7 +66,7 @@ class SyncJob:
 
 @dataclass(slots=True)
 class _Piece:
-    """Records [start, stop) of a batch go to one segment; `alone`: one record too big for a segment of the usual size."""
+    """Records [start, stop) of a batch go to one segment; `alone`: one record too big for a usual segment."""
 
     start: int
     stop: int
@@ -90,7 +90,7 @@ class SegmentStore:
         directory: str,
         *,
         files: Files | None = None,
-        segment_bytes: int = 8 << 20,
+        segment_bytes: int = 3 << 20,
         sync: bool = True,
         spare_segments: int = 2,
     ) -> None:
@@ -123,8 +123,8 @@ class SegmentStore:
     def recover(
         self, queue_ids: Collection[int], timed: Collection[int] = (), progress: Progress | None = None
     ) -> dict[int, Arrival]:
-        """Once, first: the live entries of each of `queue_ids` that has some, in publish order. What belongs to no queue
-        named here is dropped. After a clean stop flags are as `close` was told; else all carry REDELIVERED.
+        """Once, first: the live entries of each of `queue_ids` that has some, in publish order. What belongs to no
+        queue named here is dropped. After a clean stop flags are as `close` was told; else all carry REDELIVERED.
         """
         assert self._state == "new", "recover is called once"
         try:
@@ -367,8 +367,8 @@ class SegmentStore:
     # -- read and settle ------------------------------------------------------------------------------
 
     def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
-        """Stored messages of entries[:n], back to back, and the body_bytes of each: as many as fit in `bytes_max`, but at
-        least one."""
+        """Stored messages of entries[:n], back to back, and the body_bytes of each: as many as fit in `bytes_max`, but
+        at least one."""
         if self._state != "open":
             raise Closed("the store is not open")
         blobs: list[bytes] = []

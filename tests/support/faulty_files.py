@@ -58,7 +58,7 @@ class FaultyFiles:
         return self.cut_after < 0
 
     def restarted(self, *, power_cut: bool) -> FaultyFiles:
-        """What the next process finds: all of it after a mere crash, what lasted and some of the rest after a power cut."""
+        """What the next process finds: all after a mere crash, what lasted and some of the rest after a power cut."""
         after = FaultyFiles(self.random.randrange(1 << 30), self.sector_bytes)
         names = self.names
         if power_cut:

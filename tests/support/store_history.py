@@ -1,8 +1,9 @@
 """Random lives of a SegmentStore beside a slow, obvious model, and the checks of what must be there afterwards.
 
-What a store owes: a message is *owed* to a queue once a sync that began after its append has ended, until it is settled.
-After a clean stop exactly what was live is there, in order, flags and all. After a crash of the process what was flushed
-and not settled is there. After a power cut what is owed is there. Never: a foreign message, a second copy, another order.
+What a store owes: a message is *owed* to a queue once a sync that began after its append has ended, until it is
+settled. After a clean stop exactly what was live is there, in order, flags and all. After a crash of the process what
+was flushed and not settled is there. After a power cut what is owed is there. Never: a foreign message, a second copy,
+another order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a front door packs is what a shard reads: nothing lost, nothing reordered per channel and queue, nothing invented."""
+"""What a front door packs is what a shard reads: nothing lost or invented, the order of channel and queue kept."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_crc32c_is_the_castagnoli_polynomial(length: int) -> None:
 
 def plain(**changes: Any) -> reference.Facts:
     start: dict[str, Any] = {
-        "channel": 1, "exchange": b"", "key": b"one", "bits": 0, "props": b"\0\0", "frames": (b"x",), "ttl_ms": 0xFFFFFFFF,
-        "delivery_mode": 0, "priority": 0xFF, "flags": 0,
+        "channel": 1, "exchange": b"", "key": b"one", "bits": 0, "props": b"\0\0", "frames": (b"x",),
+        "ttl_ms": 0xFFFFFFFF, "delivery_mode": 0, "priority": 0xFF, "flags": 0,
     }  # fmt: skip
     return reference.Facts(**start | changes)
 

@@ -1,0 +1,77 @@
+"""Starting and ending this broker for a measurement: an own data directory, free ports, gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from generator import RunFailed, Target
+
+ROOT = Path(__file__).parents[1]
+OWN_NAME = "shardmq"
+READY_S_MAX = 60.0
+DRAIN_S_MAX = 30.0
+LOG_LINES_SHOWN = 20
+
+
+@contextmanager
+def own_broker(data_parent: Path | None, python: str = sys.executable) -> Iterator[Target]:
+    """This broker on a fresh data directory below `data_parent`: the disk that is measured."""
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=data_parent) as directory:
+        log = Path(directory) / "log"
+        command = [python, "-m", "supervisor.cli.app", "start", "--data-dir", str(Path(directory) / "data")]
+        command += ["--amqp-port", "0", "--http-port", "0", "--metrics-port", "0"]
+        with log.open("w") as errors:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
+        try:
+            yield Target(OWN_NAME, f"amqp://guest:guest@{ready_address(process, log)}/", process.pid)
+        finally:
+            end(process)
+
+
+def ready_address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """HOST:PORT out of the line `ready: amqp=HOST:PORT ...`."""
+    assert process.stdout
+    give_up = time.monotonic() + READY_S_MAX
+    text = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while selector.select(max(0.0, give_up - time.monotonic())):
+            piece = os.read(process.stdout.fileno(), 4096)
+            text += piece
+            for line in text.decode(errors="replace").splitlines(keepends=True):
+                if line.startswith("ready:") and line.endswith("\n"):
+                    return amqp_address(line)
+            if not piece:
+                break
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
+    late = time.monotonic() >= give_up
+    what = f"the broker was not ready within {READY_S_MAX:.0f} s" if late else "the broker ended before it was ready"
+    raise RunFailed(f"{what}; it said:\n{tail}")
+
+
+def amqp_address(ready_line: str) -> str:
+    words = dict(word.split("=", 1) for word in ready_line.split()[1:] if "=" in word)
+    host, _, port = words["amqp"].rpartition(":")
+    return f"{'127.0.0.1' if host in ('', '0.0.0.0', '[::]') else host}:{port}"
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Asks politely; after the longest drain, ends the whole session the broker was started in."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(DRAIN_S_MAX)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdout:
+        process.stdout.close()

@@ -1,0 +1,147 @@
+"""One run of the load generator beside one broker: what it reports, and what the broker's processes spent meanwhile.
+
+The generator prints `@start` and `@end` around the time it measures and `@hold` while its load still stands; CPU time
+and memory are read at these marks, so they belong to the same seconds as the rates.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import machine
+
+LOAD = Path(__file__).parent / "load"
+GENERATOR = LOAD / "amqpload"
+SETTLE_S = 1.0  # memory is read this long after the load stands
+SAMPLE_S = 0.05
+OVERTIME_S_MAX = 180.0  # beyond the seconds a run was asked to take
+
+Figures = dict[str, float]
+
+
+class RunFailed(Exception):
+    """The generator or the broker did not do its work; the text is the generator's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A broker to measure. Without a pid there are rates and latencies, but no CPU and no memory."""
+
+    name: str
+    url: str
+    pid: int | None = None
+
+    def processes(self) -> list[int]:
+        return machine.tree(self.pid) if self.pid else []
+
+
+@dataclass(slots=True)
+class Readings:
+    """What the marks said. `processes` is read once: a broker does not start any in the middle of a run."""
+
+    processes: list[int]
+    before: machine.Memory
+    cpu: dict[str, float] = field(default_factory=dict)
+    held: machine.Memory | None = None
+    rss_max_mb: float = 0.0
+
+
+def build_generator() -> None:
+    subprocess.run(["make", "--silent", "-C", str(LOAD)], check=True)
+
+
+def measure(target: Target, options: list[str], seconds: float) -> Figures:
+    """One run. Raises RunFailed when a message was lost, refused or damaged, or the broker hung up."""
+    processes = target.processes()
+    readings = Readings(processes, machine.memory(processes))
+    with watched(readings), started(target, options, seconds) as process:
+        report = follow(process, readings)
+    if report.get("error") or process.returncode:
+        raise RunFailed(report.get("error") or f"the generator ended with status {process.returncode}")
+    return figures(report, readings)
+
+
+@contextmanager
+def started(target: Target, options: list[str], seconds: float) -> Iterator[subprocess.Popen[str]]:
+    command = [str(GENERATOR), "--url", target.url, "--json", "--marks", *options]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    limit = threading.Timer(seconds + OVERTIME_S_MAX, process.kill)
+    limit.start()
+    try:
+        yield process
+        process.wait()
+    finally:
+        limit.cancel()
+        process.kill()
+        process.communicate()
+
+
+def follow(process: subprocess.Popen[str], readings: Readings) -> dict[str, Any]:
+    """Reads the generator's lines to the last, the report."""
+    assert process.stdout and process.stdin
+    for line in process.stdout:
+        match line.strip():
+            case "@start" | "@end" as mark:
+                readings.cpu[mark] = machine.cpu_seconds(readings.processes)
+            case "@hold":
+                time.sleep(SETTLE_S)
+                readings.held = machine.memory(readings.processes)
+                process.stdin.write("\n")
+                process.stdin.flush()
+            case text if text.startswith("{"):
+                report: dict[str, Any] = json.loads(text)
+                return report
+    return {"error": "the generator ended without a report"}
+
+
+@contextmanager
+def watched(readings: Readings) -> Iterator[None]:
+    """Keeps the most memory the broker had at any time."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(SAMPLE_S):
+            readings.rss_max_mb = max(readings.rss_max_mb, machine.rss_mb(readings.processes))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    if readings.processes:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if readings.processes:
+            thread.join()
+
+
+def figures(report: dict[str, Any], readings: Readings) -> Figures:
+    """The flat list of numbers of a run; those that could not be read are not in it."""
+    found: Figures = {name: report[name] for name in ("published_per_s", "consumed_per_s", "bytes_per_s", "blocked_s")}
+    found["rate"] = min(report["published_per_s"], report["consumed_per_s"])
+    for source, name in (("confirm_us", "confirm"), ("latency_us", "latency")):
+        for percentile, value in report.get(source, {}).items():
+            if percentile != "count":
+                found[f"{name}_{percentile}_us"] = value
+    if readings.processes:
+        found.update(cost(report, readings))
+    return found
+
+
+def cost(report: dict[str, Any], readings: Readings) -> Figures:
+    spent = readings.cpu.get("@end", 0.0) - readings.cpu.get("@start", 0.0)
+    found = {"cpu_s": spent, "cores": spent / report["seconds"], "rss_max_mb": readings.rss_max_mb}
+    if spent > 0 and report["consumed_per_s"]:
+        found["per_cpu_s"] = report["consumed_per_s"] * report["seconds"] / spent
+    after = readings.held
+    found["rss_added_mb"] = (after.rss_mb if after else readings.rss_max_mb) - readings.before.rss_mb
+    if after and after.pss_mb is not None and readings.before.pss_mb is not None:
+        found["pss_added_mb"] = after.pss_mb - readings.before.pss_mb
+    return found

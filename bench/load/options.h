@@ -1,0 +1,168 @@
+/* The options of the generator, and the names and counters its threads share. */
+#ifndef AMQPLOAD_OPTIONS_H
+#define AMQPLOAD_OPTIONS_H
+
+#include <getopt.h>
+
+#include "client.h"
+
+enum { PRODUCERS_MAX = 1024, QUEUES_MAX = 65535, BODY_BYTES_MAX = 1 << 30 };
+
+typedef struct {
+    address broker;
+    size_t body_bytes, batch_bytes; /* one of batch_bytes, batch_messages is 0 */
+    uint64_t batch_messages, confirms, prefetch, ack_every, rate, messages, producers, consumers, queues, keys, consumer_queues, idle;
+    double seconds, warmup;
+    const char *prefix;
+    bool persistent, durable, direct, no_consume, stall, latency, check, json, marks, hold;
+} options;
+
+static options opt = {.body_bytes = 16, .batch_bytes = 65536, .producers = 1, .consumers = 1, .queues = 1, .keys = 1,
+                      .seconds = 5, .warmup = 0.5, .prefix = "bench"};
+
+/* What main reads while the others run. A cache line each, written by one thread only. */
+typedef struct {
+    _Alignas(64) atomic_uint_fast64_t messages;
+    atomic_uint_fast64_t bytes;
+} counter;
+
+static atomic_bool go, measuring, publishing = true, drained;
+
+static inline void count(counter *c, uint64_t messages, uint64_t bytes) {
+    atomic_store_explicit(&c->messages, messages, memory_order_relaxed);
+    atomic_store_explicit(&c->bytes, bytes, memory_order_relaxed);
+}
+
+static inline void queue_name(char *to, size_t room, uint64_t queue) { snprintf(to, room, "%s-%llu", opt.prefix, (unsigned long long)queue); }
+static inline void routing_key(char *to, size_t room, uint64_t key) {
+    if (opt.direct) snprintf(to, room, "key-%llu", (unsigned long long)key);
+    else queue_name(to, room, key % opt.queues);
+}
+static inline const char *exchange_name(void) { return opt.direct ? opt.prefix : ""; }
+
+static const char usage[] =
+    "amqpload: publish to and consume from any AMQP 0-9-1 broker, and say how fast that went\n\n"
+    "  --url amqp://user:password@host:port/vhost\n"
+    "  --body BYTES             body of each message (16)\n"
+    "  --batch BYTES|N          one write: 64K, 4096B are bytes, a bare number counts messages (64K)\n"
+    "  --confirms WINDOW        wait for confirms, at most WINDOW outstanding to each producer (0: none)\n"
+    "  --prefetch N             basic.qos of each consumer (0: no limit)\n"
+    "  --ack-every N            basic.ack(multiple) every N deliveries (0: no acks, the broker settles by itself)\n"
+    "  --persistent --durable   delivery_mode 2; durable queues and exchange\n"
+    "  --rate MSGS_PER_S        all producers together, evenly paced (0: as fast as possible)\n"
+    "  --producers P --consumers C --queues Q    (1 1 1) a connection and a thread each; queues PREFIX-<i>\n"
+    "  --exchange default|direct   direct: key-<k> is bound to queue k modulo Q\n"
+    "  --keys K                 each message takes one of K keys by chance (1: producer p always queue p)\n"
+    "  --consumer-queues N      queues of each consumer (all of them shared out)\n"
+    "  --seconds S --warmup W   measure for S after W (5, 0.5)\n"
+    "  --messages N             publish exactly N, then wait for all of them; no warm-up; S then is the limit, if given\n"
+    "  --no-consume             only publish\n"
+    "  --stall-consumer         consumers subscribe and never read\n"
+    "  --idle N                 open N idle connections first (no load then, unless --producers or --consumers is given)\n"
+    "  --latency                publish-to-deliver times (16 bytes of the body)\n"
+    "  --check                  sequence numbers: duplicates, gaps, disorder and damage are failures (16 bytes of the body)\n"
+    "  --json --prefix NAME     JSON on the last line; names of what is declared (bench)\n"
+    "  --marks --hold           print @start, @end around the measured time; after the work print @hold, wait for a line\n";
+
+enum { O_URL = 1, O_BODY, O_BATCH, O_CONFIRMS, O_PREFETCH, O_ACK, O_PERSISTENT, O_DURABLE, O_RATE, O_PRODUCERS, O_CONSUMERS, O_QUEUES,
+       O_EXCHANGE, O_KEYS, O_CONSUMER_QUEUES, O_SECONDS, O_WARMUP, O_MESSAGES, O_NO_CONSUME, O_STALL, O_IDLE, O_LATENCY, O_CHECK,
+       O_JSON, O_PREFIX, O_MARKS, O_HOLD, O_SCAN, O_SCAN_PIECE, O_HELP };
+
+static const struct option names[] = {
+    {"url", 1, 0, O_URL}, {"body", 1, 0, O_BODY}, {"batch", 1, 0, O_BATCH}, {"confirms", 1, 0, O_CONFIRMS},
+    {"prefetch", 1, 0, O_PREFETCH}, {"ack-every", 1, 0, O_ACK}, {"persistent", 0, 0, O_PERSISTENT}, {"durable", 0, 0, O_DURABLE},
+    {"rate", 1, 0, O_RATE}, {"producers", 1, 0, O_PRODUCERS}, {"consumers", 1, 0, O_CONSUMERS}, {"queues", 1, 0, O_QUEUES},
+    {"exchange", 1, 0, O_EXCHANGE}, {"keys", 1, 0, O_KEYS}, {"consumer-queues", 1, 0, O_CONSUMER_QUEUES},
+    {"seconds", 1, 0, O_SECONDS}, {"warmup", 1, 0, O_WARMUP}, {"messages", 1, 0, O_MESSAGES}, {"no-consume", 0, 0, O_NO_CONSUME},
+    {"stall-consumer", 0, 0, O_STALL}, {"idle", 1, 0, O_IDLE}, {"latency", 0, 0, O_LATENCY}, {"check", 0, 0, O_CHECK},
+    {"json", 0, 0, O_JSON}, {"prefix", 1, 0, O_PREFIX}, {"marks", 0, 0, O_MARKS}, {"hold", 0, 0, O_HOLD},
+    {"scan-file", 1, 0, O_SCAN}, {"scan-piece", 1, 0, O_SCAN_PIECE}, {"help", 0, 0, O_HELP}, {0, 0, 0, 0}};
+
+static inline void bad_usage(const char *why) {
+    fprintf(stderr, "amqpload: %s (--help lists the options)\n", why);
+    exit(2);
+}
+
+static inline uint64_t number(const char *text, uint64_t max) {
+    char *end;
+    unsigned long long v = strtoull(text, &end, 10);
+    if (end == text || *end || *text == '-' || v > max) bad_usage("a number is malformed or out of range");
+    return v;
+}
+
+static inline double duration(const char *text) {
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || *end || !(v >= 0 && v < 1e6)) bad_usage("a time in seconds is malformed or out of range");
+    return v;
+}
+
+static inline void parse_batch(const char *text) {
+    char *unit;
+    unsigned long long v = strtoull(text, &unit, 10);
+    size_t factor = !strcmp(unit, "K") ? 1024 : !strcmp(unit, "M") ? 1 << 20 : !strcmp(unit, "B") ? 1 : 0;
+    if (!v || v > 1 << 30 || (*unit && !factor)) bad_usage("--batch takes a count of messages, or bytes as 64K, 1M or 4096B");
+    opt.batch_bytes = factor * v;
+    opt.batch_messages = factor ? 0 : v;
+}
+
+/* What the options mean together. */
+static inline void settle(bool seconds_given, bool load_given) {
+    if (!opt.broker.host[0]) bad_usage("--url is missing");
+    if (opt.idle && !load_given) opt.producers = opt.consumers = 0;
+    if (opt.no_consume) opt.consumers = 0;
+    if (opt.messages) {
+        opt.warmup = 0;
+        if (!seconds_given) opt.seconds = 1e6;
+    }
+    if ((opt.check || opt.latency) && opt.body_bytes < STAMP_BYTES) bad_usage("--check and --latency need bodies of 16 bytes");
+    if (!opt.queues || !opt.keys) bad_usage("at least one queue and one key");
+    if (!opt.direct && opt.keys > opt.queues) bad_usage("the default exchange has one key per queue: --keys is at most --queues");
+    if (opt.prefetch && opt.ack_every > opt.prefetch) bad_usage("--ack-every above --prefetch would wait for ever");
+    if (!opt.consumer_queues && opt.consumers) opt.consumer_queues = (opt.queues + opt.consumers - 1) / opt.consumers;
+    if (opt.consumer_queues > opt.queues) bad_usage("--consumer-queues above --queues");
+}
+
+static inline void parse_options(int argc, char **argv, const char **scan_file, size_t *scan_piece) {
+    bool seconds_given = false, load_given = false;
+    for (int o; (o = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (o) {
+            case O_URL: if (!parse_url(optarg, &opt.broker)) bad_usage("--url is not amqp://host..."); break;
+            case O_BODY: opt.body_bytes = number(optarg, BODY_BYTES_MAX); break;
+            case O_BATCH: parse_batch(optarg); break;
+            case O_CONFIRMS: opt.confirms = number(optarg, 1 << 24); break;
+            case O_PREFETCH: opt.prefetch = number(optarg, 65535); break;
+            case O_ACK: opt.ack_every = number(optarg, 1 << 24); break;
+            case O_PERSISTENT: opt.persistent = true; break;
+            case O_DURABLE: opt.durable = true; break;
+            case O_RATE: opt.rate = number(optarg, 1000000000); break;
+            case O_PRODUCERS: opt.producers = number(optarg, PRODUCERS_MAX), load_given = true; break;
+            case O_CONSUMERS: opt.consumers = number(optarg, PRODUCERS_MAX), load_given = true; break;
+            case O_QUEUES: opt.queues = number(optarg, QUEUES_MAX); break;
+            case O_EXCHANGE:
+                if (strcmp(optarg, "default") && strcmp(optarg, "direct")) bad_usage("--exchange is default or direct");
+                opt.direct = !strcmp(optarg, "direct");
+                break;
+            case O_KEYS: opt.keys = number(optarg, 1 << 20); break;
+            case O_CONSUMER_QUEUES: opt.consumer_queues = number(optarg, QUEUES_MAX); break;
+            case O_SECONDS: opt.seconds = duration(optarg), seconds_given = true; break;
+            case O_WARMUP: opt.warmup = duration(optarg); break;
+            case O_MESSAGES: opt.messages = number(optarg, 1ull << 40); break;
+            case O_NO_CONSUME: opt.no_consume = true; break;
+            case O_STALL: opt.stall = true; break;
+            case O_IDLE: opt.idle = number(optarg, 1000000); break;
+            case O_LATENCY: opt.latency = true; break;
+            case O_CHECK: opt.check = true; break;
+            case O_JSON: opt.json = true; break;
+            case O_PREFIX: opt.prefix = optarg; break;
+            case O_MARKS: opt.marks = true; break;
+            case O_HOLD: opt.hold = true; break;
+            case O_SCAN: *scan_file = optarg; return;
+            case O_SCAN_PIECE: *scan_piece = number(optarg, READ_BYTES); break;
+            case O_HELP: fputs(usage, stdout); exit(0);
+            default: bad_usage("unknown option");
+        }
+    if (optind < argc) bad_usage("arguments without an option");
+    settle(seconds_given, load_given);
+}
+
+#endif

@@ -1,0 +1,160 @@
+"""The named workloads as data: what the generator is told, what is read from its report, and the bar it must reach.
+
+A bar is a property of this project on a machine of two cores; a peer is measured the same way but has no bar. `rate` is
+the smaller of published and consumed messages a second, so a backlog that grows or shrinks cannot flatter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["rate", "latency", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`metric` (a key of a run's figures) on the right side of `limit`."""
+
+    metric: str
+    wanted: Literal["at least", "below"]
+    limit: float
+
+    def holds(self, value: float) -> bool:
+        return value >= self.limit if self.wanted == "at least" else value < self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    name: str
+    about: str
+    kind: Kind
+    options: tuple[str, ...]
+    bars: tuple[Bar, ...]
+    shown: tuple[str, ...]  # metrics printed beside those with a bar
+    timed: bool = True  # measured for --seconds; otherwise it ends when its work is done
+
+
+def at_least(metric: str, limit: float) -> Bar:
+    return Bar(metric, "at least", limit)
+
+
+def below(metric: str, limit: float) -> Bar:
+    return Bar(metric, "below", limit)
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+DURABLE = "--persistent --durable"
+CONFIRMED = f"{DURABLE} --confirms 1000 --prefetch 2000 --ack-every 100"
+CONFIRM_TIMES = ("confirm_p50_us", "confirm_p99_us")
+
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario(
+        "small",
+        "16 B, 64 KB a write, 1 producer, 1 consumer, no acks",
+        "rate",
+        words("--body 16 --batch 64K"),
+        (at_least("rate", 2_500_000), at_least("per_cpu_s", 2_500_000)),
+        ("cores",),
+    ),
+    Scenario(
+        "kib",
+        "1 KiB, 64 KB a write, 1 producer, 1 consumer, no acks",
+        "rate",
+        words("--body 1024 --batch 64K"),
+        (at_least("rate", 300_000), at_least("per_cpu_s", 250_000)),
+        ("cores",),
+    ),
+    Scenario(
+        "single",
+        "16 B, one publish a write",
+        "rate",
+        words("--body 16 --batch 1"),
+        (at_least("rate", 350_000), at_least("per_cpu_s", 500_000)),
+        ("cores",),
+    ),
+    Scenario(
+        "routed",
+        "16 B, 4 producers, random keys through a direct exchange to 64 queues, 4 consumers of 16",
+        "rate",
+        words(
+            "--body 16 --batch 64K --exchange direct --queues 64 --keys 64 --producers 4 --consumers 4"
+            " --consumer-queues 16"
+        ),
+        (at_least("rate", 800_000),),
+        ("per_cpu_s", "cores"),
+    ),
+    Scenario(
+        "confirms",
+        "16 B, persistent, durable queue, confirm window 1000, ack(multiple) every 100",
+        "rate",
+        words(f"--body 16 --batch 64K {CONFIRMED}"),
+        (at_least("rate", 600_000),),
+        ("per_cpu_s", *CONFIRM_TIMES),
+    ),
+    Scenario(
+        "confirms-kib",
+        "1 KiB, otherwise as confirms",
+        "rate",
+        words(f"--body 1024 --batch 64K {CONFIRMED}"),
+        (at_least("rate", 150_000),),
+        ("per_cpu_s", *CONFIRM_TIMES),
+    ),
+    Scenario(
+        "confirms-1",
+        "16 B, persistent, durable queue, each publish waits for its confirm",
+        "rate",
+        words(f"--body 16 --batch 1 {DURABLE} --confirms 1 --prefetch 2000 --ack-every 1"),
+        (at_least("rate", 1_500),),
+        CONFIRM_TIMES,
+    ),
+    Scenario(
+        "latency-1k",
+        "16 B, transient, 1,000 a second, publish to deliver",
+        "latency",
+        words("--body 16 --batch 1 --rate 1000 --latency"),
+        (below("latency_p50_us", 250), below("latency_p99_us", 1_000)),
+        ("latency_p99.9_us", "cores"),
+    ),
+    Scenario(
+        "latency-20k",
+        "16 B, transient, 20,000 a second, publish to deliver",
+        "latency",
+        words("--body 16 --batch 1 --rate 20000 --latency"),
+        (below("latency_p99_us", 3_000),),
+        ("latency_p50_us", "latency_p99.9_us", "cores"),
+    ),
+    Scenario(
+        "rss-million",
+        "1,000,000 messages of 100 B waiting in a durable queue: memory added",
+        "memory",
+        words(f"--body 100 --batch 64K {DURABLE} --messages 1000000 --no-consume --hold"),
+        (below("rss_added_mb", 20),),
+        ("pss_added_mb", "published_per_s"),
+        timed=False,
+    ),
+    Scenario(
+        "idle-1000",
+        "1,000 idle connections with a channel each: memory added",
+        "memory",
+        words("--idle 1000 --seconds 1 --hold"),
+        (below("rss_added_mb", 50),),
+        ("pss_added_mb",),
+        timed=False,
+    ),
+    Scenario(
+        "stalled",
+        "1 MiB bodies to a consumer that has stopped reading: most memory at any time",
+        "memory",
+        words("--body 1048576 --batch 1 --stall-consumer --messages 1000 --seconds 20"),
+        (below("rss_max_mb", 200),),
+        ("rss_added_mb", "published_per_s"),
+        timed=False,
+    ),
+)
+
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+SMOKE = ("small", "single", "confirms")

@@ -1,0 +1,122 @@
+"""What is read from the machine: CPU time and memory of a broker's processes, and the facts that go beside a figure.
+
+A broker is a pid and all processes below it. Nothing here starts or measures a workload.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+MB = 1_000_000
+PROBE_SYNCS = 200
+
+
+def tree(pid: int) -> list[int]:
+    """The process and all below it, as of now."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (fields := stat_fields(int(entry.name))):
+            children[int(fields[1])].append(int(entry.name))
+    found = [pid]
+    for parent in found:
+        found.extend(children[parent])
+    return found
+
+
+def stat_fields(pid: int) -> list[str]:
+    """/proc/PID/stat from the state on; empty when the process is gone."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    return sum(process_cpu_seconds(pid) for pid in pids)
+
+
+def process_cpu_seconds(pid: int) -> float:
+    """Time on a core of all threads: to the nanosecond where the kernel keeps it, else in clock ticks."""
+    try:
+        exact = [int((task / "schedstat").read_text().split()[0]) for task in (PROC / str(pid) / "task").iterdir()]
+    except OSError:
+        exact = []
+    if sum(exact):
+        return sum(exact) / 1e9
+    fields = stat_fields(pid)
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Sums over the processes. RSS counts a page that two processes share twice, PSS counts it once."""
+
+    rss_mb: float
+    pss_mb: float | None
+
+
+def rss_mb(pids: list[int]) -> float:
+    total = 0
+    for pid in pids:
+        try:
+            total += int((PROC / str(pid) / "statm").read_text().split()[1]) * PAGE_BYTES
+        except OSError:
+            pass  # ended since it was listed
+    return total / MB
+
+
+def memory(pids: list[int]) -> Memory:
+    try:
+        pss = sum(pss_kib(pid) for pid in pids) * 1024 / MB
+    except OSError:
+        pss = None  # another user's process, or one that has just ended
+    return Memory(rss_mb(pids), pss)
+
+
+def pss_kib(pid: int) -> int:
+    for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1])
+    return 0
+
+
+def load_average() -> float:
+    return os.getloadavg()[0]
+
+
+def facts() -> dict[str, str | int | float]:
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count() or 0,
+        "memory_mb": round(os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES / MB),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def cpu_model() -> str:
+    for line in (PROC / "cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def syncs_per_s(directory: Path, body_bytes: int = 4096) -> float:
+    """What the disk itself can do: writes of one page into a preallocated file, each followed by fdatasync."""
+    with tempfile.NamedTemporaryFile(dir=directory) as file:
+        os.posix_fallocate(file.fileno(), 0, PROBE_SYNCS * body_bytes)
+        os.fsync(file.fileno())
+        begun = time.perf_counter()
+        for i in range(PROBE_SYNCS):
+            os.pwrite(file.fileno(), b"x" * body_bytes, i * body_bytes)
+            os.fdatasync(file.fileno())
+        return PROBE_SYNCS / (time.perf_counter() - begun)

@@ -1,0 +1,91 @@
+"""RabbitMQ as Debian packs it, to measure beside this broker: own node name, ports and directories, gone afterwards.
+
+    python bench/peers.py [--port 35672] -- python bench/run.py --runs 3
+
+runs the command with `--peer rabbitmq=URL --peer-pid rabbitmq=PID` added. Other brokers are given to run.py by URL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from brokers import end
+from generator import RunFailed, Target
+
+SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # not the one in /usr/sbin: that changes to another user
+READY_S_MAX = 60.0
+
+
+@contextmanager
+def rabbitmq(port: int) -> Iterator[Target]:
+    """Listens on `port`; the two ports after it are Erlang's."""
+    if not SERVER.exists():
+        raise RunFailed(f"{SERVER} is missing: apt-get install rabbitmq-server")
+    with tempfile.TemporaryDirectory(prefix="bench-rabbitmq-") as directory:
+        environment = settings(Path(directory), port)
+        with (Path(directory) / "out").open("w") as out:
+            process = subprocess.Popen(
+                [str(SERVER)], env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            wait_for_port(process, port)
+            yield Target("rabbitmq", f"amqp://guest:guest@127.0.0.1:{port}/", process.pid)
+        finally:
+            end(process)
+            # its port mapper is a daemon that outlives it
+            subprocess.run(["epmd", "-kill"], env=environment, capture_output=True, check=False)
+
+
+def settings(directory: Path, port: int) -> dict[str, str]:
+    (directory / "plugins").write_text("[].\n")
+    (directory / "rabbitmq.conf").write_text(f"listeners.tcp.default = 127.0.0.1:{port}\n")
+    return {
+        **os.environ,
+        "HOME": str(directory),
+        "RABBITMQ_NODENAME": f"bench{port}@localhost",
+        "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(directory / "log"),
+        "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
+        "RABBITMQ_DIST_PORT": str(port + 1),
+        "ERL_EPMD_PORT": str(port + 2),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+    }
+
+
+def wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
+    give_up = time.monotonic() + READY_S_MAX
+    while process.poll() is None and time.monotonic() < give_up:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise RunFailed(f"rabbitmq did not listen on port {port} within {READY_S_MAX:.0f} s")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=35672)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    with rabbitmq(arguments.port) as peer:
+        added = ["--peer", f"{peer.name}={peer.url}", "--peer-pid", f"{peer.name}={peer.pid}"]
+        return subprocess.run([*command, *added], check=False).returncode if command else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RunFailed as error:
+        sys.exit(str(error))
