@@ -27,6 +27,7 @@ from broker.amqp import (
     Event,
     Failed,
     Method,
+    Nothing,
     Open,
     Publishes,
     Settles,
@@ -55,6 +56,7 @@ WORK_BYTES_MAX = 4 << 20
 RANGE_BYTES = 160
 # Events of one client before the others get their turn.
 TURN_EVENTS = 512
+NOTHING_EVENTS = 128  # and as how many of these Nothing counts
 # Messages one client is being got (basic.get) at once, on all its channels: each may be as large as messages may be.
 GETS_MAX = 16
 # How long a client may take to answer our connection.close.
@@ -161,11 +163,13 @@ class Client:
 
     def _handle_events(self) -> None:
         # What is left of the read when the turn is over is kept: the next client's bytes will overwrite the buffer.
-        for _ in range(TURN_EVENTS):
+        turn = TURN_EVENTS
+        while turn > 0:
             event = self.amqp.next_event()
             if event is None:
                 self.resume(PAUSE_TURN)
                 break
+            turn -= NOTHING_EVENTS if isinstance(event, Nothing) else 1
             try:
                 self._handle(event)
             except (ChannelException, ConnectionException) as error:
