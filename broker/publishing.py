@@ -38,6 +38,8 @@ MANDATORY = 1
 QUEUES_MAX = 65535
 # Publishes of a transaction that leave as one batch.
 COMMIT_BYTES = 8 << 20
+# What a message held by a transaction takes beside its bytes.
+HELD_MESSAGE_BYTES = 1024
 
 _CHANNEL_OF = struct.Struct("<6xH")
 _LINE = struct.Struct("<IH")
@@ -259,7 +261,7 @@ class Publishing:
             message.check(client.user, self._may_impersonate(client.user))
             targets = self._route_one(client.scope, message)
             if channel.transaction is not None:
-                channel.transaction.publish((message, targets), len(message.stored))
+                channel.transaction.publish((message, targets), len(message.stored) + HELD_MESSAGE_BYTES)
                 return
         except (ChannelException, ConnectionException) as error:
             client.fail(error, channel.number)
