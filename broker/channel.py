@@ -62,8 +62,7 @@ def _qos(client: Client, channel: Channel, method: commands.Basic.Qos) -> None:
     if method.prefetch_size:
         raise ConnectionException(540, f"prefetch_size!=0 ({method.prefetch_size})", 60, 10)
     if method.global_:
-        channel.limit = method.prefetch_count
-        client.door.consuming.grant(channel)
+        client.door.consuming.limit(channel, method.prefetch_count)
     else:
         channel.prefetch = method.prefetch_count
     client.send(channel.number, commands.Basic.QosOk())

@@ -35,7 +35,7 @@ from broker.amqp import (
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo
 from broker.output import Output
-from broker.publishing import Scope
+from broker.publishing import Scope, publishing_channels
 
 if TYPE_CHECKING:
     from broker.catalog import Catalog
@@ -195,7 +195,7 @@ class Client:
             return
         self.door.publishing.publishes(self, event, without=busy)
         copy = Publishes(bytes(event.buffer), bytes(event.table), event.count)
-        for number in busy:
+        for number in busy & publishing_channels(event):
             self._do(self.channels[number], _publish_later(self, copy, number), len(copy.buffer))
 
     # -- each channel's work in order -----------------------------------------------------------------------

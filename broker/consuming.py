@@ -13,6 +13,7 @@ import logging
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
@@ -39,7 +40,7 @@ class Consumer:
     """One consumer of one channel. `number`: used once in this front door's life."""
 
     __slots__ = (
-        "announced", "attached", "channel", "client", "exclusive", "granted", "no_ack", "nowait", "number",
+        "announced", "attached", "attaching", "channel", "client", "exclusive", "granted", "no_ack", "nowait", "number",
         "prefetch", "priority", "queue_id", "queue_name", "shard", "tag", "tag_bytes", "wants",
     )  # fmt: skip
 
@@ -50,6 +51,7 @@ class Consumer:
         self.tag = tag
         self.tag_bytes = tag.encode()
         self.attached = False  # to be attached again when its shard restarts
+        self.attaching: asyncio.Future[wire.Control] | None = None
         self.announced = False
         self.nowait = False
         self.granted = 0  # outstanding grants
@@ -219,7 +221,8 @@ class Consuming:
                 resumed=resumed,
             )
 
-        return self.links.ask(consumer.shard, make)
+        consumer.attaching = self.links.ask(consumer.shard, make)
+        return consumer.attaching
 
     async def cancel(self, client: Client, channel: Channel, method: commands.Basic.Cancel) -> None:
         """Unacknowledged deliveries stay with the channel; an unknown tag is no error."""
@@ -234,8 +237,7 @@ class Consuming:
             client.send(channel.number, commands.Basic.CancelOk(method.consumer_tag))
 
     def _take_grants_back(self, consumer: Consumer) -> None:
-        consumer.channel.granted -= consumer.granted
-        consumer.granted = 0
+        self.use_grants(consumer, consumer.granted)
         if consumer.channel.limit:
             self.grant(consumer.channel)
 
@@ -317,8 +319,7 @@ class Consuming:
         if not consumer.no_ack:
             channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number)
             if consumer.granted:
-                consumer.granted -= count
-                channel.granted -= count
+                self.use_grants(consumer, count)
         data = frames.deliveries(
             blob, count, channel.number, consumer.tag_bytes, tag, redelivered, client.frame_bytes_max
         )
@@ -339,11 +340,16 @@ class Consuming:
     def restarted(self, shard: int) -> None:
         """The shard knows nobody any more: attach all its consumers again."""
         for consumer in self.consumers.values():
-            if consumer.shard == shard and consumer.attached:
-                consumer.channel.granted -= consumer.granted
-                consumer.granted = 0
-                future = self._attach(consumer, resumed=True)
-                future.add_done_callback(_log_failure)
+            if consumer.shard == shard and _is_attached(consumer):
+                self.use_grants(consumer, consumer.granted)
+                consumer.wants = False
+                self._attach(consumer, resumed=True).add_done_callback(partial(self._resumed, consumer.number))
+
+    def _resumed(self, number: int, answer: asyncio.Future[wire.Control]) -> None:
+        """Attached again after a restart, unless the queue went meanwhile, which its new shard does not know of."""
+        if not answer.cancelled() and (error := answer.exception()) is not None:
+            log.info("a consumer was not attached again: %s", error)
+            self.cancelled(number)
 
     # -- acks ----------------------------------------------------------------------------------------------
 
@@ -382,19 +388,36 @@ class Consuming:
 
     # -- the limit of a channel ------------------------------------------------------------------------------
 
+    def limit(self, channel: Channel, limit: int) -> None:
+        """basic.qos with global set: `limit` deliveries of all its consumers together, 0 for any number."""
+        was, channel.limit = channel.limit, limit
+        if bool(was) != bool(limit):
+            channel.granted = 0
+            for consumer in channel.consumers.values():
+                consumer.granted = 0
+                consumer.wants = False
+                if not consumer.no_ack:
+                    self.links.tell(consumer.shard, wire.Tune(consumer.number, consumer.prefetch, limit > 0))
+        self.grant(channel)
+
     def ungranted(self, number: int, count: int, wants: bool) -> None:
         """Grants given back, or asked for."""
         consumer = self.consumers.get(number)
-        if consumer is None:
-            return
-        consumer.granted -= count
-        consumer.channel.granted -= count
-        consumer.wants = consumer.wants or wants
-        self.grant(consumer.channel)
+        if consumer is not None and consumer.channel.limit:
+            self.use_grants(consumer, count)
+            consumer.wants = consumer.wants or wants
+            self.grant(consumer.channel)
+
+    @staticmethod
+    def use_grants(consumer: Consumer, count: int) -> None:
+        """At most those it has: what was on its way when the limit went or came is not of these."""
+        used = min(count, consumer.granted)
+        consumer.granted -= used
+        consumer.channel.granted -= used
 
     def grant(self, channel: Channel) -> None:
         """Share the channel's room among the consumers that asked."""
-        room = channel.limit - channel.unacked.count - channel.granted if channel.limit else GRANT_MAX
+        room = channel.limit - channel.unacked.count - channel.granted
         waiting = [consumer for consumer in channel.consumers.values() if consumer.wants]
         while room > 0 and waiting:
             share = max(1, min(GRANT_MAX, room // len(waiting)))
@@ -411,10 +434,13 @@ class Consuming:
 _Make = Callable[[int], wire.Message]
 
 
-def _log_failure(future: asyncio.Future[wire.Control]) -> None:
-    """Attached again after a restart: the queue may be gone meanwhile, which Cancelled says too."""
-    if not future.cancelled() and (error := future.exception()) is not None:
-        log.info("a consumer was not attached again: %s", error)
+def _is_attached(consumer: Consumer) -> bool:
+    """Whether its shard had it, though whoever asked may not have run since the answer."""
+    if consumer.channel.consumers.get(consumer.tag) is not consumer:
+        return False
+    answer = consumer.attaching
+    answered = answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None
+    return consumer.attached or answered
 
 
 def _releasing(numbers: list[int]) -> _Make:

@@ -14,6 +14,7 @@ import struct
 import time
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
 from broker.catalog import Catalog, Vhost
@@ -50,13 +51,17 @@ Targets = list[tuple[int, list[int], bool]]
 class Committed:
     """A transaction's publishes on their way to stable storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: int, channel: int) -> None:
+        self.connection = connection
+        self.channel = channel
         self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.shards = 1  # batches to wait for, and the commit itself while it is being packed
         self._stored = True
 
     def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
-        """Transactions have no confirm numbers: never named."""
+        """No room on the shard's disk, if it is this channel that is named: with 0, for want of a confirm number."""
+        if (connection, channel, first) == (self.connection, self.channel, 0):
+            self._stored = False
 
     def confirmed(self) -> None:
         self.shards -= 1
@@ -116,7 +121,8 @@ class Publishing:
     def __init__(self, source: CatalogSource, links: ShardLinks) -> None:
         self._source = source
         self.links = links
-        self._scopes: dict[tuple[str, str], Scope] = {}
+        # As long as some client holds them.
+        self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
         self._dirty: list[Confirms] = []
         self.unroutable_dropped = 0
 
@@ -132,7 +138,7 @@ class Publishing:
 
     def catalog_changed(self) -> None:
         """Every route is looked up anew."""
-        for scope in self._scopes.values():
+        for scope in list(self._scopes.values()):
             scope.routes.clear()
 
     def confirms(self, client: Publisher, channel: int) -> Confirms:
@@ -230,7 +236,7 @@ class Publishing:
     def _vhost(self, scope: Scope) -> Vhost:
         vhost = self.catalog.vhost(scope.vhost)
         if vhost is None:
-            raise ConnectionException(320, f"CONNECTION_FORCED - vhost '{scope.vhost}' is deleted", *PUBLISH)
+            raise ConnectionException(320, f"vhost '{scope.vhost}' is deleted", *PUBLISH)
         return vhost
 
     @staticmethod
@@ -292,7 +298,7 @@ class Publishing:
     def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         """All publishes of a transaction. The future: whether all shards have all of them."""
         now_ms = time.time_ns() // 1_000_000
-        committed = Committed()
+        committed = Committed(client.id, channel.number)
         size = 0
         for message, targets in held:
             self._put(client, channel, message, targets, now_ms)
@@ -413,6 +419,11 @@ def _cut(by_shard: dict[int, list[int]]) -> list[tuple[int, list[int]]]:
     return [
         (shard, ids[at : at + QUEUES_MAX]) for shard, ids in by_shard.items() for at in range(0, len(ids), QUEUES_MAX)
     ]
+
+
+def publishing_channels(event: Publishes) -> set[int]:
+    """The channels that the event's publishes came on."""
+    return {_CHANNEL_OF.unpack_from(event.table, at * ROW)[0] for at in range(event.count)}
 
 
 def _line(event: Publishes, at: int) -> bytes:

@@ -4,8 +4,9 @@ Carries only: what a message means is said in publishing.py and consuming.py. On
 send, one PUSH per shard sends; both never block. What is packed during one pass of the event loop leaves at its end, as
 one PUBLISH, one SETTLE and one CREDIT per shard at the most.
 
-A shard that restarts says Hello with a new epoch. What the old one had not confirmed is reported lost and requests are
-asked again; while a shard is away publishes wait in the packer, and their clients are not read (credit).
+A shard's end shows as the end of its connection: what it had not confirmed is reported lost at once. Publishes then
+wait in the packer, and their clients are not read (credit); whoever wants a confirm waits AWAY_S_MAX at the most. The
+next process of the shard says Hello with a new epoch: consumers are attached and requests asked again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from broker.changes import QueuePut
 from broker.config import BrokerConfig
@@ -33,6 +35,10 @@ RECEIVE_BURST = 64
 # costs no message of its own.
 DELIVERY_CREDIT_BYTES = 128 << 10
 RECONNECT_MS = 10
+# A shard's last words arrive on a connection other than the one whose end is noticed: confirms among them still count.
+LAST_WORDS_S = 0.05
+# Publishes that want a confirm wait this long for a shard that is away; then they are nacked.
+AWAY_S_MAX = 2.0
 # What is still unsent when the process ends may take this long.
 LINGER_MS = 500
 
@@ -70,7 +76,9 @@ class ShardLink:
     def __init__(self, shard: int, socket: zmq.Socket[bytes]) -> None:
         self.shard = shard
         self.socket = socket
-        self.epoch = 0  # 0: not there
+        self.epoch = 0  # 0: never there
+        self.away_since: float | None = None  # loop time
+        self.nacking = False  # it has been away for too long
         self.batch = 0
         self.in_flight = 0  # bytes of publishes not yet taken in
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()
@@ -81,7 +89,7 @@ class ShardLink:
 
     @property
     def up(self) -> bool:
-        return self.epoch != 0
+        return self.epoch != 0 and self.away_since is None
 
     def crowded(self, packed: int) -> bool:
         """Whether whoever feeds this shard must wait; `packed`: bytes not yet sent."""
@@ -132,6 +140,7 @@ class ShardLinks:
         self._inbox.bind(self._endpoint)
         self._loop.add_reader(self._inbox.fileno(), self._receive)
         for link in self.links:
+            self._watch(link)
             link.socket.connect(f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
             self._join(link)
         self._loop.call_soon(self._receive)
@@ -142,9 +151,33 @@ class ShardLinks:
             self._loop.remove_reader(self._inbox.fileno())
         self.flush()
         for link in self.links:
+            self._watch_no_more(link)
             link.socket.close()
         self._inbox.close(0)
         self._context.term()
+
+    def _watch(self, link: ShardLink) -> None:
+        """Hear of the end of the connection to a shard: on one host, that of its process."""
+        assert self._loop is not None
+        loop = self._loop
+        monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+        def heard() -> None:
+            while monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                recv_monitor_message(monitor)
+                if link.up:
+                    link.away_since = loop.time()
+                    loop.call_later(LAST_WORDS_S, self._ended, link, link.epoch)
+
+        loop.add_reader(monitor.getsockopt(zmq.FD), heard)
+        heard()  # the descriptor speaks only to who has looked at the events before
+
+    def _watch_no_more(self, link: ShardLink) -> None:
+        monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if self._loop is not None:
+            self._loop.remove_reader(monitor.getsockopt(zmq.FD))
+        link.socket.disable_monitor()
+        monitor.close()
 
     # -- out ----------------------------------------------------------------------------------------------
 
@@ -334,38 +367,71 @@ class ShardLinks:
     def _on_hello(self, link: ShardLink, epoch: int, hello: wire.Hello) -> None:
         if not hello.ready or epoch == link.epoch:
             return
-        first_time = link.batch == 0 and not link.sent
-        lost = [waiting for _, batch in link.sent for waiting in batch]
-        link.sent.clear()
+        first_time = link.epoch == 0
+        lost = self._lose_sent(link)
         link.epoch = epoch
+        link.away_since, link.nacking = None, False
         link.in_flight = 0
         link.settles.clear()
         link.credits.clear()
         self._join(link)
         if not first_time:
-            log.warning(
-                "shard %d is back (pid %d); %d publishes without an answer are nacked", link.shard, hello.pid, len(lost)
-            )
-        for waiting in lost:
-            waiting.lost()
+            log.warning("shard %d is back (pid %d)%s", link.shard, hello.pid, _nacked(lost))
         self._ask_again(link)
         self.events.restarted(link.shard)
         self.events.publish_room(link.shard)
         if self._all_up is not None and not self._all_up.done() and all(each.up for each in self.links):
             self._all_up.set_result(None)
 
+    def _ended(self, link: ShardLink, epoch: int) -> None:
+        """The process is gone, and all it has said is heard."""
+        if link.epoch == epoch:
+            log.warning("shard %d is gone%s", link.shard, _nacked(self._lose_sent(link)))
+            self.events.received()
+
+    @staticmethod
+    def _lose_sent(link: ShardLink) -> int:
+        """What the shard was given and had not confirmed. It may be stored all the same."""
+        lost = [waiting for _, batch in link.sent for waiting in batch]
+        link.sent.clear()
+        for waiting in lost:
+            waiting.lost()
+        return len(lost)
+
+    def _lose_packed(self, link: ShardLink) -> None:
+        """Somebody has waited too long for a shard that is away: what waits for it is not sent any more."""
+        self.packer.drop(link.shard)
+        lost, link.gathering = link.gathering, []
+        for waiting in lost:
+            waiting.lost()
+        if not link.nacking:
+            link.nacking = True
+            log.warning("shard %d stays away: publishes that want a confirm are nacked", link.shard)
+        self.events.publish_room(link.shard)
+        self.events.received()
+
     def _ask_again(self, link: ShardLink) -> None:
         """Requests the old process did not answer, in their order: a Release behind an Attach still undoes it.
-        Consumers attached again are not among them: restarted() names those that are still wanted."""
-        for request, (shard, what, _) in list(self._requests.items()):
+        Consumers attached again are not among them: restarted() names those that are still wanted. Nor are those
+        whose client has left: a message got for nobody would be lost."""
+        for request, (shard, what, future) in list(self._requests.items()):
             if shard != link.shard:
                 continue
-            if isinstance(what, wire.Attach) and what.resumed:
+            unwanted = isinstance(what, (wire.Attach, wire.Get)) and future.done()
+            if unwanted or (isinstance(what, wire.Attach) and what.resumed):
                 del self._requests[request]
             else:
                 self._send_control(link, what)
 
     def tick(self) -> None:
         """Say Join again: a shard that restarted does not know where its front doors are."""
+        assert self._loop is not None
+        now = self._loop.time()
         for link in self.links:
             self._join(link)
+            if link.away_since is not None and now - link.away_since > AWAY_S_MAX and link.gathering:
+                self._lose_packed(link)
+
+
+def _nacked(count: int) -> str:
+    return f"; {count} reads of publishes without an answer are nacked" if count else ""

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import queue
+import re
 import resource
 import secrets
 import select
@@ -18,11 +19,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Collection
 
 import zmq
 
 from shardd.config import ShardConfig
-from shardd.shard import Outgoing, Shard, Store, Sync
+from shardd.peers import Outgoing
+from shardd.shard import LOW_ON_DISK, Shard, Sync
 from shardd.store import DiskFull, SegmentStore, StoreError
 from shardd.wire import envelope
 from shardd.wire.memory import keep_warm
@@ -37,7 +40,11 @@ RECONNECT_MS = 10
 LINGER_MS = 500
 TICK_MS = 1000
 SWITCH_INTERVAL_S = 0.0005
-LOW_ON_DISK = "low on disk"
+# A drain takes in what is at hand: this many messages at the most, however fast more arrive.
+DRAIN_MESSAGES_MAX = 4096
+# A sync under way when something broke may take this long to end.
+LAST_SYNC_S = 5.0
+VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
 
 
 class Syncer:
@@ -64,6 +71,49 @@ class Syncer:
             os.eventfd_write(self.fd, 1)
 
 
+class Stores:
+    """Where the stores of a shard lie: a directory for each vhost, by the hash of its name. `Home` of shard.py."""
+
+    def __init__(self, directory: str, config: ShardConfig) -> None:
+        self._directory = directory
+        self._config = config
+
+    def _path(self, vhost: str) -> str:
+        return f"{self._directory}/{hashlib.sha1(vhost.encode()).hexdigest()}"
+
+    def _store(self, path: str) -> SegmentStore:
+        durable = self._config.durability == "fsync"
+        return SegmentStore(path, segment_bytes=self._config.segment_bytes, sync=durable)
+
+    def open(self, vhost: str) -> SegmentStore:
+        return self._store(self._path(vhost))
+
+    def remove(self, vhost: str) -> None:
+        self._remove(self._path(vhost))
+
+    def _remove(self, path: str) -> None:
+        """Files that are not a store's stay, and their directory with them."""
+        if not os.path.isdir(path):
+            return
+        try:
+            self._store(path).delete_all()
+            if not os.path.isdir(path):
+                log.info("removed %s, of a vhost that is gone", path)
+        except OSError as error:  # nobody needs it: tried again at the next start
+            log.warning("%s, of a vhost that is gone, stays: %s", path, error)
+
+    def keep_only(self, vhosts: Collection[str]) -> None:
+        wanted = {self._path(vhost) for vhost in vhosts}
+        for name in os.listdir(self._directory):
+            path = f"{self._directory}/{name}"
+            if VHOST_DIRECTORY.fullmatch(name) and path not in wanted:
+                self._remove(path)
+
+    def progress(self, vhost: str, done: int, total: int) -> None:
+        notify.watchdog()
+        notify.status(f"recovering {vhost}: {done} of {total} segments")
+
+
 class Server:
     def __init__(self, config: ShardConfig) -> None:
         self.config = config
@@ -80,7 +130,7 @@ class Server:
             config.shard,
             secrets.randbits(31) | 1,
             os.getpid(),
-            self._open_store,
+            Stores(self._directory, config),
             no_room=(DiskFull,),
             process_stats=self._process_stats,
         )
@@ -94,18 +144,10 @@ class Server:
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         return socket
 
-    def _open_store(self, vhost: str) -> Store:
-        name = hashlib.sha1(vhost.encode()).hexdigest()
-        return SegmentStore(
-            f"{self._directory}/{name}",
-            segment_bytes=self.config.segment_bytes,
-            sync=self.config.durability == "fsync",
-        )
-
     # -- run -------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Exit status: 0 drained, 1 the disk failed."""
+        """Exit status: 0 drained, 1 the disk failed, or we did."""
         keep_warm()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         os.makedirs(self._directory, exist_ok=True)
@@ -113,23 +155,29 @@ class Server:
         wake = self._on_signals()
         poller = self._poller(wake)
         self._send_all([self.shard.greet(self._controller)])
-        ready = False
+        status = 1
         try:
-            while not self._draining:
-                self._turn(poller, wake)
-                if self.shard.ready and not ready:
-                    ready = True
-                    notify.ready()
-                    log.info("ready: %d queues", len(self.shard.queues))
+            self._serve(poller, wake)
             self._drain()
+            status = 0
         except StoreError as error:
             log.critical("stops, for recovery to decide: %s", error)
-            self.shard.set_alarm("disk failed")
-            self._send_all(self.shard.turn_end(_now()) if not self.shard.has_work else [])
-            self._leave()
-            return 1
+            self._break_off("disk failed")
+        except Exception:
+            log.exception("stops, for recovery to decide")
+            self._break_off("shard failed")
         self._leave()
-        return 0
+        return status
+
+    def _serve(self, poller: zmq.Poller, wake: int) -> None:
+        ready = False
+        while not self._draining:
+            self._turn(poller, wake)
+            if self.shard.ready and not ready:
+                ready = True
+                notify.ready()
+                notify.status(f"{len(self.shard.queues)} queues")
+                log.info("ready: %d queues", len(self.shard.queues))
 
     def _on_signals(self) -> int:
         wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -177,8 +225,8 @@ class Server:
         at = self._next_tick if due is None else min(due, self._next_tick)
         return max(0, min(at - now, TICK_MS))
 
-    def _receive(self, now: int) -> None:
-        for _ in range(RECEIVE_BURST):
+    def _receive(self, now: int, most: int = RECEIVE_BURST) -> None:
+        for _ in range(most):
             try:
                 message = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -225,20 +273,33 @@ class Server:
         self.shard.sync_ended()
 
     def _drain(self) -> None:
-        """Take in what has arrived, make it last, confirm it, close clean."""
+        """Take in what has arrived, make it last, confirm it, close clean. Nothing more is handed out: what waits stays
+        as it is, what was handed out comes back as delivered before."""
         notify.stopping()
-        self._receive(_now())
+        self._receive(_now(), DRAIN_MESSAGES_MAX)
+        self.shard.want_sync()
         for _ in range(2):  # the one under way, then one for what came behind it
-            if self._syncing:
-                select.select([self._syncer.fd], [], [])
-                self._end_sync()
+            self._await_sync()
             self._begin_sync()
-        if self._syncing:
-            select.select([self._syncer.fd], [], [])
-            self._end_sync()
-        self._send_all(self.shard.turn_end(_now()))
+        self._await_sync()
+        self._send_all(self.shard.answers())
         self.shard.close()
         log.info("drained")
+
+    def _await_sync(self, timeout_s: float | None = None) -> None:
+        if self._syncing and select.select([self._syncer.fd], [], [], timeout_s)[0]:
+            self._end_sync()
+
+    def _break_off(self, alarm: str) -> None:
+        """Say so at once, before anything that may take long or fail again; then save what can be saved."""
+        self.shard.set_alarm(alarm)
+        self._send_all(self.shard.answers())
+        try:
+            self._await_sync(LAST_SYNC_S)
+        except StoreError as error:
+            log.error("and the sync under way: %s", error)
+        for trouble in self.shard.abandon():
+            log.error("not closed well: %r", trouble)
 
     def _leave(self) -> None:
         for socket in self._outboxes.values():

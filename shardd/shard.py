@@ -11,26 +11,25 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Protocol
 
-from shardd.queues import Arrival, Consumer, Getter, Queue, Window, limits_of
+from shardd.peers import Outgoing, Peer
+from shardd.queues import Arrival, Consumer, Getter, Queue, limits_of
 from shardd.queues import Store as QueueStore
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
 
-# Bytes of deliveries that may be on their way to one client; a window of at least four reads and chunks (measured).
-CONNECTION_WINDOW_BYTES = 1 << 20
 # Deliveries of one queue before the next has its turn, and of all queues before messages are received again.
 QUEUE_PASS_BYTES = 256 << 10
 DELIVERY_TURN_BYTES = 1 << 20
-# Publishes taken in before their bytes are credited: a quarter of a front door's window, so that a trickle costs no
-# message of its own.
-PUBLISH_CREDIT_BYTES = 256 << 10
 # Timers looked at in one turn.
 TIMERS_PER_TURN = 1000
+LOW_ON_DISK = "low on disk"
+
+# Of one store: segments recovered, of how many.
+Progress = Callable[[int, int], None]
 
 
 class NoRoom(Exception):
@@ -44,7 +43,9 @@ class SyncJob(Protocol):
 class Store(QueueStore, Protocol):
     """What a shard needs of a store; `append` raises NoRoom (or what `Shard.no_room` names) when the disk is full."""
 
-    def recover(self, queue_ids: Collection[int], timed: Collection[int] = ()) -> Mapping[int, Arrival]: ...
+    def recover(
+        self, queue_ids: Collection[int], timed: Collection[int] = (), progress: Progress | None = None
+    ) -> Mapping[int, Arrival]: ...
     def append(self, records: memoryview, *, indexes: bool = False) -> Sequence[Arrival]: ...
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
@@ -53,40 +54,18 @@ class Store(QueueStore, Protocol):
     def stats(self) -> Mapping[str, int]: ...
 
 
-class Outgoing(NamedTuple):
-    endpoint: str
-    message: bytes
+class Home(Protocol):
+    """Where the stores of all vhosts lie."""
 
+    def open(self, vhost: str) -> Store: ...
+    def remove(self, vhost: str) -> None:
+        """Of a vhost whose store is not open."""
 
-@dataclass(slots=True)
-class _Held:
-    """A batch not yet confirmed. `sync`: number of the sync that makes it last; 0: it waits for those before it."""
+    def keep_only(self, vhosts: Collection[str]) -> None:
+        """Stores of other vhosts go."""
 
-    batch: int
-    sync: int
-    refused: list[tuple[int, int, int, int]]
-
-
-@dataclass(slots=True, eq=False)
-class Peer:
-    """A front door, or the controller."""
-
-    number: int
-    incarnation: int
-    endpoint: str
-    writer: codec.DeliveryWriter
-    told: list[bytes] = field(default_factory=list)  # leaves before deliveries
-    told_after: list[bytes] = field(default_factory=list)
-    held: deque[_Held] = field(default_factory=deque)
-    taken: int = 0  # bytes of publishes since the last credit
-    holders: dict[int, Consumer | Getter] = field(default_factory=dict)
-    windows: dict[int, Window] = field(default_factory=dict)
-
-    def window(self, connection: int) -> Window:
-        found = self.windows.get(connection)
-        if found is None:
-            found = self.windows[connection] = Window(CONNECTION_WINDOW_BYTES)
-        return found
+    def progress(self, vhost: str, done: int, total: int) -> None:
+        """A store recovers."""
 
 
 class Sync:
@@ -106,7 +85,7 @@ class Shard:
         number: int,
         epoch: int,
         pid: int,
-        open_store: Callable[[str], Store],
+        home: Home,
         *,
         no_room: tuple[type[Exception], ...] = (NoRoom,),
         process_stats: Callable[[], dict[str, float]] = dict,
@@ -115,12 +94,13 @@ class Shard:
         self.epoch = epoch
         self.ready = False
         self.stores: dict[str, Store] = {}
+        self._dropped: dict[str, Store] = {}  # with their vhost, but a sync has them in hand
         self.queues: dict[int, Queue] = {}
         self.peers: dict[int, Peer] = {}
         self.alarm = ""
         self.refused_batches = 0  # for want of room
         self._pid = pid
-        self._open_store = open_store
+        self._home = home
         self._no_room = no_room
         self._process_stats = process_stats
         self._specs: dict[int, m.QueueSpec] = {}
@@ -149,6 +129,7 @@ class Shard:
             m.Detach: self._on_detach,
             m.Release: self._on_release,
             m.Grant: self._on_grant,
+            m.Tune: self._on_tune,
             m.Get: self._on_get,
             m.Count: self._on_count,
             m.Purge: self._on_purge,
@@ -160,21 +141,18 @@ class Shard:
         """Of a known process and of this epoch, or a Join; everything else is stale."""
         self._now = now
         head = envelope.read(message)
-        if head.kind == m.CONTROL and isinstance(join := envelope.read_control(message), m.Join):
-            self._on_join(head.peer, head.incarnation, join.endpoint, now)
-            return
         peer = self.peers.get(head.peer)
-        if peer is None or head.epoch != self.epoch or head.incarnation != peer.incarnation:
-            return
-        self._kinds[head.kind](peer, message, now)
+        if peer is not None and head.epoch == self.epoch and head.incarnation == peer.incarnation:
+            self._kinds[head.kind](peer, message, now)
+        elif head.kind == m.CONTROL and isinstance(join := envelope.read_control(message), m.Join):
+            self._on_join(head, join.endpoint, now)
 
     def _on_publish(self, peer: Peer, message: bytes, now: int) -> None:
         publish = codec.read_publish(message)
         peer.taken += len(message)
         ids = codec.first_queue_ids(publish.records)
         known = [queue for queue in map(self.queues.get, ids) if queue is not None]
-        held = _Held(publish.batch, 0, [])
-        peer.held.append(held)
+        held = peer.hold(publish.batch)
         if not known:
             return  # all its queues were deleted meanwhile
         store = self.stores[self._specs[known[0].id].vhost]
@@ -182,7 +160,9 @@ class Shard:
             arrivals = store.append(publish.records, indexes=any(queue.may_refuse for queue in known))
         except self._no_room:
             self.refused_batches += 1
-            held.refused = _runs(message, range(publish.messages))
+            held.refused = _runs(message, range(publish.messages), unnumbered=True)
+            # Publishes without confirms would be lost in silence: let the front doors hold them back.
+            self.set_alarm(LOW_ON_DISK)
             return
         self._dirty_stores.add(store)
         if publish.needs_sync:
@@ -221,8 +201,7 @@ class Shard:
         if consumer.detached and not consumer.unacked.count:
             consumer.queue.let_holder_go(consumer)
             peer.holders.pop(consumer.number, None)
-            if not consumer.window.consumers:
-                peer.windows.pop(consumer.connection, None)
+            peer.forget_window(consumer.connection)
 
     def _on_credit(self, peer: Peer, message: bytes, now: int) -> None:
         for connection, count in envelope.read_credit(message):
@@ -239,6 +218,8 @@ class Shard:
         handler = self._controls.get(type(what))
         if handler is not None:
             handler(peer, what, now)
+        elif isinstance(what, m.Join) and not self.ready and peer.number == m.CONTROLLER:
+            self._greet(peer)
 
     # -- who is there ----------------------------------------------------------------------------------
 
@@ -247,19 +228,29 @@ class Shard:
         hello = m.Hello(self._pid, ready=False)
         return Outgoing(endpoint, envelope.control(m.CONTROLLER, 0, self.epoch, self.number, hello))
 
-    def _on_join(self, number: int, incarnation: int, endpoint: str, now: int) -> None:
-        peer = self.peers.get(number)
-        if peer is None or peer.incarnation != incarnation:
-            self._remove(number, now)
-            writer = codec.DeliveryWriter(number, incarnation, self.epoch, self.number)
-            peer = self.peers[number] = Peer(number, incarnation, endpoint, writer)
-        if self.ready or number == m.CONTROLLER:
+    def _on_join(self, head: envelope.Header, endpoint: str, now: int) -> None:
+        """Of a new process, or of one that does not know us yet; those that know us repeat it, and need no answer."""
+        peer = self.peers.get(head.peer)
+        if peer is None or peer.incarnation != head.incarnation:
+            self._remove(head.peer, now)
+            peer = self.peers[head.peer] = Peer(head.peer, head.incarnation, endpoint, self.epoch, self.number)
+            if head.peer == m.CONTROLLER:
+                self._greet(peer)
+                self._tell_closed()
+                return
+        if self.ready or head.peer == m.CONTROLLER:
             self._greet(peer)
 
+    def _tell_closed(self) -> None:
+        """A controller that died may have taken the news of these queues with it."""
+        for queue in self.queues.values():
+            if queue.closed:
+                self._tell_controller(m.AutoDeleted(queue.id, "auto-delete"))
+
     def _greet(self, peer: Peer) -> None:
-        self._tell(peer, m.Hello(self._pid, ready=self.ready))
+        peer.tell(m.Hello(self._pid, ready=self.ready))
         if self.alarm:
-            self._tell(peer, m.Alarm(self.alarm))
+            peer.tell(m.Alarm(self.alarm))
 
     def _remove(self, number: int, now: int) -> None:
         """That process is gone, with all its consumers."""
@@ -272,19 +263,16 @@ class Shard:
         if door is not None and door.incarnation == gone.incarnation:
             self._remove(gone.door, now)
 
-    def _tell(self, peer: Peer, what: m.Control) -> None:
-        peer.told.append(envelope.control(peer.number, peer.incarnation, self.epoch, self.number, what))
-
     def _tell_controller(self, what: m.Control) -> None:
         controller = self.peers.get(m.CONTROLLER)
         if controller is not None:
-            self._tell(controller, what)
+            controller.tell(what)
 
     def set_alarm(self, reason: str) -> None:
         if reason != self.alarm:
             self.alarm = reason
             for peer in self.peers.values():
-                self._tell(peer, m.Alarm(reason))
+                peer.tell(m.Alarm(reason))
 
     # -- what exists -----------------------------------------------------------------------------------
 
@@ -296,6 +284,7 @@ class Shard:
         by_vhost: dict[str, list[m.QueueSpec]] = {}
         for spec in assign.queues:
             by_vhost.setdefault(spec.vhost, []).append(spec)
+        self._home.keep_only(by_vhost.keys())
         for vhost, specs in by_vhost.items():
             self._recover(vhost, specs, now)
         self.ready = True
@@ -304,10 +293,10 @@ class Shard:
 
     def _recover(self, vhost: str, specs: list[m.QueueSpec], now: int) -> None:
         """A queue that is not durable comes back empty: what it settled was never remembered."""
-        store = self._open_store(vhost)
+        store = self._home.open(vhost)
         durable = [spec for spec in specs if spec.durable]
         timed = [spec.id for spec in durable if limits_of(spec.arguments).message_ttl is not None]
-        found = store.recover([spec.id for spec in durable], timed)
+        found = store.recover([spec.id for spec in durable], timed, partial(self._home.progress, vhost))
         self.stores[vhost] = store
         self._create(specs, now)
         for queue_id, arrival in found.items():
@@ -317,7 +306,7 @@ class Shard:
 
     def _on_create(self, peer: Peer, create: m.CreateQueues, now: int) -> None:
         self._create(create.queues, now)
-        self._tell(peer, m.Done(create.request))
+        peer.tell(m.Done(create.request))
 
     def _create(self, specs: Sequence[m.QueueSpec], now: int) -> None:
         for spec in specs:
@@ -335,20 +324,23 @@ class Shard:
     def _store(self, vhost: str) -> Store:
         store = self.stores.get(vhost)
         if store is None:
-            store = self.stores[vhost] = self._open_store(vhost)
-            store.recover([])
+            store = self._dropped.pop(vhost, None)  # empty by now, and its files are still in use
+            if store is None:
+                store = self._home.open(vhost)
+                store.recover([])
+            self.stores[vhost] = store
         return store
 
     def _on_delete(self, peer: Peer, delete: m.DeleteQueue, now: int) -> None:
         queue = self.queues.get(delete.queue)
         if queue is None:
-            self._tell(peer, m.Done(delete.request))
+            peer.tell(m.Done(delete.request))
         elif delete.if_unused and queue.consumers:
-            self._tell(peer, m.Refused(delete.request, 406, "in use"))
+            peer.tell(m.Refused(delete.request, 406, "in use"))
         elif delete.if_empty and queue.ready_count:
-            self._tell(peer, m.Refused(delete.request, 406, "not empty"))
+            peer.tell(m.Refused(delete.request, 406, "not empty"))
         else:
-            self._tell(peer, m.Done(delete.request, messages=self._drop(queue)))
+            peer.tell(m.Done(delete.request, messages=self._drop(queue)))
 
     def _drop(self, queue: Queue) -> int:
         for each in self.peers.values():
@@ -358,7 +350,7 @@ class Shard:
                     if not holder.detached:
                         holder.detached = True
                         holder.window.consumers -= 1
-                        self._tell(each, m.Cancelled(number))
+                        each.tell(m.Cancelled(number))
             for window in each.windows.values():
                 window.blocked.discard(queue)
         del self.queues[queue.id], self._specs[queue.id]
@@ -371,20 +363,26 @@ class Shard:
         for queue_id in [queue_id for queue_id, spec in self._specs.items() if spec.vhost == drop.vhost]:
             self._drop(self.queues[queue_id])
         store = self.stores.pop(drop.vhost, None)
-        if store is not None and not (self._sync and any(held is store for held, _ in self._sync.jobs)):
+        if store is None:
+            if drop.vhost not in self._dropped:
+                self._home.remove(drop.vhost)
+        else:
             self._dirty_stores.discard(store)
-            store.delete_all()
-        self._tell(peer, m.Done(drop.request))
+            if self._sync and any(held is store for held, _ in self._sync.jobs):
+                self._dropped[drop.vhost] = store
+            else:
+                store.delete_all()
+        peer.tell(m.Done(drop.request))
 
     # -- consumers -------------------------------------------------------------------------------------
 
     def _on_attach(self, peer: Peer, attach: m.Attach, now: int) -> None:
         queue = self.queues.get(attach.queue)
         if queue is None or queue.closed:
-            self._tell(peer, m.Refused(attach.request, 404, "gone"))
+            peer.tell(m.Refused(attach.request, 404, "gone"))
             return
         if not attach.resumed and queue.consumers.refuses(attach.exclusive):
-            self._tell(peer, m.Refused(attach.request, 403, "exclusive use"))
+            peer.tell(m.Refused(attach.request, 403, "exclusive use"))
             return
         consumer = Consumer(
             queue,
@@ -402,7 +400,7 @@ class Shard:
         )
         queue.attach(consumer)
         peer.holders[attach.consumer] = consumer
-        self._tell(peer, m.Attached(attach.request))
+        peer.tell(m.Attached(attach.request))
         self._dirty[queue] = None
 
     def _on_detach(self, peer: Peer, detach: m.Detach, now: int) -> None:
@@ -410,7 +408,7 @@ class Shard:
         if isinstance(consumer, Consumer):
             self._detach(consumer, now)
             self._forget_if_done(peer, consumer)
-        self._tell(peer, m.Done(detach.request))
+        peer.tell(m.Done(detach.request))
 
     def _detach(self, consumer: Consumer, now: int) -> None:
         queue = consumer.queue
@@ -422,7 +420,7 @@ class Shard:
 
     def _on_release(self, peer: Peer, release: m.Release, now: int) -> None:
         self._release(peer, release.consumers, now)
-        self._tell(peer, m.Done(release.request))
+        peer.tell(m.Done(release.request))
 
     def _release(self, peer: Peer, numbers: Sequence[int], now: int) -> None:
         """All let go of first, so that nothing is handed from one to the other."""
@@ -431,8 +429,7 @@ class Shard:
             if isinstance(holder, Consumer):
                 self._detach(holder, now)
                 holder.queue.release(holder, now)
-                if not holder.window.consumers:
-                    peer.windows.pop(holder.connection, None)
+                peer.forget_window(holder.connection)
             elif holder is not None:
                 for queue, entries, size in holder.take_all():
                     self._settle(queue, m.REQUEUE, entries, size)
@@ -443,10 +440,16 @@ class Shard:
             consumer.queue.grant(consumer, grant.count)
             self._dirty[consumer.queue] = None
 
+    def _on_tune(self, peer: Peer, tune: m.Tune, now: int) -> None:
+        consumer = peer.holders.get(tune.consumer)
+        if isinstance(consumer, Consumer) and not consumer.detached:
+            consumer.tune(tune.prefetch, tune.granted)
+            self._dirty[consumer.queue] = None
+
     def _on_get(self, peer: Peer, get: m.Get, now: int) -> None:
         queue = self.queues.get(get.queue)
         if queue is None:
-            self._tell(peer, m.Refused(get.request, 404, "gone"))
+            peer.tell(m.Refused(get.request, 404, "gone"))
             return
         getter = None
         if not get.no_ack:
@@ -454,24 +457,24 @@ class Shard:
             assert isinstance(holder, Getter), "a consumer does not get"
             getter = holder
         message, number, redelivered = queue.get(getter, now) or (b"", 0, False)
-        self._tell(peer, m.Got(get.request, message, number, redelivered, queue.ready_count))
+        peer.tell(m.Got(get.request, message, number, redelivered, queue.ready_count))
         self._dirty[queue] = None
 
     def _on_count(self, peer: Peer, count: m.Count, now: int) -> None:
         queue = self.queues.get(count.queue)
         if queue is None:
-            self._tell(peer, m.Refused(count.request, 404, "gone"))
+            peer.tell(m.Refused(count.request, 404, "gone"))
             return
         queue.expire(now)
         queue.last_used = now
-        self._tell(peer, m.Done(count.request, queue.ready_count, len(queue.consumers)))
+        peer.tell(m.Done(count.request, queue.ready_count, len(queue.consumers)))
 
     def _on_purge(self, peer: Peer, purge: m.Purge, now: int) -> None:
         queue = self.queues.get(purge.queue)
         if queue is None:
-            self._tell(peer, m.Refused(purge.request, 404, "gone"))
+            peer.tell(m.Refused(purge.request, 404, "gone"))
             return
-        self._tell(peer, m.Done(purge.request, queue.purge()))
+        peer.tell(m.Done(purge.request, queue.purge()))
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 
     # -- out -------------------------------------------------------------------------------------------
@@ -481,8 +484,13 @@ class Shard:
         self._now = now
         self._look_at_timers(now)
         self._serve(now)
-        self._confirm()
-        return self._collect()
+        return self.answers()
+
+    def answers(self) -> list[Outgoing]:
+        """Confirms and replies, without new deliveries; touches no store."""
+        for peer in self.peers.values():
+            peer.confirm(self._syncs_ended)
+        return [each for peer in self.peers.values() for each in peer.take()]
 
     @property
     def has_work(self) -> bool:
@@ -495,16 +503,13 @@ class Shard:
 
     # queues.Outlet
     def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
-        peer = consumer.peer
-        assert isinstance(peer, Peer)
+        assert isinstance(consumer.peer, Peer)
         self._given += len(blob)
-        peer.writer.add(consumer.connection, consumer.channel, consumer.number, first_number, redelivered, count, blob)
+        consumer.peer.deliver(consumer, first_number, redelivered, count, blob)
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
-        peer = consumer.peer
-        assert isinstance(peer, Peer)
-        what = m.Ungranted(consumer.number, count, wants)
-        peer.told_after.append(envelope.control(peer.number, peer.incarnation, self.epoch, self.number, what))
+        assert isinstance(consumer.peer, Peer)
+        consumer.peer.tell(m.Ungranted(consumer.number, count, wants), after_deliveries=True)
 
     _given = 0
 
@@ -534,27 +539,10 @@ class Shard:
                 continue  # an earlier one was set meanwhile, or the queue is gone
             del self._timer_of[queue_id]
             queue = self.queues[queue_id]
-            queue.expire(now)
+            self._dirty[queue] = None  # what is too old goes when the queue is served
             if queue.expired_itself(now):
                 queue.closed = True
                 self._tell_controller(m.AutoDeleted(queue_id, "expired"))
-            self._set_timer(queue)
-
-    def _collect(self) -> list[Outgoing]:
-        out: list[Outgoing] = []
-        for peer in self.peers.values():
-            messages = peer.told
-            if peer.taken >= PUBLISH_CREDIT_BYTES:
-                who = (peer.number, peer.incarnation, self.epoch, self.number)
-                messages.append(envelope.credit(*who, [(0, peer.taken)]))
-                peer.taken = 0
-            deliveries = peer.writer.take()
-            if deliveries is not None:
-                messages.append(deliveries)
-            messages += peer.told_after
-            out += [Outgoing(peer.endpoint, message) for message in messages]
-            peer.told, peer.told_after = [], []
-        return out
 
     # -- stable storage --------------------------------------------------------------------------------
 
@@ -566,11 +554,19 @@ class Shard:
         """To be run, if there is something to do and no other runs. May confirm by itself: call before turn_end."""
         if self._sync is not None or not self._sync_wanted:
             return None
-        self._sync_wanted = False
-        self._syncs_begun += 1
-        stores = [store for store in self.stores.values() if store in self._dirty_stores]
-        self._dirty_stores.clear()
-        jobs = [(store, job) for store in stores if (job := store.begin_sync()) is not None]
+        jobs: list[tuple[Store, SyncJob]] = []
+        try:
+            for store in [store for store in self.stores.values() if store in self._dirty_stores]:
+                job = store.begin_sync()
+                self._dirty_stores.discard(store)
+                if job is not None:
+                    jobs.append((store, job))
+        except self._no_room:
+            # Confirms go on waiting for a sync of all stores; it is tried again with the next turn.
+            self.set_alarm(LOW_ON_DISK)
+        else:
+            self._sync_wanted = False
+            self._syncs_begun += 1
         if not jobs:
             self._syncs_ended = self._syncs_begun
             return None
@@ -583,27 +579,26 @@ class Shard:
         jobs, self._sync = self._sync.jobs, None
         for store, job in jobs:
             store.finish_sync(job)
-            if all(store is not each for each in self.stores.values()):
-                store.delete_all()  # its vhost was dropped meanwhile
+        for store in self._dropped.values():
+            store.delete_all()
+        self._dropped.clear()
         self._syncs_ended = self._syncs_begun
-
-    def _confirm(self) -> None:
-        for peer in self.peers.values():
-            batch = 0
-            refused: list[tuple[int, int, int, int]] = []
-            while peer.held and peer.held[0].sync <= self._syncs_ended:
-                held = peer.held.popleft()
-                batch = held.batch
-                refused += held.refused
-            if batch:
-                who = (peer.number, peer.incarnation, self.epoch, self.number)
-                peer.told.append(envelope.confirmed(*who, batch, refused))
 
     def close(self) -> None:
         """Everything to disk, with what of it was handed out before."""
         for vhost, store in self.stores.items():
             live = {q.id: q.live() for q in self.queues.values() if q.durable and self._specs[q.id].vhost == vhost}
             store.close(live)
+
+    def abandon(self) -> list[Exception]:
+        """Something broke: write what can be written, without the word that this was a clean stop; troubles met."""
+        troubles: list[Exception] = []
+        for store in [*self.stores.values(), *self._dropped.values()]:
+            try:
+                store.close(None)
+            except Exception as error:  # one store's trouble must not cost the others theirs
+                troubles.append(error)
+        return troubles
 
     # -- numbers ---------------------------------------------------------------------------------------
 
@@ -616,15 +611,18 @@ class Shard:
                     process[name] = process.get(name, 0) + value
         queues = [_stats_of(queue) for queue in self.queues.values()]
         consumers = [_consumer_stats(each) for queue in self.queues.values() for each in queue.consumers]
-        self._tell(peer, m.StatsReply(stats.request, queues, consumers, process))
+        peer.tell(m.StatsReply(stats.request, queues, consumers, process))
 
 
-def _runs(message: bytes, ordinals: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """The confirms wanted for these messages of a batch, neighbours together."""
+def _runs(message: bytes, ordinals: Sequence[int], unnumbered: bool = False) -> list[tuple[int, int, int, int]]:
+    """The confirms wanted for these messages of a batch, neighbours together. `unnumbered`: also those without a
+    confirm number, as 0: a transaction must hear that it was not stored."""
     found: list[tuple[int, int, int, int]] = []
     for ordinal in ordinals:
         connection, channel, seq = codec.run_of(message, ordinal)
         if not seq:
+            if unnumbered and found[-1:] != [(connection, channel, 0, 0)]:
+                found.append((connection, channel, 0, 0))
             continue
         if found and found[-1][:2] == (connection, channel) and found[-1][3] + 1 == seq:
             found[-1] = (connection, channel, found[-1][2], seq)

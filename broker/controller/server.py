@@ -40,7 +40,7 @@ class Controller:
         self.config = config
         self.definitions = Definitions(Path(config.data_dir), config.boot)
         self.presence = Presence()
-        self.links = DoorLinks(config.boot)
+        self.links = DoorLinks(config.boot, config.doors)
         self.shards = ShardLinks(config.shards, secrets.randbelow(0xFFFFFFFE) + 1)
         self.authority = Authority(
             load_or_begin(self.definitions, config), self.definitions, self.links, self.shards, self.presence

@@ -73,6 +73,14 @@ class Consumer:
         self.detached = False
         self.unacked = Unacked()
 
+    def tune(self, prefetch: int, limited: bool) -> None:
+        """Another prefetch; grants of a former life count for nothing."""
+        self.prefetch = 0 if self.no_ack else prefetch
+        if limited != self.limited:
+            self.limited = limited
+            self.grants = 0
+            self.asked = False
+
     def wanted(self) -> int:
         """Messages it may take by its prefetch."""
         return self.prefetch - self.unacked.count if self.prefetch else NO_LIMIT

@@ -233,6 +233,17 @@ class Grant(Message, tag="grant", frozen=True):
     count: int
 
 
+class Tune(Message, tag="tune", frozen=True):
+    """Front door to shard: another prefetch; from now on only what is granted, or (False) no more grants needed.
+
+    Not answered. When `granted` changes the consumer has no grant; if something is ready it is asked for (Ungranted).
+    """
+
+    consumer: int
+    prefetch: int
+    granted: bool
+
+
 class Ungranted(Message, tag="ungranted", frozen=True):
     """Shard to front door: `count` grants not used, the queue is empty. Sent also with count 0 when a message
     becomes ready for a consumer without a grant ("wants=True": ask me again with Grant)."""
@@ -301,5 +312,6 @@ class Refused(Message, tag="refused", frozen=True):
 
 Control = (
     Join | Hello | Gone | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Stats | StatsReply | Alarm
-    | Attach | Attached | Detach | Release | Grant | Ungranted | Cancelled | Get | Got | Count | Purge | Done | Refused
+    | Attach | Attached | Detach | Release | Grant | Tune | Ungranted | Cancelled | Get | Got | Count | Purge
+    | Done | Refused
 )  # fmt: skip

@@ -112,10 +112,10 @@ def test_the_head_is_dropped_above_max_length_and_expired_after_ttl() -> None:
     publish(queue, store, list(range(5)), now=1000)
     queue.deliver(1000, Outlet(), 1 << 20)
     assert queue.ready_count == 3
-    assert queue.next_due() == 1101
-    queue.expire(1100)
+    assert queue.next_due() == 1100
+    queue.expire(1099)
     assert queue.ready_count == 3
-    queue.expire(1101)
+    queue.expire(1100)
     assert queue.ready_count == 0 and queue.ready_bytes == 0 and not store.live[1]
 
 

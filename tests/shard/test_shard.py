@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from shardd.shard import PUBLISH_CREDIT_BYTES, Shard
+from shardd.peers import PUBLISH_CREDIT_BYTES
+from shardd.shard import Shard
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
-from tests.support.dict_store import DictStore
+from tests.support.dict_store import DictHome
 
 EPOCH = 7
 
@@ -17,8 +18,9 @@ class Bench:
     """A shard that is ready, with a controller and a front door."""
 
     def __init__(self, **arguments: Any) -> None:
-        self.store = DictStore()
-        self.shard = Shard(0, EPOCH, 1, lambda vhost: self.store)
+        self.home = DictHome()
+        self.store = self.home.store("/")
+        self.shard = Shard(0, EPOCH, 1, self.home)
         self.batch = 0
         self.join(m.CONTROLLER, 3)
         self.tell(m.Assign([m.QueueSpec(1, "/", "q", True, arguments=arguments)]), m.CONTROLLER, 3)
@@ -169,3 +171,123 @@ def test_a_clean_stop_keeps_what_was_handed_out_as_redelivered() -> None:
     bench.shard.close()
     assert bench.store.closed is not None
     assert [entry & 1 for entry in bench.store.closed[1]] == [1, 0]
+
+
+def test_a_join_is_answered_once_to_those_who_know_us() -> None:
+    bench = Bench()
+    bench.join(0, 5)
+    assert bench.turn() == [m.Hello(1, True)]
+    bench.tell(m.Join("peer-0"))
+    assert not bench.turn()
+    bench.join(0, 6)
+    assert bench.turn() == [m.Hello(1, True)]
+
+
+def test_a_join_before_the_queues_are_known_is_answered_to_the_controller_alone() -> None:
+    shard = Shard(0, EPOCH, 1, DictHome())
+    for epoch in (0, EPOCH):
+        shard.receive(envelope.control(m.CONTROLLER, 3, epoch, 0, m.Join("c")), 1000)
+        shard.receive(envelope.control(0, 5, epoch, 0, m.Join("d")), 1000)
+        assert [(o.endpoint, read(o.message)) for o in shard.turn_end(1000)] == [("c", m.Hello(1, False))]
+
+
+def test_files_of_vhosts_without_queues_here_go() -> None:
+    home = DictHome()
+    for vhost in ("a", "b", "c"):
+        home.store(vhost)
+    shard = Shard(0, EPOCH, 1, home)
+    shard.receive(envelope.control(m.CONTROLLER, 3, 0, 0, m.Join("c")), 1000)
+    shard.receive(envelope.control(m.CONTROLLER, 3, EPOCH, 0, m.Assign([m.QueueSpec(1, "b", "q", True)])), 1000)
+    assert home.found.keys() == {"b"}
+    home.store("late")
+    shard.receive(envelope.control(m.CONTROLLER, 3, EPOCH, 0, m.DropVhost(1, "late")), 1000)
+    assert home.found.keys() == {"b"}
+
+
+def test_a_vhost_dropped_and_made_again_during_a_sync_keeps_what_came_after() -> None:
+    bench = Bench()
+    bench.publish()
+    sync = bench.shard.begin_sync()
+    assert sync is not None
+    bench.tell(m.DropVhost(1, "/"), m.CONTROLLER, 3)
+    bench.tell(m.CreateQueues(2, [m.QueueSpec(1, "/", "q", True)]), m.CONTROLLER, 3)
+    bench.publish()
+    sync.run()
+    bench.shard.sync_ended()
+    bench.attach()
+    assert ("deliver", [(1, 1, False, 1)]) in bench.turn()
+
+
+def test_a_tuned_consumer_waits_for_grants_until_tuned_back() -> None:
+    bench = Bench()
+    bench.attach(prefetch=1)
+    bench.publish(5)
+    assert bench.turn()[-1] == ("deliver", [(1, 1, False, 1)])
+    bench.tell(m.Tune(1, 0, True))
+    assert bench.turn() == [m.Ungranted(1, 0, True)]
+    bench.tell(m.Grant(1, 2))
+    assert bench.turn() == [("deliver", [(1, 2, False, 2)]), m.Ungranted(1, 0, True)]
+    bench.tell(m.Tune(1, 4, False))
+    assert bench.turn() == [("deliver", [(1, 4, False, 1)])]
+    bench.tell(m.Grant(1, 9))
+    bench.tell(m.Tune(1, 0, True))
+    assert bench.turn() == [m.Ungranted(1, 0, True)]
+
+
+def test_a_full_disk_alarms_everybody_at_once() -> None:
+    bench = Bench()
+    bench.store.full = True
+    bench.publish()
+    assert m.Alarm("low on disk") in bench.turn()
+    bench.shard.set_alarm("")
+    assert bench.turn(m.CONTROLLER) == [m.Alarm("")]
+
+
+def test_a_full_disk_at_a_sync_delays_confirms_and_loses_none() -> None:
+    bench = Bench()
+    bench.publish()
+    bench.store.full = True
+    assert bench.shard.begin_sync() is None
+    assert bench.turn()[0] == m.Alarm("low on disk")
+    bench.store.full = False
+    bench.sync()
+    assert bench.turn() == [("confirmed", 1, [])]
+
+
+def test_a_shard_that_breaks_tells_and_marks_nothing_clean() -> None:
+    bench = Bench()
+    bench.attach()
+    bench.publish()
+    bench.shard.set_alarm("shard failed")
+    assert [type(read(each.message)) for each in bench.shard.answers()][:1] == [m.Alarm]
+    assert not bench.shard.abandon()
+    assert bench.store.closes == [None]
+
+
+def test_answers_hand_nothing_out() -> None:
+    bench = Bench()
+    bench.attach()
+    bench.publish()
+    bench.shard.answers()
+    bench.shard.close()
+    assert bench.store.closed is not None
+    assert [entry & 1 for entry in bench.store.closed[1]] == [0]
+
+
+def test_a_ttl_of_zero_reaches_a_ready_consumer_or_nobody() -> None:
+    bench = Bench(**{"x-message-ttl": 0})
+    bench.attach(prefetch=1)
+    bench.publish(2)
+    assert ("deliver", [(1, 1, False, 1)]) in bench.turn()
+    assert bench.shard.queues[1].ready_count == 0
+    assert sum(map(len, bench.store.live.values())) == 1
+
+
+def test_what_was_taken_in_is_credited_in_steps() -> None:
+    bench = Bench()
+    taken = bench.publish(2500, sync=False)
+    assert taken < PUBLISH_CREDIT_BYTES
+    assert ("credit", [(0, taken)]) not in bench.turn()
+    taken += bench.publish(9000, sync=False)
+    assert taken > PUBLISH_CREDIT_BYTES
+    assert ("credit", [(0, taken)]) in bench.turn()

@@ -34,6 +34,7 @@ class DictStore:
         self.dirty = False
         self.last = 1 << 32
         self.full = False
+        self.closes: list[dict[int, array[int]] | None] = []
         self.closed: dict[int, array[int]] | None = None
         self.recovered: dict[int, DictArrival] = {}
 
@@ -44,7 +45,9 @@ class DictStore:
             self.live.setdefault(queue_id, set()).add(self.last)
         return self.last
 
-    def recover(self, queue_ids: Collection[int], timed: Collection[int] = ()) -> dict[int, DictArrival]:
+    def recover(
+        self, queue_ids: Collection[int], timed: Collection[int] = (), progress: object = None
+    ) -> dict[int, DictArrival]:
         return {queue_id: self.recovered[queue_id] for queue_id in queue_ids if queue_id in self.recovered}
 
     def append(self, records: memoryview, *, indexes: bool = False) -> list[DictArrival]:
@@ -90,6 +93,10 @@ class DictStore:
         assert not self.live.pop(queue_id, None)
 
     def begin_sync(self) -> DictJob | None:
+        if self.full and self.dirty:
+            from shardd.shard import NoRoom
+
+            raise NoRoom
         dirty, self.dirty = self.dirty, False
         return DictJob() if dirty else None
 
@@ -97,6 +104,7 @@ class DictStore:
         assert job.ran
 
     def close(self, live: dict[int, array[int]] | None = None) -> None:
+        self.closes.append(live)
         self.closed = live
 
     def delete_all(self) -> None:
@@ -104,3 +112,25 @@ class DictStore:
 
     def stats(self) -> dict[str, int]:
         return {"live_messages": sum(map(len, self.live.values()))}
+
+
+class DictHome:
+    """The stores of all vhosts; `found`: vhosts that have files, open or not."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, DictStore] = {}
+
+    def store(self, vhost: str) -> DictStore:
+        return self.found.setdefault(vhost, DictStore())
+
+    def open(self, vhost: str) -> DictStore:
+        return self.store(vhost)
+
+    def remove(self, vhost: str) -> None:
+        self.found.pop(vhost, None)
+
+    def keep_only(self, vhosts: Collection[str]) -> None:
+        self.found = {vhost: store for vhost, store in self.found.items() if vhost in vhosts}
+
+    def progress(self, vhost: str, done: int, total: int) -> None:
+        pass

@@ -1,0 +1,102 @@
+"""Who talks to a shard (front doors, the controller), and what waits to be sent to each.
+
+Keeps and orders only; what it means is decided in shard.py. A peer is one process: when it starts anew it is another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from shardd.queues import Consumer, Getter, Window
+from shardd.wire import codec, envelope
+from shardd.wire import messages as m
+
+# Bytes of deliveries that may be on their way to one client; a window of at least four reads and chunks (measured).
+CONNECTION_WINDOW_BYTES = 1 << 20
+# Publishes taken in before their bytes are credited: a quarter of a front door's window, so that a trickle costs no
+# message of its own.
+PUBLISH_CREDIT_BYTES = 256 << 10
+
+
+class Outgoing(NamedTuple):
+    endpoint: str
+    message: bytes
+
+
+class Held:
+    """A batch not yet confirmed. `sync`: number of the sync that makes it last; 0: it waits for those before it."""
+
+    __slots__ = ("batch", "refused", "sync")
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.sync = 0
+        self.refused: list[tuple[int, int, int, int]] = []
+
+
+class Peer:
+    """A front door, or the controller."""
+
+    def __init__(self, number: int, incarnation: int, endpoint: str, epoch: int, shard: int) -> None:
+        self.number = number
+        self.incarnation = incarnation
+        self.endpoint = endpoint
+        self.held: deque[Held] = deque()
+        self.taken = 0  # bytes of publishes since the last credit
+        self.holders: dict[int, Consumer | Getter] = {}
+        self.windows: dict[int, Window] = {}
+        self._who = (number, incarnation, epoch, shard)
+        self._writer = codec.DeliveryWriter(*self._who)
+        self._told: list[bytes] = []  # leaves before deliveries
+        self._told_after: list[bytes] = []
+
+    def window(self, connection: int) -> Window:
+        found = self.windows.get(connection)
+        if found is None:
+            found = self.windows[connection] = Window(CONNECTION_WINDOW_BYTES)
+        return found
+
+    def forget_window(self, connection: int) -> None:
+        """If no consumer of that connection needs it."""
+        window = self.windows.get(connection)
+        if window is not None and not window.consumers:
+            del self.windows[connection]
+
+    def hold(self, batch: int) -> Held:
+        held = Held(batch)
+        self.held.append(held)
+        return held
+
+    # -- out -------------------------------------------------------------------------------------------
+
+    def tell(self, what: m.Control, *, after_deliveries: bool = False) -> None:
+        message = envelope.control(*self._who, what)
+        (self._told_after if after_deliveries else self._told).append(message)
+
+    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
+        self._writer.add(consumer.connection, consumer.channel, consumer.number, first_number, redelivered, count, blob)
+
+    def confirm(self, syncs_ended: int) -> None:
+        """Batches in their order, as far as their syncs have ended."""
+        batch = 0
+        refused: list[tuple[int, int, int, int]] = []
+        while self.held and self.held[0].sync <= syncs_ended:
+            held = self.held.popleft()
+            batch = held.batch
+            refused += held.refused
+        if batch:
+            self._told.append(envelope.confirmed(*self._who, batch, refused))
+
+    def take(self) -> list[Outgoing]:
+        """All there is to send."""
+        messages = self._told
+        if self.taken >= PUBLISH_CREDIT_BYTES:
+            messages.append(envelope.credit(*self._who, [(0, self.taken)]))
+            self.taken = 0
+        deliveries = self._writer.take()
+        if deliveries is not None:
+            messages.append(deliveries)
+        messages += self._told_after
+        self._told, self._told_after = [], []
+        return [Outgoing(self.endpoint, message) for message in messages]

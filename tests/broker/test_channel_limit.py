@@ -1,0 +1,150 @@
+"""The limit of a channel (basic.qos global) holds over all its consumers, those that were there before it too."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.channel import Channel
+from broker.consuming import Consumer, Consuming
+from shardd.wire import messages as wire
+
+MANY = 1 << 30
+
+
+class Links:
+    """All shards in one: a backlog for each consumer, handed out as Tune and Grant allow."""
+
+    def __init__(self) -> None:
+        self.links = [SimpleNamespace(epoch=1)]
+        self.to_shard: list[Any] = []
+        self.settled = 0
+
+    def tell(self, shard: int, what: wire.Message) -> None:
+        self.to_shard.append(what)
+
+    def settle(self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int) -> None:
+        self.settled += last - first + 1
+
+
+class Bench:
+    def __init__(self, consumers: int, no_ack: bool = False) -> None:
+        self.links = Links()
+        self.consuming = Consuming(self.links)  # type: ignore[arg-type] # as much of it as is used here
+        self.channel = Channel(1)
+        self.ready = dict.fromkeys(range(1, consumers + 1), 0)
+        self.numbers = dict.fromkeys(self.ready, 1)
+        self.limited = dict.fromkeys(self.ready, False)
+        self.grants = dict.fromkeys(self.ready, 0)
+        self.asked = dict.fromkeys(self.ready, False)
+        for number in self.ready:
+            client: Any = SimpleNamespace()
+            consumer = Consumer(client, self.channel, number, f"tag-{number}")
+            consumer.announced, consumer.no_ack = True, no_ack
+            self.channel.consumers[consumer.tag] = self.consuming.consumers[number] = consumer
+
+    def shard_turn(self) -> None:
+        """What a shard does with what it was told, and what it says."""
+        said, self.links.to_shard = self.links.to_shard, []
+        for what in said:
+            number = what.consumer
+            if isinstance(what, wire.Tune):
+                assert self.limited[number] != what.granted
+                self.limited[number], self.grants[number], self.asked[number] = what.granted, 0, False
+            elif self.limited[number]:
+                self.grants[number] += what.count
+                self.asked[number] = False
+        for number in self.ready:
+            count = min(self.ready[number], self.grants[number] if self.limited[number] else MANY)
+            if count:
+                self.deliver(number, count)
+            if self.limited[number] and self.grants[number]:
+                rest, self.grants[number] = self.grants[number], 0
+                self.consuming.ungranted(number, rest, False)
+            if self.limited[number] and self.ready[number] and not self.asked[number]:
+                self.asked[number] = True
+                self.consuming.ungranted(number, 0, True)
+
+    def deliver(self, number: int, count: int) -> None:
+        self.ready[number] -= count
+        if self.limited[number]:
+            self.grants[number] -= count
+        consumer, channel = self.consuming.consumers[number], self.channel
+        channel.unacked.add(channel.next_tag, count, consumer, 1, self.numbers[number])
+        channel.next_tag += count
+        self.numbers[number] += count
+        self.consuming.use_grants(consumer, count)
+
+    def settle(self) -> None:
+        """Until nobody says anything."""
+        self.shard_turn()
+        while self.links.to_shard:
+            self.shard_turn()
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["publish", "ack", "limit"]), st.integers(0, 9)), max_size=40)
+
+
+@given(STEPS, st.integers(1, 3))
+def test_never_more_than_the_limit_and_never_less_than_there_is(steps: list[tuple[str, int]], consumers: int) -> None:
+    bench = Bench(consumers)
+    channel = bench.channel
+    before = 0
+    for step, n in steps:
+        held = channel.unacked.count
+        if step == "publish":
+            bench.ready[1 + n % consumers] += n
+        elif step == "ack":
+            bench.consuming.settles(channel, [(wire.ACK, 0, 0, True)])
+            before = held = 0
+        else:
+            bench.consuming.limit(channel, n % 6)
+            before = held
+        bench.settle()
+        waiting = sum(bench.ready.values())
+        if not channel.limit:
+            assert not waiting
+        else:
+            assert channel.unacked.count <= max(channel.limit, before)
+            assert not waiting or channel.unacked.count >= channel.limit
+            assert channel.granted == sum(each.granted for each in channel.consumers.values()) == 0
+
+
+def test_what_is_unacknowledged_counts_toward_a_limit_that_comes() -> None:
+    bench = Bench(2)
+    bench.ready = {1: 5, 2: 5}
+    bench.settle()
+    bench.consuming.limit(bench.channel, 12)
+    assert bench.links.to_shard == [wire.Tune(1, 0, True), wire.Tune(2, 0, True)]
+    bench.ready = {1: 5, 2: 5}
+    bench.settle()
+    assert bench.channel.unacked.count == 12
+
+
+def test_another_limit_is_no_news_to_the_shard() -> None:
+    bench = Bench(1)
+    bench.consuming.limit(bench.channel, 3)
+    bench.settle()
+    bench.consuming.limit(bench.channel, 5)
+    assert not bench.links.to_shard
+
+
+def test_consumers_without_acks_are_not_limited() -> None:
+    bench = Bench(2, no_ack=True)
+    bench.consuming.limit(bench.channel, 1)
+    assert not bench.links.to_shard
+
+
+def test_grants_given_back_after_the_limit_went_and_came_are_not_counted_twice() -> None:
+    bench = Bench(1)
+    bench.consuming.limit(bench.channel, 3)
+    consumer = bench.consuming.consumers[1]
+    bench.consuming.ungranted(1, 0, True)
+    assert (consumer.granted, bench.channel.granted) == (3, 3)
+    bench.consuming.limit(bench.channel, 0)
+    bench.consuming.ungranted(1, 3, True)
+    bench.consuming.limit(bench.channel, 3)
+    assert (consumer.granted, bench.channel.granted, consumer.wants) == (0, 0, False)

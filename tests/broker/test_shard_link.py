@@ -1,0 +1,242 @@
+"""Between a front door and its shards nothing is left in silence: every batch is confirmed or lost, every request answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.changes import QueuePut
+from broker.config import BrokerConfig
+from broker.shard_link import DELIVERY_CREDIT_BYTES, PUBLISH_WINDOW_BYTES, ShardLinks, ShardRefused
+from shardd.wire import codec, envelope
+from shardd.wire import messages as wire
+from tests.reference import wire as reference
+from tests.support.fake_shard import FakeShard
+
+LINE = b"\0\x01q\0"
+
+
+class Heard:
+    """What the links tell their front door."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[tuple[int, tuple[Any, ...]]] = []
+        self.restarts: list[int] = []
+        self.told_what: list[tuple[int, wire.Control]] = []
+        self.room: list[int] = []
+        self.something = asyncio.Event()
+
+    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview]) -> None:
+        self.deliveries.append((shard, (*section[:6], bytes(section[6]))))
+
+    def restarted(self, shard: int) -> None:
+        self.restarts.append(shard)
+
+    def told(self, shard: int, what: wire.Control) -> None:
+        self.told_what.append((shard, what))
+
+    def publish_room(self, shard: int) -> None:
+        self.room.append(shard)
+
+    def received(self) -> None:
+        self.something.set()
+
+    async def until(self, found: Any) -> None:
+        async with asyncio.timeout(5):
+            while not found():
+                self.something.clear()
+                await self.something.wait()
+
+
+class Waits:
+    """Stands for publishes that wait for their batch."""
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+
+    def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
+        self.log.append((connection, channel, first, last))
+
+    def confirmed(self) -> None:
+        self.log.append("confirmed")
+
+    def lost(self) -> None:
+        self.log.append("lost")
+
+
+class Pair:
+    def __init__(self, links: ShardLinks, heard: Heard, shards: list[FakeShard]) -> None:
+        self.links, self.heard, self.shards = links, heard, shards
+        self.routes = codec.Routes()
+        self.routes.learn(LINE, codec.TARGETS, [(0, [7])], True)
+
+    async def restart(self) -> None:
+        """Shard 0 dies and comes back; the front door keeps saying where it is."""
+        before = self.heard.restarts.count(0)
+        restarting = asyncio.create_task(self.shards[0].restart())
+        while not restarting.done():
+            self.links.tick()
+            await asyncio.wait([restarting], timeout=0.01)
+        restarting.result()
+        await self.heard.until(lambda: self.heard.restarts.count(0) > before)
+
+    def publish(self, count: int = 1, size: int = 1) -> Waits:
+        fact = reference.Facts(1, b"", b"q", 0, b"\0\0", (b"x" * size,), 0xFFFFFFFF, 2, 0xFF, 0)
+        buffer, table = reference.read_of([fact] * count)
+        assert self.links.packer.pack(self.routes, buffer, table, 0, 5, 1, 0) == (count, codec.DONE)
+        waits = Waits()
+        self.links.wait_for(self.links.packer.take_touched(), waits)
+        self.links.flush()
+        return waits
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    runtime = tmp_path / "run"
+    runtime.mkdir()
+    shards = [FakeShard(runtime, number) for number in range(2)]
+    heard = Heard()
+    config = BrokerConfig(runtime_dir=str(runtime), door=0, shards=2, listen_fds=[], boot="b")
+    links = ShardLinks(config, 99, heard)
+    starting = asyncio.create_task(links.start())
+    for shard in shards:
+        await shard.greet()
+    await asyncio.wait_for(starting, 5)
+    yield Pair(links, heard, shards)
+    links.stop()
+    for shard in shards:
+        shard.close()
+
+
+async def test_a_batch_is_confirmed_when_its_shard_says_so(pair: Pair) -> None:
+    first, second = pair.publish(), pair.publish()
+    head, message = await pair.shards[0].receive()
+    assert (head.kind, codec.read_publish(message).batch) == (wire.PUBLISH, 1)
+    await pair.shards[0].send(lambda *who: envelope.confirmed(*who, 1))
+    await pair.heard.until(lambda: first.log)
+    assert (first.log, second.log) == (["confirmed"], [])
+
+
+async def test_refused_messages_are_named_before_the_batch_is_confirmed(pair: Pair) -> None:
+    waits = pair.publish(3)
+    await pair.shards[0].send(lambda *who: envelope.confirmed(*who, 1, [(5, 1, 2, 2)]))
+    await pair.heard.until(lambda: len(waits.log) > 1)
+    assert waits.log == [(5, 1, 2, 2), "confirmed"]
+
+
+async def test_what_a_killed_shard_did_not_confirm_is_lost_and_said_so(pair: Pair) -> None:
+    sent = pair.publish()
+    await pair.restart()
+    await pair.heard.until(lambda: sent.log)
+    assert sent.log == ["lost"]
+    assert pair.heard.restarts.count(0) == 2  # the first Hello counts
+    again = pair.publish()
+    head, _ = await pair.shards[0].receive()
+    while head.epoch != pair.shards[0].epoch:  # what was on its way to the old process is stale
+        head, _ = await pair.shards[0].receive()
+    await pair.shards[0].send(lambda *who: envelope.confirmed(*who, 2))
+    await pair.heard.until(lambda: again.log)
+    assert again.log == ["confirmed"]
+
+
+async def test_a_confirm_of_an_older_epoch_confirms_nothing(pair: Pair) -> None:
+    old = pair.shards[0].who
+    await pair.restart()
+    waits = pair.publish()
+    await pair.shards[0].send(lambda *_: envelope.confirmed(*old, 1))
+    await pair.shards[0].say(wire.Cancelled(1))
+    await pair.heard.until(lambda: pair.heard.told_what)
+    assert waits.log == []
+
+
+async def test_a_request_outlives_the_shard_that_was_asked(pair: Pair) -> None:
+    asked = asyncio.create_task(pair.links.count(QueuePut("/", "q", 7, 0)))
+    what = await pair.shards[0].receive_control()
+    assert isinstance(what, wire.Count) and what.queue == 7
+    await pair.restart()
+    again = await pair.shards[0].receive_control()
+    assert again == what
+    await pair.shards[0].say(wire.Done(what.request, 3, 2))
+    assert await asked == (3, 2)
+
+
+async def test_an_attach_of_a_consumer_that_is_attached_again_is_not_repeated(pair: Pair) -> None:
+    def attach(request: int) -> wire.Attach:
+        return wire.Attach(request, 7, 1, 1, 1, "tag", False, False, 0, 0, resumed=True)
+
+    pair.links.ask(0, attach)
+    await pair.shards[0].receive_control()
+    await pair.restart()
+    pair.links.tell(0, wire.Grant(1, 1))
+    assert isinstance(await pair.shards[0].receive_control(), wire.Grant)
+
+
+async def test_a_refusal_is_an_error_with_its_code(pair: Pair) -> None:
+    asked = pair.links.ask(1, lambda request: wire.Purge(request, 9))
+    what = await pair.shards[1].receive_control()
+    assert isinstance(what, wire.Purge)
+    await pair.shards[1].say(wire.Refused(what.request, 404, "gone"))
+    with pytest.raises(ShardRefused) as refused:
+        await asked
+    assert refused.value.code == 404
+
+
+async def test_a_shard_that_is_behind_stops_who_feeds_it_until_it_has_caught_up(pair: Pair) -> None:
+    pair.heard.room.clear()
+    pair.publish(size=PUBLISH_WINDOW_BYTES)
+    assert pair.links.crowded(0) and not pair.links.crowded(1)
+    _, message = await pair.shards[0].receive()
+    await pair.shards[0].send(lambda *who: envelope.credit(*who, [(0, len(message))]))
+    await pair.heard.until(lambda: pair.heard.room)
+    assert not pair.links.crowded(0)
+
+
+async def test_settles_and_batches_of_one_pass_arrive_in_order(pair: Pair) -> None:
+    pair.links.settle(0, pair.shards[0].epoch, 4, wire.ACK, 1, 3)
+    pair.publish()
+    pair.links.tell(0, wire.Release(1, [4]))
+    kinds = [(await pair.shards[0].receive())[0].kind for _ in range(3)]
+    assert kinds == [wire.SETTLE, wire.PUBLISH, wire.CONTROL]
+
+
+async def test_settles_of_an_older_epoch_are_forgotten(pair: Pair) -> None:
+    old = pair.shards[0].epoch
+    await pair.restart()
+    pair.links.settle(0, old, 4, wire.ACK, 1, 3)
+    pair.links.flush()
+    pair.links.tell(0, wire.Release(1, [4]))
+    assert isinstance(await pair.shards[0].receive_control(), wire.Release)
+
+
+async def test_credit_for_deliveries_is_given_in_steps(pair: Pair) -> None:
+    epoch = pair.shards[0].epoch
+    pair.links.credit(0, epoch, 5, DELIVERY_CREDIT_BYTES - 1)
+    pair.links.flush()
+    pair.links.credit(0, epoch, 5, 1)
+    pair.links.flush()
+    head, message = await pair.shards[0].receive()
+    assert head.kind == wire.CREDIT
+    assert envelope.read_credit(message) == [(5, DELIVERY_CREDIT_BYTES)]
+
+
+async def test_a_message_that_cannot_be_read_does_not_make_it_deaf(pair: Pair) -> None:
+    waits = pair.publish()
+    await pair.shards[0].send(lambda *who: envelope.header(wire.DELIVER, *who) + b"\xff" * 40)
+    await pair.shards[0].send(lambda *who: envelope.confirmed(*who, 1))
+    await pair.heard.until(lambda: waits.log)
+    assert waits.log == ["confirmed"]
+
+
+async def test_a_batch_never_mixes_vhosts(pair: Pair) -> None:
+    fact = reference.Facts(1, b"", b"q", 0, b"\0\0", (b"x",), 0xFFFFFFFF, 0, 0xFF, 0)
+    buffer, table = reference.read_of([fact])
+    for vhost in ("a", "a", "b", "a"):
+        pair.links.use_vhost(vhost)
+        pair.links.packer.pack(pair.routes, buffer, table, 0, 5, 0, 0)
+    pair.links.flush()
+    counts = [codec.read_publish((await pair.shards[0].receive())[1]).messages for _ in range(3)]
+    assert counts == [2, 1, 1]
