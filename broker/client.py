@@ -503,7 +503,8 @@ class Client:
         for task in self._tasks:
             task.cancel()
         if politely:
-            close_behind_output(self.door.loop, self.sock)
+            # Whoever gets close-ok closes; some clients take an end that comes at once for a broken connection.
+            close_behind_output(self.door.loop, self.sock, shut=self.scope is None)
         else:
             self.sock.close()
         self.door.forget(self)

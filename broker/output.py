@@ -65,11 +65,15 @@ class Output:
             chunks.popleft()
 
 
-def close_behind_output(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-    """Close when the client has, or after a while. Closing with bytes of the client's unread would make the kernel
-    send a reset, which takes from the client what it has not read yet: our close-ok, or what it did wrong."""
+def close_behind_output(loop: asyncio.AbstractEventLoop, sock: socket.socket, shut: bool) -> None:
+    """Close when the client has, or after a while. `shut`: let it see our end at once.
+
+    Closing with bytes of the client's unread would make the kernel send a reset, which takes from the client what it
+    has not read yet: our close-ok, or what it did wrong.
+    """
     try:
-        sock.shutdown(socket.SHUT_WR)
+        if shut:
+            sock.shutdown(socket.SHUT_WR)
     except OSError:
         sock.close()
         return
