@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pika
@@ -15,20 +14,11 @@ import pytest
 from tests.support.history import History, make_body
 from tests.support.real_broker import RealBroker, wait_until
 
-KEYS = ("red", "green", "blue")
+QUEUES = 3
 LOAD_S = 0.6  # of publishing before and after each kill
 QUIET_S = 20.0
 STILL_S = 3.0  # longer than any wait between the lives of a shard that died once or twice
 BATCH = 50
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[RealBroker]:
-    made = RealBroker(tmp_path / "data")
-    try:
-        yield made
-    finally:
-        made.clean_up()
 
 
 def connect(broker: RealBroker) -> pika.BlockingConnection:
@@ -47,8 +37,9 @@ class Load:
     `consuming`: from the start; else consumers come when publishers have gone, and find what the disk kept.
     """
 
-    def __init__(self, broker: RealBroker, history: History, *, consuming: bool = True) -> None:
-        self.broker, self.history = broker, history
+    def __init__(self, broker: RealBroker, name: str, *, consuming: bool = True) -> None:
+        self.broker, self.history = broker, History()
+        keys = [f"{name}-{number}" for number in range(QUEUES)]
         self._publishing = threading.Event()
         self._consuming = threading.Event()
         self._publishing.set()
@@ -57,10 +48,10 @@ class Load:
         self._arrived = (0, time.monotonic())  # deliveries, and when there was the last one
         with connect(broker) as connection:
             channel = connection.channel()
-            for key in KEYS:
+            for key in keys:
                 channel.queue_declare(key, durable=True)
-        self._publishers = [threading.Thread(target=self._guard, args=(self._publish, key)) for key in KEYS]
-        self._consumers = [threading.Thread(target=self._guard, args=(self._consume, key)) for key in KEYS]
+        self._publishers = [threading.Thread(target=self._guard, args=(self._publish, key)) for key in keys]
+        self._consumers = [threading.Thread(target=self._guard, args=(self._consume, key)) for key in keys]
         for thread in (*self._publishers, *(self._consumers if consuming else ())):
             thread.start()
 
@@ -122,9 +113,8 @@ class Load:
         for thread in self._consumers:
             thread.join(QUIET_S)
         assert not self.errors, self.errors
-        assert len(self.history.confirmed) > len(KEYS), "there was no load to speak of"
+        assert len(self.history.confirmed) > QUEUES, "there was no load to speak of"
         self.history.check()
-
 
     def _is_still(self) -> bool:
         """All is there, or nothing has arrived for a while."""
@@ -138,20 +128,21 @@ class Load:
 @pytest.mark.parametrize(
     ("kind", "consuming"), [("shard", True), ("shard", False), ("front-door", True), ("controller", True)]
 )
-def test_nothing_confirmed_is_lost_when_a_process_is_killed(broker: RealBroker, kind: str, consuming: bool) -> None:
-    load = Load(broker, History(), consuming=consuming)
+def test_nothing_confirmed_is_lost_when_a_process_is_killed(
+    broker: RealBroker, name: str, kind: str, consuming: bool
+) -> None:
+    load = Load(broker, name, consuming=consuming)
     for index in range(2):
         time.sleep(LOAD_S)
-        broker.kill(kind, index if kind == "shard" else 0)
+        broker.kill(kind, 0 if kind == "controller" else index)
     time.sleep(LOAD_S)
     load.finish()
-    broker.stop()
 
 
 def test_a_broker_that_confirms_before_it_stores_is_caught(tmp_path: Path) -> None:
     hasty = RealBroker(tmp_path / "data", command=("tests.support.hasty_broker",))
     try:
-        load = Load(hasty, History(), consuming=False)
+        load = Load(hasty, "hasty", consuming=False)
         time.sleep(LOAD_S)
         for shard in range(2):
             hasty.kill("shard", shard)
@@ -162,33 +153,30 @@ def test_a_broker_that_confirms_before_it_stores_is_caught(tmp_path: Path) -> No
         hasty.clean_up()
 
 
-def test_nothing_confirmed_is_lost_when_everything_is_killed_at_once(broker: RealBroker) -> None:
-    load = Load(broker, History())
+def test_nothing_confirmed_is_lost_when_everything_is_killed_at_once(broker: RealBroker, name: str) -> None:
+    load = Load(broker, name)
     for _ in range(2):
         time.sleep(LOAD_S)
         broker.kill_all()
         broker.restart()
     time.sleep(LOAD_S)
     load.finish()
-    broker.stop()
 
 
-def test_a_clean_stop_under_load_loses_nothing_and_exits_with_0(broker: RealBroker) -> None:
-    load = Load(broker, History())
+def test_a_clean_stop_under_load_loses_nothing_and_exits_with_0(broker: RealBroker, name: str) -> None:
+    load = Load(broker, name)
     time.sleep(LOAD_S)
     broker.stop()
     broker.restart()
     time.sleep(LOAD_S)
     load.finish()
-    broker.stop()
 
 
-def test_messages_flow_while_the_controller_is_away(broker: RealBroker) -> None:
+def test_messages_flow_while_the_controller_is_away(broker: RealBroker, name: str) -> None:
     """Killed again and again, the controller delays no message: publishers get confirms in between."""
-    load = Load(broker, History())
+    load = Load(broker, name)
     for _ in range(3):
         before = len(load.history.confirmed)
         broker.kill("controller")
         wait_until(lambda before=before: len(load.history.confirmed) > before, "confirms", 10)  # type: ignore[misc]
     load.finish()
-    broker.stop()
