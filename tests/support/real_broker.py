@@ -41,7 +41,7 @@ class RealBroker:
         self.start()
 
     def start(self) -> None:
-        self._log_path = self.data_dir.with_name(self.data_dir.name + ".log")
+        self.log_path = self.data_dir.with_name(self.data_dir.name + ".log")
         command = [sys.executable, "-m", *self._command, "--data-dir", str(self.data_dir)]
         ports = ["--amqp-port", str(self._port), "--http-port", "0", "--metrics-port", "0"]
         with self.log_path.open("ab") as log:
