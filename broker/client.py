@@ -31,11 +31,12 @@ from broker.amqp import (
     Publishes,
     Settles,
     StartOk,
+    copies_by_channel,
 )
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo
-from broker.output import Output
-from broker.publishing import Scope, publishing_channels
+from broker.output import Output, close_behind_output
+from broker.publishing import Scope
 
 if TYPE_CHECKING:
     from broker.catalog import Catalog
@@ -52,6 +53,12 @@ OUT_BYTES_MAX = 1 << 20
 # Work queued behind a busy channel past which the client is not read any more.
 WORK_MAX = 4096
 WORK_BYTES_MAX = 4 << 20
+# What one range of a queued Settles event takes.
+RANGE_BYTES = 160
+# Events of one client before the others get their turn.
+TURN_EVENTS = 512
+# Messages one client is being got (basic.get) at once, on all its channels: each may be as large as messages may be.
+GETS_MAX = 16
 # How long a client may take to answer our connection.close.
 CLOSE_TIMEOUT_S = 5.0
 
@@ -59,6 +66,7 @@ CLOSE_TIMEOUT_S = 5.0
 PAUSE_OUTPUT = 1 << 64
 PAUSE_WORK = 1 << 65
 PAUSE_ALARM = 1 << 66
+PAUSE_TURN = 1 << 67  # its turn is over, and not all that was read is handled
 
 
 class Client:
@@ -91,6 +99,7 @@ class Client:
         self._close_when_idle = False
         self.lost = False
         self.channels: dict[int, Channel] = {}
+        self._waiting: set[Channel] = set()  # those with work that is not done
         self.published = False
         self.blocked = False
         self.last_received = self.last_sent = door.now
@@ -100,6 +109,8 @@ class Client:
         self._queued_bytes = 0
         self._queued_work = 0
         self.output = Output()
+        self.gets = asyncio.Semaphore(GETS_MAX)
+        self._output_taken: asyncio.Event | None = None  # somebody waits for it
         self._is_dirty = False
         self._writing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,15 +163,29 @@ class Client:
         self._handle_events()
 
     def _handle_events(self) -> None:
-        # Driven to its end whatever happens: what is left unparsed would be overwritten by the next client's bytes.
-        while (event := self.amqp.next_event()) is not None:
+        # What is left of the read when the turn is over is kept: the next client's bytes will overwrite the buffer.
+        for _ in range(TURN_EVENTS):
+            event = self.amqp.next_event()
+            if event is None:
+                self.resume(PAUSE_TURN)
+                break
             try:
                 self._handle(event)
             except (ChannelException, ConnectionException) as error:
                 self.fail(error, 0)
             except Exception:
                 self._fail_internally()
+        else:
+            self.amqp.keep_unread()
+            self.pause(PAUSE_TURN)
+            self.door.loop.call_soon(self._next_turn)
         self._gather()
+
+    def _next_turn(self) -> None:
+        """Go on with what was read, unless there is another reason not to read: its end comes here again."""
+        if self._paused == PAUSE_TURN and not self.lost:
+            self.door.begin_pass()
+            self._handle_events()
 
     def _fail_internally(self) -> None:
         """Our fault: the smallest thing that can be rebuilt is the connection."""
@@ -175,7 +200,7 @@ class Client:
         elif isinstance(event, Settles):
             channel = self.channels.get(event.channel)
             if channel is not None and channel.is_open:
-                self._do(channel, lambda: self._settle(channel, event.ranges))
+                self._do(channel, lambda: self._settle(channel, event.ranges), len(event.ranges) * RANGE_BYTES)
         elif isinstance(event, Method):
             self._on_method(event.channel, event.method)
         elif isinstance(event, Failed):
@@ -189,14 +214,15 @@ class Client:
         self.published = True
         if self.door.alarm:
             self._block()
-        busy = {channel.number for channel in self.channels.values() if channel.busy or channel.work}
+        busy = {channel.number for channel in self._waiting}
         if not busy:
             self.door.publishing.publishes(self, event)
             return
         self.door.publishing.publishes(self, event, without=busy)
-        copy = Publishes(bytes(event.buffer), bytes(event.table), event.count)
-        for number in busy & publishing_channels(event):
-            self._do(self.channels[number], _publish_later(self, copy, number), len(copy.buffer))
+        for number, copy in copies_by_channel(event, busy).items():
+            channel = self.channels.get(number)
+            if channel is not None:
+                self._do(channel, _publish_later(self, copy), len(copy.buffer) + len(copy.table))
 
     # -- each channel's work in order -----------------------------------------------------------------------
 
@@ -205,10 +231,12 @@ class Client:
         if isinstance(work, base.Frame) and not channel.running and not channel.work:
             pipeline = self._pipeline(channel)
             pipeline.receive(work)  # overlaps what it may overlap
+            self._waiting.add(channel)
             if pipeline.full:
                 self.pause(PAUSE_WORK)
             return
         channel.work.append(work)
+        self._waiting.add(channel)
         self._queued_bytes += size
         if channel.busy or len(channel.work) > 1:
             self._queued_work += 1
@@ -224,6 +252,7 @@ class Client:
             if isinstance(work, base.Frame):
                 if channel.running:
                     return
+                self._waiting.add(channel)
                 channel.work.popleft()
                 if channel.is_open:
                     self._pipeline(channel).receive(work)
@@ -236,7 +265,9 @@ class Client:
                 channel.running = True
                 self._start(self._finish(channel, waiting))
         self.door.schedule_end_of_pass()
-        if not any(other.work or other.busy for other in self.channels.values()):
+        if not channel.work and not channel.busy:
+            self._waiting.discard(channel)
+        if not self._waiting:
             self._queued_work = self._queued_bytes = 0
             self.resume(PAUSE_WORK)
             if self._close_when_idle:
@@ -324,12 +355,14 @@ class Client:
     def _on_connection_method(self, method: base.Frame) -> None:
         if isinstance(method, commands.Connection.Close):
             self.closing = True
-            if any(channel.work or channel.busy for channel in self.channels.values()):
+            if self._waiting:
                 self._close_when_idle = True  # what was said before it is done before it
             else:
                 self._start(self._close_politely())
         elif isinstance(method, commands.Connection.CloseOk):
             self.disconnect()
+        elif isinstance(method, commands.Connection.UpdateSecret):
+            self.send(0, commands.Connection.UpdateSecretOk())  # a password does not expire: nothing to renew
 
     def _channel_method(self, channel: Channel, method: base.Frame) -> Coroutine[None, None, None] | None:
         if not channel.is_open:
@@ -405,6 +438,7 @@ class Client:
         channel.work.clear()
         if channel.pipeline is not None:
             channel.pipeline.close()
+        self._waiting.discard(channel)
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
 
@@ -449,12 +483,12 @@ class Client:
         for channel in self.channels.values():
             self._end_channel(channel)
         self.amqp.close(error)
-        self.resume(-1)
+        self.resume(~PAUSE_TURN)
         self._gather()
         self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
 
-    def disconnect(self) -> None:
-        """The socket's end, for whatever reason."""
+    def disconnect(self, politely: bool = False) -> None:
+        """The socket's end, for whatever reason. `politely`: what was written last is to be read."""
         if self.lost:
             return
         self.lost = True
@@ -468,7 +502,11 @@ class Client:
             self.door.loop.remove_writer(self.fd)
         for task in self._tasks:
             task.cancel()
-        self.sock.close()
+        if politely:
+            # Whoever gets close-ok closes; some clients take an end that comes at once for a broken connection.
+            close_behind_output(self.door.loop, self.sock, shut=self.scope is None)
+        else:
+            self.sock.close()
         self.door.forget(self)
 
     def _say_down(self) -> None:
@@ -484,8 +522,12 @@ class Client:
         self._paused |= reason
 
     def resume(self, reasons: int) -> None:
-        before, self._paused = self._paused, self._paused & ~reasons if reasons != -1 else 0
-        if before and not self._paused and not self.lost:
+        before, self._paused = self._paused, self._paused & ~reasons
+        if before == self._paused or self.lost:
+            return
+        if self._paused == PAUSE_TURN:
+            self.door.loop.call_soon(self._next_turn)
+        elif not self._paused:
             self.last_received = self.door.loop.time()  # its silence was ours
             self.door.loop.add_reader(self.fd, self._readable)
 
@@ -551,6 +593,13 @@ class Client:
         if self.amqp.closed:
             self._flush_then_disconnect()
 
+    async def output_taken(self) -> None:
+        """Until the client has read so much that more may be made for it."""
+        while self.output.pending > OUT_BYTES_MAX:
+            if self._output_taken is None:
+                self._output_taken = asyncio.Event()
+            await self._output_taken.wait()
+
     def _mark_dirty(self) -> None:
         if not self._is_dirty:
             self._is_dirty = True
@@ -588,10 +637,13 @@ class Client:
             self._writing = False
             self.door.loop.remove_writer(self.fd)
             if self.closing_after_flush:
-                self.disconnect()
+                self.disconnect(politely=True)
                 return
         if self.output.pending <= OUT_BYTES_MAX // 2:
             self.resume(PAUSE_OUTPUT)
+            if self._output_taken is not None:
+                self._output_taken.set()
+                self._output_taken = None
         self.door.schedule_end_of_pass()
 
     def _flush_then_disconnect(self) -> None:
@@ -599,7 +651,7 @@ class Client:
         self.closing = self.closing_after_flush = True
         self.flush()
         if not self.output.pending:
-            self.disconnect()
+            self.disconnect(politely=True)
         else:
             self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
 
@@ -658,13 +710,15 @@ class Client:
         interval = self.amqp.heartbeat_s
         if not interval or not self.is_open:
             return
-        if now - self.last_sent >= interval / 2:
+        if now - self.last_sent >= interval / 2 and not self._writing:
             self.amqp.send_heartbeat()
             self._gather()
-        if now - self.last_received > 2 * interval and not self._paused:
+        # While we do not read it, it shows that it lives by taking what we write.
+        takes_nothing = self._paused & PAUSE_OUTPUT and now - self.last_sent > 2 * interval
+        if takes_nothing or (now - self.last_received > 2 * interval and not self._paused):
             log.warning("%s: missed heartbeats, timeout: %d s", self.name, interval)
             self.disconnect()
 
 
-def _publish_later(client: Client, event: Publishes, number: int) -> Work:
-    return lambda: client.door.publishing.publishes(client, event, only=number)
+def _publish_later(client: Client, event: Publishes) -> Work:
+    return lambda: client.door.publishing.publishes(client, event)

@@ -269,6 +269,12 @@ class Consuming:
     # -- basic.get -------------------------------------------------------------------------------------------
 
     async def get(self, client: Client, channel: Channel, method: commands.Basic.Get) -> None:
+        async with client.gets:
+            await client.output_taken()
+            if channel.is_open:
+                await self._get(client, channel, method)
+
+    async def _get(self, client: Client, channel: Channel, method: commands.Basic.Get) -> None:
         queue = client.readable_queue(channel, method.queue, GET)
         getter = self._getter(client, channel, queue.shard)
         no_ack = bool(method.no_ack)

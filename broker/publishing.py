@@ -152,19 +152,17 @@ class Publishing:
 
     # -- a read's publishes -----------------------------------------------------------------------
 
-    def publishes(
-        self, client: Publisher, event: Publishes, only: int | None = None, without: AbstractSet[int] = frozenset()
-    ) -> None:
+    def publishes(self, client: Publisher, event: Publishes, without: AbstractSet[int] = frozenset()) -> None:
         """Route and pack the event's messages in order; errors end their channel and drop what it sent behind.
 
-        `only`, `without`: channels to which this is confined.
+        `without`: channels whose messages are left out.
         """
         now_ms = time.time_ns() // 1_000_000
         at = 0
         while at < event.count:
             number = _CHANNEL_OF.unpack_from(event.table, at * ROW)[0]
             channel = client.publishing_channel(number)
-            if channel is None or number in without or (only is not None and number != only):
+            if channel is None or number in without:
                 at += 1
             elif channel.transaction is not None:
                 self._decide(client, channel, event, at, now_ms)
@@ -419,11 +417,6 @@ def _cut(by_shard: dict[int, list[int]]) -> list[tuple[int, list[int]]]:
     return [
         (shard, ids[at : at + QUEUES_MAX]) for shard, ids in by_shard.items() for at in range(0, len(ids), QUEUES_MAX)
     ]
-
-
-def publishing_channels(event: Publishes) -> set[int]:
-    """The channels that the event's publishes came on."""
-    return {_CHANNEL_OF.unpack_from(event.table, at * ROW)[0] for at in range(event.count)}
 
 
 def _line(event: Publishes, at: int) -> bytes:

@@ -163,19 +163,19 @@ class ShardLinks:
         monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
         def heard() -> None:
-            while monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            while monitor.poll(0):
                 recv_monitor_message(monitor)
                 if link.up:
                     link.away_since = loop.time()
                     loop.call_later(LAST_WORDS_S, self._ended, link, link.epoch)
 
-        loop.add_reader(monitor.getsockopt(zmq.FD), heard)
+        loop.add_reader(monitor.fileno(), heard)
         heard()  # the descriptor speaks only to who has looked at the events before
 
     def _watch_no_more(self, link: ShardLink) -> None:
         monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         if self._loop is not None:
-            self._loop.remove_reader(monitor.getsockopt(zmq.FD))
+            self._loop.remove_reader(monitor.fileno())
         link.socket.disable_monitor()
         monitor.close()
 

@@ -2,7 +2,7 @@
 
 from broker.amqp.connection import Connection
 from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.events import Event, Failed, Method, Open, Publishes, Settles, StartOk
+from broker.amqp.events import Event, Failed, Method, Open, Publishes, Settles, StartOk, copies_by_channel
 
 __all__ = [
     "ChannelException",
@@ -15,4 +15,5 @@ __all__ = [
     "Publishes",
     "Settles",
     "StartOk",
+    "copies_by_channel",
 ]

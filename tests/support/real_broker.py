@@ -41,10 +41,10 @@ class RealBroker:
         self.start()
 
     def start(self) -> None:
-        self._log_path = self.data_dir.with_name(self.data_dir.name + ".log")
+        self.log_path = self.data_dir.with_name(self.data_dir.name + ".log")
         command = [sys.executable, "-m", *self._command, "--data-dir", str(self.data_dir)]
         ports = ["--amqp-port", str(self._port), "--http-port", "0", "--metrics-port", "0"]
-        with self._log_path.open("ab") as log:
+        with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *ports, *self._arguments],
                 cwd=SOURCE,
@@ -101,7 +101,7 @@ class RealBroker:
         raise AssertionError(f"no {kind} {index}")
 
     def log_tail(self) -> str:
-        lines = self._log_path.read_text(errors="replace").splitlines()
+        lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES_SHOWN:])
 
     # -- what is done to it --------------------------------------------------------------------------------
