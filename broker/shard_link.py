@@ -34,6 +34,8 @@ RECEIVE_BURST = 64
 # Deliveries written to a client before its shard is told: an eighth of a connection's window there, so that a trickle
 # costs no message of its own.
 DELIVERY_CREDIT_BYTES = 128 << 10
+# Connections with less than that before all are told of: those that left meanwhile would stay for ever.
+CREDITS_MAX = 4096
 RECONNECT_MS = 10
 # A shard's last words arrive on a connection other than the one whose end is noticed: confirms among them still count.
 LAST_WORDS_S = 0.05
@@ -248,7 +250,7 @@ class ShardLinks:
         if epoch != link.epoch:
             return
         sum_now = link.credits[connection] = link.credits.get(connection, 0) + count
-        if sum_now >= DELIVERY_CREDIT_BYTES:
+        if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
             link.credit_due = True
 
     def flush(self) -> None:

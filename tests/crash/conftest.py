@@ -1,4 +1,4 @@
-"""A broker with two shards and two front doors for all tests of a file: what one leaves broken the next will find."""
+"""A broker with two shards and two front doors for each file of tests: what one leaves broken the next would find."""
 
 from __future__ import annotations
 

@@ -190,6 +190,21 @@ async def test_commit_ok_means_stored(broker: RealBroker, name: str) -> None:
             assert set(committed) <= set(await drained(setup, queue))
 
 
+async def test_a_queue_deleted_while_its_shard_is_away_cancels_its_consumers(broker: RealBroker, name: str) -> None:
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        queues = [await channel.declare_queue(f"{name}-{n}") for n in range(6)]  # on both shards
+        got: list[AbstractIncomingMessage] = []
+        tags = [await queue.consume(_collector(got)) for queue in queues]
+        consumers = (await channel.get_underlay_channel()).consumers
+        for shard in range(SHARDS):
+            kill(broker, shard)
+        deleting = await connection.channel()
+        for queue in queues:
+            await asyncio.wait_for(deleting.queue_delete(queue.name), 10)
+        await wait_for(lambda: not set(tags) & set(consumers), "basic.cancel of every consumer")
+
+
 @pytest.mark.parametrize("kind", ["controller", "shard"])
 async def test_what_was_declared_is_there_whatever_was_killed_meanwhile(
     broker: RealBroker, name: str, kind: str
