@@ -36,7 +36,7 @@ from broker.amqp import (
 )
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo
-from broker.output import OUT_BYTES_MAX, Output
+from broker.output import OUT_BYTES_MAX, Output, close_behind_output
 from broker.publishing import Scope
 
 if TYPE_CHECKING:
@@ -488,8 +488,8 @@ class Client:
         self._gather()
         self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
 
-    def disconnect(self) -> None:
-        """The socket's end, for whatever reason."""
+    def disconnect(self, politely: bool = False) -> None:
+        """The socket's end, for whatever reason. `politely`: what was written last is to be read."""
         if self.lost:
             return
         self.lost = True
@@ -503,7 +503,11 @@ class Client:
             self.door.loop.remove_writer(self.fd)
         for task in self._tasks:
             task.cancel()
-        self.sock.close()
+        if politely:
+            # Whoever gets close-ok closes; some clients take an end that comes at once for a broken connection.
+            close_behind_output(self.door.loop, self.sock, shut=self.scope is None)
+        else:
+            self.sock.close()
         self.door.forget(self)
 
     def _say_down(self) -> None:
@@ -627,7 +631,7 @@ class Client:
             self._writing = False
             self.door.loop.remove_writer(self.fd)
             if self.closing_after_flush:
-                self.disconnect()
+                self.disconnect(politely=True)
                 return
         if self.output.pending <= OUT_BYTES_MAX // 2:
             self.resume(PAUSE_OUTPUT)
@@ -638,7 +642,7 @@ class Client:
         self.closing = self.closing_after_flush = True
         self.flush()
         if not self.output.pending:
-            self.disconnect()
+            self.disconnect(politely=True)
         else:
             self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
 

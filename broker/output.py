@@ -1,4 +1,4 @@
-"""Bytes on their way to one socket, and the credit that is due when they have left."""
+"""Bytes on their way to one socket, the credit due when they have left, and how a socket is closed after them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from itertools import islice
 OUT_BYTES_MAX = 1 << 20
 # Chunks given to one sendmsg; the system's limit is 1024.
 SEND_CHUNKS_MAX = 512
+# How long a client may take to close its side when ours is closed.
+LINGER_S = 1.0
+DISCARD_BYTES = 65536
 
 
 class Output:
@@ -73,3 +76,35 @@ class Output:
                 return
             count -= len(head)
             chunks.popleft()
+
+
+def close_behind_output(loop: asyncio.AbstractEventLoop, sock: socket.socket, shut: bool) -> None:
+    """Close when the client has, or after a while. `shut`: let it see our end at once.
+
+    Closing with bytes of the client's unread would make the kernel send a reset, which takes from the client what it
+    has not read yet: our close-ok, or what it did wrong.
+    """
+    try:
+        if shut:
+            sock.shutdown(socket.SHUT_WR)
+    except OSError:
+        sock.close()
+        return
+
+    def end() -> None:
+        loop.remove_reader(sock.fileno())
+        sock.close()
+
+    def discard() -> None:
+        try:
+            if sock.recv(DISCARD_BYTES):
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass
+        late.cancel()
+        end()
+
+    late = loop.call_later(LINGER_S, end)
+    loop.add_reader(sock.fileno(), discard)

@@ -34,6 +34,8 @@ RECEIVE_BURST = 64
 # Deliveries written to a client before its shard is told: an eighth of a connection's window there, so that a trickle
 # costs no message of its own.
 DELIVERY_CREDIT_BYTES = 128 << 10
+# Connections with less than that before all are told of: those that left meanwhile would stay for ever.
+CREDITS_MAX = 4096
 RECONNECT_MS = 10
 # A shard's last words arrive on a connection other than the one whose end is noticed: confirms among them still count.
 LAST_WORDS_S = 0.05
@@ -78,6 +80,7 @@ class ShardLink:
         self.socket = socket
         self.epoch = 0  # 0: never there
         self.away_since: float | None = None  # loop time
+        self.nacking = False  # it has been away for too long
         self.batch = 0
         self.in_flight = 0  # bytes of publishes not yet taken in
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()
@@ -150,11 +153,7 @@ class ShardLinks:
             self._loop.remove_reader(self._inbox.fileno())
         self.flush()
         for link in self.links:
-            monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            if self._loop is not None:
-                self._loop.remove_reader(monitor.getsockopt(zmq.FD))
-            link.socket.disable_monitor()
-            monitor.close(0)
+            self._watch_no_more(link)
             link.socket.close()
         self._inbox.close(0)
         self._context.term()
@@ -166,13 +165,21 @@ class ShardLinks:
         monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
         def heard() -> None:
-            while monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            while monitor.poll(0):
                 recv_monitor_message(monitor)
                 if link.up:
                     link.away_since = loop.time()
                     loop.call_later(LAST_WORDS_S, self._ended, link, link.epoch)
 
-        loop.add_reader(monitor.getsockopt(zmq.FD), heard)
+        loop.add_reader(monitor.fileno(), heard)
+        heard()  # the descriptor speaks only to who has looked at the events before
+
+    def _watch_no_more(self, link: ShardLink) -> None:
+        monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if self._loop is not None:
+            self._loop.remove_reader(monitor.fileno())
+        link.socket.disable_monitor()
+        monitor.close()
 
     # -- out ----------------------------------------------------------------------------------------------
 
@@ -243,7 +250,7 @@ class ShardLinks:
         if epoch != link.epoch:
             return
         sum_now = link.credits[connection] = link.credits.get(connection, 0) + count
-        if sum_now >= DELIVERY_CREDIT_BYTES:
+        if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
             link.credit_due = True
 
     def flush(self) -> None:
@@ -365,7 +372,7 @@ class ShardLinks:
         first_time = link.epoch == 0
         lost = self._lose_sent(link)
         link.epoch = epoch
-        link.away_since = None
+        link.away_since, link.nacking = None, False
         link.in_flight = 0
         link.settles.clear()
         link.credits.clear()
@@ -399,7 +406,9 @@ class ShardLinks:
         lost, link.gathering = link.gathering, []
         for waiting in lost:
             waiting.lost()
-        log.warning("shard %d is still away%s", link.shard, _nacked(len(lost)))
+        if not link.nacking:
+            link.nacking = True
+            log.warning("shard %d stays away: publishes that want a confirm are nacked", link.shard)
         self.events.publish_room(link.shard)
         self.events.received()
 

@@ -193,7 +193,7 @@ class Connection:
             return self._read_frame()
         buffer = self._buffer
         at, table, count, why, needed = frames.scan(
-            buffer, self._at, len(buffer), self._channels, self.frame_bytes_max, self._message_bytes_max
+            buffer, self._at, len(buffer), self._channels, self._received_frame_bytes_max, self._message_bytes_max
         )
         if count:
             self._at = at
@@ -202,7 +202,7 @@ class Connection:
             self._needed = needed
             return None
         if why == frames.SETTLE:
-            at, channel, ranges = frames.settles(buffer, self._at, len(buffer), self.frame_bytes_max)
+            at, channel, ranges = frames.settles(buffer, self._at, len(buffer), self._received_frame_bytes_max)
             if ranges:
                 self._at = at
                 return Settles(channel, ranges)
@@ -229,7 +229,7 @@ class Connection:
         frame_bytes = size + spec.FRAME_OVERHEAD_BYTES
         if kind not in _FRAME_KINDS:
             raise self._broken_frame(kind, b"", "unknown_frame")
-        if frame_bytes > self.frame_bytes_max:
+        if frame_bytes > self._received_frame_bytes_max:
             payload_bytes_max = self.frame_bytes_max - spec.FRAME_OVERHEAD_BYTES
             raise self._broken_frame(kind, b"", f"{{frame_too_large,{size},{payload_bytes_max}}}")
         if not self._has(frame_bytes):
@@ -461,6 +461,11 @@ class Connection:
     def _put(self, channel: int, method: base.Frame) -> None:
         payload = encode_method(method)
         self._out.append(_FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + _FRAME_END)
+
+    @property
+    def _received_frame_bytes_max(self) -> int:
+        """Some clients count the payload alone, and RabbitMQ lets them: no frame of ours is that large."""
+        return self.frame_bytes_max + spec.FRAME_OVERHEAD_BYTES
 
     # -- what it is like ------------------------------------------------------------------------------------------
 

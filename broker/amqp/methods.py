@@ -21,7 +21,7 @@ import pamqp.encode
 from pamqp import base, commands
 
 from broker.amqp.errors import ConnectionException
-from broker.amqp.spec import COMMAND_INVALID, SYNTAX_ERROR, TABLE_DEPTH_MAX
+from broker.amqp.spec import COMMAND_INVALID, FRAME_ERROR, SYNTAX_ERROR, TABLE_DEPTH_MAX
 
 Value = Any  # of a field: bool, int, float, str, bytes, None, datetime, Decimal, list, dict
 
@@ -120,7 +120,7 @@ def _fields(kind: type[base.Frame]) -> list[tuple[str, str]]:
 
 def _decode_fields(kind: type[base.Frame], payload: bytes) -> base.Frame:
     method = kind()
-    reader = _Reader(payload, 4)
+    reader = _Reader(payload, 4, FRAME_ERROR)
     bit = 8
     bits = 0
     for name, type_name in _fields(kind):
@@ -133,23 +133,24 @@ def _decode_fields(kind: type[base.Frame], payload: bytes) -> base.Frame:
         bit = 8
         setattr(method, name, reader.field(type_name))
     if reader.at != len(payload):
-        raise _syntax_error("bytes behind the method's last field")
+        raise ConnectionException(FRAME_ERROR, "bytes behind the method's last field")
     return method
 
 
 class _Reader:
-    """Goes through bytes; never past their end."""
+    """Goes through bytes; never past their end. `code`: what it is to try, as RabbitMQ has it."""
 
-    __slots__ = ("at", "data")
+    __slots__ = ("at", "code", "data")
 
-    def __init__(self, data: bytes, at: int) -> None:
+    def __init__(self, data: bytes, at: int, code: int = SYNTAX_ERROR) -> None:
         self.data = data
         self.at = at
+        self.code = code
 
     def take(self, count: int) -> bytes:
         end = self.at + count
         if end > len(self.data):
-            raise _syntax_error("a field ends behind its frame or table")
+            raise ConnectionException(self.code, "a field ends behind its frame or table")
         taken = self.data[self.at : end]
         self.at = end
         return taken

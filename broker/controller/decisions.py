@@ -121,15 +121,19 @@ class Decisions:
         return Decision([] if vhost.has_binding(put) else [put], uses=uses)
 
     def _unbind(self, ask: Unbind, owner: str) -> Decision:
+        """What is not there, binding or end, is unbound already."""
         vhost = self._vhost(ask.vhost)
-        self._check_ends(vhost, ask, owner)
+        checks.check_not_default(ask.source)
+        queue = vhost.queues.get(ask.destination) if ask.kind == "queue" else None
+        if queue is not None:
+            checks.check_owner(queue, owner)
         gone = BindingDelete(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
         if not vhost.has_binding(gone):
             return Decision()
         lost = [BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)]
         return Decision([gone, *unbound_exchanges(vhost, lost, set())])
 
-    def _check_ends(self, vhost: Vhost, ask: Bind | Unbind, owner: str) -> QueuePut | None:
+    def _check_ends(self, vhost: Vhost, ask: Bind, owner: str) -> QueuePut | None:
         checks.check_not_default(ask.source)
         if ask.source not in vhost.exchanges:
             raise checks.no_exchange(vhost.name, ask.source)

@@ -218,6 +218,8 @@ class DoorLinks:
                         self._receive(door, message)
                 assert self.handler is not None
                 await self.handler.room()
+        except asyncio.CancelledError:
+            pass  # by stop(), which waits for this end; asyncio's streams would log it as an error
         except (ConnectionError, msgspec.MsgspecError, ProtocolError) as error:
             log.warning("control link of front door %s: %s", door.number if door else "?", error)
         finally:

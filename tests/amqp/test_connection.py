@@ -66,7 +66,8 @@ def test_tune_ok_outside_of_what_was_offered_is_refused(values: tuple[int, int, 
         (b"\x05\0\x01\0\0\0\0\xce", 501, "type 5, all octets = <<>>: unknown_frame"),
         (b"\x08\0\x01\0\0\0\0\xce", 505, "heartbeat frame must be on channel 0"),
         (b"\x01\0\x01\0\0\0\x04\0\x63\0\x01\xce", 503, "unimplemented method"),
-        (b"\x01\0\x01\0\x02\0\0", 501, "type 1, all octets = <<>>: {frame_too_large,131072,131064}"),
+        (b"\x01\0\x01\0\x02\0\1", 501, "type 1, all octets = <<>>: {frame_too_large,131073,131064}"),
+        (b"\x01\0\x01\0\0\0\x04\0\x32\0\x0a\xce", 501, "a field ends behind its frame or table"),
         (b"\x08\0\0\0\0\0\0\xcd", 501, "type 8, all octets = <<>>: {invalid_frame_end_marker,205}"),
         (method(1, commands.Basic.Publish(immediate=True)), 540, "immediate=true"),
         (
@@ -80,6 +81,11 @@ def test_what_is_wrong_has_its_code_and_words(data: bytes, code: int, text: str)
     found = failure(data).exception
     assert isinstance(found, ConnectionException)
     assert (found.code, found.text) == (code, text)
+
+
+def test_a_frame_whose_payload_alone_is_of_the_agreed_size_is_taken() -> None:
+    (event,) = received(connection(1), b"".join(publish(1, content=b"x" * 131072, part=131072)))
+    assert isinstance(event, Publishes)
 
 
 def test_a_message_over_the_limit_ends_its_channel_and_its_body_is_forgotten() -> None:

@@ -153,6 +153,9 @@ async def test_missing_ends_of_a_binding_are_named(world: World) -> None:
 async def test_unbind_of_what_is_not_bound_is_fine(world: World) -> None:
     await world.ask(declare())
     assert (await world.ask(Unbind("/", "amq.topic", "queue", "q", "no", {}))).code == 0
+    assert (await world.ask(Unbind("/", "amq.topic", "queue", "no", "k", {}))).code == 0
+    assert (await world.ask(Unbind("/", "no", "queue", "q", "k", {}))).code == 0
+    assert (await world.ask(Unbind("/", "no", "exchange", "amq.topic", "k", {}))).code == 0
 
 
 async def test_auto_delete_exchanges_go_with_their_last_binding_and_take_others_along(world: World) -> None:
