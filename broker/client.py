@@ -15,6 +15,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pamqp import base, commands
@@ -223,7 +224,9 @@ class Client:
         for number, copy in copies_by_channel(event, busy).items():
             channel = self.channels.get(number)
             if channel is not None:
-                self._do(channel, _publish_later(self, copy), len(copy.buffer) + len(copy.table))
+                self._do(
+                    channel, partial(self.door.publishing.publishes, self, copy), len(copy.buffer) + len(copy.table)
+                )
 
     # -- each channel's work in order -----------------------------------------------------------------------
 
@@ -695,7 +698,3 @@ class Client:
         if takes_nothing or (now - self.last_received > 2 * interval and not self._paused):
             log.warning("%s: missed heartbeats, timeout: %d s", self.name, interval)
             self.disconnect()
-
-
-def _publish_later(client: Client, event: Publishes) -> Work:
-    return lambda: client.door.publishing.publishes(client, event)
