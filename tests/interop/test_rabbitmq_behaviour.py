@@ -39,7 +39,6 @@ def _exchange(kind: str, **how: object) -> Act:
 
 def _publish(channel: BlockingChannel, name: str) -> None:
     channel.basic_publish(name, "k", b"x")
-    channel.connection.process_data_events(2)  # type: ignore[attr-defined]
     channel.queue_declare("", exclusive=True)
 
 
