@@ -213,7 +213,7 @@ class Connection:
             return
         said = bytes(self._buffer[self._at : self._at + len(spec.PROTOCOL_HEADER)])
         self._at += len(said)
-        if said != spec.PROTOCOL_HEADER:
+        if said not in (spec.PROTOCOL_HEADER, spec.PROTOCOL_HEADER_0_9):
             self._out.append(spec.PROTOCOL_HEADER)
             self._state = ConnectionState.CLOSED
             return
