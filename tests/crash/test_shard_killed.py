@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+import urllib.request
 
 import aio_pika
 import aiormq
@@ -70,6 +71,38 @@ async def test_publishes_to_a_shard_that_stays_away_are_nacked_and_taken_again_w
         for each in publishing:
             await each.finish()
         assert max(each.slowest_s for each in publishing) < ANSWER_S_MAX
+
+
+async def test_each_vhosts_messages_are_in_it_though_their_shard_was_away_when_they_came(
+    broker: RealBroker, name: str
+) -> None:
+    """A batch goes to the store of one vhost: those of two must not become one while they wait."""
+    await asyncio.to_thread(_make_vhost, broker, name)
+    async with connected(broker) as one, await aio_pika.connect(f"{broker.url}{name}") as other:
+        channels = [await connection.channel() for connection in (one, other)]
+        queues = [f"{name}-{n}" for n in range(4)]
+        for channel in channels:
+            for queue in queues:
+                await channel.declare_queue(queue, durable=True)
+        for shard in range(SHARDS):
+            kill(broker, shard)
+        await asyncio.sleep(0.1)
+        publishing = [Publishing(channel, queue, 2) for queue in queues for channel in channels]
+        await wait_for(lambda: all(len(each.confirmed) > 5 for each in publishing), "confirms")
+        for each in publishing:
+            await each.finish()
+        for number, each in enumerate(publishing):
+            assert set(each.confirmed) <= set(await drained(channels[number % 2], queues[number // 2]))
+
+
+def _make_vhost(broker: RealBroker, name: str) -> None:
+    for path, body in ((f"vhosts/{name}", b"{}"), (f"permissions/{name}/guest", _ALL)):
+        headers = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q=", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://{broker.http}/api/{path}", body, headers, method="PUT")
+        urllib.request.urlopen(request, timeout=5).close()
+
+
+_ALL = b'{"configure": ".*", "write": ".*", "read": ".*"}'
 
 
 async def _stopped_at_birth(broker: RealBroker, old: int) -> int:
