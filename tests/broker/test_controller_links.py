@@ -102,7 +102,9 @@ async def read(reader: asyncio.StreamReader) -> Any:
     return FROM_CONTROLLER.decode(await reader.readexactly(count))
 
 
-async def enter(world: World, incarnation: int = 1, door: int = 0) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Catalog]:
+async def enter(
+    world: World, incarnation: int = 1, door: int = 0
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Catalog]:
     reader, writer = await asyncio.open_unix_connection(world.directory / "control.sock")
     writer.write(encode(DoorHello(door, incarnation, 123, "", 0)))
     snapshot = await read(reader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -78,21 +79,28 @@ async def test_each_vhosts_messages_are_in_it_though_their_shard_was_away_when_t
 ) -> None:
     """A batch goes to the store of one vhost: those of two must not become one while they wait."""
     await asyncio.to_thread(_make_vhost, broker, name)
-    async with connected(broker) as one, await aio_pika.connect(f"{broker.url}{name}") as other:
-        channels = [await connection.channel() for connection in (one, other)]
-        queues = [f"{name}-{n}" for n in range(4)]
-        for channel in channels:
-            for queue in queues:
-                await channel.declare_queue(queue, durable=True)
+    async with contextlib.AsyncExitStack() as stack:
+        channels = []
+        for vhost in ("", name) * 3:  # on each front door there are both, most likely
+            connection = await aio_pika.connect(broker.url + vhost)
+            stack.push_async_callback(connection.close)
+            channels.append(await connection.channel())
+            for shard_queue in range(4):
+                await channels[-1].declare_queue(f"{name}-{len(channels)}-{shard_queue}", durable=True)
         for shard in range(SHARDS):
             kill(broker, shard)
         await asyncio.sleep(0.1)
-        publishing = [Publishing(channel, queue, 2) for queue in queues for channel in channels]
-        await wait_for(lambda: all(len(each.confirmed) > 5 for each in publishing), "confirms")
-        for each in publishing:
+        publishing = {
+            (channel, queue): Publishing(channel, queue, 2, padding=at)
+            for at, channel in enumerate(channels)
+            for queue in (f"{name}-{at + 1}-{shard_queue}" for shard_queue in range(4))
+        }
+        await wait_for(lambda: all(len(each.confirmed) > 5 for each in publishing.values()), "confirms")
+        for each in publishing.values():
             await each.finish()
-        for number, each in enumerate(publishing):
-            assert set(each.confirmed) <= set(await drained(channels[number % 2], queues[number // 2]))
+        for (channel, queue), each in publishing.items():
+            found = await drained(channel, queue)
+            assert set(each.confirmed) <= set(found) and len(found) == len(set(found))
 
 
 def _make_vhost(broker: RealBroker, name: str) -> None:
