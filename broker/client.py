@@ -35,7 +35,7 @@ from broker.amqp import (
 )
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo
-from broker.output import Output, close_behind_output
+from broker.output import OUT_BYTES_MAX, Output, close_behind_output
 from broker.publishing import Scope
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("broker.client")
 
-# Unsent output past which a client is not read any more (deliveries have their own window, see the shard).
-OUT_BYTES_MAX = 1 << 20
 # Work queued behind a busy channel past which the client is not read any more.
 WORK_MAX = 4096
 WORK_BYTES_MAX = 4 << 20
@@ -110,7 +108,6 @@ class Client:
         self._queued_work = 0
         self.output = Output()
         self.gets = asyncio.Semaphore(GETS_MAX)
-        self._output_taken: asyncio.Event | None = None  # somebody waits for it
         self._is_dirty = False
         self._writing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -593,13 +590,6 @@ class Client:
         if self.amqp.closed:
             self._flush_then_disconnect()
 
-    async def output_taken(self) -> None:
-        """Until the client has read so much that more may be made for it."""
-        while self.output.pending > OUT_BYTES_MAX:
-            if self._output_taken is None:
-                self._output_taken = asyncio.Event()
-            await self._output_taken.wait()
-
     def _mark_dirty(self) -> None:
         if not self._is_dirty:
             self._is_dirty = True
@@ -641,9 +631,6 @@ class Client:
                 return
         if self.output.pending <= OUT_BYTES_MAX // 2:
             self.resume(PAUSE_OUTPUT)
-            if self._output_taken is not None:
-                self._output_taken.set()
-                self._output_taken = None
         self.door.schedule_end_of_pass()
 
     def _flush_then_disconnect(self) -> None:
@@ -687,20 +674,6 @@ class Client:
             "send_oct": self.output.written,
             "send_pend": self.output.pending,
             "state": state,
-        }
-
-    def report_channel(self, channel: Channel) -> dict[str, object]:
-        confirms = channel.confirms
-        return {
-            "owner": self.owner,
-            "number": channel.number,
-            "prefetch_count": channel.prefetch,
-            "global_prefetch_count": channel.limit,
-            "messages_unacknowledged": channel.unacked.count,
-            "consumer_count": len(channel.consumers),
-            "confirm": confirms is not None,
-            "transactional": channel.transaction is not None,
-            "messages_unconfirmed": sum(w.last - w.first + 1 for w in confirms.waiting) if confirms else 0,
         }
 
     # -- time ----------------------------------------------------------------------------------------------------
