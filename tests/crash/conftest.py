@@ -13,6 +13,7 @@ from tests.support.real_broker import RealBroker
 SETTINGS = """
 [supervision]
 deaths_max = 100
+deaths_within_s = 3  # the waits between two lives grow with the deaths of this long
 """
 
 _numbers = itertools.count(1)
