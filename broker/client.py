@@ -15,6 +15,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pamqp import base, commands
@@ -27,15 +28,17 @@ from broker.amqp import (
     Event,
     Failed,
     Method,
+    Nothing,
     Open,
     Publishes,
     Settles,
     StartOk,
+    copies_by_channel,
 )
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo
-from broker.output import Output, close_behind_output
-from broker.publishing import Scope, publishing_channels
+from broker.output import OUT_BYTES_MAX, Output, close_behind_output
+from broker.publishing import Scope
 
 if TYPE_CHECKING:
     from broker.catalog import Catalog
@@ -47,11 +50,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("broker.client")
 
-# Unsent output past which a client is not read any more (deliveries have their own window, see the shard).
-OUT_BYTES_MAX = 1 << 20
 # Work queued behind a busy channel past which the client is not read any more.
 WORK_MAX = 4096
 WORK_BYTES_MAX = 4 << 20
+# What one range of a queued Settles event takes.
+RANGE_BYTES = 160
+# Events of one client before the others get their turn.
+TURN_EVENTS = 512
+NOTHING_EVENTS = 128  # and as how many of these Nothing counts
+# Messages one client is being got (basic.get) at once, on all its channels: each may be as large as messages may be.
+GETS_MAX = 16
 # How long a client may take to answer our connection.close.
 CLOSE_TIMEOUT_S = 5.0
 
@@ -59,6 +67,7 @@ CLOSE_TIMEOUT_S = 5.0
 PAUSE_OUTPUT = 1 << 64
 PAUSE_WORK = 1 << 65
 PAUSE_ALARM = 1 << 66
+PAUSE_TURN = 1 << 67  # its turn is over, and not all that was read is handled
 
 
 class Client:
@@ -91,6 +100,7 @@ class Client:
         self._close_when_idle = False
         self.lost = False
         self.channels: dict[int, Channel] = {}
+        self._waiting: set[Channel] = set()  # those with work that is not done
         self.published = False
         self.blocked = False
         self.last_received = self.last_sent = door.now
@@ -100,6 +110,7 @@ class Client:
         self._queued_bytes = 0
         self._queued_work = 0
         self.output = Output()
+        self.gets = asyncio.Semaphore(GETS_MAX)
         self._is_dirty = False
         self._writing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,15 +163,31 @@ class Client:
         self._handle_events()
 
     def _handle_events(self) -> None:
-        # Driven to its end whatever happens: what is left unparsed would be overwritten by the next client's bytes.
-        while (event := self.amqp.next_event()) is not None:
+        # What is left of the read when the turn is over is kept: the next client's bytes will overwrite the buffer.
+        turn = TURN_EVENTS
+        while turn > 0:
+            event = self.amqp.next_event()
+            if event is None:
+                self.resume(PAUSE_TURN)
+                break
+            turn -= NOTHING_EVENTS if isinstance(event, Nothing) else 1
             try:
                 self._handle(event)
             except (ChannelException, ConnectionException) as error:
                 self.fail(error, 0)
             except Exception:
                 self._fail_internally()
+        else:
+            self.amqp.keep_unread()
+            self.pause(PAUSE_TURN)
+            self.door.loop.call_soon(self._next_turn)
         self._gather()
+
+    def _next_turn(self) -> None:
+        """Go on with what was read, unless there is another reason not to read: its end comes here again."""
+        if self._paused == PAUSE_TURN and not self.lost:
+            self.door.begin_pass()
+            self._handle_events()
 
     def _fail_internally(self) -> None:
         """Our fault: the smallest thing that can be rebuilt is the connection."""
@@ -175,7 +202,7 @@ class Client:
         elif isinstance(event, Settles):
             channel = self.channels.get(event.channel)
             if channel is not None and channel.is_open:
-                self._do(channel, lambda: self._settle(channel, event.ranges))
+                self._do(channel, lambda: self._settle(channel, event.ranges), len(event.ranges) * RANGE_BYTES)
         elif isinstance(event, Method):
             self._on_method(event.channel, event.method)
         elif isinstance(event, Failed):
@@ -189,14 +216,17 @@ class Client:
         self.published = True
         if self.door.alarm:
             self._block()
-        busy = {channel.number for channel in self.channels.values() if channel.busy or channel.work}
+        busy = {channel.number for channel in self._waiting}
         if not busy:
             self.door.publishing.publishes(self, event)
             return
         self.door.publishing.publishes(self, event, without=busy)
-        copy = Publishes(bytes(event.buffer), bytes(event.table), event.count)
-        for number in busy & publishing_channels(event):
-            self._do(self.channels[number], _publish_later(self, copy, number), len(copy.buffer))
+        for number, copy in copies_by_channel(event, busy).items():
+            channel = self.channels.get(number)
+            if channel is not None:
+                self._do(
+                    channel, partial(self.door.publishing.publishes, self, copy), len(copy.buffer) + len(copy.table)
+                )
 
     # -- each channel's work in order -----------------------------------------------------------------------
 
@@ -205,10 +235,12 @@ class Client:
         if isinstance(work, base.Frame) and not channel.running and not channel.work:
             pipeline = self._pipeline(channel)
             pipeline.receive(work)  # overlaps what it may overlap
+            self._waiting.add(channel)
             if pipeline.full:
                 self.pause(PAUSE_WORK)
             return
         channel.work.append(work)
+        self._waiting.add(channel)
         self._queued_bytes += size
         if channel.busy or len(channel.work) > 1:
             self._queued_work += 1
@@ -224,6 +256,7 @@ class Client:
             if isinstance(work, base.Frame):
                 if channel.running:
                     return
+                self._waiting.add(channel)
                 channel.work.popleft()
                 if channel.is_open:
                     self._pipeline(channel).receive(work)
@@ -236,7 +269,9 @@ class Client:
                 channel.running = True
                 self._start(self._finish(channel, waiting))
         self.door.schedule_end_of_pass()
-        if not any(other.work or other.busy for other in self.channels.values()):
+        if not channel.work and not channel.busy:
+            self._waiting.discard(channel)
+        if not self._waiting:
             self._queued_work = self._queued_bytes = 0
             self.resume(PAUSE_WORK)
             if self._close_when_idle:
@@ -324,12 +359,14 @@ class Client:
     def _on_connection_method(self, method: base.Frame) -> None:
         if isinstance(method, commands.Connection.Close):
             self.closing = True
-            if any(channel.work or channel.busy for channel in self.channels.values()):
+            if self._waiting:
                 self._close_when_idle = True  # what was said before it is done before it
             else:
                 self._start(self._close_politely())
         elif isinstance(method, commands.Connection.CloseOk):
             self.disconnect()
+        elif isinstance(method, commands.Connection.UpdateSecret):
+            self.send(0, commands.Connection.UpdateSecretOk())  # a password does not expire: nothing to renew
 
     def _channel_method(self, channel: Channel, method: base.Frame) -> Coroutine[None, None, None] | None:
         if not channel.is_open:
@@ -405,6 +442,7 @@ class Client:
         channel.work.clear()
         if channel.pipeline is not None:
             channel.pipeline.close()
+        self._waiting.discard(channel)
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
 
@@ -449,7 +487,7 @@ class Client:
         for channel in self.channels.values():
             self._end_channel(channel)
         self.amqp.close(error)
-        self.resume(-1)
+        self.resume(~PAUSE_TURN)
         self._gather()
         self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
 
@@ -488,8 +526,12 @@ class Client:
         self._paused |= reason
 
     def resume(self, reasons: int) -> None:
-        before, self._paused = self._paused, self._paused & ~reasons if reasons != -1 else 0
-        if before and not self._paused and not self.lost:
+        before, self._paused = self._paused, self._paused & ~reasons
+        if before == self._paused or self.lost:
+            return
+        if self._paused == PAUSE_TURN:
+            self.door.loop.call_soon(self._next_turn)
+        elif not self._paused:
             self.last_received = self.door.loop.time()  # its silence was ours
             self.door.loop.add_reader(self.fd, self._readable)
 
@@ -641,20 +683,6 @@ class Client:
             "state": state,
         }
 
-    def report_channel(self, channel: Channel) -> dict[str, object]:
-        confirms = channel.confirms
-        return {
-            "owner": self.owner,
-            "number": channel.number,
-            "prefetch_count": channel.prefetch,
-            "global_prefetch_count": channel.limit,
-            "messages_unacknowledged": channel.unacked.count,
-            "consumer_count": len(channel.consumers),
-            "confirm": confirms is not None,
-            "transactional": channel.transaction is not None,
-            "messages_unconfirmed": sum(w.last - w.first + 1 for w in confirms.waiting) if confirms else 0,
-        }
-
     # -- time ----------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
@@ -662,13 +690,11 @@ class Client:
         interval = self.amqp.heartbeat_s
         if not interval or not self.is_open:
             return
-        if now - self.last_sent >= interval / 2:
+        if now - self.last_sent >= interval / 2 and not self._writing:
             self.amqp.send_heartbeat()
             self._gather()
-        if now - self.last_received > 2 * interval and not self._paused:
+        # While we do not read it, it shows that it lives by taking what we write.
+        takes_nothing = self._paused & PAUSE_OUTPUT and now - self.last_sent > 2 * interval
+        if takes_nothing or (now - self.last_received > 2 * interval and not self._paused):
             log.warning("%s: missed heartbeats, timeout: %d s", self.name, interval)
             self.disconnect()
-
-
-def _publish_later(client: Client, event: Publishes, number: int) -> Work:
-    return lambda: client.door.publishing.publishes(client, event, only=number)

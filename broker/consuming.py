@@ -13,6 +13,7 @@ import logging
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
@@ -39,7 +40,7 @@ class Consumer:
     """One consumer of one channel. `number`: used once in this front door's life."""
 
     __slots__ = (
-        "announced", "attached", "channel", "client", "exclusive", "granted", "no_ack", "nowait", "number",
+        "announced", "attached", "attaching", "channel", "client", "exclusive", "granted", "no_ack", "nowait", "number",
         "prefetch", "priority", "queue_id", "queue_name", "shard", "tag", "tag_bytes", "wants",
     )  # fmt: skip
 
@@ -50,6 +51,7 @@ class Consumer:
         self.tag = tag
         self.tag_bytes = tag.encode()
         self.attached = False  # to be attached again when its shard restarts
+        self.attaching: asyncio.Future[wire.Control] | None = None
         self.announced = False
         self.nowait = False
         self.granted = 0  # outstanding grants
@@ -219,7 +221,8 @@ class Consuming:
                 resumed=resumed,
             )
 
-        return self.links.ask(consumer.shard, make)
+        consumer.attaching = self.links.ask(consumer.shard, make)
+        return consumer.attaching
 
     async def cancel(self, client: Client, channel: Channel, method: commands.Basic.Cancel) -> None:
         """Unacknowledged deliveries stay with the channel; an unknown tag is no error."""
@@ -266,6 +269,12 @@ class Consuming:
     # -- basic.get -------------------------------------------------------------------------------------------
 
     async def get(self, client: Client, channel: Channel, method: commands.Basic.Get) -> None:
+        async with client.gets:
+            await client.output.room()
+            if channel.is_open:
+                await self._get(client, channel, method)
+
+    async def _get(self, client: Client, channel: Channel, method: commands.Basic.Get) -> None:
         queue = client.readable_queue(channel, method.queue, GET)
         getter = self._getter(client, channel, queue.shard)
         no_ack = bool(method.no_ack)
@@ -337,11 +346,16 @@ class Consuming:
     def restarted(self, shard: int) -> None:
         """The shard knows nobody any more: attach all its consumers again."""
         for consumer in self.consumers.values():
-            if consumer.shard == shard and consumer.attached:
+            if consumer.shard == shard and _is_attached(consumer):
                 self.use_grants(consumer, consumer.granted)
                 consumer.wants = False
-                future = self._attach(consumer, resumed=True)
-                future.add_done_callback(_log_failure)
+                self._attach(consumer, resumed=True).add_done_callback(partial(self._resumed, consumer.number))
+
+    def _resumed(self, number: int, answer: asyncio.Future[wire.Control]) -> None:
+        """Attached again after a restart, unless the queue went meanwhile, which its new shard does not know of."""
+        if not answer.cancelled() and (error := answer.exception()) is not None:
+            log.info("a consumer was not attached again: %s", error)
+            self.cancelled(number)
 
     # -- acks ----------------------------------------------------------------------------------------------
 
@@ -426,10 +440,13 @@ class Consuming:
 _Make = Callable[[int], wire.Message]
 
 
-def _log_failure(future: asyncio.Future[wire.Control]) -> None:
-    """Attached again after a restart: the queue may be gone meanwhile, which Cancelled says too."""
-    if not future.cancelled() and (error := future.exception()) is not None:
-        log.info("a consumer was not attached again: %s", error)
+def _is_attached(consumer: Consumer) -> bool:
+    """Whether its shard had it, though whoever asked may not have run since the answer."""
+    if consumer.channel.consumers.get(consumer.tag) is not consumer:
+        return False
+    answer = consumer.attaching
+    answered = answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None
+    return consumer.attached or answered
 
 
 def _releasing(numbers: list[int]) -> _Make:

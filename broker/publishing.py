@@ -38,6 +38,8 @@ MANDATORY = 1
 QUEUES_MAX = 65535
 # Publishes of a transaction that leave as one batch.
 COMMIT_BYTES = 8 << 20
+# What a message held by a transaction takes beside its bytes.
+HELD_MESSAGE_BYTES = 1024
 
 _CHANNEL_OF = struct.Struct("<6xH")
 _LINE = struct.Struct("<IH")
@@ -51,13 +53,17 @@ Targets = list[tuple[int, list[int], bool]]
 class Committed:
     """A transaction's publishes on their way to stable storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: int, channel: int) -> None:
+        self.connection = connection
+        self.channel = channel
         self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.shards = 1  # batches to wait for, and the commit itself while it is being packed
         self._stored = True
 
     def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
-        """Transactions have no confirm numbers: never named."""
+        """No room on the shard's disk, if it is this channel that is named: with 0, for want of a confirm number."""
+        if (connection, channel, first) == (self.connection, self.channel, 0):
+            self._stored = False
 
     def confirmed(self) -> None:
         self.shards -= 1
@@ -148,19 +154,17 @@ class Publishing:
 
     # -- a read's publishes -----------------------------------------------------------------------
 
-    def publishes(
-        self, client: Publisher, event: Publishes, only: int | None = None, without: AbstractSet[int] = frozenset()
-    ) -> None:
+    def publishes(self, client: Publisher, event: Publishes, without: AbstractSet[int] = frozenset()) -> None:
         """Route and pack the event's messages in order; errors end their channel and drop what it sent behind.
 
-        `only`, `without`: channels to which this is confined.
+        `without`: channels whose messages are left out.
         """
         now_ms = time.time_ns() // 1_000_000
         at = 0
         while at < event.count:
             number = _CHANNEL_OF.unpack_from(event.table, at * ROW)[0]
             channel = client.publishing_channel(number)
-            if channel is None or number in without or (only is not None and number != only):
+            if channel is None or number in without:
                 at += 1
             elif channel.transaction is not None:
                 self._decide(client, channel, event, at, now_ms)
@@ -257,7 +261,7 @@ class Publishing:
             message.check(client.user, self._may_impersonate(client.user))
             targets = self._route_one(client.scope, message)
             if channel.transaction is not None:
-                channel.transaction.publish((message, targets), len(message.stored))
+                channel.transaction.publish((message, targets), len(message.stored) + HELD_MESSAGE_BYTES)
                 return
         except (ChannelException, ConnectionException) as error:
             client.fail(error, channel.number)
@@ -294,7 +298,7 @@ class Publishing:
     def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         """All publishes of a transaction. The future: whether all shards have all of them."""
         now_ms = time.time_ns() // 1_000_000
-        committed = Committed()
+        committed = Committed(client.id, channel.number)
         size = 0
         for message, targets in held:
             self._put(client, channel, message, targets, now_ms)
@@ -415,11 +419,6 @@ def _cut(by_shard: dict[int, list[int]]) -> list[tuple[int, list[int]]]:
     return [
         (shard, ids[at : at + QUEUES_MAX]) for shard, ids in by_shard.items() for at in range(0, len(ids), QUEUES_MAX)
     ]
-
-
-def publishing_channels(event: Publishes) -> set[int]:
-    """The channels that the event's publishes came on."""
-    return {_CHANNEL_OF.unpack_from(event.table, at * ROW)[0] for at in range(event.count)}
 
 
 def _line(event: Publishes, at: int) -> bytes:

@@ -4,8 +4,9 @@ Carries only: what a message means is said in publishing.py and consuming.py. On
 send, one PUSH per shard sends; both never block. What is packed during one pass of the event loop leaves at its end, as
 one PUBLISH, one SETTLE and one CREDIT per shard at the most.
 
-A shard that restarts says Hello with a new epoch. What the old one had not confirmed is reported lost and requests are
-asked again; while a shard is away publishes wait in the packer, and their clients are not read (credit).
+A shard's end shows as the end of its connection: what it had not confirmed is reported lost at once. Publishes then
+wait in the packer, and their clients are not read (credit); whoever wants a confirm waits AWAY_S_MAX at the most. The
+next process of the shard says Hello with a new epoch: consumers are attached and requests asked again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from broker.changes import QueuePut
 from broker.config import BrokerConfig
@@ -32,7 +34,13 @@ RECEIVE_BURST = 64
 # Deliveries written to a client before its shard is told: an eighth of a connection's window there, so that a trickle
 # costs no message of its own.
 DELIVERY_CREDIT_BYTES = 128 << 10
+# Connections with less than that before all are told of: those that left meanwhile would stay for ever.
+CREDITS_MAX = 4096
 RECONNECT_MS = 10
+# A shard's last words arrive on a connection other than the one whose end is noticed: confirms among them still count.
+LAST_WORDS_S = 0.05
+# Publishes that want a confirm wait this long for a shard that is away; then they are nacked.
+AWAY_S_MAX = 2.0
 # What is still unsent when the process ends may take this long.
 LINGER_MS = 500
 
@@ -70,18 +78,26 @@ class ShardLink:
     def __init__(self, shard: int, socket: zmq.Socket[bytes]) -> None:
         self.shard = shard
         self.socket = socket
-        self.epoch = 0  # 0: not there
+        self.epoch = 0  # 0: never there
+        self.away_since: float | None = None  # loop time
+        self.nacking = False  # it has been away for too long
         self.batch = 0
         self.in_flight = 0  # bytes of publishes not yet taken in
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()
         self.gathering: list[Unconfirmed] = []  # those of the batch being packed
+        self.aside: list[tuple[bytes, list[Unconfirmed]]] = []  # batches made while it was away
         self.settles: list[tuple[int, int, int, int]] = []
         self.credits: dict[int, int] = {}
         self.credit_due = False
 
     @property
     def up(self) -> bool:
-        return self.epoch != 0
+        return self.epoch != 0 and self.away_since is None
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether somebody wants a confirm for what is not sent."""
+        return bool(self.gathering or any(batch for _, batch in self.aside))
 
     def crowded(self, packed: int) -> bool:
         """Whether whoever feeds this shard must wait; `packed`: bytes not yet sent."""
@@ -132,6 +148,7 @@ class ShardLinks:
         self._inbox.bind(self._endpoint)
         self._loop.add_reader(self._inbox.fileno(), self._receive)
         for link in self.links:
+            self._watch(link)
             link.socket.connect(f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
             self._join(link)
         self._loop.call_soon(self._receive)
@@ -142,9 +159,33 @@ class ShardLinks:
             self._loop.remove_reader(self._inbox.fileno())
         self.flush()
         for link in self.links:
+            self._watch_no_more(link)
             link.socket.close()
         self._inbox.close(0)
         self._context.term()
+
+    def _watch(self, link: ShardLink) -> None:
+        """Hear of the end of the connection to a shard: on one host, that of its process."""
+        assert self._loop is not None
+        loop = self._loop
+        monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+        def heard() -> None:
+            while monitor.poll(0):
+                recv_monitor_message(monitor)
+                if link.up:
+                    link.away_since = loop.time()
+                    loop.call_later(LAST_WORDS_S, self._ended, link, link.epoch)
+
+        loop.add_reader(monitor.fileno(), heard)
+        heard()  # the descriptor speaks only to who has looked at the events before
+
+    def _watch_no_more(self, link: ShardLink) -> None:
+        monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if self._loop is not None:
+            self._loop.remove_reader(monitor.fileno())
+        link.socket.disable_monitor()
+        monitor.close()
 
     # -- out ----------------------------------------------------------------------------------------------
 
@@ -215,7 +256,7 @@ class ShardLinks:
         if epoch != link.epoch:
             return
         sum_now = link.credits[connection] = link.credits.get(connection, 0) + count
-        if sum_now >= DELIVERY_CREDIT_BYTES:
+        if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
             link.credit_due = True
 
     def flush(self) -> None:
@@ -234,24 +275,38 @@ class ShardLinks:
             link.settles.clear()
         message = self.packer.take(link.shard, self.peer, self.incarnation, link.epoch, link.batch + 1)
         if message is not None:
-            link.batch += 1
-            link.in_flight += len(message)
-            if link.gathering:
-                link.sent.append((link.batch, link.gathering))
-                link.gathering = []
-            link.socket.send(message, zmq.NOBLOCK)
+            self._send_batch(link, message, link.gathering)
+            link.gathering = []
         if link.credit_due:
             link.credit_due = False
             link.socket.send(envelope.credit(*who, link.credits.items()), zmq.NOBLOCK)
             link.credits.clear()
+
+    @staticmethod
+    def _send_batch(link: ShardLink, message: bytes, waiting: list[Unconfirmed]) -> None:
+        link.batch += 1
+        link.in_flight += len(message)
+        if waiting:
+            link.sent.append((link.batch, waiting))
+        link.socket.send(message, zmq.NOBLOCK)
 
     def use_vhost(self, vhost: str) -> None:
         """What is packed next belongs to `vhost`: a batch goes to one store, so another vhost's leaves before."""
         if vhost != self._vhost:
             self._vhost = vhost
             for link in self.links:
-                if link.up and self.packer.messages(link.shard):
-                    self._flush_link(link)
+                if self.packer.messages(link.shard):
+                    if link.up:
+                        self._flush_link(link)
+                    else:
+                        self._set_aside(link)
+
+    def _set_aside(self, link: ShardLink) -> None:
+        message = self.packer.take(link.shard, self.peer, self.incarnation, 0, 0)
+        if message is not None:
+            link.aside.append((message, link.gathering))
+            link.in_flight += len(message)
+            link.gathering = []
 
     def wait_for(self, shards: int, waiting: Unconfirmed) -> None:
         """`waiting` is told when the batches being packed for these shards (bit mask) are stored, once for each."""
@@ -334,38 +389,76 @@ class ShardLinks:
     def _on_hello(self, link: ShardLink, epoch: int, hello: wire.Hello) -> None:
         if not hello.ready or epoch == link.epoch:
             return
-        first_time = link.batch == 0 and not link.sent
-        lost = [waiting for _, batch in link.sent for waiting in batch]
-        link.sent.clear()
+        first_time = link.epoch == 0
+        lost = self._lose_sent(link)
         link.epoch = epoch
+        link.away_since, link.nacking = None, False
         link.in_flight = 0
         link.settles.clear()
         link.credits.clear()
         self._join(link)
         if not first_time:
-            log.warning(
-                "shard %d is back (pid %d); %d publishes without an answer are nacked", link.shard, hello.pid, len(lost)
-            )
-        for waiting in lost:
-            waiting.lost()
+            log.warning("shard %d is back (pid %d)%s", link.shard, hello.pid, _nacked(lost))
+        aside, link.aside = link.aside, []
+        for message, batch in aside:
+            self._send_batch(link, envelope.readdressed(message, epoch, link.batch + 1), batch)
         self._ask_again(link)
         self.events.restarted(link.shard)
         self.events.publish_room(link.shard)
         if self._all_up is not None and not self._all_up.done() and all(each.up for each in self.links):
             self._all_up.set_result(None)
 
+    def _ended(self, link: ShardLink, epoch: int) -> None:
+        """The process is gone, and all it has said is heard."""
+        if link.epoch == epoch:
+            log.warning("shard %d is gone%s", link.shard, _nacked(self._lose_sent(link)))
+            link.in_flight = sum(len(message) for message, _ in link.aside)
+            self.events.received()
+
+    @staticmethod
+    def _lose_sent(link: ShardLink) -> int:
+        """What the shard was given and had not confirmed. It may be stored all the same."""
+        lost = [waiting for _, batch in link.sent for waiting in batch]
+        link.sent.clear()
+        for waiting in lost:
+            waiting.lost()
+        return len(lost)
+
+    def _lose_packed(self, link: ShardLink) -> None:
+        """Somebody has waited too long for a shard that is away: what waits for it is not sent any more."""
+        self.packer.drop(link.shard)
+        lost = [waiting for _, batch in link.aside for waiting in batch] + link.gathering
+        link.aside, link.gathering, link.in_flight = [], [], 0
+        for waiting in lost:
+            waiting.lost()
+        if not link.nacking:
+            link.nacking = True
+            log.warning("shard %d stays away: publishes that want a confirm are nacked", link.shard)
+        self.events.publish_room(link.shard)
+        self.events.received()
+
     def _ask_again(self, link: ShardLink) -> None:
         """Requests the old process did not answer, in their order: a Release behind an Attach still undoes it.
-        Consumers attached again are not among them: restarted() names those that are still wanted."""
-        for request, (shard, what, _) in list(self._requests.items()):
+        Consumers attached again are not among them: restarted() names those that are still wanted. Nor are those
+        whose client has left: a message got for nobody would be lost."""
+        for request, (shard, what, future) in list(self._requests.items()):
             if shard != link.shard:
                 continue
-            if isinstance(what, wire.Attach) and what.resumed:
+            unwanted = isinstance(what, (wire.Attach, wire.Get)) and future.done()
+            if unwanted or (isinstance(what, wire.Attach) and what.resumed):
                 del self._requests[request]
             else:
                 self._send_control(link, what)
 
     def tick(self) -> None:
         """Say Join again: a shard that restarted does not know where its front doors are."""
+        assert self._loop is not None
+        now = self._loop.time()
         for link in self.links:
             self._join(link)
+            if link.away_since is not None and now - link.away_since > AWAY_S_MAX and link.waited_for:
+                self._lose_packed(link)
+
+
+def _nacked(count: int) -> str:
+    return f"; {count} reads of publishes without an answer are nacked" if count else ""

@@ -160,7 +160,7 @@ class Shard:
             arrivals = store.append(publish.records, indexes=any(queue.may_refuse for queue in known))
         except self._no_room:
             self.refused_batches += 1
-            held.refused = _runs(message, range(publish.messages))
+            held.refused = _runs(message, range(publish.messages), unnumbered=True)
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
             self.set_alarm(LOW_ON_DISK)
             return
@@ -234,8 +234,18 @@ class Shard:
         if peer is None or peer.incarnation != head.incarnation:
             self._remove(head.peer, now)
             peer = self.peers[head.peer] = Peer(head.peer, head.incarnation, endpoint, self.epoch, self.number)
+            if head.peer == m.CONTROLLER:
+                self._greet(peer)
+                self._tell_closed()
+                return
         if self.ready or head.peer == m.CONTROLLER:
             self._greet(peer)
+
+    def _tell_closed(self) -> None:
+        """A controller that died may have taken the news of these queues with it."""
+        for queue in self.queues.values():
+            if queue.closed:
+                self._tell_controller(m.AutoDeleted(queue.id, "auto-delete"))
 
     def _greet(self, peer: Peer) -> None:
         peer.tell(m.Hello(self._pid, ready=self.ready))
@@ -341,6 +351,7 @@ class Shard:
                         holder.detached = True
                         holder.window.consumers -= 1
                         each.tell(m.Cancelled(number))
+                    each.forget_window(holder.connection)
             for window in each.windows.values():
                 window.blocked.discard(queue)
         del self.queues[queue.id], self._specs[queue.id]
@@ -604,12 +615,15 @@ class Shard:
         peer.tell(m.StatsReply(stats.request, queues, consumers, process))
 
 
-def _runs(message: bytes, ordinals: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """The confirms wanted for these messages of a batch, neighbours together."""
+def _runs(message: bytes, ordinals: Sequence[int], unnumbered: bool = False) -> list[tuple[int, int, int, int]]:
+    """The confirms wanted for these messages of a batch, neighbours together. `unnumbered`: also those without a
+    confirm number, as 0: a transaction must hear that it was not stored."""
     found: list[tuple[int, int, int, int]] = []
     for ordinal in ordinals:
         connection, channel, seq = codec.run_of(message, ordinal)
         if not seq:
+            if unnumbered and found[-1:] != [(connection, channel, 0, 0)]:
+                found.append((connection, channel, 0, 0))
             continue
         if found and found[-1][:2] == (connection, channel) and found[-1][3] + 1 == seq:
             found[-1] = (connection, channel, found[-1][2], seq)

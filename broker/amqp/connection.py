@@ -17,7 +17,7 @@ from pamqp import base, commands
 
 from broker.amqp import frames, properties, spec
 from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.events import Event, Failed, Method, Open, Publishes, Settles, StartOk
+from broker.amqp.events import Event, Failed, Method, Nothing, Open, Publishes, Settles, StartOk
 from broker.amqp.methods import AccessRequest, AccessRequestOk, decode_method, encode_method
 from broker.amqp.states import (
     CHANNEL_DISCARDS,
@@ -35,6 +35,12 @@ _FRAME_END = bytes([spec.FRAME_END])
 _FRAME_KINDS = frozenset({spec.METHOD_FRAME, spec.HEADER_FRAME, spec.BODY_FRAME, spec.HEARTBEAT_FRAME})
 _HEARTBEAT: Final = _FRAME_HEAD.pack(spec.HEARTBEAT_FRAME, 0, 0) + _FRAME_END
 _IMMEDIATE = 2
+# Unfinished messages of one connection may have this much together, over one of the largest size.
+CONTENT_BYTES_MORE: Final = 32 << 20
+# Frames without an event (heartbeats, parts of bodies, what is discarded) before next_event() gives Nothing.
+EVENTLESS_FRAMES_MAX: Final = 256
+# Of a broken frame, in the text about it.
+SHOWN_BYTES: Final = 16
 # Methods that states.py knows by name; all others are "method" there.
 _CHANNEL_NAMES: Final = {
     struct.pack(">I", method.index): method.name
@@ -66,6 +72,11 @@ class _Content:
         self.data += props
         if body_len:
             self.data += _FRAME_HEAD.pack(spec.BODY_FRAME, 0, body_len)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the client's that are here."""
+        return self.line_len + self.props_len + self.body_len - self.left
 
     def whole(self, channel: int) -> Publishes:
         body_off = self.line_len + self.props_len
@@ -100,6 +111,8 @@ class Connection:
         self._close_sent = False
         self._channels = bytearray(1)  # the state of each channel number; as long as the highest that was opened
         self._contents: dict[int, _Content] = {}
+        self._content_bytes = 0  # in all of them
+        self._content_bytes_max = message_bytes_max + CONTENT_BYTES_MORE
         self._out: list[bytes] = []
         # What is being read: from _at on, of _buffer, then of _next. At least _needed bytes are needed to see more.
         self._buffer: bytearray | memoryview = memoryview(b"")
@@ -120,7 +133,7 @@ class Connection:
             self._buffer, self._at = memoryview(data), 0
 
     def next_event(self) -> Event | None:
-        while True:
+        for _ in range(EVENTLESS_FRAMES_MAX):
             if self._out_of_step or self._state is ConnectionState.CLOSED:
                 self._drop_read()
                 return None
@@ -136,6 +149,7 @@ class Connection:
                 return Failed(error)
             if event is not None:
                 return event
+        return Nothing()
 
     def _has(self, needed: int) -> bool:
         """Are `needed` bytes (and at least one) there from _at on, in one piece. False: until more was received."""
@@ -159,6 +173,13 @@ class Connection:
             return True
         self._needed = needed
         return False
+
+    def keep_unread(self) -> None:
+        """Copy what is unread, so that the bytes given may be changed before next_event() gives None."""
+        if self._next is not None:
+            self._buffer, self._at, self._next = bytearray(self._buffer[self._at :]) + self._next, 0, None
+        elif isinstance(self._buffer, memoryview):
+            self._buffer, self._at = bytearray(self._buffer[self._at :]), 0
 
     def _drop_read(self) -> None:
         self._buffer, self._at, self._next, self._needed = memoryview(b""), 0, None, 0
@@ -207,25 +228,29 @@ class Connection:
         kind, channel, size = _FRAME_HEAD.unpack_from(self._buffer, self._at)
         frame_bytes = size + spec.FRAME_OVERHEAD_BYTES
         if kind not in _FRAME_KINDS:
-            raise self._broken_frame(f"unknown frame type {kind}")
+            raise self._broken_frame(kind, b"", "unknown_frame")
         if frame_bytes > self._received_frame_bytes_max:
-            raise self._broken_frame(f"frame of {frame_bytes} bytes, {self.frame_bytes_max} agreed")
+            payload_bytes_max = self.frame_bytes_max - spec.FRAME_OVERHEAD_BYTES
+            raise self._broken_frame(kind, b"", f"{{frame_too_large,{size},{payload_bytes_max}}}")
         if not self._has(frame_bytes):
             return None
-        if self._buffer[self._at + frame_bytes - 1] != spec.FRAME_END:
-            raise self._broken_frame(f"type {kind}, frame of {frame_bytes} bytes without its end marker")
         payload = bytes(self._buffer[self._at + _FRAME_HEAD.size : self._at + frame_bytes - 1])
+        end = self._buffer[self._at + frame_bytes - 1]
+        if end != spec.FRAME_END:
+            raise self._broken_frame(kind, payload, f"{{invalid_frame_end_marker,{end}}}")
         self._at += frame_bytes
         try:
             return self._received(kind, channel, payload)
         except ChannelException as error:
             # Until the caller closes the channel, what else comes on it is discarded already.
-            self._channels[channel] = ChannelState.CLOSING
-            self._contents.pop(channel, None)
+            self._set_channel(channel, ChannelState.CLOSING)
             return Failed(error, channel)
 
-    def _broken_frame(self, text: str) -> ConnectionException:
+    def _broken_frame(self, kind: int, payload: bytes, what: str) -> ConnectionException:
+        """In RabbitMQ's words, which are Erlang's."""
         self._out_of_step = True
+        some = "all" if len(payload) <= SHOWN_BYTES else f"first {SHOWN_BYTES}"
+        text = f"type {kind}, {some} octets = <<{','.join(map(str, payload[:SHOWN_BYTES]))}>>: {what}"
         return ConnectionException(spec.FRAME_ERROR, text)
 
     def _received(self, kind: int, channel: int, payload: bytes) -> Event | None:
@@ -302,8 +327,9 @@ class Connection:
             line = payload[6:]
             if line[-1] & _IMMEDIATE:
                 raise ConnectionException(spec.NOT_IMPLEMENTED, "immediate=true", *ids)
-            self._contents[channel] = _Content(line)
             self._channels[channel] = following
+            self._contents[channel] = _Content(line)
+            self._keep(len(line))
             return None
         if isinstance(method, commands.Channel.Open):
             self._make_room(channel)
@@ -343,7 +369,8 @@ class Connection:
         props = payload[_CONTENT_HEAD.size :]
         properties.check(props)
         self._contents[channel].begin_body(props, body_len)
-        return None if body_len else self._contents.pop(channel).whole(channel)
+        self._keep(len(props))
+        return None if body_len else self._whole(channel)
 
     def _received_body(self, channel: int, payload: bytes) -> Event | None:
         state = self._channel_state(channel)
@@ -357,9 +384,22 @@ class Connection:
             text = f"{len(payload) - content.left} bytes behind a body of {content.body_len}"
             raise ConnectionException(spec.FRAME_ERROR, text, *spec.PUBLISH)
         self._channels[channel] = following
+        self._keep(len(payload))
         content.data += payload
         content.left -= len(payload)
-        return self._contents.pop(channel).whole(channel) if is_last else None
+        return self._whole(channel) if is_last else None
+
+    def _keep(self, count: int) -> None:
+        """Count what is put together: many channels that each begin a large message must not fill the memory."""
+        self._content_bytes += count
+        if self._content_bytes > self._content_bytes_max:
+            text = f"more than {self._content_bytes_max} bytes in unfinished messages of one connection"
+            raise ConnectionException(spec.RESOURCE_ERROR, text, *spec.PUBLISH)
+
+    def _whole(self, channel: int) -> Publishes:
+        content = self._contents.pop(channel)
+        self._content_bytes -= content.kept
+        return content.whole(channel)
 
     # -- out ----------------------------------------------------------------------------------------------------
 
@@ -409,10 +449,13 @@ class Connection:
         self._state = ConnectionState.CLOSING
         self._close_sent = True
         self._contents.clear()
+        self._content_bytes = 0
         self._put(0, commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id))
 
     def _set_channel(self, channel: int, state: ChannelState) -> None:
-        self._contents.pop(channel, None)
+        content = self._contents.pop(channel, None)
+        if content is not None:
+            self._content_bytes -= content.kept
         self._channels[channel] = state
 
     def _put(self, channel: int, method: base.Frame) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 from pamqp import base
 
 from broker.amqp.errors import ChannelException, ConnectionException
+from broker.amqp.spec import FRAME_OVERHEAD_BYTES
 
 # Kinds of settling.
 ACK = 0
 REJECT = 1
 REQUEUE = 2
+
+# A row of Publishes.table: see frames.pyx.
+_ROW = struct.Struct("<IHHIIIIQI4BQ")
 
 
 @dataclass(slots=True)
@@ -68,4 +74,27 @@ class Failed:
     channel: int = 0
 
 
-Event = StartOk | Open | Method | Publishes | Settles | Failed
+@dataclass(slots=True)
+class Nothing:
+    """Many frames without an event; there may be more. For a caller that lets others have their turn."""
+
+
+def copies_by_channel(event: Publishes, channels: AbstractSet[int]) -> dict[int, Publishes]:
+    """The publishes of each of these channels, to be kept: copied alone, so that no byte is kept twice."""
+    found: dict[int, tuple[bytearray, bytearray]] = {}
+    for row in _ROW.iter_unpack(event.table):
+        line, line_len, number, props, props_len, body, body_frames, body_len, *rest = row
+        if number not in channels:
+            continue
+        end = body + body_len + body_frames * FRAME_OVERHEAD_BYTES if body_len else props + props_len
+        if number not in found:
+            found[number] = bytearray(), bytearray()
+        data, table = found[number]
+        moved = len(data) - line
+        data += event.buffer[line:end]
+        body = body + moved if body_len else 0
+        table += _ROW.pack(line + moved, line_len, number, props + moved, props_len, body, body_frames, body_len, *rest)
+    return {number: Publishes(data, bytes(table), len(table) // _ROW.size) for number, (data, table) in found.items()}
+
+
+Event = StartOk | Open | Method | Publishes | Settles | Failed | Nothing

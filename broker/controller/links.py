@@ -2,7 +2,8 @@
 
 Says to each door what exists (a snapshot, then each batch of changes), takes its requests and its news of
 connections, and knows how far each door has come: `when_in_force` is the one place where "every front door routes by
-it" is decided. A door that does not apply changes in time, or does not read, loses its link and gets a snapshot when
+it" is decided. After a restart that includes doors that are still to come back: they route by the copy they have. A
+door that does not apply changes in time, or does not read, loses its link and gets a snapshot when
 it is back.
 """
 
@@ -42,6 +43,7 @@ READ_BYTES = 256 << 10
 UNREAD_BYTES_MAX = 256 << 20  # of one door; then its link is cut
 APPLY_S_MAX = 10.0  # a door that has not applied changes after that long holds up nobody any more
 REPORT_S_MAX = 2.0
+RETURN_S_MAX = 3.0  # after a start, how long a front door that is not here yet holds up what the others ask for
 PREFIX = struct.Struct("<I")
 
 log = logging.getLogger(__name__)
@@ -100,16 +102,19 @@ class Door:
 class DoorLinks:
     """All connected front doors. `handler` is set before `start`."""
 
-    def __init__(self, boot: str) -> None:
+    def __init__(self, boot: str, doors: int = 0) -> None:
+        """`doors`: how many are expected, numbered from 0."""
         self.handler: Handler | None = None
         self._boot = boot
         self._doors: dict[int, Door] = {}
+        self._expected = set(range(doors))  # and not seen since the start
         self._handed_out = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._reports: dict[int, _Gathering] = {}
         self._query = 0
         self._server: asyncio.Server | None = None
         self._check: asyncio.TimerHandle | None = None
+        self._return: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, runtime_dir: Path, version: int = 0) -> None:
@@ -119,10 +124,17 @@ class DoorLinks:
         path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, path, limit=READ_BYTES, backlog=128)
         self._look_for_laggards()
+        self._return = asyncio.get_running_loop().call_later(RETURN_S_MAX, self._expect_no_more)
+
+    def _expect_no_more(self) -> None:
+        self._expected.clear()
+        self._settle()
 
     async def stop(self) -> None:
         if self._check is not None:
             self._check.cancel()
+        if self._return is not None:
+            self._return.cancel()
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -156,6 +168,8 @@ class DoorLinks:
             door.send(CloseConnection(owner, code, text))
 
     def _settle(self) -> None:
+        if self._expected:
+            return
         in_force = min((door.applied for door in self._doors.values()), default=self._handed_out)
         in_force = min(in_force, self._handed_out)
         while self._waiting and self._waiting[0][0] <= in_force:
@@ -204,6 +218,8 @@ class DoorLinks:
                         self._receive(door, message)
                 assert self.handler is not None
                 await self.handler.room()
+        except asyncio.CancelledError:
+            pass  # by stop(), which waits for this end; asyncio's streams would log it as an error
         except (ConnectionError, msgspec.MsgspecError, ProtocolError) as error:
             log.warning("control link of front door %s: %s", door.number if door else "?", error)
         finally:
@@ -226,6 +242,7 @@ class DoorLinks:
         door.behind_since = asyncio.get_running_loop().time()
         door.send(Snapshot(self._boot, version, changes))
         self._doors[door.number] = door
+        self._expected.discard(door.number)
         self.handler.door_up(door.number, door.incarnation, message.connections)
         log.info("front door %d (pid %d) is here", door.number, door.pid)
         return door

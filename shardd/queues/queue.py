@@ -9,6 +9,7 @@ message in Python. Every message that ends without being acknowledged or purged 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
@@ -137,7 +138,7 @@ class Queue:
         limits = self.limits
         capacity = self.consumers.capacity()
         length = self.ready_count - capacity
-        held = self.ready_bytes if length > 0 else 0
+        held = self.ready_bytes - self._first_bytes(capacity) if length > 0 and limits.max_bytes is not None else 0
         sizes = self._sizes(arrival.entries) if limits.max_bytes is not None else array("I")
         fit: list[int] = []
         dropped: list[int] = []
@@ -169,6 +170,7 @@ class Queue:
         self.expire(now)
         if self.limits.bounded:
             self.enforce()
+            self.expire(now)  # behind what was dropped
         self._settle_grants(outlet)
         return False
 
@@ -176,42 +178,47 @@ class Queue:
         return next(level for level in reversed(self._levels) if len(level))
 
     def _deal(self, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet) -> int:
-        """One round of equal shares, a message to each in turn; bytes handed out."""
+        """One round of equal shares, a message to each in turn; bytes handed out.
+
+        It ends before the first message that does not fit with the one whose turn it is: given to another later, it
+        would come to that one behind messages published after it.
+        """
+        count = len(takers)
         average = self.ready_bytes // self.ready_count + 1
         most = min(STEP_MESSAGES, bytes_max // average + 1, len(level))
-        share = min(-(-most // len(takers)), min([taker.room() for taker in takers]))
-        block = level.peek(share * len(takers))
-        level.drop(len(block))
-        self.ready_count -= len(block)
+        rooms = _rooms(takers, bytes_max)
+        share = min(-(-most // count), min([taker.room() for taker in takers]), min(rooms) // average + 1)
+        block = level.peek(share * count)
+        parts = [block[i::count] for i in range(count)] if count > 1 else [block]
+        found = [self._read(part, room) for part, room in zip(parts, rooms, strict=True)]
+        fits = [sum([len(sizes) for _, sizes, _ in pieces]) for pieces in found]
+        stop = min([i + count * fit for i, fit in enumerate(fits) if fit < len(parts[i])], default=len(block))
+        level.drop(stop)
+        self.ready_count -= stop
         given = 0
-        left = array("Q")
-        for i, taker in enumerate(takers[: len(block)]):
-            part = block[i :: len(takers)]
-            count, count_bytes = self._give(taker, part, bytes_max, outlet)
-            given += count_bytes
-            left += part[count:]
-        self.consumers.took(takers[(len(block) - 1) % len(takers)])
-        if left:
-            level.merge(array("Q", sorted(left)))
-            self.ready_count += len(left)
+        for i, taker in enumerate(takers[:stop]):
+            own = len(range(i, stop, count))
+            pieces = found[i] if own == fits[i] else self._read(parts[i][:own], rooms[i])
+            for entries, sizes, blob in pieces:
+                self._hand_over(taker, entries, sizes, blob, outlet)
+                given += len(blob)
+        self.consumers.took(takers[(stop - 1) % count])
         return given
 
-    def _give(self, taker: Consumer, entries: array[int], bytes_max: int, outlet: Outlet) -> tuple[int, int]:
-        """As many of them as fit, at least one; how many, and their bytes."""
-        at = given = 0
-        while at < len(entries):
-            room = min(taker.window.room, bytes_max - given)
-            if at and room <= 0:
-                break
+    def _read(self, entries: array[int], room: int) -> list[tuple[array[int], array[int], bytes]]:
+        """As many as fit, at least one, in pieces that are all redelivered or all not: (entries, sizes, blob)."""
+        pieces: list[tuple[array[int], array[int], bytes]] = []
+        at = 0
+        while at < len(entries) and (room > 0 or not at):
             stop = same_mark(entries, at)
-            blob, sizes = self.store.read(entries if stop - at == len(entries) else entries[at:stop], max(room, 1))
-            count = len(sizes)
-            self._hand_over(taker, entries[at : at + count], sizes, blob, outlet)
-            given += len(blob)
-            at += count
+            some = entries if stop - at == len(entries) else entries[at:stop]
+            blob, sizes = self.store.read(some, max(room, 1))
+            pieces.append((some if len(sizes) == len(some) else some[: len(sizes)], sizes, blob))
+            room -= len(blob)
+            at += len(sizes)
             if at < stop:
                 break
-        return at, given
+        return pieces
 
     def _hand_over(self, taker: Consumer, entries: array[int], sizes: array[int], blob: bytes, outlet: Outlet) -> None:
         count, body_bytes = len(entries), total(sizes)
@@ -389,6 +396,15 @@ class Queue:
             sizes += self.store.read(entries[len(sizes) : len(sizes) + STEP_MESSAGES], SIZES_BYTES)[1]
         return sizes
 
+    def _first_bytes(self, count: int) -> int:
+        """Of the messages that leave next."""
+        found = 0
+        for level in reversed(self._levels):
+            if count > 0:
+                found += self._bytes_of(level.peek(count))
+                count -= len(level)
+        return found
+
     def _bytes_of(self, entries: array[int]) -> int:
         return total(self._sizes(entries))
 
@@ -498,3 +514,12 @@ class Queue:
         """The first entry this queue still has."""
         heads = [level.first() for level in self._levels if len(level)]
         return min([entry & PLACE for entry in (*heads, *self._held())], default=PLACE & ((1 << 64) - 1))
+
+
+def _rooms(takers: list[Consumer], bytes_max: int) -> list[int]:
+    """Bytes each may get in one round; those of one connection share its window."""
+    windows = [taker.window for taker in takers]
+    if len(takers) == 1:
+        return [min(windows[0].room, bytes_max)]
+    sharing = Counter(map(id, windows))
+    return [min(window.room // sharing[id(window)], bytes_max) for window in windows]

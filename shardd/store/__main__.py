@@ -33,6 +33,9 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         print(error, file=sys.stderr)
         return USAGE
+    if names and not any(name == "state" or name.startswith("lost.") or parse_name(name) for name in names):
+        print(f"{directory}: not a store, which is DATA/shard-NN/<hash of the vhost>", file=sys.stderr)
+        return USAGE  # that nothing is damaged where nothing was looked at is no answer
     damage = [Damage(name, "header", 0, 0) for name in names if name.startswith("lost.")]
     try:
         for number in sorted(parsed[1] for parsed in map(parse_name, names) if parsed and parsed[0] == "msgs"):
@@ -89,6 +92,9 @@ def dump_segment(directory: str, loaded: Loaded) -> None:
 
 def verify_segment(directory: str, loaded: Loaded) -> None:
     """Loading was the check."""
+    records = sum(1 for _ in abstracts(loaded.abstracts))
+    damage = f"damaged in {len(loaded.damage)} places" if loaded.damage else "good"
+    print(f"{file_name('msgs', loaded.segment.number)}: {records} records, {damage}")
 
 
 def abstracts(data: bytes) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:

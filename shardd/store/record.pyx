@@ -28,109 +28,25 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-import array
+cdef extern from "../crc32c.h" nogil:
+    int crc32c_hardware
+    uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
+    uint32_t c_crc32c_tables "crc32c_tables"(uint32_t crc, const uint8_t *p, size_t n)
+    void crc32c_start()
 
 cdef extern from *:
     """
-    /* CRC-32C. Hardware: three streams hide the latency of the instruction, joined by tables that shift a
-       crc over a block of zeros. Software: eight tables. Which one is decided once, at import. */
-    #include <stdint.h>
-    #include <string.h>
-    #define SMQ_POLY 0x82f63b78u
-    #define SMQ_LONG 2048
-    #define SMQ_SHORT 128
-    static uint32_t smq_table[8][256];
-    static uint32_t smq_long[4][256], smq_short[4][256];
-    static int smq_hardware = 0;
-
-    static uint32_t smq_times(const uint32_t *matrix, uint32_t vector) {
-        uint32_t sum = 0;
-        for (; vector; vector >>= 1, matrix++) if (vector & 1) sum ^= *matrix;
-        return sum;
-    }
-    static void smq_zeros(uint32_t out[4][256], uint64_t bytes) {
-        uint32_t power[32], square[32], operator_[32];
-        for (int i = 0; i < 32; i++) { operator_[i] = 1u << i; power[i] = i ? 1u << (i - 1) : SMQ_POLY; }
-        for (uint64_t bits = bytes * 8; bits; bits >>= 1) {
-            if (bits & 1) for (int i = 0; i < 32; i++) operator_[i] = smq_times(power, operator_[i]);
-            for (int i = 0; i < 32; i++) square[i] = smq_times(power, power[i]);
-            memcpy(power, square, sizeof power);
-        }
-        for (uint32_t n = 0; n < 256; n++)
-            for (int k = 0; k < 4; k++) out[k][n] = smq_times(operator_, n << (8 * k));
-    }
-    static inline uint32_t smq_shift(uint32_t t[4][256], uint32_t crc) {
-        return t[0][crc & 255] ^ t[1][(crc >> 8) & 255] ^ t[2][(crc >> 16) & 255] ^ t[3][crc >> 24];
-    }
-    static uint32_t smq_crc_tables(uint32_t crc, const unsigned char *p, size_t n) {
-        crc = ~crc;
-        for (; n >= 8; n -= 8, p += 8) {
-            uint64_t w; memcpy(&w, p, 8); w ^= crc;
-            crc = smq_table[7][w & 255] ^ smq_table[6][(w >> 8) & 255] ^ smq_table[5][(w >> 16) & 255]
-                ^ smq_table[4][(w >> 24) & 255] ^ smq_table[3][(w >> 32) & 255] ^ smq_table[2][(w >> 40) & 255]
-                ^ smq_table[1][(w >> 48) & 255] ^ smq_table[0][w >> 56];
-        }
-        while (n--) crc = smq_table[0][(crc ^ *p++) & 255] ^ (crc >> 8);
-        return ~crc;
-    }
-    #if defined(__x86_64__)
-    #include <nmmintrin.h>
-    #define SMQ_STREAMS(BLOCK, TABLE) \
-        for (; n >= 3 * BLOCK; n -= 3 * BLOCK, p += 3 * BLOCK) { \
-            uint64_t b = 0, c = 0; \
-            for (size_t i = 0; i < BLOCK; i += 8) { \
-                uint64_t x, y, z; \
-                memcpy(&x, p + i, 8); memcpy(&y, p + BLOCK + i, 8); memcpy(&z, p + 2 * BLOCK + i, 8); \
-                a = _mm_crc32_u64(a, x); b = _mm_crc32_u64(b, y); c = _mm_crc32_u64(c, z); \
-            } \
-            a = smq_shift(TABLE, (uint32_t)a) ^ (uint32_t)b; \
-            a = smq_shift(TABLE, (uint32_t)a) ^ (uint32_t)c; \
-        }
-    __attribute__((target("sse4.2")))
-    static uint32_t smq_crc_sse(uint32_t crc, const unsigned char *p, size_t n) {
-        uint64_t a = (uint32_t)~crc;
-        SMQ_STREAMS(SMQ_LONG, smq_long)
-        SMQ_STREAMS(SMQ_SHORT, smq_short)
-        for (; n >= 8; n -= 8, p += 8) { uint64_t w; memcpy(&w, p, 8); a = _mm_crc32_u64(a, w); }
-        while (n--) a = _mm_crc32_u8((uint32_t)a, *p++);
-        return ~(uint32_t)a;
-    }
-    #endif
-    static uint32_t smq_crc(uint32_t crc, const unsigned char *p, size_t n) {
-    #if defined(__x86_64__)
-        if (smq_hardware) return smq_crc_sse(crc, p, n);
-    #endif
-        return smq_crc_tables(crc, p, n);
-    }
-    static void smq_crc_start(void) {
-        for (uint32_t n = 0; n < 256; n++) {
-            uint32_t c = n;
-            for (int k = 0; k < 8; k++) c = c & 1 ? (c >> 1) ^ SMQ_POLY : c >> 1;
-            smq_table[0][n] = c;
-        }
-        for (int k = 1; k < 8; k++) for (int n = 0; n < 256; n++)
-            smq_table[k][n] = smq_table[0][smq_table[k - 1][n] & 255] ^ (smq_table[k - 1][n] >> 8);
-        smq_zeros(smq_long, SMQ_LONG);
-        smq_zeros(smq_short, SMQ_SHORT);
-    #if defined(__x86_64__)
-        smq_hardware = __builtin_cpu_supports("sse4.2") != 0;
-    #endif
-    }
-    static inline uint16_t smq_u16(const unsigned char *p) { uint16_t v; memcpy(&v, p, 2); return v; }
-    static inline uint32_t smq_u32(const unsigned char *p) { uint32_t v; memcpy(&v, p, 4); return v; }
-    static inline uint64_t smq_u64(const unsigned char *p) { uint64_t v; memcpy(&v, p, 8); return v; }
-    static inline void smq_put32(unsigned char *p, uint32_t v) { memcpy(p, &v, 4); }
+    static inline uint16_t shardd_u16(const unsigned char *p) { uint16_t v; memcpy(&v, p, 2); return v; }
+    static inline uint32_t shardd_u32(const unsigned char *p) { uint32_t v; memcpy(&v, p, 4); return v; }
+    static inline uint64_t shardd_u64(const unsigned char *p) { uint64_t v; memcpy(&v, p, 8); return v; }
+    static inline void shardd_put32(unsigned char *p, uint32_t v) { memcpy(p, &v, 4); }
     """
-    int smq_hardware
-    uint32_t smq_crc(uint32_t crc, const uint8_t *p, size_t n) noexcept nogil
-    uint32_t smq_crc_tables(uint32_t crc, const uint8_t *p, size_t n) noexcept nogil
-    void smq_crc_start() noexcept nogil
-    uint16_t u16 "smq_u16"(const uint8_t *p) noexcept nogil
-    uint32_t u32 "smq_u32"(const uint8_t *p) noexcept nogil
-    uint64_t u64 "smq_u64"(const uint8_t *p) noexcept nogil
-    void put32 "smq_put32"(uint8_t *p, uint32_t v) noexcept nogil
+    uint16_t u16 "shardd_u16"(const uint8_t *p) noexcept nogil
+    uint32_t u32 "shardd_u32"(const uint8_t *p) noexcept nogil
+    uint64_t u64 "shardd_u64"(const uint8_t *p) noexcept nogil
+    void put32 "shardd_put32"(uint8_t *p, uint32_t v) noexcept nogil
 
-smq_crc_start()
+crc32c_start()
 
 cdef uint32_t RECORD_HEADER = 28
 cdef uint32_t MESSAGE_BYTES_MIN = 10
@@ -172,18 +88,18 @@ def crc32c(data, uint32_t crc=0) -> int:
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        return smq_crc(crc, <const uint8_t*>view.buf, view.len)
+        return c_crc32c(crc, <const uint8_t*>view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
 
 
 def crc32c_tables(const uint8_t[::1] data not None, uint32_t crc=0) -> int:
     """The way without the instruction; the same answer."""
-    return smq_crc_tables(crc, &data[0] if data.shape[0] else NULL, data.shape[0])
+    return c_crc32c_tables(crc, &data[0] if data.shape[0] else NULL, data.shape[0])
 
 
 def crc32c_uses_hardware() -> bool:
-    return smq_hardware != 0
+    return crc32c_hardware != 0
 
 
 # -- growing arrays and the table of queue ids --------------------------------------------------------
@@ -395,7 +311,7 @@ cdef class Batch:
             length = record_bytes(records + at, total - at)
             if length == 0:
                 raise ValueError(f"no record at byte {at} of the batch")
-            if smq_crc(0, records + at + 8, length - 8) != u32(records + at + 4):
+            if c_crc32c(0, records + at + 8, length - 8) != u32(records + at + 4):
                 raise ValueError(f"wrong crc of the record at byte {at} of the batch")
             count = u32(records + at + 20)
             reserve(&self.offsets, <size_t>count * 8)
@@ -721,7 +637,7 @@ def scan(bytearray segment, unsigned long long start, unsigned long long stop, u
                 if length > crc_bytes_left:
                     break
                 crc_bytes_left -= length
-            if length == 0 or smq_crc(0, data + at + 8, length - 8) ^ salt != u32(data + at + 4):
+            if length == 0 or c_crc32c(0, data + at + 8, length - 8) ^ salt != u32(data + at + 4):
                 lost = True
                 at += 8
                 continue

@@ -25,11 +25,11 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-cdef extern from "crc32c.h" nogil:
-    void crc32c_init()
-    uint32_t c_crc32c "crc32c"(const unsigned char *data, size_t length)
+cdef extern from "../crc32c.h" nogil:
+    uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
+    void crc32c_start()
 
-crc32c_init()
+crc32c_start()
 
 cdef enum:
     HEADER = 16
@@ -171,7 +171,7 @@ cdef void close_run(Writer *w) noexcept nogil:
     n32 = <uint32_t> length
     memcpy(record, &n32, 4)
     memcpy(record + 20, &w.count, 4)
-    n32 = c_crc32c(record + 8, length - 8)
+    n32 = c_crc32c(0, record + 8, length - 8)
     memcpy(record + 4, &n32, 4)
     memcpy(w.runs.data + w.run_at + 16, &w.count, 4)
     w.is_open = 0
@@ -764,4 +764,4 @@ def read_deliveries(const unsigned char[::1] message not None):
 
 def crc32c(const unsigned char[::1] data not None):
     """CRC-32C of the bytes."""
-    return c_crc32c(&data[0], data.shape[0]) if data.shape[0] else 0
+    return c_crc32c(0, &data[0], data.shape[0]) if data.shape[0] else 0

@@ -1,4 +1,4 @@
-"""Between a front door and its shards nothing is left in silence: every batch is confirmed or lost, every request answered."""
+"""Between a front door and its shards there is no silence: every batch is confirmed or lost, every request answered."""
 
 from __future__ import annotations
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,19 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTENSIONS = PROJECT["tool"]["setuptools"]["ext-modules"]
 SOURCES = sorted(str(path.relative_to(ROOT)) for top in ("broker", "shardd") for path in (ROOT / top).rglob("*.pyx"))
 
+# Headers of our own; those of C stand in angle brackets.
+HEADER = re.compile(r'^\s*cdef extern from "(?!<)([^"]+)"', re.MULTILINE)
+
 
 def test_every_compiled_module_is_built_and_none_is_forgotten() -> None:
     assert sorted(source for extension in EXTENSIONS for source in extension["sources"]) == SOURCES
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS, ids=lambda extension: extension["name"])
+def test_a_header_that_is_included_is_shipped_and_rebuilds_what_includes_it(extension: dict[str, Any]) -> None:
+    (source,) = extension["sources"]
+    included = [(ROOT / source).parent / name for name in HEADER.findall((ROOT / source).read_text())]
+    assert sorted(str(path.resolve().relative_to(ROOT)) for path in included) == extension.get("depends", [])
 
 
 @pytest.mark.parametrize("name", [extension["name"] for extension in EXTENSIONS])

@@ -6,6 +6,7 @@ import errno
 import json
 import struct
 from array import array
+from pathlib import Path
 
 import pytest
 
@@ -188,6 +189,7 @@ def test_the_tool_lists_dumps_and_verifies(tmp_path: object, capsys: pytest.Capt
     store.settle(1, entries[:2], True)
     store.close({})
     assert main(["verify", f"{tmp_path}/s"]) == 0
+    assert "records, good" in capsys.readouterr().out
     assert main(["list", f"{tmp_path}/s"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sum(line["messages"] for line in lines) == 20 and sum(line["settled"] for line in lines) == 2
@@ -199,3 +201,8 @@ def test_the_tool_lists_dumps_and_verifies(tmp_path: object, capsys: pytest.Capt
         file.write(b"?")
     assert main(["verify", f"{tmp_path}/s"]) == 1
     assert main(["verify"]) == main(["polish", "x"]) == 2
+
+
+def test_where_there_is_no_store_verify_does_not_say_good(tmp_path: Path) -> None:
+    (tmp_path / "shard-00").mkdir()
+    assert main(["verify", str(tmp_path)]) == 2

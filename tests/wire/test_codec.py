@@ -220,3 +220,14 @@ def test_a_message_of_another_version_is_refused() -> None:
     message[1] += 1
     with pytest.raises(envelope.WireError, match="version"):
         envelope.read(message)
+
+
+def test_a_batch_packed_for_one_process_of_a_shard_is_whole_for_the_next() -> None:
+    packer = codec.Packer(1)
+    made = []
+    for epoch, batch in ((0, 0), (77, 1 << 40)):
+        packer.add_stored(0, [1], bytes(8) + b"\0\1q", 9, 1, 5, 1000, 0xFFFFFFFF, 0xFF, True, True)
+        made.append(packer.take(0, 3, 4, epoch, batch))
+    first, second = made
+    assert first is not None
+    assert envelope.readdressed(first, 77, 1 << 40) == second

@@ -1,0 +1,102 @@
+"""Whose turn it is, and who must wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardd.queues import Consumer, Queue, Window, limits_of
+from shardd.queues.consumers import NO_LIMIT, Consumers
+from tests.support.dict_store import DictStore
+
+QUEUE = Queue(1, DictStore(), limits_of({}))
+
+
+def consumer(number: int, window: Window | None = None, **more: Any) -> Consumer:
+    return Consumer(QUEUE, None, number, Window(1000) if window is None else window, **more)
+
+
+def attached(*each: Consumer, single_active: bool = False) -> Consumers:
+    consumers = Consumers(single_active)
+    for one in each:
+        consumers.add(one)
+    return consumers
+
+
+def numbers(consumers: Consumers) -> list[int]:
+    return [each.number for each in consumers.takers()]
+
+
+def test_the_one_behind_the_last_is_next() -> None:
+    a, b, c = consumer(1), consumer(2), consumer(3)
+    consumers = attached(a, b, c)
+    assert numbers(consumers) == [1, 2, 3]
+    consumers.took(b)
+    assert numbers(consumers) == [3, 1, 2]
+    consumers.took(c)
+    assert numbers(consumers) == [1, 2, 3]
+
+
+def test_lower_priorities_get_what_higher_ones_have_no_room_for() -> None:
+    high = consumer(1, priority=5, limited=True)
+    consumers = attached(consumer(2), high, consumer(3))
+    assert numbers(consumers) == [2, 3]
+    high.grants = 1
+    assert numbers(consumers) == [1]
+
+
+def test_a_single_active_consumer_is_followed_by_the_next_that_came() -> None:
+    a, b = consumer(1), consumer(2, priority=9)
+    consumers = attached(a, b, single_active=True)
+    assert numbers(consumers) == [1]
+    assert (consumers.active(a), consumers.active(b)) == (True, False)
+    consumers.remove(a)
+    assert numbers(consumers) == [2]
+    assert consumers.active(b)
+
+
+def test_an_exclusive_consumer_is_first_and_last() -> None:
+    assert not attached().refuses(exclusive=True)
+    assert attached(consumer(1)).refuses(exclusive=True)
+    assert not attached(consumer(1)).refuses(exclusive=False)
+    assert attached(consumer(1, exclusive=True)).refuses(exclusive=False)
+
+
+def test_room_is_the_least_of_prefetch_grants_and_window() -> None:
+    assert consumer(1).room() == NO_LIMIT
+    assert consumer(1, prefetch=3).room() == 3
+    assert consumer(1, prefetch=3, no_ack=True).room() == NO_LIMIT
+    limited = consumer(1, prefetch=3, limited=True)
+    assert limited.room() == 0
+    limited.grants = 5
+    assert limited.room() == 3
+    limited.window.room = 0
+    assert limited.room() == 0
+    assert limited.window.blocked == {QUEUE}
+
+
+def test_prefetch_never_promises_less_than_nothing() -> None:
+    """A prefetch made smaller than what is held: wait, and nothing else."""
+    one = consumer(1, prefetch=5)
+    one.unacked.count = 4
+    one.tune(2, False)
+    consumers = attached(one)
+    assert not consumers.takers()
+    assert consumers.capacity() == 0
+
+
+def test_grants_of_a_former_life_count_for_nothing() -> None:
+    one = consumer(1, limited=True)
+    one.grants, one.asked = 4, True
+    one.tune(7, True)
+    assert (one.grants, one.asked, one.prefetch) == (4, True, 7)
+    one.tune(7, False)
+    assert one.room() == 7
+    one.tune(7, True)
+    assert (one.grants, one.asked) == (0, False)
+
+
+def test_credit_of_a_former_life_does_not_widen_a_window() -> None:
+    window = Window(100)
+    window.room = 90
+    window.free(50)
+    assert window.room == 100

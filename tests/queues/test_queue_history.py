@@ -1,0 +1,258 @@
+"""Random histories of one queue, everything that may happen to it, against lists."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardd.queues import Consumer, Getter, Queue, Window, limits_of
+from tests.support.dict_store import DictArrival, DictStore
+from tests.support.model_queue import Message, ModelConsumer, ModelQueue
+
+START = 1000
+HEAD_BYTES = 10  # of a stored message with empty names
+
+
+def stored(message: Message) -> bytes:
+    return struct.pack("<IIBBI", message.size, 0, 0, 0, message.id).ljust(HEAD_BYTES + message.size, b".")
+
+
+class Both:
+    """A queue and its model, told the same."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
+        self.store = DictStore()
+        self.queue = Queue(1, self.store, limits_of(arguments), now=START)
+        self.model = ModelQueue(limits_of(arguments))
+        self.model.last_used = START
+        self.now = START
+        self.last = 0
+        self.entry_of: dict[int, int] = {}
+        self.pairs: list[tuple[Consumer, ModelConsumer]] = []
+        self.getter = Getter()
+        self.got: dict[int, Message] = {}
+        self.given: list[tuple[int, int, bool, int]] = []
+        self.ungrants: list[tuple[int, int, bool]] = []
+
+    # Outlet
+    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes) -> None:
+        at = 0
+        for i in range(count):
+            size, _, _, _, number = struct.unpack_from("<IIBBI", blob, at)
+            self.given.append((consumer.number, first + i, redelivered, number))
+            at += HEAD_BYTES + size
+        assert at == len(blob)
+
+    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
+        self.ungrants.append((consumer.number, count, wants))
+
+    # -- acts ------------------------------------------------------------------------------------------
+
+    def publish(self, a: int, b: int) -> None:
+        messages = []
+        for i in range(1 + a % 6):
+            self.last += 1
+            expires = self.now + (b * (i + 1)) % 30 if (a + i) % 4 == 0 else 0
+            messages.append(Message(self.last, 4 + (a * b + i) % 9, (b + i) % 7 if a % 2 else 0, expires))
+        facts = array("Q", [each.priority << 56 | each.expires for each in messages])
+        entries = array("Q", [self.store.put([1], stored(each)) for each in messages])
+        self.entry_of.update(zip((each.id for each in messages), entries, strict=True))
+        size = sum(each.size for each in messages)
+        indexes = array("I", range(10, 10 + len(messages)))
+        arrival = DictArrival(1, entries, size, facts if any(facts) else None, indexes)
+        refused = [i + 10 for i in self.model.publish(messages, self.now)]
+        assert (self.queue.publish(arrival, self.now) or []) == refused
+
+    def turn(self, a: int, b: int) -> None:
+        self.given.clear()
+        self.ungrants.clear()
+        while self.queue.deliver(self.now, self, 1 << 20):
+            pass
+        self.model.deliver(self.now)
+        # Each consumer's deliveries in order; between consumers only who gets what counts.
+        assert sorted(self.given) == sorted(self.model.given)
+        assert self.ungrants == self.model.ungranted
+        due = self.queue.next_due()
+        assert due is None or due > self.now or self.queue.expired_itself(self.now)
+
+    def wait(self, a: int, b: int) -> None:
+        self.now += 1 + a % 12
+        assert self.queue.expired_itself(self.now) == self.model.expired_itself(self.now)
+
+    def attach(self, a: int, b: int) -> None:
+        exclusive = a % 11 == 0
+        assert self.queue.consumers.refuses(exclusive) == self.model.refuses(exclusive)
+        if self.model.refuses(exclusive) or len(self.model.consumers) > 4:
+            return
+        number = len(self.pairs)
+        more: dict[str, Any] = {
+            "no_ack": b % 5 == 0,
+            "priority": (0, 0, 0, 3, -1)[a % 5],
+            "prefetch": (0, 1, 2, 5)[b % 4],
+            "exclusive": exclusive,
+            "limited": (a + b) % 6 == 0,
+        }
+        consumer, model = Consumer(self.queue, None, number, Window(1 << 30), **more), ModelConsumer(number, **more)
+        self.queue.attach(consumer)
+        self.model.attach(model)
+        self.pairs.append((consumer, model))
+
+    def detach(self, a: int, b: int) -> None:
+        if self.pairs:
+            consumer, model = self.pairs[a % len(self.pairs)]
+            self.queue.detach(consumer, self.now)
+            self.model.detach(model, self.now)
+
+    def release(self, a: int, b: int) -> None:
+        if self.pairs:
+            consumer, model = self.pairs[a % len(self.pairs)]
+            self.queue.release(consumer, self.now)
+            self.model.release(model, self.now)
+
+    def grant(self, a: int, b: int) -> None:
+        for consumer, model in self.pairs:
+            if model.limited and not model.detached and (a + model.number) % 2:
+                self.queue.grant(consumer, 1 + b % 5)
+                model.grants += 1 + b % 5
+                model.asked = False
+
+    def tune(self, a: int, b: int) -> None:
+        if self.pairs:
+            consumer, model = self.pairs[a % len(self.pairs)]
+            consumer.tune(b % 4, b % 2 == 0)
+            model.prefetch = b % 4
+            if model.limited != (b % 2 == 0):
+                model.limited, model.grants, model.asked = b % 2 == 0, 0, False
+
+    def settle(self, a: int, b: int) -> None:
+        """A range of one consumer's deliveries, some of them settled before."""
+        holding = [pair for pair in self.pairs if pair[1].held]
+        if not holding:
+            return
+        consumer, model = holding[a % len(holding)]
+        first = sorted(model.held)[b % len(model.held)]
+        numbers = [number for number in sorted(model.held) if first <= number <= first + a % 4]
+        entries, size = consumer.unacked.settle(first, first + a % 4)
+        self.end(entries, size, [model.held.pop(number) for number in numbers], a + b)
+
+    def get(self, a: int, b: int) -> None:
+        expected = self.model.get(self.now)
+        got = self.queue.get(self.getter if a % 3 else None, self.now)
+        if expected is None:
+            assert got is None
+            return
+        assert got is not None
+        assert (got[0], got[2]) == (stored(expected), expected.redelivered)
+        if a % 3:
+            self.got[got[1]] = expected
+
+    def settle_got(self, a: int, b: int) -> None:
+        if self.got:
+            number = sorted(self.got)[a % len(self.got)]
+            ((_, entries, size),) = self.getter.settle(number, number)
+            self.end(entries, size, [self.got.pop(number)], a + b)
+
+    def end(self, entries: array[int], size: int, messages: list[Message], how: int) -> None:
+        act = ("ack", "ack", "reject", "requeue", "requeue", "give_back")[how % 6]
+        getattr(self.queue, act)(entries, size)
+        getattr(self.model, act)(messages)
+
+    def purge(self, a: int, b: int) -> None:
+        if a % 4 == 0:
+            assert self.queue.purge() == self.model.purge()
+
+    def change(self, a: int, b: int) -> None:
+        more = {"x-max-length": b, "x-single-active-consumer": a % 2 == 0, "x-expires": 1 + b}
+        arguments = self.arguments if a % 3 == 0 else self.arguments | more
+        self.queue.change(limits_of(arguments), self.now)
+        self.model.change(limits_of(arguments), self.now)
+
+    # -- the same -------------------------------------------------------------------------------------
+
+    def compare(self) -> None:
+        queue, model = self.queue, self.model
+        held = [each for _, consumer in self.pairs for each in consumer.held.values()] + list(self.got.values())
+        assert (queue.ready_count, queue.ready_bytes) == (len(model.ready), model.ready_bytes)
+        assert (queue.unacked_count, queue.unacked_bytes) == (len(held), sum(each.size for each in held))
+        assert (queue.counters.let_go, queue.counters.acked) == (model.let_go, model.acked)
+        marks = {self.entry_of[each.id] | each.redelivered for each in model.ready}
+        marks |= {self.entry_of[each.id] | 1 for each in held}
+        assert list(queue.live()) == sorted(marks)
+        assert self.store.live.get(1, set()) == {entry & ~1 for entry in marks}
+
+
+def some(name: str, *values: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.sampled_from([{}, {}, *({name: value} for value in values)])
+
+
+ARGUMENTS = st.builds(
+    lambda *parts: {name: value for part in parts for name, value in part.items()},
+    some("x-message-ttl", 0, 5, 20),
+    some("x-max-length", 0, 1, 4),
+    some("x-max-length-bytes", 10, 40),
+    some("x-overflow", "reject-publish", "drop-head"),
+    some("x-max-priority", 2, 5),
+    some("x-delivery-limit", 0, 2),
+    some("x-single-active-consumer", True),
+    some("x-expires", 15),
+)
+ACTS = [
+    *["publish", "turn", "settle"] * 4,
+    *["wait", "attach", "grant", "get", "settle_got"] * 2,
+    *["detach", "release", "purge", "change", "tune"],
+]
+STEPS = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 30), st.integers(0, 30)), min_size=10, max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ARGUMENTS, STEPS)
+def test_a_queue_does_what_lists_do(arguments: dict[str, Any], steps: list[tuple[str, int, int]]) -> None:
+    with patch("shardd.queues.entry.FACT_RUNS_MIN", 3):
+        both = Both(arguments)
+        for act, a, b in steps:
+            getattr(both, act)(a, b)
+            both.compare()
+        both.queue.drop()
+        assert not both.store.live.get(1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(STEPS, st.lists(st.integers(1, 60), min_size=1, max_size=3), st.integers(1, 80))
+def test_windows_hold_back_but_lose_and_double_nothing(
+    steps: list[tuple[str, int, int]], rooms: list[int], bytes_max: int
+) -> None:
+    """Narrow windows and passes: who gets what is free, the order of each consumer and the bounds are not."""
+    both = Both({})
+    queue = both.queue
+    windows = [Window(room) for room in rooms]
+    consumers = [Consumer(queue, None, number, window) for number, window in enumerate(windows)]
+    for consumer in consumers:
+        queue.attach(consumer)
+    seen: list[int] = []
+    for act, a, b in steps:
+        if act == "publish":
+            both.publish(1, b)
+            continue
+        both.given.clear()
+        before = [window.room for window in windows]
+        more = queue.deliver(START, both, bytes_max)
+        for number, window in enumerate(windows):
+            mine = [message for who, _, _, message in both.given if who == number]
+            assert mine == sorted(mine)
+            assert before[number] > 0 or not mine
+            assert window.room > -HEAD_BYTES - 13  # one message beyond
+        seen += [message for *_, message in both.given]
+        assert more or not queue.ready_count or all(window.room <= 0 for window in windows)
+        windows[a % len(windows)].free(b * 4)
+    for window in windows:
+        window.full = window.room = 1 << 20
+    both.given.clear()
+    while queue.deliver(START, both, 1 << 20):
+        pass
+    assert sorted(seen + [message for *_, message in both.given]) == list(range(1, both.last + 1))

@@ -1,0 +1,49 @@
+"""shardd/queues/ready.pyx in plain, slow, obvious Python: entries in order, and a way back to their place."""
+
+from __future__ import annotations
+
+from array import array
+
+PLACE = ~15
+
+
+class Ready:
+    def __init__(self) -> None:
+        self._entries: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def push_many(self, entries: array[int]) -> None:
+        self._entries += entries
+
+    def peek(self, most: int) -> array[int]:
+        return array("Q", self._entries[: max(0, most)])
+
+    def first(self) -> int:
+        return self._entries[0] if self._entries else 0
+
+    def drop(self, most: int) -> None:
+        del self._entries[: max(0, most)]
+
+    def take_all(self) -> array[int]:
+        entries, self._entries = self._entries, []
+        return array("Q", entries)
+
+    def merge(self, entries: array[int]) -> None:
+        self._entries = sorted([*self._entries, *entries], key=lambda entry: entry & PLACE)
+
+
+def marked(entries: array[int]) -> array[int]:
+    return array("Q", [entry | 1 for entry in entries])
+
+
+def same_mark(entries: array[int], start: int) -> int:
+    stop = start
+    while stop < len(entries) and entries[stop] & 1 == entries[start] & 1:
+        stop += 1
+    return stop
+
+
+def total(sizes: array[int]) -> int:
+    return sum(sizes)

@@ -1,0 +1,36 @@
+"""Directories of vhosts: those nobody names go, files that are not a store's stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardd.config import ShardConfig
+from shardd.server import Stores
+
+
+def test_only_stores_of_other_vhosts_go(tmp_path: Path) -> None:
+    stores = Stores(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096))
+    for vhost in ("kept", "gone"):
+        store = stores.open(vhost)
+        store.recover([])
+        store.close({})
+    kept, gone = (Path(stores.open(vhost).directory) for vhost in ("kept", "gone"))
+    theirs = tmp_path / ("b" * 40)
+    theirs.mkdir()
+    (theirs / "notes").touch()
+    (tmp_path / "lost+found").mkdir()
+    stores.keep_only(["kept"])
+    assert kept.exists()
+    assert not gone.exists()
+    assert (theirs / "notes").exists()
+    assert (tmp_path / "lost+found").exists()
+
+
+def test_a_vhost_never_opened_is_removed_or_was_never_there(tmp_path: Path) -> None:
+    stores = Stores(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096))
+    store = stores.open("old")
+    store.recover([])
+    store.close({})
+    stores.remove("old")
+    stores.remove("never")
+    assert not list(tmp_path.iterdir())

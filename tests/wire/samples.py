@@ -1,0 +1,64 @@
+"""One of each message, with every field set to something that would be missed."""
+
+from __future__ import annotations
+
+from shardd.wire import codec, envelope
+from shardd.wire import messages as wire
+from tests.reference import wire as reference
+
+SPEC = wire.QueueSpec(7, "/", "orders", True, False, False, {"x-message-ttl": 1000})
+CONTROL: list[wire.Control] = [
+    wire.Join("ipc:///run/door-0.sock"),
+    wire.Hello(4711, True),
+    wire.Gone(0, 99),
+    wire.Assign([SPEC]),
+    wire.CreateQueues(1, [SPEC]),
+    wire.DeleteQueue(2, 7, True, False),
+    wire.DropVhost(3, "/"),
+    wire.AutoDeleted(7, "expired"),
+    wire.Stats(4),
+    wire.StatsReply(
+        5,
+        [wire.QueueStats(7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)],
+        [wire.ConsumerStats(7, 0, 1, 2, "tag", False, True, 10, True)],
+        {"rss_bytes": 1.5},
+    ),
+    wire.Alarm("low on disk"),
+    wire.Attach(6, 7, 8, 9, 10, "tag", False, True, -1, 20, True, True),
+    wire.Attached(7),
+    wire.Detach(8, 9),
+    wire.Release(9, [1, 2]),
+    wire.Grant(10, 11),
+    wire.Ungranted(11, 12, True),
+    wire.Tune(12, 13, True),
+    wire.Cancelled(13),
+    wire.Get(14, 7, 8, 9, 10, False),
+    wire.Got(15, b"message", 16, True, 17),
+    wire.Count(16, 7),
+    wire.Purge(17, 7),
+    wire.Done(18, 19, 20),
+    wire.Refused(19, 404, "gone"),
+]
+
+
+def binary() -> dict[str, bytes]:
+    """The kinds that are not CONTROL."""
+    who = (1, 2, 3, 0)
+    fact = reference.Facts(1, b"ex", b"key", 0, b"\x10\0\x02", (b"bo", b"dy"), 5000, 2, 9, 0)
+    buffer, table = reference.read_of([fact, fact])
+    packer, routes = codec.Packer(1), codec.Routes()
+    routes.learn(b"\x02ex\x03key\0", codec.TARGETS, [(0, [7, 8])], True)
+    packer.pack(routes, buffer, table, 0, 77, 1, 1_700_000_000_000)
+    publish = packer.take(0, 1, 2, 3, 4)
+    assert publish is not None
+    writer = codec.DeliveryWriter(*who)
+    writer.add(77, 1, 8, 5, True, 1, reference.stored(fact))
+    deliver = writer.take()
+    assert deliver is not None
+    return {
+        "PUBLISH": publish,
+        "DELIVER": deliver,
+        "SETTLE": envelope.settles(*who, [(8, wire.ACK, 5, 6), (8, wire.REQUEUE, 7, 7)]),
+        "CONFIRMED": envelope.confirmed(*who, 4, [(77, 1, 2, 2)]),
+        "CREDIT": envelope.credit(*who, [(77, 4096)]),
+    }

@@ -1,0 +1,34 @@
+"""The bytes of every message are those of its WIRE_VERSION: processes of two releases must not misread each other.
+
+A change that breaks this test needs a new WIRE_VERSION, and golden bytes of its own beside the old ones.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from shardd.wire import envelope
+from shardd.wire import messages as wire
+from tests.wire.samples import CONTROL, binary
+
+GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "golden" / f"v{wire.WIRE_VERSION}.json").read_text())
+
+
+@pytest.mark.parametrize("what", CONTROL, ids=lambda what: type(what).__name__)
+def test_control_messages_keep_their_bytes(what: wire.Control) -> None:
+    message = envelope.control(1, 2, 3, 4, what)
+    assert message.hex() == GOLDEN[type(what).__name__]
+    assert envelope.read_control(message) == what
+
+
+@pytest.mark.parametrize("name", list(binary()))
+def test_binary_messages_keep_their_bytes(name: str) -> None:
+    assert binary()[name].hex() == GOLDEN[name]
+
+
+def test_every_control_message_has_golden_bytes() -> None:
+    assert {type(what) for what in CONTROL} == set(get_args(wire.Control))
