@@ -22,7 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from broker.changes import QueuePut
 from broker.config import BrokerConfig
-from shardd.wire import codec, envelope
+from shardd.wire import codec, envelope, packer
 from shardd.wire import messages as wire
 
 log = logging.getLogger("broker.shard_link")
@@ -111,7 +111,7 @@ class ShardLinks:
         self.peer = config.door
         self.incarnation = incarnation
         self.events = events
-        self.packer = codec.Packer(config.shards)
+        self.packer = packer.Packer(config.shards)
         self._context = zmq.Context()
         self._inbox = self._socket(zmq.PULL)
         self._endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"

@@ -9,6 +9,7 @@ from shardd.peers import PUBLISH_CREDIT_BYTES
 from shardd.shard import Shard
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
+from shardd.wire import packer as packing
 from tests.support.dict_store import DictHome
 
 EPOCH = 7
@@ -36,7 +37,7 @@ class Bench:
 
     def publish(self, count: int = 1, sync: bool = True) -> int:
         self.batch += 1
-        packer = codec.Packer(1)
+        packer = packing.Packer(1)
         for i in range(count):
             packer.add_stored(0, [1], MESSAGE, 9, 1, i + 1, 1000, 0xFFFFFFFF, 0xFF, True, sync)
         data = packer.take(0, 0, 5, EPOCH, self.batch)
@@ -134,7 +135,7 @@ def test_a_full_disk_refuses_by_confirm_number() -> None:
 def test_a_full_disk_tells_a_transaction_which_has_no_confirm_numbers() -> None:
     bench = Bench()
     bench.store.full = True
-    packer = codec.Packer(1)
+    packer = packing.Packer(1)
     for channel, seq in ((1, 0), (1, 0), (2, 7)):
         packer.add_stored(0, [1], MESSAGE, 9, channel, seq, 1000, 0xFFFFFFFF, 0xFF, True, True)
     data = packer.take(0, 0, 5, EPOCH, 1)
