@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test lint crash torture bench bench-smoke wheel clean
+.PHONY: setup run test test-asan lint crash torture bench bench-smoke wheel clean
 
 setup: $(VENV)/.dev
 
@@ -34,6 +34,9 @@ run: $(VENV)/.run
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
 
+test-asan: $(VENV)/.dev
+	.ci/asan $(BIN)/python
+
 crash: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/crash
 
@@ -44,6 +47,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy bench
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev

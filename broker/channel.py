@@ -53,6 +53,21 @@ class Channel:
         self.running = False  # some of its work waits for an answer
         self.pipeline: Pipeline | None = None
 
+    def report(self, owner: str) -> dict[str, object]:
+        """Counters of the channel, for listings."""
+        confirms = self.confirms
+        return {
+            "owner": owner,
+            "number": self.number,
+            "prefetch_count": self.prefetch,
+            "global_prefetch_count": self.limit,
+            "messages_unacknowledged": self.unacked.count,
+            "consumer_count": len(self.consumers),
+            "confirm": confirms is not None,
+            "transactional": self.transaction is not None,
+            "messages_unconfirmed": sum(w.last - w.first + 1 for w in confirms.waiting) if confirms else 0,
+        }
+
     @property
     def busy(self) -> bool:
         return self.running or (self.pipeline is not None and self.pipeline.busy)

@@ -15,6 +15,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pamqp import base, commands
@@ -27,6 +28,7 @@ from broker.amqp import (
     Event,
     Failed,
     Method,
+    Nothing,
     Open,
     Publishes,
     Settles,
@@ -35,7 +37,7 @@ from broker.amqp import (
 )
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo
-from broker.output import Output, close_behind_output
+from broker.output import OUT_BYTES_MAX, Output, close_behind_output
 from broker.publishing import Scope
 
 if TYPE_CHECKING:
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("broker.client")
 
-# Unsent output past which a client is not read any more (deliveries have their own window, see the shard).
-OUT_BYTES_MAX = 1 << 20
 # Work queued behind a busy channel past which the client is not read any more.
 WORK_MAX = 4096
 WORK_BYTES_MAX = 4 << 20
@@ -57,6 +57,7 @@ WORK_BYTES_MAX = 4 << 20
 RANGE_BYTES = 160
 # Events of one client before the others get their turn.
 TURN_EVENTS = 512
+NOTHING_EVENTS = 128  # and as how many of these Nothing counts
 # Messages one client is being got (basic.get) at once, on all its channels: each may be as large as messages may be.
 GETS_MAX = 16
 # How long a client may take to answer our connection.close.
@@ -110,7 +111,6 @@ class Client:
         self._queued_work = 0
         self.output = Output()
         self.gets = asyncio.Semaphore(GETS_MAX)
-        self._output_taken: asyncio.Event | None = None  # somebody waits for it
         self._is_dirty = False
         self._writing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,11 +164,13 @@ class Client:
 
     def _handle_events(self) -> None:
         # What is left of the read when the turn is over is kept: the next client's bytes will overwrite the buffer.
-        for _ in range(TURN_EVENTS):
+        turn = TURN_EVENTS
+        while turn > 0:
             event = self.amqp.next_event()
             if event is None:
                 self.resume(PAUSE_TURN)
                 break
+            turn -= NOTHING_EVENTS if isinstance(event, Nothing) else 1
             try:
                 self._handle(event)
             except (ChannelException, ConnectionException) as error:
@@ -222,7 +224,9 @@ class Client:
         for number, copy in copies_by_channel(event, busy).items():
             channel = self.channels.get(number)
             if channel is not None:
-                self._do(channel, _publish_later(self, copy), len(copy.buffer) + len(copy.table))
+                self._do(
+                    channel, partial(self.door.publishing.publishes, self, copy), len(copy.buffer) + len(copy.table)
+                )
 
     # -- each channel's work in order -----------------------------------------------------------------------
 
@@ -503,7 +507,8 @@ class Client:
         for task in self._tasks:
             task.cancel()
         if politely:
-            close_behind_output(self.door.loop, self.sock)
+            # Whoever gets close-ok closes; some clients take an end that comes at once for a broken connection.
+            close_behind_output(self.door.loop, self.sock, shut=self.scope is None)
         else:
             self.sock.close()
         self.door.forget(self)
@@ -592,13 +597,6 @@ class Client:
         if self.amqp.closed:
             self._flush_then_disconnect()
 
-    async def output_taken(self) -> None:
-        """Until the client has read so much that more may be made for it."""
-        while self.output.pending > OUT_BYTES_MAX:
-            if self._output_taken is None:
-                self._output_taken = asyncio.Event()
-            await self._output_taken.wait()
-
     def _mark_dirty(self) -> None:
         if not self._is_dirty:
             self._is_dirty = True
@@ -640,9 +638,6 @@ class Client:
                 return
         if self.output.pending <= OUT_BYTES_MAX // 2:
             self.resume(PAUSE_OUTPUT)
-            if self._output_taken is not None:
-                self._output_taken.set()
-                self._output_taken = None
         self.door.schedule_end_of_pass()
 
     def _flush_then_disconnect(self) -> None:
@@ -688,20 +683,6 @@ class Client:
             "state": state,
         }
 
-    def report_channel(self, channel: Channel) -> dict[str, object]:
-        confirms = channel.confirms
-        return {
-            "owner": self.owner,
-            "number": channel.number,
-            "prefetch_count": channel.prefetch,
-            "global_prefetch_count": channel.limit,
-            "messages_unacknowledged": channel.unacked.count,
-            "consumer_count": len(channel.consumers),
-            "confirm": confirms is not None,
-            "transactional": channel.transaction is not None,
-            "messages_unconfirmed": sum(w.last - w.first + 1 for w in confirms.waiting) if confirms else 0,
-        }
-
     # -- time ----------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
@@ -717,7 +698,3 @@ class Client:
         if takes_nothing or (now - self.last_received > 2 * interval and not self._paused):
             log.warning("%s: missed heartbeats, timeout: %d s", self.name, interval)
             self.disconnect()
-
-
-def _publish_later(client: Client, event: Publishes) -> Work:
-    return lambda: client.door.publishing.publishes(client, event)

@@ -27,7 +27,7 @@ class ConfigError(Exception):
 class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     runtime_dir: Annotated[str, msgspec.Meta(min_length=1)]
     door: Annotated[int, msgspec.Meta(ge=0, lt=0xFFFF)]  # 0xffff names the controller on the wire
-    shards: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    shards: Annotated[int, msgspec.Meta(ge=1, le=64)]  # the packer keeps them in a word
     listen_fds: list[Count]  # listening sockets, bound by the supervisor
     boot: Annotated[str, msgspec.Meta(min_length=1)]  # names one life of the broker
 

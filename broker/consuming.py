@@ -270,7 +270,7 @@ class Consuming:
 
     async def get(self, client: Client, channel: Channel, method: commands.Basic.Get) -> None:
         async with client.gets:
-            await client.output_taken()
+            await client.output.room()
             if channel.is_open:
                 await self._get(client, channel, method)
 

@@ -7,6 +7,8 @@ import socket
 from collections import deque
 from itertools import islice
 
+# Unsent output past which a client is not read any more (deliveries have their own window, see the shard).
+OUT_BYTES_MAX = 1 << 20
 # Chunks given to one sendmsg; the system's limit is 1024.
 SEND_CHUNKS_MAX = 512
 # How long a client may take to close its side when ours is closed.
@@ -17,11 +19,12 @@ DISCARD_BYTES = 65536
 class Output:
     """In order. `pending`: bytes not yet taken by the kernel; `written`: bytes that were, in all."""
 
-    __slots__ = ("_chunks", "_due", "pending", "written")
+    __slots__ = ("_chunks", "_due", "_has_room", "pending", "written")
 
     def __init__(self) -> None:
         self._chunks: deque[bytes | memoryview] = deque()
         self._due: deque[tuple[int, int, int, int]] = deque()  # (bytes written by then, shard, its epoch, credit)
+        self._has_room: asyncio.Event | None = None  # somebody waits for it
         self.pending = 0
         self.written = 0
 
@@ -45,6 +48,13 @@ class Output:
             return False
         return True
 
+    async def room(self) -> None:
+        """Until so much was taken that more may be made for this client."""
+        while self.pending > OUT_BYTES_MAX:
+            if self._has_room is None:
+                self._has_room = asyncio.Event()
+            await self._has_room.wait()
+
     def take_credits(self) -> list[tuple[int, int, int]]:
         """(shard, epoch, credit) that became due."""
         due = []
@@ -55,6 +65,9 @@ class Output:
     def _drop(self, count: int) -> None:
         self.pending -= count
         self.written += count
+        if self._has_room is not None and self.pending <= OUT_BYTES_MAX // 2:
+            self._has_room.set()
+            self._has_room = None
         chunks = self._chunks
         while count:
             head = chunks[0]
@@ -65,11 +78,15 @@ class Output:
             chunks.popleft()
 
 
-def close_behind_output(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-    """Close when the client has, or after a while. Closing with bytes of the client's unread would make the kernel
-    send a reset, which takes from the client what it has not read yet: our close-ok, or what it did wrong."""
+def close_behind_output(loop: asyncio.AbstractEventLoop, sock: socket.socket, shut: bool) -> None:
+    """Close when the client has, or after a while. `shut`: let it see our end at once.
+
+    Closing with bytes of the client's unread would make the kernel send a reset, which takes from the client what it
+    has not read yet: our close-ok, or what it did wrong.
+    """
     try:
-        sock.shutdown(socket.SHUT_WR)
+        if shut:
+            sock.shutdown(socket.SHUT_WR)
     except OSError:
         sock.close()
         return

@@ -21,7 +21,7 @@ from broker.catalog import Catalog, Vhost
 from broker.confirms import Confirms
 from broker.routing import depends_on_headers, route
 from broker.shard_link import ShardLinks
-from shardd.wire import codec
+from shardd.wire import packer
 
 if TYPE_CHECKING:
     from broker.transactions import Transaction
@@ -38,6 +38,8 @@ MANDATORY = 1
 QUEUES_MAX = 65535
 # Publishes of a transaction that leave as one batch.
 COMMIT_BYTES = 8 << 20
+# What a message held by a transaction takes beside its bytes.
+HELD_MESSAGE_BYTES = 1024
 
 _CHANNEL_OF = struct.Struct("<6xH")
 _LINE = struct.Struct("<IH")
@@ -112,7 +114,7 @@ class Scope:
     def __init__(self, vhost: str, user: str) -> None:
         self.vhost = vhost
         self.user = user
-        self.routes = codec.Routes()
+        self.routes = packer.Routes()
 
 
 class Publishing:
@@ -186,13 +188,13 @@ class Publishing:
         )
         if packed > at:
             self._account(client, channel, packed - at)
-        if why == codec.UNKNOWN:
+        if why == packer.UNKNOWN:
             try:
                 self._learn(scope, _line(event, packed))
             except (ChannelException, ConnectionException) as error:
                 client.fail(error, channel.number)
                 return packed + 1
-        elif why in (codec.ASK, codec.UNROUTABLE):
+        elif why in (packer.ASK, packer.UNROUTABLE):
             self._decide(client, channel, event, packed, now_ms)
             return packed + 1
         return packed
@@ -213,10 +215,10 @@ class Publishing:
         self._check(scope, exchange)
         vhost = self._vhost(scope)
         if depends_on_headers(vhost.table, exchange):
-            scope.routes.learn(line, codec.CALLER, [], False)
+            scope.routes.learn(line, packer.CALLER, [], False)
             return
         targets, durable = self._targets(vhost, route(vhost.table, exchange, key, None).queues)
-        scope.routes.learn(line, codec.TARGETS if targets else codec.NOWHERE, targets, durable)
+        scope.routes.learn(line, packer.TARGETS if targets else packer.NOWHERE, targets, durable)
 
     def _check(self, scope: Scope, exchange: str) -> None:
         """May this user publish to this exchange at all."""
@@ -259,7 +261,7 @@ class Publishing:
             message.check(client.user, self._may_impersonate(client.user))
             targets = self._route_one(client.scope, message)
             if channel.transaction is not None:
-                channel.transaction.publish((message, targets), len(message.stored))
+                channel.transaction.publish((message, targets), len(message.stored) + HELD_MESSAGE_BYTES)
                 return
         except (ChannelException, ConnectionException) as error:
             client.fail(error, channel.number)

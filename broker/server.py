@@ -196,7 +196,7 @@ class Door:
             if not client.is_open:
                 continue
             connections.append(client.report())
-            channels += [client.report_channel(channel) for channel in client.channels.values()]
+            channels += [channel.report(client.owner) for channel in client.channels.values()]
         counters = {"unroutable_dropped": float(self.publishing.unroutable_dropped)}
         return connections, channels, counters
 

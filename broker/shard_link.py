@@ -22,7 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from broker.changes import QueuePut
 from broker.config import BrokerConfig
-from shardd.wire import codec, envelope
+from shardd.wire import codec, envelope, packer
 from shardd.wire import messages as wire
 
 log = logging.getLogger("broker.shard_link")
@@ -34,6 +34,8 @@ RECEIVE_BURST = 64
 # Deliveries written to a client before its shard is told: an eighth of a connection's window there, so that a trickle
 # costs no message of its own.
 DELIVERY_CREDIT_BYTES = 128 << 10
+# Connections with less than that before all are told of: those that left meanwhile would stay for ever.
+CREDITS_MAX = 4096
 RECONNECT_MS = 10
 # A shard's last words arrive on a connection other than the one whose end is noticed: confirms among them still count.
 LAST_WORDS_S = 0.05
@@ -83,6 +85,7 @@ class ShardLink:
         self.in_flight = 0  # bytes of publishes not yet taken in
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()
         self.gathering: list[Unconfirmed] = []  # those of the batch being packed
+        self.aside: list[tuple[bytes, list[Unconfirmed]]] = []  # batches made while it was away
         self.settles: list[tuple[int, int, int, int]] = []
         self.credits: dict[int, int] = {}
         self.credit_due = False
@@ -90,6 +93,11 @@ class ShardLink:
     @property
     def up(self) -> bool:
         return self.epoch != 0 and self.away_since is None
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether somebody wants a confirm for what is not sent."""
+        return bool(self.gathering or any(batch for _, batch in self.aside))
 
     def crowded(self, packed: int) -> bool:
         """Whether whoever feeds this shard must wait; `packed`: bytes not yet sent."""
@@ -103,7 +111,7 @@ class ShardLinks:
         self.peer = config.door
         self.incarnation = incarnation
         self.events = events
-        self.packer = codec.Packer(config.shards)
+        self.packer = packer.Packer(config.shards)
         self._context = zmq.Context()
         self._inbox = self._socket(zmq.PULL)
         self._endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"
@@ -163,19 +171,19 @@ class ShardLinks:
         monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
         def heard() -> None:
-            while monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            while monitor.poll(0):
                 recv_monitor_message(monitor)
                 if link.up:
                     link.away_since = loop.time()
                     loop.call_later(LAST_WORDS_S, self._ended, link, link.epoch)
 
-        loop.add_reader(monitor.getsockopt(zmq.FD), heard)
+        loop.add_reader(monitor.fileno(), heard)
         heard()  # the descriptor speaks only to who has looked at the events before
 
     def _watch_no_more(self, link: ShardLink) -> None:
         monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         if self._loop is not None:
-            self._loop.remove_reader(monitor.getsockopt(zmq.FD))
+            self._loop.remove_reader(monitor.fileno())
         link.socket.disable_monitor()
         monitor.close()
 
@@ -248,7 +256,7 @@ class ShardLinks:
         if epoch != link.epoch:
             return
         sum_now = link.credits[connection] = link.credits.get(connection, 0) + count
-        if sum_now >= DELIVERY_CREDIT_BYTES:
+        if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
             link.credit_due = True
 
     def flush(self) -> None:
@@ -267,24 +275,38 @@ class ShardLinks:
             link.settles.clear()
         message = self.packer.take(link.shard, self.peer, self.incarnation, link.epoch, link.batch + 1)
         if message is not None:
-            link.batch += 1
-            link.in_flight += len(message)
-            if link.gathering:
-                link.sent.append((link.batch, link.gathering))
-                link.gathering = []
-            link.socket.send(message, zmq.NOBLOCK)
+            self._send_batch(link, message, link.gathering)
+            link.gathering = []
         if link.credit_due:
             link.credit_due = False
             link.socket.send(envelope.credit(*who, link.credits.items()), zmq.NOBLOCK)
             link.credits.clear()
+
+    @staticmethod
+    def _send_batch(link: ShardLink, message: bytes, waiting: list[Unconfirmed]) -> None:
+        link.batch += 1
+        link.in_flight += len(message)
+        if waiting:
+            link.sent.append((link.batch, waiting))
+        link.socket.send(message, zmq.NOBLOCK)
 
     def use_vhost(self, vhost: str) -> None:
         """What is packed next belongs to `vhost`: a batch goes to one store, so another vhost's leaves before."""
         if vhost != self._vhost:
             self._vhost = vhost
             for link in self.links:
-                if link.up and self.packer.messages(link.shard):
-                    self._flush_link(link)
+                if self.packer.messages(link.shard):
+                    if link.up:
+                        self._flush_link(link)
+                    else:
+                        self._set_aside(link)
+
+    def _set_aside(self, link: ShardLink) -> None:
+        message = self.packer.take(link.shard, self.peer, self.incarnation, 0, 0)
+        if message is not None:
+            link.aside.append((message, link.gathering))
+            link.in_flight += len(message)
+            link.gathering = []
 
     def wait_for(self, shards: int, waiting: Unconfirmed) -> None:
         """`waiting` is told when the batches being packed for these shards (bit mask) are stored, once for each."""
@@ -377,6 +399,9 @@ class ShardLinks:
         self._join(link)
         if not first_time:
             log.warning("shard %d is back (pid %d)%s", link.shard, hello.pid, _nacked(lost))
+        aside, link.aside = link.aside, []
+        for message, batch in aside:
+            self._send_batch(link, envelope.readdressed(message, epoch, link.batch + 1), batch)
         self._ask_again(link)
         self.events.restarted(link.shard)
         self.events.publish_room(link.shard)
@@ -387,6 +412,7 @@ class ShardLinks:
         """The process is gone, and all it has said is heard."""
         if link.epoch == epoch:
             log.warning("shard %d is gone%s", link.shard, _nacked(self._lose_sent(link)))
+            link.in_flight = sum(len(message) for message, _ in link.aside)
             self.events.received()
 
     @staticmethod
@@ -401,7 +427,8 @@ class ShardLinks:
     def _lose_packed(self, link: ShardLink) -> None:
         """Somebody has waited too long for a shard that is away: what waits for it is not sent any more."""
         self.packer.drop(link.shard)
-        lost, link.gathering = link.gathering, []
+        lost = [waiting for _, batch in link.aside for waiting in batch] + link.gathering
+        link.aside, link.gathering, link.in_flight = [], [], 0
         for waiting in lost:
             waiting.lost()
         if not link.nacking:
@@ -429,7 +456,7 @@ class ShardLinks:
         now = self._loop.time()
         for link in self.links:
             self._join(link)
-            if link.away_since is not None and now - link.away_since > AWAY_S_MAX and link.gathering:
+            if link.away_since is not None and now - link.away_since > AWAY_S_MAX and link.waited_for:
                 self._lose_packed(link)
 
 

@@ -351,6 +351,7 @@ class Shard:
                         holder.detached = True
                         holder.window.consumers -= 1
                         each.tell(m.Cancelled(number))
+                    each.forget_window(holder.connection)
             for window in each.windows.values():
                 window.blocked.discard(queue)
         del self.queues[queue.id], self._specs[queue.id]

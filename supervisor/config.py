@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-SHARDS_MAX = 1024
+SHARDS_MAX = 64
 FRONT_DOORS_MAX = 256
 
 Port = Annotated[int, Meta(ge=0, le=65535)]

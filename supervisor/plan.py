@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from supervisor.config import Settings
+from supervisor.config import SHARDS_MAX, Settings
 
 STAGES = ("controller", "shard", "front-door")  # started in this order, each ready before the next; drained in reverse
 
@@ -41,7 +41,7 @@ class ChildPlan:
 
 def shard_count(settings: Settings, cores: int) -> int:
     count = settings.shards.count
-    return max(1, cores) if count == "auto" else count
+    return min(max(1, cores), SHARDS_MAX) if count == "auto" else count
 
 
 def children(settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening) -> list[ChildPlan]:

@@ -2,7 +2,7 @@
 
 from broker.amqp.connection import Connection
 from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.events import Event, Failed, Method, Open, Publishes, Settles, StartOk, copies_by_channel
+from broker.amqp.events import Event, Failed, Method, Nothing, Open, Publishes, Settles, StartOk, copies_by_channel
 
 __all__ = [
     "ChannelException",
@@ -11,6 +11,7 @@ __all__ = [
     "Event",
     "Failed",
     "Method",
+    "Nothing",
     "Open",
     "Publishes",
     "Settles",

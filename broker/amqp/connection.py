@@ -17,7 +17,7 @@ from pamqp import base, commands
 
 from broker.amqp import frames, properties, spec
 from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.events import Event, Failed, Method, Open, Publishes, Settles, StartOk
+from broker.amqp.events import Event, Failed, Method, Nothing, Open, Publishes, Settles, StartOk
 from broker.amqp.methods import AccessRequest, AccessRequestOk, decode_method, encode_method
 from broker.amqp.states import (
     CHANNEL_DISCARDS,
@@ -37,6 +37,8 @@ _HEARTBEAT: Final = _FRAME_HEAD.pack(spec.HEARTBEAT_FRAME, 0, 0) + _FRAME_END
 _IMMEDIATE = 2
 # Unfinished messages of one connection may have this much together, over one of the largest size.
 CONTENT_BYTES_MORE: Final = 32 << 20
+# Frames without an event (heartbeats, parts of bodies, what is discarded) before next_event() gives Nothing.
+EVENTLESS_FRAMES_MAX: Final = 256
 # Of a broken frame, in the text about it.
 SHOWN_BYTES: Final = 16
 # Methods that states.py knows by name; all others are "method" there.
@@ -131,7 +133,7 @@ class Connection:
             self._buffer, self._at = memoryview(data), 0
 
     def next_event(self) -> Event | None:
-        while True:
+        for _ in range(EVENTLESS_FRAMES_MAX):
             if self._out_of_step or self._state is ConnectionState.CLOSED:
                 self._drop_read()
                 return None
@@ -147,6 +149,7 @@ class Connection:
                 return Failed(error)
             if event is not None:
                 return event
+        return Nothing()
 
     def _has(self, needed: int) -> bool:
         """Are `needed` bytes (and at least one) there from _at on, in one piece. False: until more was received."""
@@ -210,7 +213,7 @@ class Connection:
             return
         said = bytes(self._buffer[self._at : self._at + len(spec.PROTOCOL_HEADER)])
         self._at += len(said)
-        if said != spec.PROTOCOL_HEADER:
+        if said not in (spec.PROTOCOL_HEADER, spec.PROTOCOL_HEADER_0_9):
             self._out.append(spec.PROTOCOL_HEADER)
             self._state = ConnectionState.CLOSED
             return

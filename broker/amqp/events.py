@@ -74,6 +74,11 @@ class Failed:
     channel: int = 0
 
 
+@dataclass(slots=True)
+class Nothing:
+    """Many frames without an event; there may be more. For a caller that lets others have their turn."""
+
+
 def copies_by_channel(event: Publishes, channels: AbstractSet[int]) -> dict[int, Publishes]:
     """The publishes of each of these channels, to be kept: copied alone, so that no byte is kept twice."""
     found: dict[int, tuple[bytearray, bytearray]] = {}
@@ -92,4 +97,4 @@ def copies_by_channel(event: Publishes, channels: AbstractSet[int]) -> dict[int,
     return {number: Publishes(data, bytes(table), len(table) // _ROW.size) for number, (data, table) in found.items()}
 
 
-Event = StartOk | Open | Method | Publishes | Settles | Failed
+Event = StartOk | Open | Method | Publishes | Settles | Failed | Nothing

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
+# AMQP 0-9, which can safely be treated as if it were 0-9-1; the Perl client says it.
+PROTOCOL_HEADER_0_9: Final = b"AMQP\x01\x01\x00\x09"
 
 METHOD_FRAME: Final = 1
 HEADER_FRAME: Final = 2

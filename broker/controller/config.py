@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-SHARDS_MAX = 1024
+SHARDS_MAX = 64
 DOORS_MAX = 1024
 
 

@@ -69,6 +69,10 @@ _LENGTHS = 8
 log = logging.getLogger(__name__)
 
 
+# How far behind a broken record the next whole one is looked for.
+RESUME_BYTES_MAX = 1 << 20
+
+
 class DefinitionsError(Exception):
     """A file that says what exists cannot be read: an operator must look."""
 
@@ -113,6 +117,11 @@ class Definitions:
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
+            if not self.is_new:
+                # Without it every queue is unknown, and shards let go of what belongs to no queue.
+                raise DefinitionsError(
+                    f"{self._path} is missing, but {self._directory} is not new: put it back"
+                ) from None
             return False
         version, self.last_queue_id, boot, at = _read_header(data, self._path)
         same_boot = boot == self._boot
@@ -123,6 +132,10 @@ class Definitions:
                 catalog.apply(change)
         catalog.version = max(version, catalog.version)
         if at < len(data):
+            if (again := _next_record(data, at + 1)) is not None:
+                raise DefinitionsError(
+                    f"{self._path}: bytes {at} to {again} are broken, whole records follow: repair it"
+                )
             log.error("%s: %d bytes after byte %d are broken, kept as .cut", self._path, len(data) - at, at)
             self._path.with_suffix(".amqp.cut").write_bytes(data[at:])
         return same_boot
@@ -284,6 +297,17 @@ def _records(data: bytes, at: int) -> Iterator[tuple[int, int, int, int, AnyChan
         owner, after = _short_at(data, after)
         yield end, version, flags, queue_id, decode_method(data[after:end], vhost, queue_id, shard, owner)
         at = end
+
+
+def _next_record(data: bytes, at: int) -> int | None:
+    """Where a whole record begins again. What a crash tore is at the end: records behind it mean it was no crash."""
+    for start in range(at, min(len(data) - _RECORD.size, at + RESUME_BYTES_MAX)):
+        length, crc, *_ = _RECORD.unpack_from(data, start)
+        end = start + _LENGTHS + length
+        may_be = _RECORD.size - _LENGTHS < length <= RECORD_BYTES_MAX and end <= len(data)
+        if may_be and zlib.crc32(data[start + _LENGTHS : end]) == crc:
+            return start
+    return None
 
 
 def _short_at(data: bytes, at: int) -> tuple[str, int]:

@@ -20,7 +20,7 @@ from broker.control import Ask, ConnectionInfo
 from broker.controller.access import hash_password
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
-from broker.controller.definitions import Definitions
+from broker.controller.definitions import Definitions, DefinitionsError
 from broker.controller.links import DoorLinks
 from broker.controller.presence import Presence, door_of
 from broker.controller.shard_links import ShardLinks
@@ -116,6 +116,10 @@ class Controller:
 def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog:
     """What exists; at the first start one vhost and one user who may do everything in it."""
     begin = definitions.is_new
+    if begin and (stored := next(Path(config.data_dir).glob("shard-*/*/msgs.*"), None)) is not None:
+        raise DefinitionsError(
+            f"{config.data_dir} has no definitions, but messages ({stored}): put the definitions back"
+        )
     catalog = definitions.load()
     if begin:
         user, vhost = config.default_user, config.default_vhost

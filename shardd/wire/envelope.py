@@ -22,6 +22,7 @@ _HEADER = struct.Struct("<BBHIII")
 _SETTLE = struct.Struct("<IIQQ")
 _REFUSED = struct.Struct("<IIQQ")
 _BATCH = struct.Struct("<Q")
+_EPOCH = struct.Struct("<I")
 _CREDIT = struct.Struct("<II")
 # One CREDIT entry holds at most this; larger sums are split.
 CREDIT_BYTES_MAX = 0xFFFFFFFF
@@ -57,6 +58,11 @@ def read(message: Buffer) -> Header:
     if version != WIRE_VERSION:
         raise WireError(f"wire version {version}, this process speaks {WIRE_VERSION}")
     return Header(kind, peer, incarnation, epoch, shard)
+
+
+def readdressed(publish: bytes, epoch: int, batch: int) -> bytes:
+    """A PUBLISH that was packed for one process of a shard, for the next one."""
+    return b"".join((publish[:8], _EPOCH.pack(epoch), publish[12:16], _BATCH.pack(batch), publish[24:]))
 
 
 def control(peer: int, incarnation: int, epoch: int, shard: int, what: Control) -> bytes:

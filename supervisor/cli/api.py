@@ -102,6 +102,8 @@ def chosen(columns: list[str] | None, default: list[str]) -> list[str]:
 
 def _url_of(data_dir: Path) -> str:
     found = pointer(data_dir)
+    if found is None and data_dir != DEFAULT_DATA_DIR:
+        fail(f"no broker runs on {data_dir}", UNREACHABLE)  # whoever is at the usual address is not the one meant
     if found is None or "http" not in found:
         return DEFAULT_URL
     host, _, port = str(found["http"]).rpartition(":")
@@ -111,6 +113,8 @@ def _url_of(data_dir: Path) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, float):
+        return f"{value:.1f}".removesuffix(".0")
     return json.dumps(value) if isinstance(value, bool | dict | list) else str(value)
 
 

@@ -29,6 +29,9 @@ from supervisor.cli.api import (
 )
 
 STOP_POLL_S = 0.05
+# What fits on a terminal; `--formatter json` has everything the broker tells.
+PROCESS_COLUMNS = ["name", "pid", "state", "restarts", "uptime", "rss_bytes"]
+SHARD_COLUMNS = ["shard", "pid", "ready", "queues", "live_messages", "live_bytes", "disk_bytes", "alarm"]
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -90,9 +93,9 @@ def status(
     if formatter == "json":
         typer.echo(json.dumps({"processes": processes, "shards": shards}))
         return
-    show(processes, _columns(processes, ["name", "kind", "index", "pid", "state", "restarts"]), formatter)
+    show(processes, PROCESS_COLUMNS, formatter)
     typer.echo("")
-    show(shards, _columns(shards, ["shard", "queues"]), formatter)
+    show(shards, SHARD_COLUMNS, formatter)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -104,12 +107,6 @@ def module_environment() -> dict[str, str]:
     """Modules come from where shardctl itself came."""
     path = os.environ.get("PYTHONPATH", "")
     return {**os.environ, "PYTHONPATH": f"{SOURCE_ROOT}{os.pathsep}{path}" if path else str(SOURCE_ROOT)}
-
-
-def _columns(rows: list[dict[str, Any]], first: list[str]) -> list[str]:
-    """The usual ones, then whatever else the broker tells."""
-    others = dict.fromkeys(key for row in rows for key in row)
-    return first + [key for key in others if key not in first]
 
 
 def _runs(pid: int) -> bool:

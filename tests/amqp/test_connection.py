@@ -32,6 +32,15 @@ def test_a_wrong_protocol_header_is_answered_with_ours_and_closed() -> None:
     assert made.closed
 
 
+@pytest.mark.parametrize("header", [HEADER, b"AMQP\x01\x01\x00\x09"])
+def test_0_9_is_taken_for_0_9_1(header: bytes) -> None:
+    made = connection()
+    assert received(made, header) == []
+    (start,) = made.data_to_send()
+    assert start[7:13] == b"\0\x0a\0\x0a\0\x09"
+    assert not made.closed
+
+
 def test_the_handshake_agrees_on_the_clients_values() -> None:
     made = connection()
     shake_hands(made, 1, frame_max=8192)

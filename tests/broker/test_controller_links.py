@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import pytest_asyncio
 import zmq
 import zmq.asyncio
@@ -63,18 +64,25 @@ class Shard:
 
 
 class World:
-    def __init__(self, directory: Path) -> None:
-        config = ControllerConfig(data_dir=f"{directory}/data", runtime_dir=str(directory), boot="boot", shards=1)
+    def __init__(self, directory: Path, doors: int) -> None:
+        config = ControllerConfig(
+            data_dir=f"{directory}/data", runtime_dir=str(directory), boot="boot", shards=1, doors=doors
+        )
         self.directory = directory
         self.controller = Controller(config)
         self.shard = Shard(directory)
 
 
+@pytest.fixture
+def doors() -> int:
+    return 1
+
+
 @pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
+async def world(doors: int) -> AsyncIterator[World]:
     # Not tmp_path: a unix socket's path has room for 107 bytes.
     with tempfile.TemporaryDirectory() as name:
-        world, stop = World(Path(name)), asyncio.Event()
+        world, stop = World(Path(name), doors), asyncio.Event()
         running = asyncio.create_task(world.controller.run(stop))
         shard = asyncio.create_task(world.shard.run(EPOCH))
         async with asyncio.timeout(10):
@@ -94,9 +102,11 @@ async def read(reader: asyncio.StreamReader) -> Any:
     return FROM_CONTROLLER.decode(await reader.readexactly(count))
 
 
-async def enter(world: World, incarnation: int = 1) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Catalog]:
+async def enter(
+    world: World, incarnation: int = 1, door: int = 0
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Catalog]:
     reader, writer = await asyncio.open_unix_connection(world.directory / "control.sock")
-    writer.write(encode(DoorHello(0, incarnation, 123, "", 0)))
+    writer.write(encode(DoorHello(door, incarnation, 123, "", 0)))
     snapshot = await read(reader)
     catalog = Catalog.rebuilt(snapshot.version, snapshot.changes)
     writer.write(encode(Applied(snapshot.version)))
@@ -124,6 +134,21 @@ async def test_a_door_is_answered_after_it_applied_the_change(world: World) -> N
     assert answer == Answer(5, result={"name": "q", "messages": 0, "consumers": 0})
     assert any(isinstance(message, wire.CreateQueues) for message in world.shard.received)
     writer.close()
+
+
+@pytest.mark.parametrize("doors", [2])
+async def test_a_change_waits_for_the_doors_that_have_not_come_back_yet(world: World, doors: int) -> None:
+    """After a restart of the controller they route by the copy they have, and would not know the queue."""
+    reader, writer, _ = await enter(world)
+    writer.write(encode(Ask(5, QueueDeclare("/", "q", True, False, False, {}), "0.1.9", "guest")))
+    changes = await read(reader)
+    writer.write(encode(Applied(changes.version)))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.read(1), 0.1)
+    _, other, _ = await enter(world, door=1)
+    assert isinstance(await read(reader), Answer)
+    for each in (writer, other):
+        each.close()
 
 
 async def test_exclusive_queues_go_when_their_doors_stream_ends(world: World) -> None:

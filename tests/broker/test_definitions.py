@@ -21,8 +21,10 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
+from broker.controller.config import ControllerConfig
 from broker.controller.definitions import DEAD_RECORDS_MAX, Definitions, DefinitionsError
 from broker.controller.method_frames import decode_method, encode_method
+from broker.controller.server import load_or_begin
 from tests.support.changes import any_change, definition
 
 
@@ -110,6 +112,40 @@ def test_a_broken_byte_cuts_the_log_there_and_keeps_the_rest_beside_it(tmp_path:
     again.close()
     assert set(copy.vhosts["/"].queues) == {"a"}
     assert (tmp_path / "definitions.amqp.cut").read_bytes() == bytes(data[end:])
+
+
+def test_a_broken_record_with_whole_ones_behind_it_is_no_crash_and_nothing_is_touched(tmp_path: Path) -> None:
+    definitions, catalog = opened(tmp_path)
+    write(definitions, catalog, [VhostPut("/")])
+    end = (tmp_path / "definitions.amqp").stat().st_size
+    write(definitions, catalog, [QueuePut("/", "a", 1, 0)])
+    write(definitions, catalog, [QueuePut("/", "b", 2, 0)])
+    definitions.close()
+    data = bytearray((tmp_path / "definitions.amqp").read_bytes())
+    data[end + 20] ^= 1
+    (tmp_path / "definitions.amqp").write_bytes(data)
+    with pytest.raises(DefinitionsError, match=f"bytes {end} to .* are broken"):
+        opened(tmp_path)
+    assert (tmp_path / "definitions.amqp").read_bytes() == bytes(data)
+
+
+def test_a_missing_log_beside_other_definitions_is_refused(tmp_path: Path) -> None:
+    """Begun anew, every queue would be unknown and its messages let go."""
+    definitions, catalog = opened(tmp_path)
+    write(definitions, catalog, [VhostPut("/"), QueuePut("/", "a", 1, 0)])
+    definitions.close()
+    (tmp_path / "definitions.amqp").unlink()
+    with pytest.raises(DefinitionsError, match="is missing"):
+        opened(tmp_path)
+
+
+def test_messages_without_any_definitions_are_not_taken_for_a_first_start(tmp_path: Path) -> None:
+    store = tmp_path / "shard-00" / "ab"
+    store.mkdir(parents=True)
+    (store / "msgs.0000000001").write_bytes(b"x")
+    config = ControllerConfig(data_dir=str(tmp_path), runtime_dir=str(tmp_path), boot="b", shards=1, doors=1)
+    with pytest.raises(DefinitionsError, match="has no definitions"):
+        load_or_begin(Definitions(tmp_path, "b"), config)
 
 
 def test_a_queue_id_is_never_given_twice(tmp_path: Path) -> None:

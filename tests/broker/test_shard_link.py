@@ -1,4 +1,4 @@
-"""Between a front door and its shards nothing is left in silence: every batch is confirmed or lost, every request answered."""
+"""Between a front door and its shards there is no silence: every batch is confirmed or lost, every request answered."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from broker.config import BrokerConfig
 from broker.shard_link import DELIVERY_CREDIT_BYTES, PUBLISH_WINDOW_BYTES, ShardLinks, ShardRefused
 from shardd.wire import codec, envelope
 from shardd.wire import messages as wire
+from shardd.wire import packer as packing
 from tests.reference import wire as reference
 from tests.support.fake_shard import FakeShard
 
@@ -71,8 +72,8 @@ class Waits:
 class Pair:
     def __init__(self, links: ShardLinks, heard: Heard, shards: list[FakeShard]) -> None:
         self.links, self.heard, self.shards = links, heard, shards
-        self.routes = codec.Routes()
-        self.routes.learn(LINE, codec.TARGETS, [(0, [7])], True)
+        self.routes = packing.Routes()
+        self.routes.learn(LINE, packing.TARGETS, [(0, [7])], True)
 
     async def restart(self) -> None:
         """Shard 0 dies and comes back; the front door keeps saying where it is."""
@@ -87,7 +88,7 @@ class Pair:
     def publish(self, count: int = 1, size: int = 1) -> Waits:
         fact = reference.Facts(1, b"", b"q", 0, b"\0\0", (b"x" * size,), 0xFFFFFFFF, 2, 0xFF, 0)
         buffer, table = reference.read_of([fact] * count)
-        assert self.links.packer.pack(self.routes, buffer, table, 0, 5, 1, 0) == (count, codec.DONE)
+        assert self.links.packer.pack(self.routes, buffer, table, 0, 5, 1, 0) == (count, packing.DONE)
         waits = Waits()
         self.links.wait_for(self.links.packer.take_touched(), waits)
         self.links.flush()

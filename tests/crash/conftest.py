@@ -1,4 +1,4 @@
-"""A broker with two shards and two front doors for the tests of one file: what one leaves broken the next would find."""
+"""A broker with two shards and two front doors for each file of tests: what one leaves broken the next would find."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.support.real_broker import RealBroker
 SETTINGS = """
 [supervision]
 deaths_max = 100
+deaths_within_s = 3  # the waits between two lives grow with the deaths of this long
 """
 
 _numbers = itertools.count(1)

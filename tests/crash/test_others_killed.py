@@ -171,9 +171,7 @@ async def test_publishers_and_consumers_on_different_doors_survive_the_death_of_
             await connection.close()
 
 
-async def test_the_supervisor_dies_and_a_new_broker_starts_on_the_same_data(
-    broker: RealBroker, name: str
-) -> None:
+async def test_the_supervisor_dies_and_a_new_broker_starts_on_the_same_data(broker: RealBroker, name: str) -> None:
     """Its processes notice, drain and let go of the data; the new one waits for them."""
     async with connected(broker) as connection:
         channel = await connection.channel()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
+import urllib.request
 
 import aio_pika
 import aiormq
@@ -70,6 +72,45 @@ async def test_publishes_to_a_shard_that_stays_away_are_nacked_and_taken_again_w
         for each in publishing:
             await each.finish()
         assert max(each.slowest_s for each in publishing) < ANSWER_S_MAX
+
+
+async def test_each_vhosts_messages_are_in_it_though_their_shard_was_away_when_they_came(
+    broker: RealBroker, name: str
+) -> None:
+    """A batch goes to the store of one vhost: those of two must not become one while they wait."""
+    await asyncio.to_thread(_make_vhost, broker, name)
+    async with contextlib.AsyncExitStack() as stack:
+        channels = []
+        for vhost in ("", name) * 3:  # on each front door there are both, most likely
+            connection = await aio_pika.connect(broker.url + vhost)
+            stack.push_async_callback(connection.close)
+            channels.append(await connection.channel())
+            for shard_queue in range(4):
+                await channels[-1].declare_queue(f"{name}-{len(channels)}-{shard_queue}", durable=True)
+        for shard in range(SHARDS):
+            kill(broker, shard)
+        await asyncio.sleep(0.1)
+        publishing = {
+            (channel, queue): Publishing(channel, queue, 2, padding=at)
+            for at, channel in enumerate(channels)
+            for queue in (f"{name}-{at + 1}-{shard_queue}" for shard_queue in range(4))
+        }
+        await wait_for(lambda: all(len(each.confirmed) > 5 for each in publishing.values()), "confirms")
+        for each in publishing.values():
+            await each.finish()
+        for (channel, queue), each in publishing.items():
+            found = await drained(channel, queue)
+            assert set(each.confirmed) <= set(found) and len(found) == len(set(found))
+
+
+def _make_vhost(broker: RealBroker, name: str) -> None:
+    for path, body in ((f"vhosts/{name}", b"{}"), (f"permissions/{name}/guest", _ALL)):
+        headers = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q=", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://{broker.http}/api/{path}", body, headers, method="PUT")
+        urllib.request.urlopen(request, timeout=5).close()
+
+
+_ALL = b'{"configure": ".*", "write": ".*", "read": ".*"}'
 
 
 async def _stopped_at_birth(broker: RealBroker, old: int) -> int:
@@ -188,6 +229,21 @@ async def test_commit_ok_means_stored(broker: RealBroker, name: str) -> None:
         assert committed
         for queue in queues:
             assert set(committed) <= set(await drained(setup, queue))
+
+
+async def test_a_queue_deleted_while_its_shard_is_away_cancels_its_consumers(broker: RealBroker, name: str) -> None:
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        queues = [await channel.declare_queue(f"{name}-{n}") for n in range(6)]  # on both shards
+        got: list[AbstractIncomingMessage] = []
+        tags = [await queue.consume(_collector(got)) for queue in queues]
+        consumers = (await channel.get_underlay_channel()).consumers
+        for shard in range(SHARDS):
+            kill(broker, shard)
+        deleting = await connection.channel()
+        for queue in queues:
+            await asyncio.wait_for(deleting.queue_delete(queue.name), 10)
+        await wait_for(lambda: not set(tags) & set(consumers), "basic.cancel of every consumer")
 
 
 @pytest.mark.parametrize("kind", ["controller", "shard"])

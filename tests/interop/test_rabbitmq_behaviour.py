@@ -38,9 +38,8 @@ def _exchange(kind: str, **how: object) -> Act:
 
 
 def _publish(channel: BlockingChannel, name: str) -> None:
+    channel.confirm_delivery()  # so that pika waits for what becomes of it
     channel.basic_publish(name, "k", b"x")
-    channel.connection.process_data_events(2)  # type: ignore[attr-defined]
-    channel.queue_declare("", exclusive=True)
 
 
 CHANNEL_ERRORS: list[tuple[str, Act, int, str]] = [

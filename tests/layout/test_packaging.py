@@ -18,6 +18,7 @@ SOURCES = sorted(str(path.relative_to(ROOT)) for top in ("broker", "shardd") for
 
 # Headers of our own; those of C stand in angle brackets.
 HEADER = re.compile(r'^\s*cdef extern from "(?!<)([^"]+)"', re.MULTILINE)
+SHARED = re.compile(r"^from ((?:broker|shardd)\.\S+) cimport", re.MULTILINE)
 
 
 def test_every_compiled_module_is_built_and_none_is_forgotten() -> None:
@@ -27,7 +28,9 @@ def test_every_compiled_module_is_built_and_none_is_forgotten() -> None:
 @pytest.mark.parametrize("extension", EXTENSIONS, ids=lambda extension: extension["name"])
 def test_a_header_that_is_included_is_shipped_and_rebuilds_what_includes_it(extension: dict[str, Any]) -> None:
     (source,) = extension["sources"]
-    included = [(ROOT / source).parent / name for name in HEADER.findall((ROOT / source).read_text())]
+    text = (ROOT / source).read_text()
+    included = [(ROOT / source).parent / name for name in HEADER.findall(text)]
+    included += [ROOT / (name.replace(".", "/") + ".pxd") for name in SHARED.findall(text)]
     assert sorted(str(path.resolve().relative_to(ROOT)) for path in included) == extension.get("depends", [])
 
 

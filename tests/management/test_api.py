@@ -42,14 +42,14 @@ READS = [
     "consumers/%2F", "health/checks/alarms", "health/checks/local-alarms", "health/checks/virtual-hosts",
     "health/checks/port-listener/5672", "health/checks/protocol-listener/amqp091", "health/checks/is-in-service",
     "health/checks/ready-to-serve-clients", "health/checks/node-is-quorum-critical", "aliveness-test/%2F",
-    "definitions", "processes", "shards",
+    "healthchecks/node", "healthchecks/node/shardmq@localhost", "definitions", "processes", "shards",
 ]  # fmt: skip
 ABSENT = [
     "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions", "permissions/%2F/x",
     "queues/x", "queues/%2F/x", "queues/x/q", "queues/%2F/x/bindings", "exchanges/x", "exchanges/%2F/x",
     "exchanges/%2F/x/bindings/source", "bindings/x", "bindings/%2F/e/x/q/q", "bindings/%2F/e/e/q/x",
     "bindings/%2F/e/e/q/q/x", "connections/x", "connections/x/channels", "channels/x", "consumers/x",
-    "aliveness-test/x",
+    "aliveness-test/x", "healthchecks/node/x",
 ]  # fmt: skip
 ABSENT_DELETES = [
     "vhosts/x", "users/x", "permissions/%2F/x", "queues/%2F/x", "queues/%2F/x/contents", "exchanges/%2F/x",
@@ -230,6 +230,12 @@ async def test_checks_fail_with_503_and_a_reason(made: Api) -> None:
         status, found = await made.call("GET", f"/api/health/checks/{path}")
         assert (status, found["status"]) == (503, "failed"), path
         assert found["reason"]
+
+
+async def test_users_go_many_at_once(made: Api) -> None:
+    status, _ = await made.call("POST", "/api/users/bulk-delete", {"users": ["nobody", "not there", "manager"]})
+    assert status == 204
+    assert {user["name"] for user in await made.get("/api/users")} == {"guest"}
 
 
 async def test_definitions_hold_what_lasts(made: Api) -> None:

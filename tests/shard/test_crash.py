@@ -14,6 +14,7 @@ from shardd.shard import Shard
 from shardd.store import DiskFull, SegmentStore, StoreError
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
+from shardd.wire import packer as packing
 from tests.support.faulty_files import FaultyFiles, PowerCut
 
 SEGMENT_BYTES = 4096
@@ -60,7 +61,7 @@ class Life:
         self.known = known
         self.epoch = epoch
         self.shard = Shard(0, epoch, 1, FaultyHome(files), no_room=(DiskFull,))
-        self.packer = codec.Packer(1)
+        self.packer = packing.Packer(1)
         self.batch = 0
         self.seq = 0
         self.sent: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}  # batch: seq, message, queues

@@ -9,9 +9,11 @@ from shardd.peers import PUBLISH_CREDIT_BYTES
 from shardd.shard import Shard
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
+from shardd.wire import packer as packing
 from tests.support.dict_store import DictHome
 
 EPOCH = 7
+MESSAGE = struct.pack("<II", 4, 0) + b"\0\1qbody"
 
 
 class Bench:
@@ -35,10 +37,9 @@ class Bench:
 
     def publish(self, count: int = 1, sync: bool = True) -> int:
         self.batch += 1
-        packer = codec.Packer(1)
-        message = struct.pack("<II", 4, 0) + b"\0\1qbody"
+        packer = packing.Packer(1)
         for i in range(count):
-            packer.add_stored(0, [1], message, 9, 1, i + 1, 1000, 0xFFFFFFFF, 0xFF, True, sync)
+            packer.add_stored(0, [1], MESSAGE, 9, 1, i + 1, 1000, 0xFFFFFFFF, 0xFF, True, sync)
         data = packer.take(0, 0, 5, EPOCH, self.batch)
         assert data is not None
         self.shard.receive(data, 1000)
@@ -131,6 +132,28 @@ def test_a_full_disk_refuses_by_confirm_number() -> None:
     assert ("confirmed", 1, [(9, 1, 1, 3)]) in bench.turn()
 
 
+def test_a_full_disk_tells_a_transaction_which_has_no_confirm_numbers() -> None:
+    bench = Bench()
+    bench.store.full = True
+    packer = packing.Packer(1)
+    for channel, seq in ((1, 0), (1, 0), (2, 7)):
+        packer.add_stored(0, [1], MESSAGE, 9, channel, seq, 1000, 0xFFFFFFFF, 0xFF, True, True)
+    data = packer.take(0, 0, 5, EPOCH, 1)
+    assert data is not None
+    bench.shard.receive(data, 1000)
+    assert ("confirmed", 1, [(9, 1, 0, 0), (9, 2, 7, 7)]) in bench.turn()
+
+
+def test_a_new_controller_hears_of_queues_whose_end_the_old_one_may_have_missed() -> None:
+    bench = Bench()
+    bench.tell(m.CreateQueues(1, [m.QueueSpec(2, "/", "auto", False, auto_delete=True)]), m.CONTROLLER, 3)
+    bench.tell(m.Attach(50, 2, 7, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0))
+    bench.tell(m.Release(51, [7]))
+    assert m.AutoDeleted(2, "auto-delete") in bench.turn(m.CONTROLLER)
+    bench.join(m.CONTROLLER, 4)
+    assert bench.turn(m.CONTROLLER) == [m.Hello(1, ready=True), m.AutoDeleted(2, "auto-delete")]
+
+
 def test_a_window_stops_deliveries_until_credit() -> None:
     bench = Bench()
     bench.attach()
@@ -158,6 +181,8 @@ def test_a_deleted_queue_cancels_its_consumers_and_leaves_nothing() -> None:
     bench.tell(m.DeleteQueue(9, 1), m.CONTROLLER, 3)
     assert not bench.store.live
     assert bench.turn() == [m.Cancelled(1)]
+    front_door = bench.shard.peers[0]
+    assert not front_door.holders and not front_door.windows
     bench.publish()
     bench.sync()
     assert bench.turn()[0] == ("confirmed", 2, [])

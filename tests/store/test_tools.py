@@ -130,6 +130,20 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     assert main(arguments) == 2
 
 
+def test_where_there_is_no_store_verify_does_not_say_good(tmp_path: Path) -> None:
+    (tmp_path / "shard-00").mkdir()
+    assert main(["verify", str(tmp_path)]) == 2
+
+
+def test_what_a_power_cut_left_of_a_merged_segment_is_not_counted_twice(tmp_path: Path, capsys: Output) -> None:
+    golden = Path(__file__).parent / "formats" / "v2"
+    assert main(["verify", str(golden)]) == 0
+    assert main(["dump", str(golden)]) == 0
+    expected = json.loads((golden / "expected.json").read_text())
+    told = lines(capsys.readouterr().out.partition("\n")[2])
+    assert sum(len(list(line["queues"])) for line in told) == sum(map(len, expected.values()))  # type: ignore[call-overload]
+
+
 def test_salvage_overwrites_nothing(tmp_path: Path) -> None:
     made(tmp_path / "s")
     made(tmp_path / "t")

@@ -144,6 +144,11 @@ def test_the_broker_on_a_data_directory_is_found_by_its_pointer(api: FakeApi, tm
     assert run("list_queues", "--data-dir", str(tmp_path))[0] == 0
 
 
+def test_a_broker_elsewhere_is_not_asked_when_none_runs_on_the_data_directory(tmp_path: Path) -> None:
+    status, output = run("status", "--data-dir", str(tmp_path))
+    assert status == 69 and f"no broker runs on {tmp_path}" in output
+
+
 def test_stopping_where_nothing_runs_is_status_69(tmp_path: Path) -> None:
     assert run("stop", "--data-dir", str(tmp_path))[0] == 69
 

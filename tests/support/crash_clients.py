@@ -17,7 +17,7 @@ from tests.support.real_broker import RealBroker
 
 
 class Publishing:
-    """Numbers as bodies. `at_once` publishes are always on their way; each is answered, and how long the slowest took is kept."""
+    """Numbers as bodies. `at_once` publishes are always on their way; each is answered; the slowest is kept."""
 
     def __init__(self, channel: AbstractChannel, queue: str, at_once: int = 50, padding: int = 0) -> None:
         self.confirmed: list[bytes] = []

@@ -24,8 +24,17 @@ SOURCE = Path(__file__).resolve().parents[2]
 class RealBroker:
     """Started at once; `stop` asserts a clean end. Kinds of process: controller, shard, front-door."""
 
-    def __init__(self, data_dir: Path, *, shards: int = 2, front_doors: int = 1, more: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        shards: int = 2,
+        front_doors: int = 1,
+        more: tuple[str, ...] = (),
+        command: tuple[str, ...] = ("supervisor.cli.app", "start"),
+    ) -> None:
         self.data_dir = data_dir
+        self._command = command
         self._arguments = ["--shards", str(shards), "--front-doors", str(front_doors), *more]
         self._port = 0  # the same after a restart, so that clients may come back
         self.amqp = self.http = self.metrics = ""
@@ -33,7 +42,7 @@ class RealBroker:
 
     def start(self) -> None:
         self.log_path = self.data_dir.with_name(self.data_dir.name + ".log")
-        command = [sys.executable, "-m", "supervisor.cli.app", "start", "--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-m", *self._command, "--data-dir", str(self.data_dir)]
         ports = ["--amqp-port", str(self._port), "--http-port", "0", "--metrics-port", "0"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardd.wire import codec, envelope
 from shardd.wire import messages as wire
+from shardd.wire import packer as packing
 from tests.reference import wire as reference
 
 SHARDS = 3
@@ -44,23 +45,23 @@ def line_of(fact: reference.Facts) -> bytes:
     return bytes([len(fact.exchange)]) + fact.exchange + bytes([len(fact.key)]) + fact.key + bytes([fact.bits])
 
 
-def pack_all(packer: codec.Packer, routes: codec.Routes, messages: list[reference.Facts], first_seq: int) -> None:
+def pack_all(packer: packing.Packer, routes: packing.Routes, messages: list[reference.Facts], first_seq: int) -> None:
     """As the front door does: learn what is unknown, go on behind it."""
     buffer, table = reference.read_of(messages)
     at = 0
     while at < len(messages):
         seq = first_seq + at if first_seq else 0
         at, why = packer.pack(routes, buffer, table, at, 77, seq, 1234)
-        if why == codec.UNKNOWN:
+        if why == packing.UNKNOWN:
             targets = ROUTES[messages[at].key]
-            routes.learn(line_of(messages[at]), codec.TARGETS if targets else codec.NOWHERE, targets, True)
+            routes.learn(line_of(messages[at]), packing.TARGETS if targets else packing.NOWHERE, targets, True)
 
 
 @given(st.lists(facts, max_size=40), st.sampled_from([0, 10]), st.integers(0, 40))
 def test_every_publish_reaches_its_shards_in_order_with_its_facts(
     messages: list[reference.Facts], first_seq: int, forget_at: int
 ) -> None:
-    packer, routes = codec.Packer(SHARDS), codec.Routes()
+    packer, routes = packing.Packer(SHARDS), packing.Routes()
     pack_all(packer, routes, messages[:forget_at], first_seq)
     routes.clear()
     pack_all(packer, routes, messages[forget_at:], first_seq + forget_at if first_seq else 0)
@@ -93,8 +94,8 @@ def test_every_publish_reaches_its_shards_in_order_with_its_facts(
 
 @given(st.lists(facts, min_size=1, max_size=10))
 def test_the_checksum_of_a_record_covers_everything_behind_it(messages: list[reference.Facts]) -> None:
-    packer = codec.Packer(SHARDS)
-    pack_all(packer, codec.Routes(), messages, 0)
+    packer = packing.Packer(SHARDS)
+    pack_all(packer, packing.Routes(), messages, 0)
     for shard in range(SHARDS):
         message = packer.take(shard, 0, 0, 0, 1)
         at, records = 0, bytes(codec.read_publish(message).records) if message else b""
@@ -107,7 +108,7 @@ def test_the_checksum_of_a_record_covers_everything_behind_it(messages: list[ref
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 1023, 1024, 3071, 3072, 3073, 10_007])
 def test_crc32c_is_the_castagnoli_polynomial(length: int) -> None:
     data = bytes((7 * i + i // 256) & 255 for i in range(length))
-    assert codec.crc32c(data) == crc32c.crc32c(data)
+    assert packing.crc32c(data) == crc32c.crc32c(data)
 
 
 def plain(**changes: Any) -> reference.Facts:
@@ -121,38 +122,38 @@ def plain(**changes: Any) -> reference.Facts:
 @pytest.mark.parametrize(
     ("second", "why"),
     [
-        (plain(channel=2), codec.CHANNEL),
-        (plain(key=b"unseen"), codec.UNKNOWN),
-        (plain(flags=2), codec.ASK),
-        (plain(flags=8), codec.ASK),
-        (plain(key=b"asks"), codec.ASK),
-        (plain(key=b"nowhere", bits=1), codec.UNROUTABLE),
+        (plain(channel=2), packing.CHANNEL),
+        (plain(key=b"unseen"), packing.UNKNOWN),
+        (plain(flags=2), packing.ASK),
+        (plain(flags=8), packing.ASK),
+        (plain(key=b"asks"), packing.ASK),
+        (plain(key=b"nowhere", bits=1), packing.UNROUTABLE),
     ],
 )
 def test_packing_stops_exactly_at_the_message_that_needs_a_decision(second: reference.Facts, why: int) -> None:
-    packer, routes = codec.Packer(1), codec.Routes()
-    routes.learn(line_of(plain()), codec.TARGETS, [(0, [1])], False)
-    routes.learn(line_of(plain(key=b"asks")), codec.CALLER, [], False)
-    routes.learn(line_of(plain(key=b"nowhere", bits=1)), codec.NOWHERE, [], False)
+    packer, routes = packing.Packer(1), packing.Routes()
+    routes.learn(line_of(plain()), packing.TARGETS, [(0, [1])], False)
+    routes.learn(line_of(plain(key=b"asks")), packing.CALLER, [], False)
+    routes.learn(line_of(plain(key=b"nowhere", bits=1)), packing.NOWHERE, [], False)
     buffer, table = reference.read_of([plain(), second, plain()])
     assert packer.pack(routes, buffer, table, 0, 1, 0, 0) == (1, why)
     assert packer.messages(0) == 1
 
 
 def test_many_routes_are_told_apart() -> None:
-    packer, routes = codec.Packer(1), codec.Routes()
+    packer, routes = packing.Packer(1), packing.Routes()
     many = [plain(key=b"k%d" % i) for i in range(5000)]
     for number, fact in enumerate(many):
-        routes.learn(line_of(fact), codec.TARGETS, [(0, [number])], False)
+        routes.learn(line_of(fact), packing.TARGETS, [(0, [number])], False)
     buffer, table = reference.read_of(many)
-    assert packer.pack(routes, buffer, table, 0, 1, 0, 0) == (5000, codec.DONE)
+    assert packer.pack(routes, buffer, table, 0, 1, 0, 0) == (5000, packing.DONE)
     message = packer.take(0, 0, 0, 0, 1)
     assert message is not None
     assert codec.first_queue_ids(codec.read_publish(message).records) == list(range(5000))
 
 
 def test_one_decided_message_is_a_run_of_its_own() -> None:
-    packer = codec.Packer(2)
+    packer = packing.Packer(2)
     message = reference.stored(plain(frames=(b"body",)))
     packer.add_stored(1, [4, 5], message, 9, 3, 21, 99, 1000, 7, True, True)
     assert packer.take_touched() == 2
@@ -220,3 +221,14 @@ def test_a_message_of_another_version_is_refused() -> None:
     message[1] += 1
     with pytest.raises(envelope.WireError, match="version"):
         envelope.read(message)
+
+
+def test_a_batch_packed_for_one_process_of_a_shard_is_whole_for_the_next() -> None:
+    packer = packing.Packer(1)
+    made = []
+    for epoch, batch in ((0, 0), (77, 1 << 40)):
+        packer.add_stored(0, [1], bytes(8) + b"\0\1q", 9, 1, 5, 1000, 0xFFFFFFFF, 0xFF, True, True)
+        made.append(packer.take(0, 3, 4, epoch, batch))
+    first, second = made
+    assert first is not None
+    assert envelope.readdressed(first, 77, 1 << 40) == second

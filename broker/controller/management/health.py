@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.controller.management.call import ApiError, Call, Context, Route, bad_request, check
+from broker.controller.management.call import NODE, ApiError, Call, Context, Route, bad_request, check, not_found
 from broker.controller.management.overview import listeners
 
 ALIVENESS_QUEUE = "aliveness-test"
@@ -47,6 +47,14 @@ async def in_service(call: Call) -> Any:
     return OK
 
 
+async def node(call: Call) -> Any:
+    """The older form: one check of everything, of the one node there is."""
+    if call.request.match_info.get("node", NODE) != NODE:
+        raise not_found()
+    await alarms(call)
+    return await in_service(call)
+
+
 async def port_listener(call: Call) -> Any:
     if not call.part("port").isdigit():
         raise bad_request(f"port: not a number: {call.part('port')}")
@@ -85,5 +93,8 @@ ROUTES = [
     Route("GET", f"{CHECKS}/ready-to-serve-clients", in_service),
     Route("GET", f"{CHECKS}/port-listener/{{port}}", port_listener),
     Route("GET", f"{CHECKS}/protocol-listener/{{protocol}}", protocol_listener),
+    Route("GET", "/api/healthchecks/node", node),
+    Route("GET", "/api/healthchecks/node/", node),
+    Route("GET", "/api/healthchecks/node/{node}", node),
     Route("GET", "/api/aliveness-test/{vhost}", aliveness),
 ]

@@ -62,7 +62,11 @@ async def overview(call: Call) -> dict[str, Any]:
         "message_stats": message_stats(stats, None),
         "churn_rates": {},
         "listeners": listeners(context),
-        "contexts": [],
+        "contexts": [
+            {"node": NODE, "description": "management", "path": "/", "port": str(one["port"]), "ssl_opts": []}
+            for one in listeners(context)
+            if one["protocol"] == "http"
+        ],
         "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
     }
 

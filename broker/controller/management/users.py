@@ -20,6 +20,10 @@ class UserBody(msgspec.Struct):
     hashing_algorithm: str = DEFAULT_ALGORITHM
 
 
+class NamesBody(msgspec.Struct):
+    users: list[str]
+
+
 class PermissionBody(msgspec.Struct):
     configure: str
     write: str
@@ -89,6 +93,13 @@ async def delete(call: Call) -> None:
     check(await call.context.authority.delete_user(_user(call).name))
 
 
+async def delete_many(call: Call) -> None:
+    """Who is not there is deleted already."""
+    for name in (await call.body(NamesBody)).users:
+        if name in call.catalog.users:
+            check(await call.context.authority.delete_user(name))
+
+
 async def permissions_of_user(call: Call) -> Listing:
     user = _user(call).name
     return Listing([permission_row(put) for key, put in call.catalog.permissions.items() if key[1] == user])
@@ -125,6 +136,7 @@ async def delete_permission(call: Call) -> None:
 ROUTES = [
     Route("GET", "/api/whoami", whoami),
     Route("GET", "/api/users", get_all, "administrator"),
+    Route("POST", "/api/users/bulk-delete", delete_many, "administrator"),
     Route("GET", "/api/users/{user}", get, "administrator"),
     Route("PUT", "/api/users/{user}", put, "administrator"),
     Route("DELETE", "/api/users/{user}", delete, "administrator"),

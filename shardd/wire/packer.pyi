@@ -1,0 +1,51 @@
+from shardd.wire.envelope import Buffer
+
+DONE: int
+CHANNEL: int
+UNKNOWN: int
+ASK: int
+UNROUTABLE: int
+TARGETS: int
+NOWHERE: int
+CALLER: int
+
+class Routes:
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def clear(self) -> None: ...
+    def learn(self, line: bytes, kind: int, targets: list[tuple[int, list[int]]], durable: bool) -> None: ...
+
+class Packer:
+    shards: int
+    def __init__(self, shards: int) -> None: ...
+    def pack(
+        self,
+        routes: Routes,
+        buffer: Buffer,
+        table: Buffer,
+        start: int,
+        connection: int,
+        first_seq: int,
+        now_ms: int,
+    ) -> tuple[int, int]: ...
+    def add_stored(
+        self,
+        shard: int,
+        ids: list[int],
+        message: Buffer,
+        connection: int,
+        channel: int,
+        seq: int,
+        now_ms: int,
+        ttl_ms: int,
+        priority: int,
+        persistent: bool,
+        needs_sync: bool,
+    ) -> None: ...
+    def take_touched(self) -> int: ...
+    def pending(self, shard: int) -> int: ...
+    def messages(self, shard: int) -> int: ...
+    def take(self, shard: int, peer: int, incarnation: int, epoch: int, batch: int) -> bytes | None: ...
+    def drop(self, shard: int) -> None: ...
+
+def crc32c(data: Buffer) -> int: ...

@@ -1,0 +1,561 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Publishes onto the wire: routed by their line and packed into one PUBLISH per shard.
+
+Little endian throughout. After the 16-byte header (messages.py):
+
+    PUBLISH  16 u64 batch number         24 u32 runs        28 u32 bytes of records
+             32 u32 messages in all      36 u32 1 = confirm after a sync
+             40 runs x 24: u32 offset of its record among the records, u32 connection, u64 confirm number of
+                its first message (0: none wanted), u32 messages, u16 channel, u16 zero
+             .. records, each a multiple of 8 bytes:
+                 0 u32 length with padding   4 u32 crc32c of [8, length)    8 u64 ms since epoch
+                16 u32 ttl_ms (0xffffffff none)    20 u32 messages   24 u16 queues   26 u8 priority (0xff none)
+                27 u8 1 = PERSISTENT     28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
+    stored message: u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m], properties, body
+
+A run is neighbouring publishes of one channel to the same queues with the same persistence, priority and ttl. The table
+that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in frames.pyx).
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
+
+cdef extern from "../crc32c.h" nogil:
+    uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
+    void crc32c_start()
+
+crc32c_start()
+
+cdef enum:
+    HEADER = 16
+    PUBLISH_HEADER = 40
+    RUN = 24
+    RECORD_HEADER = 28
+    # A run longer than this is closed, so that one record never grows far beyond a socket read.
+    RUN_BYTES_MAX = 1 << 20
+    # Routes remembered; past it the memory is emptied and learnt anew.
+    ROUTES_MAX = 1 << 16
+    # flags of a table row that need a look by the caller: CC, user_id, bad expiration, reply-to, bad properties
+    SPECIAL = 2 | 4 | 8 | 16 | 32
+
+# Why Packer.pack stopped.
+DONE = 0  # the table's end
+CHANNEL = 1  # the next publish is on another channel
+UNKNOWN = 2  # this exchange and key have no route yet: learn() it
+ASK = 3  # the caller decides about this message
+UNROUTABLE = 4  # mandatory, and goes nowhere
+
+cdef enum:
+    W_DONE = 0
+    W_CHANNEL = 1
+    W_UNKNOWN = 2
+    W_ASK = 3
+    W_UNROUTABLE = 4
+
+# Kinds of route.
+TARGETS = 0
+NOWHERE = 1
+CALLER = 2
+
+cdef struct Row:  # a publish, as frames.pyx describes it
+    uint32_t line_off
+    uint16_t line_len
+    uint16_t channel
+    uint32_t props_off
+    uint32_t props_len
+    uint32_t body_off
+    uint32_t body_frames
+    uint64_t body_len
+    uint32_t ttl_ms
+    uint8_t delivery_mode
+    uint8_t priority
+    uint8_t flags
+    uint8_t zero
+    uint64_t reserved
+
+cdef struct Target:
+    uint32_t shard
+    uint32_t queues
+    uint32_t *ids
+
+cdef struct Route:
+    int kind
+    int durable  # some queue of it is: a persistent message must be synced
+    uint32_t count
+    Target *targets
+    uint8_t *line
+    uint32_t line_len
+    uint64_t hashed
+
+cdef struct Writer:  # the next PUBLISH of one shard
+    Bytes records
+    Bytes runs
+    uint32_t run_count
+    uint32_t messages
+    uint32_t needs_sync
+    # the run being written
+    int is_open
+    size_t record_at
+    size_t run_at
+    Target *target
+    uint64_t generation
+    uint32_t connection
+    uint16_t channel
+    uint32_t ttl_ms
+    uint8_t priority
+    uint8_t persistent
+    uint64_t next_seq
+    uint32_t count
+
+cdef inline uint32_t be32(const uint8_t *p) noexcept nogil:
+    return (<uint32_t> p[0] << 24) | (<uint32_t> p[1] << 16) | (<uint32_t> p[2] << 8) | p[3]
+
+cdef inline uint64_t hash_line(const uint8_t *p, size_t n) noexcept nogil:
+    """FNV-like over 8-byte words, mixed at the end; only this process ever sees it."""
+    cdef uint64_t h = <uint64_t> 0xcbf29ce484222325ULL ^ n
+    cdef uint64_t w
+    while n >= 8:
+        memcpy(&w, p, 8)
+        h = (h ^ w) * 0x9e3779b97f4a7c15ULL
+        h ^= h >> 32
+        p += 8
+        n -= 8
+    if n:
+        w = 0
+        memcpy(&w, p, n)
+        h = (h ^ w) * 0x9e3779b97f4a7c15ULL
+        h ^= h >> 32
+    h *= 0xff51afd7ed558ccdULL
+    return h ^ (h >> 29)
+
+cdef void close_run(Writer *w) noexcept nogil:
+    """Finish the open record: padding, length, count, checksum."""
+    cdef size_t length
+    cdef uint32_t n32
+    cdef uint8_t *record
+    if not w.is_open:
+        return
+    while (w.records.used - w.record_at) & 7:
+        w.records.data[w.records.used] = 0  # open_run() and put() leave room for the padding
+        w.records.used += 1
+    record = w.records.data + w.record_at
+    length = w.records.used - w.record_at
+    n32 = <uint32_t> length
+    memcpy(record, &n32, 4)
+    memcpy(record + 20, &w.count, 4)
+    n32 = c_crc32c(0, record + 8, length - 8)
+    memcpy(record + 4, &n32, 4)
+    memcpy(w.runs.data + w.run_at + 16, &w.count, 4)
+    w.is_open = 0
+
+cdef int open_run(Writer *w, Target *target, Row *row, uint32_t connection, uint16_t channel,
+                  uint64_t seq, uint64_t now_ms, uint8_t persistent) noexcept nogil:
+    cdef uint8_t *p
+    cdef uint32_t at
+    cdef uint16_t n16
+    if reserve(&w.records, RECORD_HEADER + 4 * target.queues + 8) or reserve(&w.runs, RUN):
+        return -1
+    w.record_at = w.records.used
+    p = w.records.data + w.record_at
+    memset(p, 0, RECORD_HEADER)
+    memcpy(p + 8, &now_ms, 8)
+    memcpy(p + 16, &row.ttl_ms, 4)
+    n16 = <uint16_t> target.queues
+    memcpy(p + 24, &n16, 2)
+    p[26] = row.priority
+    p[27] = persistent
+    memcpy(p + RECORD_HEADER, target.ids, 4 * target.queues)
+    w.records.used += RECORD_HEADER + 4 * target.queues
+    w.run_at = w.runs.used
+    p = w.runs.data + w.run_at
+    memset(p, 0, RUN)
+    at = <uint32_t> w.record_at
+    memcpy(p, &at, 4)
+    memcpy(p + 4, &connection, 4)
+    memcpy(p + 8, &seq, 8)
+    memcpy(p + 20, &channel, 2)
+    w.runs.used += RUN
+    w.run_count += 1
+    w.target = target
+    w.connection = connection
+    w.channel = channel
+    w.ttl_ms = row.ttl_ms
+    w.priority = row.priority
+    w.persistent = persistent
+    w.next_seq = seq
+    w.count = 0
+    w.is_open = 1
+    return 0
+
+cdef int put(Writer *w, const uint8_t *buf, Row *row) noexcept nogil:
+    """Append the row's publish as a stored message."""
+    cdef uint32_t line = row.line_len - 1  # without the bits
+    cdef uint32_t size, n32
+    cdef uint64_t left
+    cdef const uint8_t *frame
+    cdef uint8_t *p
+    if reserve(&w.records, 16 + line + row.props_len + row.body_len):
+        return -1
+    p = w.records.data + w.records.used
+    n32 = <uint32_t> row.body_len
+    memcpy(p, &n32, 4)
+    memcpy(p + 4, &row.props_len, 4)
+    memcpy(p + 8, buf + row.line_off, line)
+    p += 8 + line
+    memcpy(p, buf + row.props_off, row.props_len)
+    p += row.props_len
+    frame = buf + row.body_off
+    left = row.body_len
+    while left:
+        size = be32(frame + 3)
+        memcpy(p, frame + 7, size)
+        p += size
+        left -= size
+        frame += size + 8
+    w.records.used = p - w.records.data
+    w.count += 1
+    w.messages += 1
+    return 0
+
+
+cdef uint64_t generations = 0
+
+cdef uint64_t next_generation() noexcept:
+    global generations
+    generations += 1
+    return generations
+
+
+cdef class Routes:
+    """Publish line (exchange, key, bits) to the queues it reaches: a hash table the packer reads without the GIL.
+
+    The caller empties it (`clear`) whenever the catalog changes. `generation` is another one after each clear, so that
+    a run begun with a forgotten route is never continued.
+    """
+
+    cdef Route **slots
+    cdef Route **kept
+    cdef uint32_t used
+    cdef uint32_t size
+    cdef uint64_t generation
+
+    def __cinit__(self):
+        self.slots = <Route **> calloc(64, sizeof(Route *))
+        self.size = 64
+        self.generation = next_generation()
+        if self.slots == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        self.free_list(self.kept, self.used)
+        free(self.slots)
+
+    cdef void free_list(self, Route **routes, uint32_t count) noexcept:
+        cdef uint32_t i, k
+        if routes == NULL:
+            return
+        for i in range(count):
+            for k in range(routes[i].count):
+                free(routes[i].targets[k].ids)
+            free(routes[i].targets)
+            free(routes[i].line)
+            free(routes[i])
+        free(routes)
+
+    cdef Route *find(self, const uint8_t *line, uint32_t length) noexcept nogil:
+        cdef uint64_t hashed = hash_line(line, length)
+        cdef uint32_t at = hashed & (self.size - 1)
+        cdef Route *route
+        while True:
+            route = self.slots[at]
+            if route == NULL:
+                return NULL
+            if route.hashed == hashed and route.line_len == length and memcmp(route.line, line, length) == 0:
+                return route
+            at = (at + 1) & (self.size - 1)
+
+    def __len__(self):
+        return self.used
+
+    def clear(self):
+        """Forget all routes."""
+        if not self.used:
+            return
+        self.free_list(self.kept, self.used)
+        self.generation = next_generation()
+        self.kept = NULL
+        self.used = 0
+        memset(self.slots, 0, self.size * sizeof(Route *))
+
+    def learn(self, bytes line not None, int kind, list targets not None, bint durable):
+        """`line`: exactly the bytes of the table's line, bits included. `targets`: [(shard, [queue id, ...]), ...]."""
+        cdef Route *route
+        cdef Route **grown
+        cdef uint32_t i, k
+        cdef list ids
+        if self.used >= ROUTES_MAX:
+            self.clear()
+        if 2 * (self.used + 1) > self.size:
+            self.grow()
+        if self.used & (self.used - 1) == 0:
+            grown = <Route **> realloc(self.kept, (2 * self.used + 1) * sizeof(Route *))
+            if grown == NULL:
+                raise MemoryError()
+            self.kept = grown
+        route = <Route *> calloc(1, sizeof(Route))
+        if route == NULL:
+            raise MemoryError()
+        route.kind = kind
+        route.durable = durable
+        route.count = len(targets)
+        route.line_len = len(line)
+        route.line = <uint8_t *> malloc(len(line) + 1)
+        route.targets = <Target *> calloc(len(targets) + 1, sizeof(Target))
+        if route.line == NULL or route.targets == NULL:
+            raise MemoryError()
+        memcpy(route.line, PyBytes_AS_STRING(line), len(line))
+        route.hashed = hash_line(route.line, route.line_len)
+        for i in range(route.count):
+            route.targets[i].shard = targets[i][0]
+            ids = targets[i][1]
+            route.targets[i].queues = len(ids)
+            route.targets[i].ids = <uint32_t *> malloc(4 * len(ids) + 4)
+            if route.targets[i].ids == NULL:
+                raise MemoryError()
+            for k in range(<uint32_t> len(ids)):
+                route.targets[i].ids[k] = ids[k]
+        self.kept[self.used] = route
+        self.used += 1
+        self.place(route)
+
+    cdef void place(self, Route *route) noexcept:
+        cdef uint32_t at = route.hashed & (self.size - 1)
+        while self.slots[at] != NULL:
+            at = (at + 1) & (self.size - 1)
+        self.slots[at] = route
+
+    cdef int grow(self) except -1:
+        cdef Route **slots = <Route **> calloc(self.size * 4, sizeof(Route *))
+        cdef uint32_t i
+        if slots == NULL:
+            raise MemoryError()
+        free(self.slots)
+        self.slots = slots
+        self.size *= 4
+        for i in range(self.used):
+            self.place(self.kept[i])
+        return 0
+
+
+cdef class Packer:
+    """The publishes of one front door on their way to its shards: a writer per shard and the routes learnt.
+
+    `routes` belong to a scope (vhost and user): give each scope its own Routes.
+    """
+
+    cdef Writer *writers
+    cdef readonly int shards
+    cdef uint64_t touched
+
+    def __cinit__(self, int shards):
+        if not 0 < shards <= 64:
+            raise ValueError(f"{shards} shards, 1 to 64 can be served")
+        self.shards = shards
+        self.writers = <Writer *> calloc(shards, sizeof(Writer))
+        if self.writers == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        cdef int i
+        if self.writers != NULL:
+            for i in range(self.shards):
+                free(self.writers[i].records.data)
+                free(self.writers[i].runs.data)
+            free(self.writers)
+
+    def pack(self, Routes routes not None, const unsigned char[::1] buffer not None,
+             const unsigned char[::1] table not None, size_t start, uint32_t connection, uint64_t first_seq,
+             uint64_t now_ms):
+        """Pack publishes of one channel from row `start` on. Returns (next row, why it stopped).
+
+        `first_seq` is the confirm number of the first message, 0 when the channel takes no confirms.
+        """
+        cdef size_t rows = table.shape[0] // sizeof(Row)
+        cdef size_t at
+        cdef int why
+        if start >= rows:
+            return start, W_DONE
+        with nogil:
+            why = self._pack(routes, &buffer[0], <Row *> &table[0], rows, start, connection, first_seq, now_ms, &at)
+        if why < 0:
+            raise MemoryError("publish batch")
+        return at, why
+
+    cdef int _pack(self, Routes routes, const uint8_t *buf, Row *table, size_t rows, size_t start,
+                   uint32_t connection, uint64_t seq, uint64_t now_ms, size_t *stopped) noexcept nogil:
+        cdef size_t i = start
+        cdef Row *row
+        cdef Row *memo_row = NULL
+        cdef Route *route = NULL
+        cdef uint16_t channel = table[start].channel
+        cdef uint8_t persistent
+        cdef int why = W_DONE
+        while i < rows:
+            row = &table[i]
+            if row.channel != channel:
+                why = W_CHANNEL
+                break
+            if row.flags & SPECIAL:
+                why = W_ASK
+                break
+            if memo_row == NULL or memo_row.line_len != row.line_len or \
+                    memcmp(buf + memo_row.line_off, buf + row.line_off, row.line_len):
+                route = routes.find(buf + row.line_off, row.line_len)
+                if route == NULL:
+                    why = W_UNKNOWN
+                    break
+                memo_row = row
+            if route.kind == 2:
+                why = W_ASK
+                break
+            if route.kind == 1:
+                if buf[row.line_off + row.line_len - 1] & 1:
+                    why = W_UNROUTABLE
+                    break
+            else:
+                persistent = row.delivery_mode == 2
+                if self.add(route, buf, row, connection, channel, seq, now_ms, persistent,
+                            routes.generation):
+                    stopped[0] = i
+                    return -1
+            if seq:
+                seq += 1
+            i += 1
+        stopped[0] = i
+        return why
+
+    cdef inline int add(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,
+                        uint64_t seq, uint64_t now_ms, uint8_t persistent, uint64_t generation) noexcept nogil:
+        cdef uint32_t k
+        cdef Target *target
+        cdef Writer *w
+        for k in range(route.count):
+            target = &route.targets[k]
+            w = &self.writers[target.shard]
+            self.touched |= <uint64_t> 1 << target.shard
+            if not (w.is_open and w.target == target and w.generation == generation and w.connection == connection and w.channel == channel
+                    and w.next_seq == seq and w.persistent == persistent and w.priority == row.priority
+                    and w.ttl_ms == row.ttl_ms and w.records.used - w.record_at < RUN_BYTES_MAX):
+                close_run(w)
+                if open_run(w, target, row, connection, channel, seq, now_ms, persistent):
+                    return -1
+                w.generation = generation
+            if put(w, buf, row):
+                return -1
+            if seq:
+                w.next_seq = seq + 1
+            if persistent and route.durable:
+                w.needs_sync = 1
+        return 0
+
+    def add_stored(self, int shard, list ids not None, const unsigned char[::1] message not None,
+                   uint32_t connection, uint16_t channel, uint64_t seq, uint64_t now_ms, uint32_t ttl_ms,
+                   uint8_t priority, bint persistent, bint needs_sync):
+        """One stored message as a run of its own: what the caller decided about (CC, headers, transactions)."""
+        cdef Writer *w
+        cdef Row row
+        cdef Target target
+        cdef uint32_t i
+        if not 0 <= shard < self.shards:
+            raise ValueError(f"shard {shard} of {self.shards}")
+        w = &self.writers[shard]
+        memset(&row, 0, sizeof(row))
+        row.ttl_ms = ttl_ms
+        row.priority = priority
+        target.shard = shard
+        target.queues = len(ids)
+        target.ids = <uint32_t *> malloc(4 * len(ids) + 4)
+        if target.ids == NULL:
+            raise MemoryError()
+        for i in range(target.queues):
+            target.ids[i] = ids[i]
+        close_run(w)
+        if open_run(w, &target, &row, connection, channel, seq, now_ms, persistent) or \
+                reserve(&w.records, message.shape[0] + 8):
+            free(target.ids)
+            raise MemoryError()
+        memcpy(w.records.data + w.records.used, &message[0], message.shape[0])
+        w.records.used += message.shape[0]
+        w.count = 1
+        w.messages += 1
+        if needs_sync:
+            w.needs_sync = 1
+        close_run(w)
+        w.target = NULL
+        self.touched |= <uint64_t> 1 << shard
+        free(target.ids)
+
+    def take_touched(self):
+        """Bit mask of the shards that got messages since the last call."""
+        cdef uint64_t touched = self.touched
+        self.touched = 0
+        return touched
+
+    def pending(self, int shard):
+        """Bytes of records that wait for take()."""
+        return self.writers[shard].records.used
+
+    def messages(self, int shard):
+        """Messages that wait for take()."""
+        return self.writers[shard].messages
+
+    def take(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch):
+        """The PUBLISH message of what was packed for `shard`, or None; the writer is empty again."""
+        cdef Writer *w = &self.writers[shard]
+        cdef size_t total
+        cdef uint8_t *p
+        cdef uint32_t n32
+        if not w.messages:
+            return None
+        close_run(w)
+        total = PUBLISH_HEADER + w.runs.used + w.records.used
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, total)
+        p = <uint8_t *> PyBytes_AS_STRING(out)
+        write_header(p, KIND_PUBLISH, peer, incarnation, epoch, shard)
+        memcpy(p + 16, &batch, 8)
+        memcpy(p + 24, &w.run_count, 4)
+        n32 = <uint32_t> w.records.used
+        memcpy(p + 28, &n32, 4)
+        memcpy(p + 32, &w.messages, 4)
+        memcpy(p + 36, &w.needs_sync, 4)
+        memcpy(p + PUBLISH_HEADER, w.runs.data, w.runs.used)
+        memcpy(p + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
+        self.clear(w)
+        return out
+
+    def drop(self, int shard):
+        """Forget what waits for `shard`."""
+        close_run(&self.writers[shard])
+        self.clear(&self.writers[shard])
+
+    cdef void clear(self, Writer *w) noexcept:
+        w.records.used = 0
+        w.runs.used = 0
+        w.run_count = 0
+        w.messages = 0
+        w.needs_sync = 0
+        w.is_open = 0
+        w.target = NULL
+        if w.records.room > 4 * RUN_BYTES_MAX:  # after a huge message
+            free(w.records.data)
+            w.records.data = NULL
+            w.records.room = 0
+
+
+def crc32c(const unsigned char[::1] data not None):
+    """CRC-32C of the bytes."""
+    return c_crc32c(0, &data[0], data.shape[0]) if data.shape[0] else 0

@@ -1,0 +1,172 @@
+"""The compiled loops do what the plain ones do, also where the input is broken."""
+
+from __future__ import annotations
+
+import struct
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pamqp import commands
+
+from broker.amqp import Publishes, copies_by_channel, frames
+from tests.amqp.bytes_of import method, publish
+from tests.reference import frames as reference
+
+SHORT = st.text(alphabet="abc", max_size=4)
+CHANNEL = st.integers(0, 3)
+FRAME_MAX = 400
+MESSAGE_MAX = 300
+
+PROPS = st.fixed_dictionaries(
+    {},
+    optional={
+        "delivery_mode": st.integers(1, 2),
+        "priority": st.integers(0, 9),
+        "expiration": st.sampled_from(["0", "60000", "4294967295", "4294967294", "99999999999", "x", ""]),
+        "headers": st.dictionaries(st.sampled_from(["CC", "BCC", "aCC", "b"]), st.sampled_from(["x", 1]), max_size=2),
+        "reply_to": st.sampled_from(["q", "amq.rabbitmq.reply-to", "amq.rabbitmq.reply-to.1"]),
+        "user_id": SHORT,
+        "message_type": SHORT,
+    },
+)
+SETTLE = st.one_of(
+    st.builds(commands.Basic.Ack, st.integers(0, 9), st.booleans()),
+    st.builds(commands.Basic.Nack, st.integers(0, 9), st.booleans(), st.booleans()),
+    st.builds(commands.Basic.Reject, st.integers(0, 9), st.booleans()),
+)
+PUBLISH = st.builds(
+    lambda channel, exchange, key, body, part, props: b"".join(publish(channel, exchange, key, body, part, **props)),
+    CHANNEL,
+    SHORT,
+    SHORT,
+    st.binary(max_size=MESSAGE_MAX + 5),
+    st.integers(1, 120),
+    PROPS,
+)
+SETTLES = st.builds(
+    lambda channel, some: b"".join(method(channel, each) for each in some), CHANNEL, st.lists(SETTLE, max_size=6)
+)
+ANY = st.builds(lambda channel: method(channel, commands.Channel.Open()), CHANNEL)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """Frames, as often as not with some bytes wrong, or cut off."""
+    data = bytearray(
+        b"".join(draw(st.lists(st.one_of(PUBLISH, PUBLISH, SETTLES, ANY, st.binary(max_size=9)), max_size=6)))
+    )
+    for at, value in draw(st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=2)):
+        if data:
+            data[at % len(data)] = value
+    return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data)
+
+
+STATES = st.binary(max_size=4).map(lambda states: bytes(state & 1 for state in states))
+
+
+@settings(max_examples=500, deadline=None)
+@given(streams(), STATES | st.just(b"\1\1\1\1"), st.data())
+def test_scan(data: bytes, states: bytes, more: st.DataObject) -> None:
+    at = more.draw(st.integers(0, len(data)) | st.just(0))
+    end = more.draw(st.integers(at, len(data)) | st.just(len(data)))
+    *found, needed = frames.scan(data, at, end, states, FRAME_MAX, MESSAGE_MAX)
+    *expected, expected_needed = reference.scan(data, at, end, states, FRAME_MAX, MESSAGE_MAX)
+    assert found == expected
+    if found[3] == frames.INCOMPLETE:
+        assert needed == expected_needed > end - found[0]
+    for index in range(found[2]):
+        assert frames.stored(data, found[1], index) == reference.stored(data, found[1], index)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(PUBLISH, min_size=1, max_size=8).map(b"".join), st.sets(CHANNEL))
+def test_copies_are_the_publishes_of_their_channels(data: bytes, channels: set[int]) -> None:
+    _, table, count, _, _ = frames.scan(data, 0, len(data), b"\1\1\1\1", FRAME_MAX, 1000)
+    expected: dict[int, list[bytes]] = {}
+    for index in range(count):
+        number = reference.ROW.unpack_from(table, index * reference.ROW.size)[2]
+        if number in channels:
+            expected.setdefault(number, []).append(reference.stored(data, table, index))
+    copies = copies_by_channel(Publishes(data, table, count), channels)
+    found = {n: [frames.stored(c.buffer, c.table, index) for index in range(c.count)] for n, c in copies.items()}
+    assert found == expected
+
+
+def test_a_publish_too_large_to_wait_for_is_another_matter() -> None:
+    whole = b"".join(publish(1, "", "q", bytes(100_000), 50_000))
+    for cut in (40, 60, 20_000, 60_000, len(whole)):
+        found = frames.scan(whole[:cut], 0, cut, b"\0\1", 131072, 1 << 20)
+        expected = reference.scan(whole[:cut], 0, cut, b"\0\1", 131072, 1 << 20)
+        assert found[:4] == expected[:4]
+
+
+def test_rows_are_bounded() -> None:
+    data = b"".join(publish(1, "", "q")) * 2100
+    found = frames.scan(data, 0, len(data), b"\0\1", 4096, 10)
+    assert found[:4] == reference.scan(data, 0, len(data), b"\0\1", 4096, 10)[:4]
+    assert found[2:4] == (2048, frames.FULL)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=40) | PROPS.map(lambda props: commands.Basic.Properties(**props).marshal()))
+def test_facts(props: bytes) -> None:
+    found, expected = frames.facts(props), reference.facts(props)
+    if expected[3] & frames.BAD_PROPERTIES:
+        assert found[3] & frames.BAD_PROPERTIES
+    else:
+        assert found == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(SETTLES, SETTLES, SETTLES, streams()), max_size=4).map(b"".join))
+def test_settles(data: bytes) -> None:
+    assert frames.settles(data, 0, len(data), FRAME_MAX) == reference.settles(data, 0, len(data))
+
+
+def test_ranges_are_bounded() -> None:
+    data = b"".join(method(1, commands.Basic.Ack(2 * n)) for n in range(1, 5001))
+    first = frames.settles(data, 0, len(data), FRAME_MAX)
+    rest = frames.settles(data, first[0], len(data), FRAME_MAX)
+    assert len(first[2]) <= 4097
+    assert [tag for _, tag, _, _ in first[2] + rest[2]] == [2 * n for n in range(1, 5001)]
+
+
+STORED = st.builds(
+    lambda exchange, key, props, body: struct.pack("<II", len(body), len(props))
+    + bytes([len(exchange)]) + exchange + bytes([len(key)]) + key + props + body,
+    st.binary(max_size=5), st.binary(max_size=255), st.binary(max_size=30), st.binary(max_size=200),
+)  # fmt: skip
+BLOB = st.lists(STORED, max_size=4).map(b"".join)
+BROKEN = st.one_of(BLOB, st.binary(max_size=40), st.tuples(BLOB, st.integers(0, 300)).map(lambda it: it[0][: it[1]]))
+NUMBERS = (st.integers(0, 65535), st.binary(max_size=255), st.integers(0, 2**63), st.booleans(), st.integers(9, 300))
+
+
+@settings(max_examples=300, deadline=None)
+@given(BROKEN, st.integers(0, 4), *NUMBERS)
+def test_deliveries(blob: bytes, count: int, channel: int, ctag: bytes, tag: int, again: bool, frame_max: int) -> None:
+    arguments = (blob, count, channel, ctag, tag, again, frame_max)
+    assert _or_error(frames.deliveries, *arguments) == _or_error(reference.deliveries, *arguments)
+
+
+@settings(max_examples=300, deadline=None)
+@given(BROKEN, st.integers(0, 65535), st.integers(0, 2**63), st.booleans(), st.integers(0, 2**32 - 1), NUMBERS[-1])
+def test_get_ok_and_read_stored(
+    message: bytes, channel: int, tag: int, again: bool, remaining: int, frame_max: int
+) -> None:
+    arguments = (message, channel, tag, again, remaining, frame_max)
+    assert _or_error(frames.get_ok, *arguments) == _or_error(reference.get_ok, *arguments)
+    assert _or_error(frames.read_stored, message) == _or_error(reference.read_stored, message)
+
+
+@settings(deadline=None)
+@given(NUMBERS[0], st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=400), NUMBERS[-1])
+def test_content(channel: int, said: bytes, props: bytes, body: bytes, frame_max: int) -> None:
+    arguments = (channel, said, props, body, frame_max)
+    assert frames.content(*arguments) == reference.content(*arguments)
+
+
+def _or_error(function: object, *arguments: object) -> object:
+    try:
+        return function(*arguments)  # type: ignore[operator]
+    except ValueError:
+        return ValueError

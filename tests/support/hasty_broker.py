@@ -1,0 +1,36 @@
+"""A broker that is broken on purpose: its shards confirm at once and put on disk only what a second has gathered.
+
+`python -m tests.support.hasty_broker FLAGS` as `python -m supervisor FLAGS`. If the crash tests do not catch it, they
+are no crash tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+from shardd import server
+from shardd.__main__ import main as shard_main
+from shardd.shard import Peer, Shard
+from supervisor.__main__ import main as supervisor_main
+from supervisor.config import Settings
+from supervisor.plan import ChildPlan, Listening, children
+
+
+class HastyShard(Shard):
+    def _on_publish(self, peer: Peer, message: bytes, now: int) -> None:
+        super()._on_publish(peer, message, now)
+        peer.held[-1].sync = 0
+        self._sync_wanted = False
+
+
+def plan(settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening) -> list[ChildPlan]:
+    made = children(settings, cores, runtime_dir, boot, listening)
+    return [dataclasses.replace(each, module=__spec__.name) if each.module == "shardd" else each for each in made]
+
+
+if __name__ == "__main__":
+    if '"shard":' in sys.argv[-1]:
+        server.Shard = HastyShard  # type: ignore[misc]
+        sys.exit(shard_main())
+    sys.exit(supervisor_main(planner=plan))
