@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test test-asan lint crash bench bench-smoke wheel clean
+.PHONY: setup run test test-asan lint crash bench bench-smoke bench-scale wheel clean
 
 setup: $(VENV)/.dev
 
@@ -51,6 +51,9 @@ bench: $(VENV)/.dev
 
 bench-smoke: $(VENV)/.dev
 	$(BIN)/python bench/run.py --smoke
+
+bench-scale: $(VENV)/.dev
+	$(BIN)/python bench/scale.py
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
