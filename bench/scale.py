@@ -184,17 +184,19 @@ def broker(options: argparse.Namespace) -> Iterator[Broker]:
             own.stop()
 
 
-def restarts(own: Broker, what: str, names: list[str], messages: int) -> None:
+def restarts(own: Broker, what: str, names: list[str], messages: int, empty: machine.Memory) -> None:
     """Stopped and killed: seconds until ready, and everything is there each time."""
     for how, stop in (("clean", own.stop), ("killed", own.kill)):
         took = stop()
         if took is not None:
             say(f"{what}: drained", took, "s")
         say(f"{what}: start after {how}", own.start(), "s")
+        begun = time.monotonic()
         client = own.client()
         found = client.declare(names, passive=True)
+        say(f"{what}: counted after {how}", time.monotonic() - begun, "s")
         client.close()
-        added(f"{what}, after {how}", machine.Memory(0.0, 0.0), own.memory())
+        added(f"{what}, after {how}", empty, own.memory())
         if found != messages:
             raise Lost(f"{found:,} of {messages:,} messages after {how}")
 
@@ -206,7 +208,8 @@ def measure_messages(options: argparse.Namespace) -> None:
         client.declare(names)
         before = own.memory()
         count = str(options.messages)
-        load = ["--body", "100", "--persistent", "--durable", "--no-consume", "--messages", count, "--prefix", "scale"]
+        load = ["--body", "100", "--persistent", "--durable", "--no-consume", "--keep", "--prefix", "scale"]
+        load += ["--messages", count]
         load += ["--queues", str(len(names)), "--keys", str(len(names)), "--confirms", "20000", "--producers", "2"]
         figures = generator.measure(own.target(), load, PUBLISH_S_MAX)
         say("messages: published", figures["published_per_s"], "/s")
@@ -215,7 +218,7 @@ def measure_messages(options: argparse.Namespace) -> None:
         client.close()
         if stored != options.messages:
             raise Lost(f"{stored:,} of {options.messages:,} messages before any stop")
-        restarts(own, "messages", names, options.messages)
+        restarts(own, "messages", names, options.messages, before)
 
 
 def measure_queues(options: argparse.Namespace) -> None:
@@ -228,7 +231,7 @@ def measure_queues(options: argparse.Namespace) -> None:
         say("queues: declared", len(names) / (time.monotonic() - begun), "/s")
         client.close()
         added("queues", before, own.memory())
-        restarts(own, "queues", names, 0)
+        restarts(own, "queues", names, 0, before)
 
 
 def measure_bindings(options: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from shardd.peers import Outgoing, Peer
+from shardd.peers import Held, Outgoing, Peer
 from shardd.queues import Arrival, Consumer, Getter, Queue, limits_of
 from shardd.queues import Store as QueueStore
 from shardd.wire import codec, envelope
@@ -153,7 +153,7 @@ class Shard:
         peer.taken += len(message)
         ids = codec.first_queue_ids(publish.records)
         known = [queue for queue in map(self.queues.get, ids) if queue is not None]
-        held = peer.hold(publish.batch)
+        held = peer.hold(publish.batch) if publish.wanted else Held(publish.batch)
         if not known:
             return  # all its queues were deleted meanwhile
         store = self.stores[self._vhost_of[known[0].id]]
