@@ -121,6 +121,26 @@ def test_what_is_settled_after_merging_is_settled_for_ever() -> None:
     assert recovered(files.restarted(power_cut=False)) == expected
 
 
+def test_without_syncs_a_killed_process_finds_every_merged_message_too() -> None:
+    files = FaultyFiles()
+    store = SegmentStore("d", files=files, segment_bytes=4096, sync=False)
+    store.recover([1, 2])
+    kept: array[int] = array("Q")
+    for number in range(1, 300):
+        (arrival,) = store.append(one(8 * number + 1))
+        if number % 10 == 0:
+            kept.extend(arrival.entries)
+        else:
+            store.settle(1, arrival.entries, True)
+    store.flush()
+    before = store.stats()["segments"]
+    while store.compact():
+        pass
+    assert store.stats()["segments"] < before // 2
+    store.flush()
+    assert recovered(files.restarted(power_cut=False)) == all_of(store, {1: kept})
+
+
 def test_a_merged_segment_of_which_nothing_is_needed_leaves_no_file() -> None:
     files = FaultyFiles()
     store = opened(files)
