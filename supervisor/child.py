@@ -6,12 +6,14 @@ Each child has a session of its own, so that Ctrl-C reaches the supervisor alone
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from supervisor.notify import DATAGRAM_BYTES_MAX, LIFELINE_FD, NOTIFY_FD
 from supervisor.plan import ChildPlan
@@ -43,12 +45,14 @@ class Child:
         """Raises OSError when not even a process can be made."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         ours.setblocking(False)
+        section = -1
         try:
+            section = _section_file(self.plan.section)
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *self.plan.arguments,
+                *self.plan.arguments(section),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), lifeline, *self.plan.fds, *inherited),
+                pass_fds=(theirs.fileno(), lifeline, section, *self.plan.fds, *inherited),
                 env=_environment(theirs.fileno(), lifeline),
                 start_new_session=True,
             )
@@ -57,6 +61,8 @@ class Child:
             raise
         finally:
             theirs.close()
+            if section >= 0:
+                os.close(section)
         self.pid = self._process.pid
         self._socket = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self._hear)
@@ -126,6 +132,17 @@ def describe_exit(status: int) -> str:
         return f"signal {signal.Signals(-status).name}"
     except ValueError:
         return f"signal {-status}"
+
+
+def _section_file(section: dict[str, Any]) -> int:
+    """A file without a name that holds the settings, to be read from its start: only the child gets to see it."""
+    fd = os.memfd_create("shardmq-section", os.MFD_CLOEXEC)
+    try:
+        os.pwrite(fd, json.dumps(section).encode(), 0)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _environment(notify_fd: int, lifeline: int) -> dict[str, str]:
