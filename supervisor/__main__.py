@@ -67,7 +67,7 @@ async def _run(settings: Settings, planner: Planner) -> int:
         loop.add_signal_handler(number, supervisor.stop)
     supervisor.open()
     logging.getLogger("supervisor").info(
-        "data in %s, %d shards, %d front doors, boot %s",
+        "data in %s, shards: %d, front doors: %d, boot %s",
         supervisor.settings.data_dir,
         sum(slot.plan.kind == "shard" for slot in supervisor.slots),
         settings.front_doors.count,

@@ -21,6 +21,7 @@ from supervisor.plan import ChildPlan
 STARTING, READY, STOPPING, EXITED = "starting", "ready", "stopping", "exited"
 
 DATAGRAMS_PER_TURN_MAX = 64
+CHILD_UMASK = 0o027  # messages are nobody else's business
 SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,6 +56,7 @@ class Child:
                 pass_fds=(theirs.fileno(), lifeline, section, *self.plan.fds, *inherited),
                 env=_environment(theirs.fileno(), lifeline),
                 start_new_session=True,
+                umask=CHILD_UMASK,
             )
         except BaseException:
             ours.close()
