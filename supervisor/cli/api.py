@@ -141,11 +141,11 @@ def _cell(value: Any) -> str:
 
 
 def _refusal(error: urllib.error.HTTPError, user: str) -> str:
-    if error.code == 401:
-        return f"user {user} or their password is not accepted"
     try:
         answer = json.loads(error.read())
         reason = str(answer.get("reason") or answer.get("error"))
     except (ValueError, AttributeError):
         reason = error.reason
+    if error.code == 401:  # a wrong password, or a right one of somebody without the tag that it takes
+        return f"user {user} is not accepted: {reason}"
     return f"refused ({error.code}): {reason}"

@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         status: int
         answer: Any
         if login != "guest:guest":
-            status, answer = 401, {"error": "not_authorised"}
+            status, answer = 401, {"error": "not_authorised", "reason": "Not management user"}
         elif (self.command == "GET" and self.path not in ANSWERS) or self.path.endswith("/nope"):
             status, answer = 404, {"error": "Object Not Found", "reason": "no such vhost"}
         else:
@@ -131,7 +131,7 @@ def test_a_refusal_is_status_1_with_the_brokers_reason(api: FakeApi) -> None:
     status, output = run("list_queues", "-p", "nowhere", "--url", api.url)
     assert status == 1 and "vhost 'nowhere' does not exist" in output
     status, output = run("list_queues", "--url", api.url, "--user", "mallory")
-    assert status == 1 and "mallory" in output
+    assert status == 1 and "user mallory is not accepted: Not management user" in output
 
 
 @pytest.mark.parametrize(
