@@ -1,6 +1,7 @@
 # setup  virtual environment in .venv, compiled modules     run   a broker with data in ./data
 # test   all tests                                          lint  format, style, types, import contracts
-# bench  measure; bench-smoke: see that measuring works     crash kill it and count    wheel  dist/*.whl
+# bench  measure (bench-smoke: whether it works; bench-scale: start-up and memory)     crash kill it and count    wheel  dist/*.whl
+# torture  the store through thousands of random lives and ten million messages; ARGS='--seed N --histories N'
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test test-asan lint crash bench bench-smoke wheel clean
+.PHONY: setup run test test-asan lint crash torture bench bench-smoke bench-scale wheel clean
 
 setup: $(VENV)/.dev
 
@@ -39,6 +40,9 @@ test-asan: $(VENV)/.dev
 crash: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/crash
 
+torture: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/torture -m torture -s $(ARGS)
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,6 +55,9 @@ bench: $(VENV)/.dev
 
 bench-smoke: $(VENV)/.dev
 	$(BIN)/python bench/run.py --smoke
+
+bench-scale: $(VENV)/.dev
+	$(BIN)/python bench/scale.py
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist

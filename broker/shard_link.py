@@ -273,7 +273,8 @@ class ShardLinks:
         if link.settles:
             link.socket.send(envelope.settles(*who, link.settles), zmq.NOBLOCK)
             link.settles.clear()
-        message = self.packer.take(link.shard, self.peer, self.incarnation, link.epoch, link.batch + 1)
+        wanted = bool(link.gathering)
+        message = self.packer.take(link.shard, self.peer, self.incarnation, link.epoch, link.batch + 1, wanted)
         if message is not None:
             self._send_batch(link, message, link.gathering)
             link.gathering = []

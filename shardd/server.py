@@ -36,6 +36,8 @@ log = logging.getLogger("shardd.server")
 # Messages taken in before the others (syncs, deliveries) get their turn.
 RECEIVE_BURST = 32
 RECONNECT_MS = 10
+# How far a recovery is, for people: this often at the most.
+PROGRESS_EACH_S = 0.5
 # What is unsent at a drain may take this long.
 LINGER_MS = 500
 TICK_MS = 1000
@@ -77,6 +79,7 @@ class Stores:
     def __init__(self, directory: str, config: ShardConfig) -> None:
         self._directory = directory
         self._config = config
+        self._next_progress = 0.0
 
     def _path(self, vhost: str) -> str:
         return f"{self._directory}/{hashlib.sha1(vhost.encode()).hexdigest()}"
@@ -111,7 +114,12 @@ class Stores:
 
     def progress(self, vhost: str, done: int, total: int) -> None:
         notify.watchdog()
-        notify.status(f"recovering {vhost}: {done} of {total} segments")
+        now = time.monotonic()
+        if now >= self._next_progress:
+            self._next_progress = now + PROGRESS_EACH_S
+            line = f"recovering {vhost}: {done} of {total} segments, {100 * done // max(total, 1)} %"
+            log.info(line)
+            notify.status(line)
 
 
 class Server:

@@ -10,12 +10,13 @@ batch.
 from __future__ import annotations
 
 import heapq
+import sys
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from shardd.peers import Outgoing, Peer
+from shardd.peers import Held, Outgoing, Peer
 from shardd.queues import Arrival, Consumer, Getter, Queue, limits_of
 from shardd.queues import Store as QueueStore
 from shardd.wire import codec, envelope
@@ -103,7 +104,7 @@ class Shard:
         self._home = home
         self._no_room = no_room
         self._process_stats = process_stats
-        self._specs: dict[int, m.QueueSpec] = {}
+        self._vhost_of: dict[int, str] = {}  # by queue id
         self._dirty: dict[Queue, None] = {}  # may have something to hand out, in turn
         self._timers: list[tuple[int, int]] = []  # (due, queue id)
         self._timer_of: dict[int, int] = {}
@@ -152,10 +153,10 @@ class Shard:
         peer.taken += len(message)
         ids = codec.first_queue_ids(publish.records)
         known = [queue for queue in map(self.queues.get, ids) if queue is not None]
-        held = peer.hold(publish.batch)
+        held = peer.hold(publish.batch) if publish.wanted else Held(publish.batch)
         if not known:
             return  # all its queues were deleted meanwhile
-        store = self.stores[self._specs[known[0].id].vhost]
+        store = self.stores[self._vhost_of[known[0].id]]
         try:
             arrivals = store.append(publish.records, indexes=any(queue.may_refuse for queue in known))
         except self._no_room:
@@ -311,7 +312,7 @@ class Shard:
     def _create(self, specs: Sequence[m.QueueSpec], now: int) -> None:
         for spec in specs:
             limits = limits_of(spec.arguments)
-            self._specs[spec.id] = spec
+            self._vhost_of[spec.id] = sys.intern(spec.vhost)  # not a copy from each message
             queue = self.queues.get(spec.id)
             if queue is not None:
                 queue.change(limits, now)
@@ -354,14 +355,14 @@ class Shard:
                     each.forget_window(holder.connection)
             for window in each.windows.values():
                 window.blocked.discard(queue)
-        del self.queues[queue.id], self._specs[queue.id]
+        del self.queues[queue.id], self._vhost_of[queue.id]
         self._dirty.pop(queue, None)
         self._timer_of.pop(queue.id, None)
         return queue.drop()
 
     def _on_drop_vhost(self, peer: Peer, drop: m.DropVhost, now: int) -> None:
         """Its files go when no sync has them in hand."""
-        for queue_id in [queue_id for queue_id, spec in self._specs.items() if spec.vhost == drop.vhost]:
+        for queue_id in [queue_id for queue_id, vhost in self._vhost_of.items() if vhost == drop.vhost]:
             self._drop(self.queues[queue_id])
         store = self.stores.pop(drop.vhost, None)
         if store is None:
@@ -588,7 +589,7 @@ class Shard:
     def close(self) -> None:
         """Everything to disk, with what of it was handed out before."""
         for vhost, store in self.stores.items():
-            live = {q.id: q.live() for q in self.queues.values() if q.durable and self._specs[q.id].vhost == vhost}
+            live = {q.id: q.live() for q in self.queues.values() if q.durable and self._vhost_of[q.id] == vhost}
             store.close(live)
 
     def abandon(self) -> list[Exception]:

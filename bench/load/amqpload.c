@@ -283,7 +283,7 @@ int main(int argc, char **argv) {
     report *r = summary(&from, &to);
     judge(r);
     for (uint64_t i = 0; i < opt.consumers; i++) if (consumers[i].c) close(consumers[i].c->fd);
-    if (declared && !control->closed && opt.producers + opt.consumers) delete_all(control);
+    if (declared && !control->closed && opt.producers + opt.consumers && !opt.keep) delete_all(control);
     if (control && !control->closed) close_politely(control, CLOSE_MS);
     opt.json ? print_json(r) : print_text(r);
     return failed ? 1 : 0;

@@ -14,7 +14,7 @@ typedef struct {
     uint64_t batch_messages, confirms, prefetch, ack_every, rate, messages, producers, consumers, queues, keys, consumer_queues, idle;
     double seconds, warmup;
     const char *prefix;
-    bool persistent, durable, direct, no_consume, stall, latency, check, json, marks, hold;
+    bool persistent, durable, direct, no_consume, stall, latency, check, json, marks, hold, keep;
 } options;
 
 static options opt = {.body_bytes = 16, .batch_bytes = 65536, .producers = 1, .consumers = 1, .queues = 1, .keys = 1,
@@ -62,11 +62,12 @@ static const char usage[] =
     "  --latency                publish-to-deliver times (16 bytes of the body)\n"
     "  --check                  sequence numbers: duplicates, gaps, disorder and damage are failures (16 bytes of the body)\n"
     "  --json --prefix NAME     JSON on the last line; names of what is declared (bench)\n"
+    "  --keep                   what was declared stays, with what is in it\n"
     "  --marks --hold           print @start, @end around the measured time; after the work print @hold, wait for a line\n";
 
 enum { O_URL = 1, O_BODY, O_BATCH, O_CONFIRMS, O_PREFETCH, O_ACK, O_PERSISTENT, O_DURABLE, O_RATE, O_PRODUCERS, O_CONSUMERS, O_QUEUES,
        O_EXCHANGE, O_KEYS, O_CONSUMER_QUEUES, O_SECONDS, O_WARMUP, O_MESSAGES, O_NO_CONSUME, O_STALL, O_IDLE, O_LATENCY, O_CHECK,
-       O_JSON, O_PREFIX, O_MARKS, O_HOLD, O_SCAN, O_SCAN_PIECE, O_HELP };
+       O_JSON, O_PREFIX, O_MARKS, O_HOLD, O_KEEP, O_SCAN, O_SCAN_PIECE, O_HELP };
 
 static const struct option names[] = {
     {"url", 1, 0, O_URL}, {"body", 1, 0, O_BODY}, {"batch", 1, 0, O_BATCH}, {"confirms", 1, 0, O_CONFIRMS},
@@ -75,7 +76,7 @@ static const struct option names[] = {
     {"exchange", 1, 0, O_EXCHANGE}, {"keys", 1, 0, O_KEYS}, {"consumer-queues", 1, 0, O_CONSUMER_QUEUES},
     {"seconds", 1, 0, O_SECONDS}, {"warmup", 1, 0, O_WARMUP}, {"messages", 1, 0, O_MESSAGES}, {"no-consume", 0, 0, O_NO_CONSUME},
     {"stall-consumer", 0, 0, O_STALL}, {"idle", 1, 0, O_IDLE}, {"latency", 0, 0, O_LATENCY}, {"check", 0, 0, O_CHECK},
-    {"json", 0, 0, O_JSON}, {"prefix", 1, 0, O_PREFIX}, {"marks", 0, 0, O_MARKS}, {"hold", 0, 0, O_HOLD},
+    {"json", 0, 0, O_JSON}, {"prefix", 1, 0, O_PREFIX}, {"marks", 0, 0, O_MARKS}, {"hold", 0, 0, O_HOLD}, {"keep", 0, 0, O_KEEP},
     {"scan-file", 1, 0, O_SCAN}, {"scan-piece", 1, 0, O_SCAN_PIECE}, {"help", 0, 0, O_HELP}, {0, 0, 0, 0}};
 
 static inline void bad_usage(const char *why) {
@@ -156,6 +157,7 @@ static inline void parse_options(int argc, char **argv, const char **scan_file, 
             case O_PREFIX: opt.prefix = optarg; break;
             case O_MARKS: opt.marks = true; break;
             case O_HOLD: opt.hold = true; break;
+            case O_KEEP: opt.keep = true; break;
             case O_SCAN: *scan_file = optarg; return;
             case O_SCAN_PIECE: *scan_piece = number(optarg, READ_BYTES); break;
             case O_HELP: fputs(usage, stdout); exit(0);

@@ -95,6 +95,8 @@ class Consumer:
 class Consumers:
     """The attached consumers of one queue."""
 
+    __slots__ = ("_all", "_levels", "single_active")
+
     def __init__(self, single_active: bool = False) -> None:
         self.single_active = single_active
         self._all: list[Consumer] = []  # by arrival

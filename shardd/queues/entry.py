@@ -16,6 +16,8 @@ PLACE = ~15
 EXPIRY = (1 << 56) - 1
 # Runs of facts kept before a look whether the oldest are still needed pays.
 FACT_RUNS_MIN = 1024
+# Shared by all that hold nothing, and never added to.
+NOTHING = array("Q")
 
 
 def entries_of(values: object = ()) -> array[int]:
@@ -25,9 +27,10 @@ def entries_of(values: object = ()) -> array[int]:
 class Facts:
     """The fact of each message of a queue: (first entry, fact) for each run of messages that share one."""
 
+    __slots__ = ("_facts", "_firsts", "_trim_at")
+
     def __init__(self) -> None:
-        self._firsts = array("Q")
-        self._facts = array("Q")
+        self._firsts = self._facts = NOTHING
         self._trim_at = FACT_RUNS_MIN
 
     def __len__(self) -> int:
@@ -35,6 +38,8 @@ class Facts:
 
     def add(self, entry: int, fact: int) -> None:
         """From `entry`, which comes after all before it, on."""
+        if self._facts is NOTHING:
+            self._firsts, self._facts = array("Q"), array("Q")
         if not self._facts or self._facts[-1] != fact:
             self._firsts.append(entry & PLACE)
             self._facts.append(fact)

@@ -46,8 +46,13 @@ class Limits(NamedTuple):
         return min(max(expires_at, now), EXPIRY) if expires_at else 0
 
 
+UNLIMITED = Limits()
+
+
 def limits_of(arguments: Mapping[str, Any]) -> Limits:
     """Values were checked by the controller; what is not a number counts as not given."""
+    if not arguments:
+        return UNLIMITED
     priority = _number(arguments, "x-max-priority") or 0
     return Limits(
         message_ttl=_number(arguments, "x-message-ttl"),

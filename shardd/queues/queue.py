@@ -45,6 +45,29 @@ class Counters:
 
 
 class Queue:
+    """There may be 100,000 of them, most of them idle: what an idle one does not need is not there."""
+
+    __slots__ = (
+        "_facts",
+        "_holders",
+        "_levels",
+        "_returns",
+        "auto_delete",
+        "closed",
+        "consumers",
+        "counters",
+        "deleted",
+        "durable",
+        "id",
+        "last_used",
+        "limits",
+        "ready_bytes",
+        "ready_count",
+        "store",
+        "unacked_bytes",
+        "unacked_count",
+    )
+
     def __init__(
         self,
         queue_id: int,
@@ -69,7 +92,7 @@ class Queue:
         self.unacked_count = 0
         self.unacked_bytes = 0
         self.last_used = now
-        self._holders: set[Consumer | Getter] = set()
+        self._holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
         self._levels = [Ready() for _ in range(limits.max_priority + 1)]
         self._facts = Facts()
         self._returns: dict[int, int] = {}  # requeues of a message, with a delivery limit
@@ -276,7 +299,7 @@ class Queue:
             self._forget(entries)
         else:
             number = getter.add(self, entries[0], sizes[0])
-            self._holders.add(getter)
+            self._holders[getter] = None
             self.unacked_count += 1
             self.unacked_bytes += sizes[0]
         return blob, number, redelivered
@@ -447,7 +470,7 @@ class Queue:
 
     def attach(self, consumer: Consumer) -> None:
         self.consumers.add(consumer)
-        self._holders.add(consumer)
+        self._holders[consumer] = None
         consumer.window.consumers += 1
 
     def detach(self, consumer: Consumer, now: int) -> None:
@@ -464,7 +487,7 @@ class Queue:
 
     def let_holder_go(self, consumer: Consumer) -> None:
         if consumer.detached and not consumer.unacked.count:
-            self._holders.discard(consumer)
+            self._holders.pop(consumer, None)
 
     def release(self, consumer: Consumer, now: int) -> None:
         """It is gone for good; what it held goes back."""
@@ -472,7 +495,7 @@ class Queue:
         entries, size = consumer.unacked.take_all()
         if entries:
             self.requeue(entries, size)
-        self._holders.discard(consumer)
+        self._holders.pop(consumer, None)
 
     # -- all of it -------------------------------------------------------------------------------------
 

@@ -1,130 +1,188 @@
-"""Look into the directory of a stopped store: python -m shardd.store list|dump|verify DIR
+"""Look into the message files of a stopped broker, or rescue what can be read.
 
-Reads only. `list`: a line per segment. `dump`: a JSON line per message that is not settled. `verify`: every record's
-crc, indexes aside. Exit status: 0 good, 1 damage found, 2 wrong usage.
+    python -m shardd.store verify  DIR       check every record; counts, and damage by file and byte range
+    python -m shardd.store stats   DIR       a line of JSON per segment: live and dead messages and bytes
+    python -m shardd.store dump    DIR       a line of JSON per message that is not settled
+    python -m shardd.store salvage DIR OUT   copy what is readable and not settled into the new directory OUT
+
+DIR is one store (DATA/shard-00/<hash of the vhost>), one shard's directory, or the data directory with all of them.
+Exit status: 0 good, 1 damage found, 2 wrong usage, the broker runs, or the files cannot be understood.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
+import fcntl
 import json
+import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 
-from shardd.store import record
-from shardd.store.errors import StoreError
+from shardd.store.errors import FormatTooNew, StoreError
 from shardd.store.files import OsFiles
-from shardd.store.recovery import Damage, Loaded, Reader
-from shardd.store.segment import file_name, parse_name
+from shardd.store.inspection import NO_PRIORITY, NONE, Message, Tally, contents, is_store
+from shardd.store.recovery import Damage
+from shardd.store.salvage import salvage
 
 GOOD, DAMAGED, USAGE = 0, 1, 2
-ABSTRACT = struct.Struct("<QIIHBB")
-NONE = 0xFFFFFFFF
+# From a store up to the data directory, which has the lock.
+LEVELS_MAX = 2
+
+
+class Refused(Exception):
+    """Nothing was done; the text says why."""
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 2 or arguments[0] not in COMMANDS:
+    command, *paths = arguments or [""]
+    if command not in COMMANDS or len(paths) != (2 if command == "salvage" else 1):
         print(__doc__, file=sys.stderr)
         return USAGE
-    command, directory = arguments
     try:
-        names = OsFiles().list(directory)
-    except OSError as error:
+        locks = hold_off_broker(paths[0])
+        try:
+            damage = COMMANDS[command](*paths)
+        finally:
+            for lock in locks:
+                os.close(lock)
+    except (Refused, FormatTooNew, OSError) as error:
         print(error, file=sys.stderr)
         return USAGE
-    if names and not any(name == "state" or name.startswith("lost.") or parse_name(name) for name in names):
-        print(f"{directory}: not a store, which is DATA/shard-NN/<hash of the vhost>", file=sys.stderr)
-        return USAGE  # that nothing is damaged where nothing was looked at is no answer
-    damage = [Damage(name, "header", 0, 0) for name in names if name.startswith("lost.")]
-    try:
-        for number in sorted(parsed[1] for parsed in map(parse_name, names) if parsed and parsed[0] == "msgs"):
-            loaded = Reader(OsFiles(), directory, False).load(number, repair=False, index=False)
-            if loaded is not None:
-                damage += loaded.damage
-                COMMANDS[command](directory, loaded)
-    except (StoreError, OSError) as error:
+    except StoreError as error:
         print(error, file=sys.stderr)
         return DAMAGED
-    for one in damage:
-        print(f"{one.file}: {one.what}, bytes {one.start} to {one.stop}", file=sys.stderr)
     return DAMAGED if damage else GOOD
 
 
-def settled_of(directory: str, loaded: Loaded) -> set[int]:
-    pairs = Reader(OsFiles(), directory, False).load_acks(loaded.segment, repair=False)
-    return set(struct.unpack(f"<{len(pairs) // 8}Q", pairs))
+def hold_off_broker(directory: str) -> list[int]:
+    """The data directory's lock, shared with others who only look. No broker starts while they do."""
+    folder = os.path.realpath(directory)
+    locks = []
+    for _ in range(LEVELS_MAX + 1):
+        if os.path.exists(f"{folder}/.lock"):
+            lock = os.open(f"{folder}/.lock", os.O_RDONLY | os.O_CLOEXEC)
+            locks.append(lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+                os.close(lock)
+                raise Refused(f"{folder} is in use by the broker with pid {holder}: stop it first") from None
+        folder = os.path.dirname(folder)
+    return locks
 
 
-def list_segment(directory: str, loaded: Loaded) -> None:
-    segment = loaded.segment
-    records = list(abstracts(loaded.abstracts))
-    line = {
-        "segment": file_name("msgs", segment.number),
-        "bytes": segment.used,
-        "records": len(records),
-        "messages": sum(len(places) for _, _, places in records),
-        "references": sum(len(queues) * len(places) for _, queues, places in records),
-        "settled": len(settled_of(directory, loaded)),
-        "damage": [one.what for one in loaded.damage],
-    }
-    print(json.dumps(line))
+def stores_in(directory: str) -> list[str]:
+    """Paths of the stores in it, relative to it; itself is "."."""
+    if not os.path.isdir(directory):
+        raise Refused(f"{directory}: not a directory")
+    found = []
+    for path, folders, _ in os.walk(directory):
+        folders.sort()
+        relative = os.path.relpath(path, directory)
+        if is_store(OsFiles(), path):
+            found.append(relative)
+            folders.clear()
+        elif relative.count("/") >= LEVELS_MAX - 1 and relative != ".":
+            folders.clear()
+    if not found:
+        raise Refused(f"{directory}: no store's files in it")
+    return found
 
 
-def dump_segment(directory: str, loaded: Loaded) -> None:
-    settled = settled_of(directory, loaded)
-    handle = OsFiles().open(loaded.segment.path, read_only=True)
-    data = bytearray(loaded.segment.used)
-    with memoryview(data) as view:
-        OsFiles().read_into(handle, view, 0)
-    OsFiles().close(handle)
-    for (timestamp, ttl_ms, _, _, priority, flags), queues, places in abstracts(loaded.abstracts):
-        for position in places:
-            left = [queue for queue in queues if queue << 32 | position not in settled]
-            if left:
-                line = {"segment": loaded.segment.number, "position": position, "queues": left, "timestamp": timestamp}
-                line |= {
-                    "ttl_ms": None if ttl_ms == NONE else ttl_ms,
-                    "priority": None if priority == 255 else priority,
-                }
-                print(json.dumps(line | {"persistent": bool(flags & 1)} | decode_message(data, position)))
+def verify(directory: str) -> list[Damage]:
+    damage: list[Damage] = []
+    for relative in stores_in(directory):
+        tally = Tally()
+        segments = 0
+        for one in contents(OsFiles(), f"{directory}/{relative}"):
+            segments += 1
+            tally.add(one)
+            damage += told(relative, one.damage)
+        print(
+            f"{relative}: {segments} segments, {tally.records} records, {tally.messages} messages, "
+            f"{tally.live_messages} of them not settled"
+        )
+    return damage
 
 
-def verify_segment(directory: str, loaded: Loaded) -> None:
-    """Loading was the check."""
-    records = sum(1 for _ in abstracts(loaded.abstracts))
-    damage = f"damaged in {len(loaded.damage)} places" if loaded.damage else "good"
-    print(f"{file_name('msgs', loaded.segment.number)}: {records} records, {damage}")
+def stats(directory: str) -> list[Damage]:
+    damage: list[Damage] = []
+    for relative in stores_in(directory):
+        for one in contents(OsFiles(), f"{directory}/{relative}"):
+            tally = Tally()
+            tally.add(one)
+            file = os.path.normpath(f"{relative}/{os.path.basename(one.segment.path)}")
+            print(json.dumps({"file": file} | dataclasses.asdict(tally)))
+            damage += told(relative, one.damage)
+    return damage
 
 
-def abstracts(data: bytes) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    """(header, queue ids, positions) of each record."""
-    at = 0
-    while at < len(data):
-        header = ABSTRACT.unpack_from(data, at)
-        _, _, count, queues, _, _ = header
-        at += ABSTRACT.size
-        ids = struct.unpack_from(f"<{queues}I", data, at)
-        places = struct.unpack_from(f"<{2 * count}I", data, at + 4 * queues)
-        at += 4 * queues + 8 * count
-        yield header, ids, places[::2]
+def dump(directory: str) -> list[Damage]:
+    damage: list[Damage] = []
+    for relative in stores_in(directory):
+        where = {} if relative == "." else {"store": relative}
+        for one in contents(OsFiles(), f"{directory}/{relative}"):
+            for message in one.messages():
+                if message.live:
+                    print(json.dumps(where | readable(message)))
+            damage += told(relative, one.damage)
+    return damage
 
 
-def decode_message(data: bytearray, at: int) -> dict[str, object]:
-    end = at + record.message_bytes_at(data, at)
-    body_bytes, props_bytes = struct.unpack_from("<II", data, at)
-    key = at + 9 + data[at + 8]
-    props = key + 1 + data[key]
+def rescue(directory: str, target: str) -> list[Damage]:
+    if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
+        raise Refused(f"{target}: there is something already; a new directory is wanted")
+    if os.path.realpath(target).startswith(f"{os.path.realpath(directory)}/"):
+        raise Refused(f"{target} lies in {directory}")
+    damage: list[Damage] = []
+    for relative in stores_in(directory):
+        outcome = salvage(OsFiles(), f"{directory}/{relative}", os.path.normpath(f"{target}/{relative}"))
+        damage += told(relative, outcome.damage)
+        print(
+            f"{relative}: {outcome.messages} messages copied, {outcome.references} counted per queue; left behind: "
+            f"{outcome.settled} settled, {outcome.left_behind_bytes()} unreadable bytes"
+            + ("" if outcome.clean else "; no clean stop, so all count as delivered before")
+        )
+    return damage
+
+
+def told(relative: str, damage: list[Damage]) -> list[Damage]:
+    for one in damage:
+        file = os.path.normpath(f"{relative}/{one.file}")
+        print(f"{file}: {one.what}, bytes {one.start} to {one.stop}", file=sys.stderr)
+    return damage
+
+
+def readable(message: Message) -> dict[str, object]:
+    stored = message.stored
+    body_bytes, props_bytes = struct.unpack_from("<II", stored)
+    key = 9 + stored[8]
+    props = key + 1 + stored[key]
     return {
-        "exchange": bytes(data[at + 9 : key]).decode(errors="replace"),
-        "routing_key": bytes(data[key + 1 : props]).decode(errors="replace"),
-        "properties_base64": base64.b64encode(data[props : props + props_bytes]).decode(),
+        "segment": message.segment,
+        "position": message.position,
+        "queues": list(message.live),
+        "timestamp": message.timestamp,
+        "ttl_ms": None if message.ttl_ms == NONE else message.ttl_ms,
+        "priority": None if message.priority == NO_PRIORITY else message.priority,
+        "persistent": bool(message.flags & 1),
+        "exchange": stored[9:key].decode(errors="replace"),
+        "routing_key": stored[key + 1 : props].decode(errors="replace"),
+        "properties_base64": base64.b64encode(stored[props : props + props_bytes]).decode(),
         "body_bytes": body_bytes,
-        "body_base64": base64.b64encode(data[end - body_bytes : end]).decode(),
+        "body_base64": base64.b64encode(stored[props + props_bytes :]).decode(),
     }
 
 
-COMMANDS = {"list": list_segment, "dump": dump_segment, "verify": verify_segment}
+COMMANDS: dict[str, Callable[..., list[Damage]]] = {
+    "verify": verify,
+    "stats": stats,
+    "dump": dump,
+    "salvage": rescue,
+}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 
 from shardd.store import record
-from shardd.store.segment import FORMAT
+from shardd.store.segment import FORMAT, file_name, refuse_newer
 
 HEADER = struct.Struct("<8sIIQII")
 MAGIC = b"SHMQACKS"
@@ -32,7 +32,10 @@ def encode_block(pairs: bytes | bytearray, salt: int) -> bytes:
 
 def decode(data: bytes, number: int, salt: int) -> tuple[bytes, int]:
     """(pairs, end of the last good block); end 0: not even the header is good."""
-    if len(data) < HEADER.size or data[: HEADER.size] != encode_header(number, salt):
+    if len(data) < HEADER.size:
+        return b"", 0
+    if data[: HEADER.size] != encode_header(number, salt):
+        _refuse_newer(data[: HEADER.size], number, salt)
         return b"", 0
     view = memoryview(data)
     at = HEADER.size
@@ -45,3 +48,9 @@ def decode(data: bytes, number: int, salt: int) -> tuple[bytes, int]:
         blocks.append(view[at + BLOCK.size : stop])
         at = stop
     return b"".join(blocks), at
+
+
+def _refuse_newer(head: bytes, number: int, salt: int) -> None:
+    magic, version, crc, of_number, of_salt, _ = HEADER.unpack(head)
+    if magic == MAGIC and crc == record.crc32c(head[16:], version) and (of_number, of_salt) == (number, salt):
+        refuse_newer(file_name("acks", number), version)

@@ -39,9 +39,9 @@ class Reclaimer:
     def set_aside(self, count: int) -> None:
         """At least `count` spares, or OSError with all that were there before."""
         while sum(spare.lasting for spare in self.spares) < count:
-            self.spares.append(self.create(self._new_path(), self.segment_bytes))
+            self.spares.append(self.create(self.new_path(), self.segment_bytes))
 
-    def _new_path(self) -> str:
+    def new_path(self) -> str:
         # Counted apart from segments: a spare keeps its name while a segment that has written nothing uses it.
         number = self.next_name
         self.next_name += 1
@@ -88,6 +88,16 @@ class Reclaimer:
             self.give_back_buffer(segment.buffer)
             segment.buffer = None
         self._dispose_file(segment)
+        self._remove_companions(segment)
+
+    def dispose_replaced(self, segment: Segment) -> None:
+        """Another file has its name already."""
+        if segment.handle is not None:
+            self.files.close(segment.handle)
+            segment.handle = None
+        self._remove_companions(segment)
+
+    def _remove_companions(self, segment: Segment) -> None:
         for kind, there in (("index", segment.has_index), ("acks", segment.acks_end > 0)):
             if there:
                 self.files.remove(f"{self.directory}/{file_name(kind, segment.number)}")
@@ -103,7 +113,7 @@ class Reclaimer:
             handle = self.files.open(segment.path) if segment.handle is None else segment.handle
             path = segment.path
             if segment.flushed:
-                path = self._new_path()
+                path = self.new_path()
                 self.files.rename(segment.path, path)
             self.spares.append(Spare(path, handle, not segment.flushed))
         segment.handle = None

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from shardd.store import acks, record
-from shardd.store.errors import FormatTooNew
 from shardd.store.files import Files, is_full, is_missing
 from shardd.store.reclaim import Reclaimer
 from shardd.store.segment import (
@@ -32,6 +31,7 @@ from shardd.store.segment import (
     encode_index,
     file_name,
     parse_name,
+    refuse_newer,
 )
 
 STATE_MAGIC = b"SHMQSTAT"
@@ -84,13 +84,13 @@ def recover(
     progress: Progress | None,
 ) -> Found:
     names = [parsed for parsed in map(parse_name, files.list(directory)) if parsed and parsed[0] in KINDS]
-    state = take_state(files, directory)
-    numbers = sorted(number for kind, number in names if kind == "msgs")
+    state = read_state(files, directory)
+    reader = Reader(files, directory, sync)
+    numbers = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"))
     collector = record.Collector(queue_ids, frozenset(timed))
     found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
     if state is not None:
         found.next_number = max(found.next_number, state.next_number)
-    reader = Reader(files, directory, sync)
     for done, number in enumerate(numbers):
         loaded = reader.load(number)
         found.damage += loaded.damage if loaded else []
@@ -102,6 +102,8 @@ def recover(
         if progress is not None:
             progress(done + 1, len(numbers))
     reader.release()
+    # Not before every segment was understood: a program that is too old must not cost the clean stop.
+    remove_state(files, directory)
     found.arrivals = collector.take()
     mark(found.arrivals, state)
     for kind, number in names:
@@ -158,6 +160,27 @@ class Reader:
         finally:
             self.files.close(handle)
 
+    def take_away_merged(self, numbers: list[int], *, repair: bool = True) -> list[int]:
+        """Segments that are there, without those whose survivors are in a merged one too: a power cut left them. Their
+        companions go with those of all segments that are not there."""
+        replaced: set[int] = set()
+        for number in numbers:
+            header = self._header(number)
+            if header is not None and header[0] == number and header[3]:
+                replaced.update(other for other in numbers if header[3] <= other < number)
+        for number in sorted(replaced) if repair else ():
+            self.files.remove(f"{self.directory}/{file_name('msgs', number)}")
+        return [number for number in numbers if number not in replaced]
+
+    def _header(self, number: int) -> tuple[int, int, int, int] | None:
+        handle = self.files.open(f"{self.directory}/{file_name('msgs', number)}", read_only=True)
+        try:
+            head = bytearray(HEADER_BYTES)
+            with memoryview(head) as view:
+                return decode_header(head[: self.files.read_into(handle, view, 0)])
+        finally:
+            self.files.close(handle)
+
     def load(self, number: int, *, repair: bool = True, index: bool = True) -> Loaded | None:
         """The segment with its abstracts, from the index if there is a good one. None: the file's present life never
         reached the disk, it holds nothing. A segment with capacity 0: its header is damaged."""
@@ -172,7 +195,7 @@ class Reader:
             header = decode_header(head)
             if header is None or header[0] != number:
                 return self._without_header(name, header is not None or not any(head), size, repair)
-            segment = Segment(number, header[1], header[2], path, None, sealed=True)
+            segment = Segment(number, header[1], header[2], path, None, sealed=True, first=header[3])
             loaded = self._from_index(segment, size) if index else None
             return loaded or self._from_scan(segment, handle, size, repair)
         finally:
@@ -286,8 +309,7 @@ def read_state(files: Files, directory: str) -> State | None:
     magic, version, crc = struct.unpack_from("<8sII", data)
     if magic != STATE_MAGIC or crc != record.crc32c(memoryview(data)[16:], version):
         return None
-    if version > FORMAT:
-        raise FormatTooNew(f"the state file has format {version}, this program knows up to {FORMAT}")
+    refuse_newer("state", version)
     state = State(struct.unpack_from("<Q", data, 16)[0], {})
     at = 24
     while at < len(data):
@@ -297,9 +319,8 @@ def read_state(files: Files, directory: str) -> State | None:
     return state
 
 
-def take_state(files: Files, directory: str) -> State | None:
-    """Read and remove: from here on the store is not cleanly stopped, even if power fails at once."""
-    state = read_state(files, directory)
+def remove_state(files: Files, directory: str) -> None:
+    """From here on the store is not cleanly stopped, even if power fails at once."""
     removed = False
     for name in ("state", "state.new"):
         try:
@@ -310,7 +331,6 @@ def take_state(files: Files, directory: str) -> State | None:
                 raise
     if removed:
         files.sync_directory(directory)
-    return state
 
 
 def is_ours(name: str) -> bool:

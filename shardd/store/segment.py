@@ -2,13 +2,14 @@
 may go, is the store's.
 
     msgs.NNNNNNNNNN    0  "SHMQMSGS" | u32 FORMAT | u32 crc32c of [16, 64)
-                      16  u64 number | u32 salt | u32 0 | u64 capacity | zeros
+                      16  u64 number | u32 salt | u32 0 | u64 capacity | u64 first | zeros
                       64  records, crc XOR salt; 8 zero bytes behind the last
     index.NNNNNNNNNN   0  "SHMQINDX" | u32 FORMAT | u32 crc32c of [16, end)
                       16  u64 number | u32 salt | u32 0 | u64 end of the last record
                       40  abstracts of all records (drawn in record.pyx)
 
 Every crc of a file begins from the format's number, so a broken number is not taken for a later format.
+A merged segment has format 2 and replaces those numbered from `first` on; else the format is 1 and `first` 0.
 Files are used again: a record of a former life is told by the salt, which is new in each. An index is a cache. It is
 written only when the whole segment is on stable storage, so it never speaks of bytes that a power cut took.
 """
@@ -17,14 +18,19 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shardd.store import record
 from shardd.store.errors import FormatTooNew
 from shardd.store.files import Files
 
+if TYPE_CHECKING:
+    from shardd.store.compaction import Moves
+
 FORMAT = 1
+MERGED_FORMAT = 2
 HEADER_BYTES = 64
-HEADER = struct.Struct("<8sIIQIIQ24x")
+HEADER = struct.Struct("<8sIIQIIQQ16x")
 MESSAGES_MAGIC = b"SHMQMSGS"
 INDEX_HEADER = struct.Struct("<8sIIQIIQ")
 INDEX_MAGIC = b"SHMQINDX"
@@ -67,6 +73,10 @@ class Segment:
     acks_end: int = 0  # size of the acks file, 0: there is none
     index: bytes | None = None  # made, waits for the sync
     has_index: bool = False
+    first: int = 0  # of the numbers that this one replaces, as its file says
+    moves: Moves | None = None  # since this process merged it: from entries that queues know to those on disk
+    numbers: list[int] = field(default_factory=list)  # under which queues know it, when it has moves
+    stays: bool = False  # not to be merged with others
 
     def room(self) -> int:
         return self.capacity - self.used - END_BYTES
@@ -108,21 +118,27 @@ class Segment:
         return encode_index(self.number, self.salt, self.used, abstracts)
 
 
-def encode_header(number: int, salt: int, capacity: int) -> bytes:
-    rest = HEADER.pack(MESSAGES_MAGIC, FORMAT, 0, number, salt, 0, capacity)[16:]
-    return struct.pack("<8sII", MESSAGES_MAGIC, FORMAT, record.crc32c(rest, FORMAT)) + rest
+def encode_header(number: int, salt: int, capacity: int, first: int = 0) -> bytes:
+    version = MERGED_FORMAT if first else FORMAT
+    rest = HEADER.pack(MESSAGES_MAGIC, version, 0, number, salt, 0, capacity, first)[16:]
+    return struct.pack("<8sII", MESSAGES_MAGIC, version, record.crc32c(rest, version)) + rest
 
 
-def decode_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int] | None:
-    """(number, salt, capacity), None when this is no header."""
+def decode_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int, int] | None:
+    """(number, salt, capacity, first), None when this is no header."""
     if len(data) < HEADER_BYTES:
         return None
-    magic, version, crc, number, salt, _, capacity = HEADER.unpack_from(data)
+    magic, version, crc, number, salt, _, capacity, first = HEADER.unpack_from(data)
     if magic != MESSAGES_MAGIC or crc != record.crc32c(data[16:HEADER_BYTES], version):
         return None
-    if version > FORMAT:
-        raise FormatTooNew(f"segment {number} has format {version}, this program knows up to {FORMAT}")
-    return number, salt, capacity
+    refuse_newer(file_name("msgs", number), version, MERGED_FORMAT)
+    return number, salt, capacity, first
+
+
+def refuse_newer(name: str, version: int, known: int = FORMAT) -> None:
+    """Of a header whose crc is good. Guessing at a later format would throw away what it says."""
+    if version > known:
+        raise FormatTooNew(f"{name} has format {version}, this program knows up to {known}")
 
 
 def encode_index(number: int, salt: int, end: int, abstracts: bytes) -> bytes:
@@ -136,8 +152,9 @@ def decode_index(data: bytes, number: int, salt: int) -> tuple[int, bytes] | Non
     if len(data) < INDEX_HEADER.size:
         return None
     magic, version, crc, of_number, of_salt, _, end = INDEX_HEADER.unpack_from(data)
-    if magic != INDEX_MAGIC or version != FORMAT or (of_number, of_salt) != (number, salt):
+    if magic != INDEX_MAGIC or (of_number, of_salt) != (number, salt):
         return None
     if crc != record.crc32c(memoryview(data)[16:], version):
         return None
+    refuse_newer(file_name("index", number), version)
     return end, data[INDEX_HEADER.size :]

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from shardd.store import acks, recovery
+from shardd.store import acks, compaction, recovery
 from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.reading import Windows
@@ -179,14 +179,25 @@ class SegmentStore:
         unsynced = list(self._unsynced.values())
         for segment in unsynced:
             self._files.sync(self._handle(segment))
-        for segment in self._segments.values():
+        for segment in self._distinct():
             if segment.index is not None and segment.flushed == segment.used:
                 self._write_index(segment)
             if segment.acks_end:
                 self._sync_acks(segment)
         self._files.sync_directory(self.directory)
         if live is not None:
-            recovery.write_state(self._files, self.directory, self._next_number, live)
+            placed = {queue_id: self._on_disk(entries) for queue_id, entries in live.items()}
+            recovery.write_state(self._files, self.directory, self._next_number, placed)
+
+    def _on_disk(self, entries: array[int]) -> array[int]:
+        """As the next recovery will name them."""
+        if all(segment.moves is None for segment in self._segments.values()):
+            return entries
+        placed: array[int] = array("Q")
+        for number, start, stop in segment_runs(entries):
+            moves = self._segments[number].moves
+            placed += entries[start:stop] if moves is None else moves.find(entries[start:stop])
+        return placed
 
     def _sync_acks(self, segment: Segment) -> None:
         """While the store lives acks may be lost; a clean stop promises them."""
@@ -197,7 +208,7 @@ class SegmentStore:
             self._files.close(handle)
 
     def _release(self) -> None:
-        for segment in [*self._segments.values(), *self._dead]:
+        for segment in [*self._distinct(), *self._dead]:
             if segment.handle is not None:
                 self._files.close(segment.handle)
                 segment.handle = None
@@ -375,9 +386,12 @@ class SegmentStore:
         sizes: array[int] = array("I")
         for number, start, stop in segment_runs(entries):
             segment = self._segments[number]
+            wanted = entries
+            if segment.moves is not None:
+                wanted, start, stop = segment.moves.find(entries[start:stop]), 0, stop - start
             while start < stop:
-                source, base, used = self._source(segment, (entries[start] & 0xFFFFFFFF) >> 4)
-                blob, some = copy_out(source, base, used, entries, start, stop, bytes_max, not blobs)
+                source, base, used = self._source(segment, (wanted[start] & 0xFFFFFFFF) >> 4)
+                blob, some = copy_out(source, base, used, wanted, start, stop, bytes_max, not blobs)
                 if not some:
                     return b"".join(blobs), sizes
                 if len(some) == len(entries):
@@ -406,8 +420,11 @@ class SegmentStore:
             if segment.live == 0 and segment is not self._open:
                 self._retire(segment)
             elif durable:
-                segment.settled += settled_pairs(queue_id, entries, start, stop)
-                self._with_settled[number] = segment
+                if segment.moves is None:
+                    segment.settled += settled_pairs(queue_id, entries, start, stop)
+                else:
+                    segment.settled += settled_pairs(queue_id, segment.moves.find(entries[start:stop]), 0, stop - start)
+                self._with_settled[segment.number] = segment
                 if segment.flushed:
                     self._settled_bytes += (stop - start) * acks.PAIR_BYTES
         if self._settled_bytes > SETTLED_BYTES_MAX and not self._failure:
@@ -419,7 +436,8 @@ class SegmentStore:
 
     def _retire(self, segment: Segment) -> None:
         """Nobody needs it. Its file may be in the hands of a sync."""
-        del self._segments[segment.number]
+        for number in segment.numbers or [segment.number]:
+            del self._segments[number]
         self._unsynced.pop(segment.number, None)
         self._with_settled.pop(segment.number, None)
         self._handles.pop(segment.number, None)
@@ -538,6 +556,66 @@ class SegmentStore:
         self._index_bytes -= len(segment.index or b"")
         segment.index = None
 
+    # -- merge what is nearly empty -------------------------------------------------------------------
+
+    def compact(self) -> int:
+        """Merge some neighbouring segments in which little is left: how many fewer there are now, 0 when there is
+        nothing to do. Blocks for reading up to READ_BYTES_MAX, one write and two syncs. Entries stay good."""
+        self._check_usable()
+        sources = compaction.choose(self._settled_down(), self.segment_bytes)
+        if not sources:
+            return 0
+        salt = self._files.salt()
+        try:
+            merged = compaction.merge(self._files, self.directory, sources, salt, self.segment_bytes)
+            if merged is None:
+                return 0
+            path = self._reclaimer.new_path()
+            handle = compaction.replace(self._files, self.directory, path, merged, sources[-1], self.sync)
+            self._put_in_place(sources, merged, salt, handle)
+        except OSError as error:
+            if is_full(error) and not self._failure:
+                return 0
+            raise self._fail(error) from error
+        return len(sources) - 1
+
+    def _settled_down(self) -> list[Segment]:
+        """Those on stable storage that nothing else goes on with, in order; an open one ends the list."""
+        found = []
+        for segment in sorted(self._distinct(), key=lambda one: one.number):
+            unsynced = self.sync and segment.number in self._unsynced
+            if segment.buffer is not None or unsynced or self._in_job(segment):
+                break
+            found.append(segment)
+        return found
+
+    def _put_in_place(self, sources: list[Segment], merged: compaction.Merged, salt: int, handle: int) -> None:
+        last = sources[-1]
+        new = Segment(last.number, salt, len(merged.data), last.path, handle, sealed=True)
+        new.first = sources[0].first or sources[0].number
+        new.used = new.flushed = len(merged.data) - END_BYTES
+        new.records, new.messages, new.references = merged.records, merged.messages, merged.references
+        new.live = sum(segment.live for segment in sources)
+        new.moves = compaction.moves_of(sources, merged)
+        new.numbers = [number for segment in sources for number in segment.numbers or [segment.number]]
+        for segment in sources:
+            self._with_settled.pop(segment.number, None)
+            self._handles.pop(segment.number, None)
+            self._unsynced.pop(segment.number, None)
+            self._windows.forget(segment.number)
+            self._forget_index(segment)
+        for number in new.numbers:
+            self._segments[number] = new
+        self._keep_handle(new)
+        for segment in sources[:-1]:
+            self._reclaimer.dispose(segment)
+        self._reclaimer.dispose_replaced(last)
+        self._counters.written_bytes += len(merged.data)
+
+    def _distinct(self) -> list[Segment]:
+        """A merged one is known by many numbers."""
+        return list(dict.fromkeys(self._segments.values()))
+
     # -- files of sealed segments ---------------------------------------------------------------------
 
     def _handle(self, segment: Segment) -> int:
@@ -594,12 +672,12 @@ class SegmentStore:
         return self._counters.damage
 
     def stats(self) -> dict[str, int]:
-        segments = self._segments.values()
+        segments = self._distinct()
         used = sum(segment.used - HEADER_BYTES for segment in segments)
         live_bytes = sum(segment.live_bytes() for segment in segments)
         on_disk = sum(segment.capacity for segment in segments if segment.flushed)
         return {
-            "segments": len(self._segments),
+            "segments": len(segments),
             "live_messages": sum(segment.live for segment in segments),
             "live_bytes": live_bytes,
             "dead_bytes": used - live_bytes,

@@ -2,6 +2,7 @@ from shardd.wire.envelope import Buffer
 
 class Publish:
     batch: int
+    wanted: bool
     needs_sync: bool
     messages: int
     records: memoryview

@@ -29,10 +29,11 @@ cdef enum:
 class Publish:
     """A PUBLISH message, its head taken apart; `records` looks into the message."""
 
-    __slots__ = ("batch", "messages", "needs_sync", "records")
+    __slots__ = ("batch", "messages", "needs_sync", "records", "wanted")
 
-    def __init__(self, batch, needs_sync, messages, records):
+    def __init__(self, batch, wanted, needs_sync, messages, records):
         self.batch = batch
+        self.wanted = wanted
         self.needs_sync = needs_sync
         self.messages = messages
         self.records = records
@@ -42,7 +43,7 @@ def read_publish(const unsigned char[::1] message not None):
     """The batch, checked for its lengths (not for the records' checksums)."""
     cdef const uint8_t *p
     cdef uint64_t batch
-    cdef uint32_t runs, size, messages, needs_sync
+    cdef uint32_t runs, size, messages, flags
     if message.shape[0] < PUBLISH_HEADER:
         raise ValueError("short PUBLISH")
     p = &message[0]
@@ -50,10 +51,11 @@ def read_publish(const unsigned char[::1] message not None):
     memcpy(&runs, p + 24, 4)
     memcpy(&size, p + 28, 4)
     memcpy(&messages, p + 32, 4)
-    memcpy(&needs_sync, p + 36, 4)
+    memcpy(&flags, p + 36, 4)
     if <uint64_t> message.shape[0] != PUBLISH_HEADER + <uint64_t> runs * RUN + size:
         raise ValueError("PUBLISH of another length than it says")
-    return Publish(batch, needs_sync != 0, messages, memoryview(message)[PUBLISH_HEADER + runs * RUN:])
+    records = memoryview(message)[PUBLISH_HEADER + runs * RUN:]
+    return Publish(batch, flags & 2 != 0, flags & 1 != 0, messages, records)
 
 
 def run_of(const unsigned char[::1] message not None, uint32_t ordinal):

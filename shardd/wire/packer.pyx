@@ -4,7 +4,7 @@
 Little endian throughout. After the 16-byte header (messages.py):
 
     PUBLISH  16 u64 batch number         24 u32 runs        28 u32 bytes of records
-             32 u32 messages in all      36 u32 1 = confirm after a sync
+             32 u32 messages in all      36 u32 1 = confirm after a sync, 2 = confirm at all
              40 runs x 24: u32 offset of its record among the records, u32 connection, u64 confirm number of
                 its first message (0: none wanted), u32 messages, u16 channel, u16 zero
              .. records, each a multiple of 8 bytes:
@@ -513,8 +513,9 @@ cdef class Packer:
         """Messages that wait for take()."""
         return self.writers[shard].messages
 
-    def take(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch):
-        """The PUBLISH message of what was packed for `shard`, or None; the writer is empty again."""
+    def take(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch, bint wanted=True):
+        """The PUBLISH message of what was packed for `shard`, or None; the writer is empty again. `wanted`: somebody waits for its
+        confirm; nothing needs to be synced for nobody."""
         cdef Writer *w = &self.writers[shard]
         cdef size_t total
         cdef uint8_t *p
@@ -531,7 +532,8 @@ cdef class Packer:
         n32 = <uint32_t> w.records.used
         memcpy(p + 28, &n32, 4)
         memcpy(p + 32, &w.messages, 4)
-        memcpy(p + 36, &w.needs_sync, 4)
+        n32 = (2 | w.needs_sync) if wanted else 0
+        memcpy(p + 36, &n32, 4)
         memcpy(p + PUBLISH_HEADER, w.runs.data, w.runs.used)
         memcpy(p + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
         self.clear(w)

@@ -80,3 +80,12 @@ def test_facts_are_those_of_the_run_a_message_is_in() -> None:
     facts.clear()
     assert not facts
     assert facts.of(96) == 0
+
+
+def test_an_empty_facts_that_was_added_to_leaves_all_others_empty() -> None:
+    one, other = Facts(), Facts()
+    one.add(16, 5)
+    assert (len(one), len(other)) == (1, 0)
+    one.clear()
+    one.add(32, 7)
+    assert one.of(32) == 7 and other.of(32) == 0

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from pathlib import Path
+
+import pytest
 
 from shardd.config import ShardConfig
 from shardd.server import Stores
@@ -34,3 +38,18 @@ def test_a_vhost_never_opened_is_removed_or_was_never_there(tmp_path: Path) -> N
     stores.remove("old")
     stores.remove("never")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_recovery_tells_how_far_it_is_at_most_twice_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    stores = Stores(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096))
+    with caplog.at_level(logging.INFO, "shardd.server"):
+        for done in range(1, 21):
+            stores.progress("/", done, 20)
+            clock[0] += 0.1
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0] == "recovering /: 1 of 20 segments, 5 %"
+    assert 2 <= len(told) <= 4

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import errno
-import json
 import struct
 from array import array
-from pathlib import Path
 
 import pytest
 
 from shardd.store import DiskFull, FormatTooNew, SegmentStore, StoreFailed
-from shardd.store.__main__ import main
 from shardd.store.record import crc32c
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
@@ -180,29 +177,3 @@ def test_files_of_a_later_version_are_left_alone() -> None:
     with pytest.raises(FormatTooNew):
         opened(files)
     assert name in files.names
-
-
-def test_the_tool_lists_dumps_and_verifies(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
-    store = SegmentStore(f"{tmp_path}/s", segment_bytes=4096)
-    store.recover([1])
-    entries = store.append(b"".join(one(number) for number in range(20)))[0].entries
-    store.settle(1, entries[:2], True)
-    store.close({})
-    assert main(["verify", f"{tmp_path}/s"]) == 0
-    assert "records, good" in capsys.readouterr().out
-    assert main(["list", f"{tmp_path}/s"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert sum(line["messages"] for line in lines) == 20 and sum(line["settled"] for line in lines) == 2
-    assert main(["dump", f"{tmp_path}/s"]) == 0
-    keys = [json.loads(line)["routing_key"] for line in capsys.readouterr().out.splitlines()]
-    assert keys == [str(number) for number in range(2, 20)]
-    with open(f"{tmp_path}/s/msgs.0000000001", "r+b") as file:
-        file.seek(500)
-        file.write(b"?")
-    assert main(["verify", f"{tmp_path}/s"]) == 1
-    assert main(["verify"]) == main(["polish", "x"]) == 2
-
-
-def test_where_there_is_no_store_verify_does_not_say_good(tmp_path: Path) -> None:
-    (tmp_path / "shard-00").mkdir()
-    assert main(["verify", str(tmp_path)]) == 2

@@ -1,0 +1,277 @@
+"""How this broker behaves when it is big: many stored messages, many queues, many bindings; memory and time to start.
+
+    python bench/scale.py [messages] [queues] [bindings]      all three when none is named
+
+Each part has a broker and a data directory of its own. Figures come a line each, as they are known; the exit status is
+1 when something was lost. Nothing here says whether a figure is good: the bars are in README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import generator
+import machine
+from brokers import ROOT, end, ready_address
+
+READ_BYTES = 1 << 20
+SILENCE_S_MAX = 120.0  # of the broker, while something is asked of it
+SETTLE_S = 2.0  # memory is read this long after the load
+KILLED_S_MAX = 30.0
+PIPELINE = 1000  # requests unanswered at a time
+PUBLISH_S_MAX = 600.0
+
+CLOSE = ((10, 50), (20, 40))
+
+
+class Lost(Exception):
+    """Something that was there before a stop is not there after it."""
+
+
+def shortstr(text: str) -> bytes:
+    return struct.pack(">B", len(text)) + text.encode()
+
+
+class Client:
+    """As much of AMQP as it takes to ask for many things without waiting for each."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), SILENCE_S_MAX)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._got = b""
+        self._socket.sendall(b"AMQP\0\0\x09\x01")
+        self._next(1)
+        plain = b"\0guest\0guest"
+        start_ok = struct.pack(">I", 0) + shortstr("PLAIN") + struct.pack(">I", len(plain)) + plain + shortstr("en_US")
+        self._socket.sendall(self.method(10, 11, start_ok, channel=0))
+        self._next(1)
+        tune_ok = self.method(10, 31, struct.pack(">HIH", 1, 131072, 0), channel=0)
+        self._socket.sendall(tune_ok + self.method(10, 40, shortstr("/") + b"\0\0", channel=0))
+        self._next(1)
+        self.ask([self.method(20, 10, b"\0")])
+
+    @staticmethod
+    def method(cls: int, number: int, arguments: bytes, channel: int = 1) -> bytes:
+        return struct.pack(">BHIHH", 1, channel, 4 + len(arguments), cls, number) + arguments + b"\xce"
+
+    def _next(self, count: int) -> list[bytes]:
+        """The payloads of the next `count` methods, heartbeats left out."""
+        found: list[bytes] = []
+        at = 0
+        while len(found) < count:
+            while len(self._got) - at >= 7:
+                kind, _, size = struct.unpack_from(">BHI", self._got, at)
+                if len(self._got) - at < size + 8:
+                    break
+                if kind == 1:
+                    found.append(self._got[at + 7 : at + 7 + size])
+                    if struct.unpack_from(">HH", found[-1]) in CLOSE:
+                        raise Lost(f"the broker refused: {found[-1][7:].split(bytes(1))[0].decode(errors='replace')}")
+                at += size + 8
+            self._got, at = self._got[at:], 0
+            if len(found) < count:
+                piece = self._socket.recv(READ_BYTES)
+                if not piece:
+                    raise Lost("the broker hung up")
+                self._got += piece
+        return found
+
+    def ask(self, requests: Iterable[bytes], pipeline: int = PIPELINE) -> list[bytes]:
+        """The answers, in order; `pipeline` requests go out before the first answer is read."""
+        answers: list[bytes] = []
+        batch: list[bytes] = []
+        for request in requests:
+            batch.append(request)
+            if len(batch) == pipeline:
+                self._socket.sendall(b"".join(batch))
+                answers += self._next(len(batch))
+                batch = []
+        self._socket.sendall(b"".join(batch))
+        return answers + self._next(len(batch))
+
+    def declare(self, names: Iterable[str], passive: bool = False) -> int:
+        """All durable; how many messages they hold."""
+        flags = 1 if passive else 2
+        frames = (self.method(50, 10, b"\0\0" + shortstr(name) + struct.pack(">BI", flags, 0)) for name in names)
+        return sum(struct.unpack_from(">I", answer, 5 + answer[4])[0] for answer in self.ask(frames))
+
+    def bind(self, queue: str, exchange: str, keys: Iterable[str], pipeline: int) -> None:
+        start = b"\0\0" + shortstr(queue) + shortstr(exchange)
+        frames = (self.method(50, 20, start + shortstr(key) + struct.pack(">BI", 0, 0)) for key in keys)
+        self.ask(frames, pipeline)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Broker:
+    """This broker on one data directory, started and ended several times."""
+
+    def __init__(self, directory: Path, shards: int) -> None:
+        self._directory = directory
+        self._shards = shards
+        self.address = ""
+
+    def start(self) -> float:
+        """Seconds until it said it was ready."""
+        command = [sys.executable, "-m", "supervisor.cli.app", "start", "--data-dir", str(self._directory / "data")]
+        command += ["--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", "--shards", str(self._shards)]
+        log = self._directory / "log"
+        begun = time.monotonic()
+        with log.open("a") as errors:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            )
+        self.address = ready_address(self.process, log)
+        return time.monotonic() - begun
+
+    def stop(self) -> float:
+        begun = time.monotonic()
+        end(self.process)
+        return time.monotonic() - begun
+
+    def kill(self) -> None:
+        """Every process at once, without a word."""
+        pids = machine.tree(self.process.pid)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        give_up = time.monotonic() + KILLED_S_MAX
+        while any(machine.stat_fields(pid)[:1] not in ([], ["Z"]) for pid in pids) and time.monotonic() < give_up:
+            time.sleep(0.01)
+
+    def memory(self) -> machine.Memory:
+        time.sleep(SETTLE_S)
+        return machine.memory(machine.tree(self.process.pid))
+
+    def client(self) -> Client:
+        return Client(self.address)
+
+    def target(self) -> generator.Target:
+        return generator.Target("shardmq", f"amqp://guest:guest@{self.address}/", self.process.pid)
+
+
+def say(what: str, value: float, unit: str) -> None:
+    print(f"{what:<44} {value:>14,.2f} {unit}   (load {machine.load_average():.1f})", flush=True)
+
+
+def added(what: str, before: machine.Memory, after: machine.Memory) -> None:
+    say(f"{what}: RSS added", after.rss_mb - before.rss_mb, "MB")
+    if before.pss_mb is not None and after.pss_mb is not None:
+        say(f"{what}: PSS added", after.pss_mb - before.pss_mb, "MB")
+
+
+@contextmanager
+def broker(options: argparse.Namespace) -> Iterator[Broker]:
+    with tempfile.TemporaryDirectory(prefix="scale-", dir=options.data_parent) as directory:
+        own = Broker(Path(directory), options.shards)
+        say("empty: start", own.start(), "s")
+        try:
+            yield own
+        finally:
+            own.stop()
+
+
+def restarts(own: Broker, what: str, names: list[str], messages: int, empty: machine.Memory) -> None:
+    """Stopped and killed: seconds until ready, and everything is there each time."""
+    for how, stop in (("clean", own.stop), ("killed", own.kill)):
+        took = stop()
+        if took is not None:
+            say(f"{what}: drained", took, "s")
+        say(f"{what}: start after {how}", own.start(), "s")
+        begun = time.monotonic()
+        client = own.client()
+        found = client.declare(names, passive=True)
+        say(f"{what}: counted after {how}", time.monotonic() - begun, "s")
+        client.close()
+        added(f"{what}, after {how}", empty, own.memory())
+        if found != messages:
+            raise Lost(f"{found:,} of {messages:,} messages after {how}")
+
+
+def measure_messages(options: argparse.Namespace) -> None:
+    with broker(options) as own:
+        names = [f"scale-{i}" for i in range(options.message_queues)]
+        client = own.client()
+        client.declare(names)
+        before = own.memory()
+        count = str(options.messages)
+        load = ["--body", "100", "--persistent", "--durable", "--no-consume", "--keep", "--prefix", "scale"]
+        load += ["--messages", count]
+        load += ["--queues", str(len(names)), "--keys", str(len(names)), "--confirms", "20000", "--producers", "2"]
+        figures = generator.measure(own.target(), load, PUBLISH_S_MAX)
+        say("messages: published", figures["published_per_s"], "/s")
+        added("messages", before, own.memory())
+        stored = client.declare(names, passive=True)
+        client.close()
+        if stored != options.messages:
+            raise Lost(f"{stored:,} of {options.messages:,} messages before any stop")
+        restarts(own, "messages", names, options.messages, before)
+
+
+def measure_queues(options: argparse.Namespace) -> None:
+    with broker(options) as own:
+        before = own.memory()
+        names = [f"scale-{i}" for i in range(options.queues)]
+        client = own.client()
+        begun = time.monotonic()
+        client.declare(names)
+        say("queues: declared", len(names) / (time.monotonic() - begun), "/s")
+        client.close()
+        added("queues", before, own.memory())
+        restarts(own, "queues", names, 0, before)
+
+
+def measure_bindings(options: argparse.Namespace) -> None:
+    with broker(options) as own:
+        client = own.client()
+        client.declare(["scale"])
+        for how, count, pipeline in (("single", options.bindings // 20, 1), ("pipelined", options.bindings, PIPELINE)):
+            for exchange in ("amq.direct", "amq.topic"):
+                begun = time.monotonic()
+                client.bind("scale", exchange, (f"{how}.{i}" for i in range(count)), pipeline)
+                say(f"bindings: {how}, {exchange}", count / (time.monotonic() - begun), "/s")
+        client.close()
+
+
+PARTS = {"messages": measure_messages, "queues": measure_queues, "bindings": measure_bindings}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Messages, queues and bindings in large numbers: rates, memory, starts"
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (all)")
+    parser.add_argument("--messages", type=int, default=10_000_000)
+    parser.add_argument("--message-queues", type=int, default=100)
+    parser.add_argument("--queues", type=int, default=100_000)
+    parser.add_argument("--bindings", type=int, default=20_000)
+    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--data-parent", type=Path, help="the disk that is measured")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    generator.build_generator()
+    try:
+        for part in options.parts or PARTS:
+            PARTS[part](options)
+    except (Lost, generator.RunFailed) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

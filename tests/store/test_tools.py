@@ -1,0 +1,178 @@
+"""What the tools say about the files of a stopped broker, what they rescue, and that they keep off a running one."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardd.store import SegmentStore
+from shardd.store.__main__ import main
+from shardd.store.salvage import salvage
+from tests.reference.record import Record, encode_message, split_messages
+from tests.support.store_history import DIRECTORY, History
+
+Output = pytest.CaptureFixture[str]
+TARGET = "salvaged"
+
+
+def one(number: int, *queues: int) -> bytes:
+    message = encode_message(b"body %d" % number * 40, b"ex", b"%d" % number)
+    return Record(queues or (1,), (message,), 5, 1000 if number % 2 else 0xFFFFFFFF).encode()
+
+
+def made(directory: Path) -> array[int]:
+    """Twenty messages in two segments, two of them settled, the third delivered before."""
+    store = SegmentStore(str(directory), segment_bytes=4096)
+    store.recover([1])
+    entries = store.append(b"".join(one(number) for number in range(20)))[0].entries
+    store.flush()
+    store.settle(1, entries[:2], True)
+    entries[2] |= 1
+    store.close({1: entries[2:]})
+    return entries
+
+
+def lines(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_good_store_is_counted_told_and_dumped_message_by_message(tmp_path: Path, capsys: Output) -> None:
+    entries = made(tmp_path)
+    assert main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == ".: 2 segments, 20 records, 20 messages, 18 of them not settled\n"
+    assert main(["stats", str(tmp_path)]) == 0
+    told = lines(capsys.readouterr().out)
+    assert [line["file"] for line in told] == ["msgs.0000000001", "msgs.0000000002"]
+    assert [line["dead_messages"] for line in told] == [2, 0]
+    assert sum(int(str(line["live_messages"])) for line in told) == 18
+    assert main(["dump", str(tmp_path)]) == 0
+    told = lines(capsys.readouterr().out)
+    assert [line["routing_key"] for line in told] == [str(number) for number in range(2, 20)]
+    assert [(line["segment"], line["position"]) for line in told] == [
+        (entry >> 32, (entry & 0xFFFFFFFF) >> 4) for entry in entries[2:]
+    ]
+    assert told[1] | {"segment": 0, "position": 0} == {
+        "segment": 0,
+        "position": 0,
+        "queues": [1],
+        "timestamp": 5,
+        "ttl_ms": 1000,
+        "priority": None,
+        "persistent": True,
+        "exchange": "ex",
+        "routing_key": "3",
+        "properties_base64": base64.b64encode(b"\0\0").decode(),
+        "body_bytes": 240,
+        "body_base64": base64.b64encode(b"body 3" * 40).decode(),
+    }
+
+
+def test_damage_is_told_by_file_and_byte_range_and_all_else_is_salvaged(tmp_path: Path, capsys: Output) -> None:
+    entries = made(tmp_path / "s")
+    position = (entries[5] & 0xFFFFFFFF) >> 4
+    with open(tmp_path / "s/msgs.0000000001", "r+b") as file:
+        file.seek(position + 50)
+        file.write(b"?")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()}
+    assert main(["verify", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("s/msgs.0000000001: corrupt, bytes ")
+    start, stop = (int(word) for word in told.split()[-3::2])
+    assert start < position < stop
+    assert main(["salvage", str(tmp_path / "s"), str(tmp_path / "new")]) == 1
+    output = capsys.readouterr()
+    assert "17 messages copied" in output.out and f"2 settled, {stop - start} unreadable bytes" in output.out
+    assert {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()} == before, "only read"
+    assert main(["verify", str(tmp_path / "new")]) == 0
+    store = SegmentStore(str(tmp_path / "new"))
+    found = store.recover([1])[1].entries
+    keys = [message[12 : message.index(b"\0\0body")] for message in split_messages(store.read(found, 1 << 20)[0])]
+    assert keys == [b"%d" % number for number in range(2, 20) if number != 5]
+    assert [entry & 15 for entry in found] == [1] + [0] * 16, "the redelivered flag stays with its message"
+
+
+def test_a_torn_acks_file_and_a_lost_header_are_told(tmp_path: Path, capsys: Output) -> None:
+    made(tmp_path)
+    size = (tmp_path / "acks.0000000001").stat().st_size
+    with open(tmp_path / "acks.0000000001", "ab") as file:
+        file.write(b"torn")
+    with open(tmp_path / "msgs.0000000002", "r+b") as file:
+        file.write(b"?")
+    assert main(["verify", str(tmp_path)]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"acks.0000000001: torn, bytes {size} to {size + 4}", "msgs.0000000002: header, bytes 0 to 4096"]
+
+
+def test_nothing_is_touched_while_a_broker_holds_the_data_directory(tmp_path: Path, capsys: Output) -> None:
+    store = tmp_path / "shard-00" / "vhost"
+    made(store)
+    lock = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
+    os.write(lock, b"4711\n")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    for arguments in (["verify", str(store)], ["dump", str(tmp_path)], ["salvage", str(store), str(tmp_path / "new")]):
+        assert main(arguments) == 2
+        assert "pid 4711" in capsys.readouterr().err
+    os.close(lock)
+    assert main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("shard-00/vhost: 2 segments")
+
+
+@pytest.mark.parametrize("arguments", [[], ["verify"], ["polish", "x"], ["salvage", "x"], ["verify", "/nowhere"]])
+def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
+    assert main(arguments) == 2
+
+
+def test_where_there_is_no_store_verify_does_not_say_good(tmp_path: Path) -> None:
+    (tmp_path / "shard-00").mkdir()
+    assert main(["verify", str(tmp_path)]) == 2
+
+
+def test_what_a_power_cut_left_of_a_merged_segment_is_not_counted_twice(tmp_path: Path, capsys: Output) -> None:
+    golden = Path(__file__).parent / "formats" / "v2"
+    assert main(["verify", str(golden)]) == 0
+    assert main(["dump", str(golden)]) == 0
+    expected = json.loads((golden / "expected.json").read_text())
+    told = lines(capsys.readouterr().out.partition("\n")[2])
+    assert sum(len(list(line["queues"])) for line in told) == sum(map(len, expected.values()))  # type: ignore[call-overload]
+
+
+def test_salvage_overwrites_nothing(tmp_path: Path) -> None:
+    made(tmp_path / "s")
+    made(tmp_path / "t")
+    assert main(["salvage", str(tmp_path / "s"), str(tmp_path / "t")]) == 2
+    assert main(["salvage", str(tmp_path / "s"), str(tmp_path / "s/new")]) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from(["stop", "kill", "power cut"]))
+def test_salvage_finds_what_a_recovery_finds_in_the_same_order(seed: int, end: str) -> None:
+    history = History(seed)
+    history.play(60)
+    if end == "stop":
+        history.stop_cleanly()
+        history.store.close({queue: array("Q", known.live.values()) for queue, known in history.queues.items()})
+    history.files = history.files.restarted(power_cut=end == "power cut")
+    outcome = salvage(history.files, DIRECTORY, TARGET)
+    expected = contents_of(history, DIRECTORY)
+    assert contents_of(history, TARGET) == expected
+    assert outcome.references == sum(map(len, expected.values()))
+
+
+def contents_of(history: History, directory: str) -> dict[int, list[tuple[bytes, int, int, int]]]:
+    """Per queue: message, redelivered, expiry and priority, timestamp."""
+    store = SegmentStore(directory, files=history.files, segment_bytes=3 << 20 if directory == TARGET else 4096)
+    found = {}
+    for queue, arrival in store.recover(history.queues, timed=history.queues).items():
+        messages = split_messages(store.read(arrival.entries, 1 << 40)[0])
+        flags = [entry & 15 for entry in arrival.entries]
+        facts = arrival.facts or [0] * len(messages)
+        found[queue] = list(zip(messages, flags, facts, arrival.times or (), strict=True))
+    return found
