@@ -1,4 +1,4 @@
-"""python -m broker --config JSON: a front door, started by the supervisor."""
+"""python -m broker --config fd:N, or the JSON itself: a front door, started by the supervisor."""
 
 import logging
 import sys
@@ -13,7 +13,10 @@ def main() -> int:
     except ConfigError as error:
         print(f"broker: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        format=f"%(asctime)s %(levelname)s front-door-{config.door} %(name)s: %(message)s",
+    )
     run(config)
     return 0
 

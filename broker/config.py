@@ -1,7 +1,7 @@
-"""What one front door is told at its start: one JSON object, `python -m broker --config JSON`, checked once.
+"""What one front door is told at its start: one JSON object, `python -m broker --config fd:N` (or the JSON itself).
 
-The supervisor reads the settings file and hands each process its own section; nothing here reads files or the
-environment. A wrong key or value is a ConfigError whose text names the key.
+It is checked once. The supervisor reads the settings file and hands each process its own section; nothing here reads
+files or the environment. A wrong key or value is a ConfigError whose text names the key.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import socket
 from typing import Annotated
 
 import msgspec
+
+from supervisor.notify import section
 
 FRAME_BYTES_FLOOR = 8192  # clients may count on this much before they have negotiated (RabbitMQ 4.1 and later)
 FRAME_BYTES_CEILING = 16 << 20
@@ -62,6 +64,6 @@ def read_config(arguments: list[str]) -> BrokerConfig:
         case _:
             raise ConfigError("expected --config JSON")
     try:
-        return msgspec.json.decode(text.encode(), type=BrokerConfig)
-    except msgspec.DecodeError as error:  # ValidationError too: its text ends with the path of the key
+        return msgspec.json.decode(section(text).encode(), type=BrokerConfig)
+    except (msgspec.DecodeError, ValueError) as error:  # ValidationError too: its text ends with the path of the key
         raise ConfigError(f"front door: {error}") from None

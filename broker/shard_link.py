@@ -462,4 +462,4 @@ class ShardLinks:
 
 
 def _nacked(count: int) -> str:
-    return f"; {count} reads of publishes without an answer are nacked" if count else ""
+    return "; publishes it had not confirmed are nacked" if count else ""

@@ -1,4 +1,4 @@
-"""python -m shardd --config JSON"""
+"""python -m shardd --config fd:N, or the JSON itself"""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import msgspec
 
 from shardd import config
 from shardd.server import Server
+from supervisor.notify import section
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="shardd", description="One shard of the broker; started by the supervisor.")
-    parser.add_argument("--config", required=True, metavar="JSON")
+    parser.add_argument(
+        "--config", required=True, metavar="JSON", help="settings as one JSON object, or fd:N that holds it"
+    )
     try:
-        settings = config.read(parser.parse_args().config)
-    except msgspec.DecodeError as error:
+        settings = config.read(section(parser.parse_args().config))
+    except (msgspec.DecodeError, ValueError) as error:
         print(f"shardd: --config: {error}", file=sys.stderr)
         return 2
     logging.basicConfig(

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from supervisor.config import ConfigError, Settings, read_settings
 from supervisor.plan import children
@@ -47,8 +47,15 @@ def main(arguments: list[str] | None = None, planner: Planner = children) -> int
         return 2
 
 
+class Parser(argparse.ArgumentParser):
+    """A wrong flag is told as any other wrong setting is."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
 def settings_from(arguments: list[str]) -> Settings:
-    parser = argparse.ArgumentParser(prog="python -m supervisor", description="Run the broker in the foreground.")
+    parser = Parser(prog="python -m supervisor", description="Run the broker in the foreground.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, TOML")
     for flag, (key, kind) in FLAGS.items():
         parser.add_argument(flag, dest=key, type=kind, help=f"overrides {key}")
@@ -67,7 +74,7 @@ async def _run(settings: Settings, planner: Planner) -> int:
         loop.add_signal_handler(number, supervisor.stop)
     supervisor.open()
     logging.getLogger("supervisor").info(
-        "data in %s, %d shards, %d front doors, boot %s",
+        "data in %s, shards: %d, front doors: %d, boot %s",
         supervisor.settings.data_dir,
         sum(slot.plan.kind == "shard" for slot in supervisor.slots),
         settings.front_doors.count,

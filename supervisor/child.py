@@ -6,12 +6,14 @@ Each child has a session of its own, so that Ctrl-C reaches the supervisor alone
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from supervisor.notify import DATAGRAM_BYTES_MAX, LIFELINE_FD, NOTIFY_FD
 from supervisor.plan import ChildPlan
@@ -19,6 +21,7 @@ from supervisor.plan import ChildPlan
 STARTING, READY, STOPPING, EXITED = "starting", "ready", "stopping", "exited"
 
 DATAGRAMS_PER_TURN_MAX = 64
+CHILD_UMASK = 0o027  # messages are nobody else's business
 SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,20 +46,25 @@ class Child:
         """Raises OSError when not even a process can be made."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         ours.setblocking(False)
+        section = -1
         try:
+            section = _section_file(self.plan.section)
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *self.plan.arguments,
+                *self.plan.arguments(section),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), lifeline, *self.plan.fds, *inherited),
+                pass_fds=(theirs.fileno(), lifeline, section, *self.plan.fds, *inherited),
                 env=_environment(theirs.fileno(), lifeline),
                 start_new_session=True,
+                umask=CHILD_UMASK,
             )
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
+            if section >= 0:
+                os.close(section)
         self.pid = self._process.pid
         self._socket = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self._hear)
@@ -126,6 +134,17 @@ def describe_exit(status: int) -> str:
         return f"signal {signal.Signals(-status).name}"
     except ValueError:
         return f"signal {-status}"
+
+
+def _section_file(section: dict[str, Any]) -> int:
+    """A file without a name that holds the settings, to be read from its start: only the child gets to see it."""
+    fd = os.memfd_create("shardmq-section", os.MFD_CLOEXEC)
+    try:
+        os.pwrite(fd, json.dumps(section).encode(), 0)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _environment(notify_fd: int, lifeline: int) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""The data directory and its lock, the runtime directory, and files replaced in one step.
+"""The data directory and the runtime directory with their locks, and files replaced in one step.
 
-The lock is inherited by every child: a supervisor that was killed leaves children that still drain, and a new broker
-must not open their files before they are done.
+The locks are inherited by every child: a supervisor that was killed leaves children that still drain, and a new broker
+must not open their files or sockets before they are done.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ from supervisor.config import ConfigError
 SOCKET_PATH_BYTES_MAX = 100  # sun_path holds 108
 SOCKET_NAME_BYTES_MAX = 32
 LOCK_POLL_S = 0.1
+LOCK_NAME = ".lock"
+RUNTIME_NAMES = ("control.sock", "controller.sock", "shard-*.sock", "door-*.sock", "status.json", "status.json.new")
 
 
-class DataDirectory:
+class LockedDirectory:
     """Locked from `open` to the end of this process and its children; `undo` leaves no trace of a failed start."""
+
+    setting = ""
+    mode = 0o700
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,14 +41,10 @@ class DataDirectory:
             self._lock(time.monotonic() + wait_s)
         except OSError as error:
             self.undo()
-            raise ConfigError(f"data_dir: {self.path}: {error.strerror}") from None
+            raise ConfigError(f"{self.setting}: {self.path}: {error.strerror}") from None
         except ConfigError:
             self.undo()
             raise
-
-    def shards_held(self) -> int:
-        names = (path.name.removeprefix("shard-") for path in self.path.glob("shard-*"))
-        return max((int(name) + 1 for name in names if name.isdigit()), default=0)
 
     def undo(self) -> None:
         for path in reversed(self._made):
@@ -62,15 +63,15 @@ class DataDirectory:
     def _make(self, path: Path) -> None:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
-            folder.mkdir(mode=0o750)
+            folder.mkdir(mode=self.mode)
             self._made.append(folder)
         if not path.is_dir():
-            raise ConfigError(f"data_dir: {path}: not a directory")
+            raise ConfigError(f"{self.setting}: {path}: not a directory")
         if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-            raise ConfigError(f"data_dir: {path}: not writable")
+            raise ConfigError(f"{self.setting}: {path}: not writable")
 
     def _lock(self, deadline: float) -> None:
-        lock = self.path / ".lock"
+        lock = self.path / LOCK_NAME
         while True:
             fd = self._open_lock(lock)
             try:
@@ -79,7 +80,8 @@ class DataDirectory:
                 holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
                 os.close(fd)
                 if _alive(holder) or time.monotonic() >= deadline:
-                    raise ConfigError(f"data_dir: {self.path}: in use by the broker with pid {holder}") from None
+                    text = f"{self.setting}: {self.path}: in use by the broker with pid {holder}"
+                    raise ConfigError(text) from None
                 time.sleep(LOCK_POLL_S)
                 continue
             if _same_file(fd, lock):
@@ -98,45 +100,54 @@ class DataDirectory:
         return fd
 
 
-class RuntimeDirectory:
-    """Where the sockets between the processes and status.json live; emptied of these before and after."""
+class DataDirectory(LockedDirectory):
+    """Messages and definitions."""
+
+    setting = "data_dir"
+    mode = 0o750
+
+    def shards_held(self) -> int:
+        names = (path.name.removeprefix("shard-") for path in self.path.glob("shard-*"))
+        return max((int(name) + 1 for name in names if name.isdigit()), default=0)
+
+
+class RuntimeDirectory(LockedDirectory):
+    """Where the sockets between the processes and status.json live; emptied of these before and after.
+
+    It may be a folder others use as well: nothing but what has a name of ours is taken away.
+    """
+
+    setting = "runtime_dir"
 
     def __init__(self, configured: str, data_dir: Path) -> None:
-        self._ours = False
-        try:
-            self.path = self._choose(configured, data_dir)
-        except OSError as error:
-            raise ConfigError(f"runtime_dir: {configured or data_dir / 'run'}: {error.strerror}") from None
+        given = configured or os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+        super().__init__(Path(given or data_dir / "run").absolute())
+        self._given = bool(given)
+        self._ours = not given
+
+    def open(self, wait_s: float = 0) -> None:
+        if not _fits(self.path):
+            if self._given:
+                raise ConfigError(f"runtime_dir: {self.path}: too long a path for sockets")
+            self.path = Path(tempfile.mkdtemp(prefix="shardmq-", dir="/tmp"))
+        self._ours = self._ours or not self.path.exists()
+        super().open(wait_s)
         self._clear()
 
     def remove(self) -> None:
         self._clear()
+        (self.path / LOCK_NAME).unlink(missing_ok=True)
         if self._ours:
             try:
                 self.path.rmdir()
             except OSError:
                 pass  # something that is not ours lies there: left alone
-
-    def _choose(self, configured: str, data_dir: Path) -> Path:
-        given = configured or os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-        if given:
-            path = Path(given).absolute()
-            if not _fits(path):
-                raise ConfigError(f"runtime_dir: {path}: too long a path for sockets")
-            if not path.exists():
-                path.mkdir(mode=0o700, parents=True)
-                self._ours = True
-            return path
-        self._ours = True
-        path = (data_dir / "run").absolute()
-        if _fits(path):
-            path.mkdir(mode=0o700, exist_ok=True)
-            return path
-        return Path(tempfile.mkdtemp(prefix="shardmq-", dir="/tmp"))
+        self.close()
 
     def _clear(self) -> None:
-        for path in (*self.path.glob("*.sock"), self.path / "status.json", self.path / "status.json.new"):
-            path.unlink(missing_ok=True)
+        for pattern in RUNTIME_NAMES:
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
 
 
 def replace_file(path: Path, content: dict[str, Any]) -> None:

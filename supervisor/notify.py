@@ -2,8 +2,11 @@
 
 The words are sd_notify's, one datagram each, over a socket the supervisor left open (its number in SHARDMQ_NOTIFY_FD).
 The lifeline is the read end of a pipe whose only write end the supervisor holds: its end of file means the supervisor
-is gone, and the child drains as if told to stop. Every call does nothing in a process no supervisor started, and none
-raises: a child that cannot be heard still has its work to do.
+is gone, and the child drains as if told to stop. Every call of these does nothing in a process no supervisor started,
+and none raises: a child that cannot be heard still has its work to do.
+
+Before all that the child reads its `section` of the settings, which comes by a descriptor too: a command line is there
+for every user of the host to read, and the settings hold a password.
 """
 
 from __future__ import annotations
@@ -15,11 +18,26 @@ from functools import cache
 
 NOTIFY_FD = "SHARDMQ_NOTIFY_FD"
 LIFELINE_FD = "SHARDMQ_LIFELINE_FD"
+SECTION_FD = "fd:"  # before the number of the descriptor
 
 DATAGRAM_BYTES_MAX = 4096
 WATCHDOG_INTERVAL_S = 1.0
 
 _last_watchdog = 0.0
+
+
+def section(argument: str) -> str:
+    """The JSON that `--config` means: `fd:N` is what descriptor N holds, else it is the JSON itself, as given by hand.
+
+    Raises ValueError when there is nothing to be read there.
+    """
+    if not argument.startswith(SECTION_FD):
+        return argument
+    try:
+        with open(int(argument.removeprefix(SECTION_FD)), "rb") as file:
+            return file.read().decode()
+    except OSError as error:
+        raise ValueError(f"--config {argument}: {error.strerror}") from None
 
 
 def ready(**info: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +32,9 @@ class ChildPlan:
     def name(self) -> str:
         return self.kind if self.kind == "controller" else f"{self.kind}-{self.index}"
 
-    @property
-    def arguments(self) -> list[str]:
+    def arguments(self, section_fd: int) -> list[str]:
         """For the Python interpreter; -P: a folder named like one of ours where we happen to stand is not meant."""
-        return ["-P", "-m", self.module, "--config", json.dumps(self.section)]
+        return ["-P", "-m", self.module, "--config", f"fd:{section_fd}"]
 
 
 def shard_count(settings: Settings, cores: int) -> int:

@@ -81,6 +81,7 @@ class Supervisor:
         self._ending = asyncio.Event()
         self._exit_status = DRAINED
         self._stopping = False
+        self._started_at = round(time.time(), 3)
         self._dirty = asyncio.Event()
         self._background: list[asyncio.Task[None]] = []
 
@@ -92,8 +93,9 @@ class Supervisor:
         except Exception:
             self._data.undo()
             raise
+        self.runtime = RuntimeDirectory(self.settings.runtime_dir, self._data.path)
         try:
-            self.runtime = RuntimeDirectory(self.settings.runtime_dir, self._data.path)
+            self.runtime.open(wait_s=self.settings.supervision.drain_timeout_s)
         except Exception:
             self.sockets.close()
             self._data.undo()
@@ -103,6 +105,12 @@ class Supervisor:
         plans = self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
         self.slots = [Slot(plan, self.settings.supervision) for plan in plans]
         self._write_now()
+        self._warn_of_readers()
+
+    def _warn_of_readers(self) -> None:
+        mode = self._data.path.stat().st_mode
+        if mode & 0o007:
+            log.warning("%s can be entered by every user of this host (mode %o)", self._data.path, mode & 0o777)
 
     def _shards_held(self) -> int:
         """How many shards the data directory has files of: with fewer, their queues would be out of reach."""
@@ -137,6 +145,7 @@ class Supervisor:
     def describe(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
+            "started_at": self._started_at,
             "amqp": address(self.sockets.amqp[0]),
             "http": address(self.sockets.http),
             "metrics": address(self.sockets.metrics),
@@ -186,7 +195,7 @@ class Supervisor:
         child = Child(slot.plan, lambda: self._changed(slot))
         slot.child, slot.started_at, slot.announced = child, round(time.time(), 3), False
         try:
-            await child.spawn(self._lifeline[0], (self._data.lock_fd,))
+            await child.spawn(self._lifeline[0], (self._data.lock_fd, self.runtime.lock_fd))
         except OSError as error:
             slot.child = None
             log.error("%s cannot be started: %s", slot.plan.name, error)
@@ -298,6 +307,7 @@ class Supervisor:
         for fd in self._lifeline:
             os.close(fd)
         self._data.close()
+        log.info("stopped")
 
 
 async def _ready(stage: Sequence[Slot]) -> None:

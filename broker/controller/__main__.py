@@ -1,4 +1,4 @@
-"""python -m broker.controller --config JSON"""
+"""python -m broker.controller --config fd:N, or the JSON itself"""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import uvloop
 from broker.controller.config import ControllerConfig, read_config
 from broker.controller.definitions import DefinitionsError
 from broker.controller.server import serve
+from supervisor.notify import section
 
 BAD_CONFIG = 2
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m broker.controller")
-    parser.add_argument("--config", required=True, help="settings as one JSON object")
+    parser.add_argument("--config", required=True, help="settings as one JSON object, or fd:N that holds it")
     try:
-        config = read_config(parser.parse_args().config)
-    except msgspec.MsgspecError as error:
+        config = read_config(section(parser.parse_args().config))
+    except (msgspec.MsgspecError, ValueError) as error:
         print(f"controller: {error}", file=sys.stderr)
         return BAD_CONFIG
     return run(config)

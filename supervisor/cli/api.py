@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 69
+NOT_FOUND = 404
 TIMEOUT_S = 30
 DEFAULT_URL = "http://127.0.0.1:15672"
 DEFAULT_DATA_DIR = Path("./data")
@@ -34,22 +35,40 @@ def fail(text: str, status: int = FAILED) -> NoReturn:
     raise typer.Exit(status)
 
 
+class Absent(Exception):
+    """The broker runs and has no such thing."""
+
+
 @dataclass(frozen=True)
 class Api:
     url: str
     user: str
     password: str
 
-    def get(self, *path: str) -> Any:
-        return self._ask("GET", path, None)
+    def get(self, *path: str, thing: str = "") -> Any:
+        """`thing` is what the refusal says does not exist."""
+        return self._ask("GET", path, None, thing)
+
+    def has(self, *path: str) -> bool:
+        try:
+            self._open("GET", path, None)
+        except Absent:
+            return False
+        return True
 
     def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
         self._ask("PUT", path, body or {})
 
-    def delete(self, *path: str) -> None:
-        self._ask("DELETE", path, None)
+    def delete(self, *path: str, thing: str = "") -> None:
+        self._ask("DELETE", path, None, thing)
 
-    def _ask(self, method: str, path: tuple[str, ...], body: dict[str, Any] | None) -> Any:
+    def _ask(self, method: str, path: tuple[str, ...], body: dict[str, Any] | None, thing: str = "") -> Any:
+        try:
+            return self._open(method, path, body)
+        except Absent as absent:
+            fail(f"{thing} does not exist" if thing else str(absent))
+
+    def _open(self, method: str, path: tuple[str, ...], body: dict[str, Any] | None) -> Any:
         target = "/".join([self.url.rstrip("/"), "api", *(quote(part, safe="") for part in path)])
         login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
@@ -61,7 +80,10 @@ class Api:
                 text = reply.read()
                 return json.loads(text) if text else None
         except urllib.error.HTTPError as error:
-            fail(_refusal(error, self.user))
+            refusal = _refusal(error, self.user)
+            if error.code == NOT_FOUND:
+                raise Absent(refusal) from None
+            fail(refusal)
         except json.JSONDecodeError:
             fail(f"{self.url} does not answer like a broker")
         except (OSError, ValueError) as error:
@@ -119,11 +141,11 @@ def _cell(value: Any) -> str:
 
 
 def _refusal(error: urllib.error.HTTPError, user: str) -> str:
-    if error.code == 401:
-        return f"user {user} or their password is not accepted"
     try:
         answer = json.loads(error.read())
         reason = str(answer.get("reason") or answer.get("error"))
     except (ValueError, AttributeError):
         reason = error.reason
+    if error.code == 401:  # a wrong password, or a right one of somebody without the tag that it takes
+        return f"user {user} is not accepted: {reason}"
     return f"refused ({error.code}): {reason}"

@@ -6,7 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import DEFAULT_DATA_DIR, Api, DataDir, Formatter, Password, Url, User, Vhost, connect, show
+from supervisor.cli.api import (
+    DEFAULT_DATA_DIR,
+    USAGE,
+    Api,
+    DataDir,
+    Formatter,
+    Password,
+    Url,
+    User,
+    Vhost,
+    connect,
+    fail,
+    show,
+)
 
 Columns = Annotated[list[str] | None, typer.Argument(help="Columns to show.")]
 
@@ -14,6 +27,18 @@ RABBITMQ_NAMES = {
     "source_name": "source",
     "destination_name": "destination",
     "destination_kind": "destination_type",
+}
+
+# What can be asked for when there is nothing to list; a broker that tells more may be asked for that too.
+COLUMNS = {
+    "queues": "arguments auto_delete consumers durable exclusive memory message_bytes message_bytes_ready"
+    " message_bytes_unacknowledged messages messages_ready messages_unacknowledged name node policy shard state type"
+    " vhost",
+    "exchanges": "arguments auto_delete durable internal name policy type vhost",
+    "bindings": "arguments destination destination_kind destination_name destination_type properties_key routing_key"
+    " source source_name vhost",
+    "connections": "auth_mechanism channel_max channels client_properties connected_at frame_max host name node"
+    " peer_host peer_port port protocol ssl state timeout type user vhost",
 }
 
 
@@ -27,7 +52,7 @@ def list_queues(
     formatter: Formatter = "table",
 ) -> None:
     """Queues of a vhost."""
-    _list(connect(url, user, password, data_dir), ["queues", vhost], columns or ["name", "messages"], formatter)
+    _list(connect(url, user, password, data_dir), "queues", vhost, columns or ["name", "messages"], formatter)
 
 
 def list_exchanges(
@@ -40,7 +65,7 @@ def list_exchanges(
     formatter: Formatter = "table",
 ) -> None:
     """Exchanges of a vhost."""
-    _list(connect(url, user, password, data_dir), ["exchanges", vhost], columns or ["name", "type"], formatter)
+    _list(connect(url, user, password, data_dir), "exchanges", vhost, columns or ["name", "type"], formatter)
 
 
 def list_bindings(
@@ -54,7 +79,7 @@ def list_bindings(
 ) -> None:
     """Bindings of a vhost."""
     usual = ["source_name", "destination_name", "destination_kind", "routing_key", "arguments"]
-    _list(connect(url, user, password, data_dir), ["bindings", vhost], columns or usual, formatter)
+    _list(connect(url, user, password, data_dir), "bindings", vhost, columns or usual, formatter)
 
 
 def list_connections(
@@ -67,11 +92,15 @@ def list_connections(
 ) -> None:
     """Connections of clients."""
     usual = ["user", "peer_host", "peer_port", "state"]
-    _list(connect(url, user, password, data_dir), ["connections"], columns or usual, formatter)
+    _list(connect(url, user, password, data_dir), "connections", None, columns or usual, formatter)
 
 
-def _list(api: Api, path: list[str], columns: list[str], formatter: str) -> None:
-    rows: list[dict[str, Any]] = api.get(*path)
+def _list(api: Api, kind: str, vhost: str | None, columns: list[str], formatter: str) -> None:
+    path = [kind] if vhost is None else [kind, vhost]
+    rows: list[dict[str, Any]] = api.get(*path, thing=f"vhost '{vhost}'")
     for row in rows:  # the HTTP API and rabbitmqctl call some things differently
         row |= {name: row[key] for name, key in RABBITMQ_NAMES.items() if key in row}
+    known = set(COLUMNS[kind].split()).union(*rows)
+    if unknown := [column for column in columns if column not in known]:
+        fail(f"unknown column {', '.join(unknown)}; known are {', '.join(sorted(known))}", USAGE)
     show(rows, columns, formatter)

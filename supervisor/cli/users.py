@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import DEFAULT_DATA_DIR, DataDir, Password, Url, User, Vhost, connect
+from supervisor.cli.api import DEFAULT_DATA_DIR, DataDir, Password, Url, User, Vhost, connect, fail
 
 Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
+
+NewPassword = Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")]
 
 
 def add_vhost(
@@ -19,7 +21,11 @@ def add_vhost(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Make a virtual host."""
-    connect(url, user, password, data_dir).put("vhosts", vhost)
+    api = connect(url, user, password, data_dir)
+    if api.has("vhosts", vhost):  # as it is: putting it again would forget its description and tags
+        typer.echo(f"vhost '{vhost}' exists already")
+    else:
+        api.put("vhosts", vhost)
 
 
 def delete_vhost(
@@ -30,12 +36,12 @@ def delete_vhost(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Delete a virtual host with all queues and messages in it."""
-    connect(url, user, password, data_dir).delete("vhosts", vhost)
+    connect(url, user, password, data_dir).delete("vhosts", vhost, thing=f"vhost '{vhost}'")
 
 
 def add_user(
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    new_password: Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")] = None,
+    new_password: NewPassword = None,
     tags: Tags = "",
     url: Url = "",
     user: User = "guest",
@@ -43,9 +49,24 @@ def add_user(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Make a user; give permissions with set_permissions."""
-    if new_password is None:
-        new_password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
-    connect(url, user, password, data_dir).put("users", username, body={"password": new_password, "tags": tags})
+    api = connect(url, user, password, data_dir)
+    if api.has("users", username):
+        fail(f"user '{username}' exists already")
+    api.put("users", username, body={"password": _given_or_asked(new_password), "tags": tags})
+
+
+def change_password(
+    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    new_password: NewPassword = None,
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Give a user another password; their tags stay."""
+    api = connect(url, user, password, data_dir)
+    found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
+    api.put("users", username, body={"password": _given_or_asked(new_password), "tags": found["tags"]})
 
 
 def delete_user(
@@ -56,7 +77,7 @@ def delete_user(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Delete a user; their connections are closed."""
-    connect(url, user, password, data_dir).delete("users", username)
+    connect(url, user, password, data_dir).delete("users", username, thing=f"user '{username}'")
 
 
 def set_permissions(
@@ -73,3 +94,10 @@ def set_permissions(
     """Give a user rights on a vhost: three regular expressions over names."""
     body = {"configure": configure, "write": write, "read": read}
     connect(url, user, password, data_dir).put("permissions", vhost, username, body=body)
+
+
+def _given_or_asked(password: str | None) -> str:
+    if password is not None:
+        return password
+    asked: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    return asked

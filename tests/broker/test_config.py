@@ -1,6 +1,7 @@
 """The front door's settings: wrong ones are refused by name, right ones have their defaults."""
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -25,6 +26,13 @@ def test_both_spellings_of_the_argument_are_read() -> None:
     assert read_config([f"--config={json.dumps(LEAST)}"]) == read()
 
 
+def test_the_settings_are_read_from_a_descriptor() -> None:
+    fd, to = os.pipe()
+    with open(to, "w") as file:
+        json.dump(LEAST, file)
+    assert read_config(["--config", f"fd:{fd}"]) == read()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -43,7 +51,18 @@ def test_a_wrong_setting_is_refused_and_named(change: dict[str, Any]) -> None:
         read(**change)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--config"], ["--config", "{"], ["--verbose", "{}"], ["--config", "{}"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--config"],
+        ["--config", "{"],
+        ["--config", "fd:x"],
+        ["--config", "fd:987654"],
+        ["--verbose", "{}"],
+        ["--config", "{}"],
+    ],
+)
 def test_a_command_line_that_cannot_be_read_is_refused(arguments: list[str]) -> None:
     with pytest.raises(ConfigError):
         read_config(arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 from asyncio import Future
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -143,6 +144,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         )
     )
     status = {
+        "pid": os.getpid(),
         "amqp": "127.0.0.1:5672",
         "http": "127.0.0.1:15672",
         "children": [

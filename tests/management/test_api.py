@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from urllib.parse import quote
 
@@ -90,6 +91,19 @@ async def test_every_read_answers(made: Api) -> None:
         status, found = await made.call("GET", f"/api/{path}")
         assert status == 200, (path, found)
         assert found or path.endswith("destination"), path
+
+
+async def test_the_root_of_the_port_says_where_to_go_on_without_a_login(api: Api) -> None:
+    api.login = None
+    said = await api.get("/")
+    assert all(word in said for word in ("/api/overview", "/metrics", "shardctl"))
+    assert api.headers["Content-Type"].startswith("text/plain")
+
+
+async def test_the_supervisor_is_first_among_the_processes(api: Api) -> None:
+    first, *others = await api.get("/api/processes")
+    assert (first["name"], first["kind"], first["pid"]) == ("supervisor", "supervisor", os.getpid())
+    assert others and all(row["kind"] != "supervisor" for row in others)
 
 
 async def test_every_read_but_open_ones_wants_a_login(made: Api) -> None:

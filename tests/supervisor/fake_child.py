@@ -16,7 +16,7 @@ from supervisor import notify
 
 
 def main() -> int:
-    section = json.loads(sys.argv[2])
+    section = json.loads(notify.section(sys.argv[2]))
     name, does = section["name"], section["does"]
     journal = os.open(section["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 

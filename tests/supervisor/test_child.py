@@ -80,6 +80,23 @@ async def test_children_drain_when_the_lifeline_ends(tmp_path: Path) -> None:
     os.close(read)
 
 
+async def test_the_settings_of_a_child_are_not_on_its_command_line(tmp_path: Path, lifeline: int) -> None:
+    watched = Watched(tmp_path, "well")
+    await watched.child.spawn(lifeline)
+    await watched.until(READY)
+    shown = Path(f"/proc/{watched.child.pid}/cmdline").read_bytes()
+    assert b"journal" not in shown and FAKE.encode() in shown
+    watched.child.signal(signal.SIGKILL)
+    await watched.child.wait()
+
+
+async def test_what_a_child_writes_is_not_for_all_users(tmp_path: Path, lifeline: int) -> None:
+    watched = Watched(tmp_path, "exits 0")
+    await watched.child.spawn(lifeline)
+    await watched.child.wait()
+    assert (tmp_path / "journal").stat().st_mode & 0o007 == 0
+
+
 async def test_a_child_has_a_session_of_its_own(tmp_path: Path, lifeline: int) -> None:
     watched = Watched(tmp_path, "well")
     await watched.child.spawn(lifeline)

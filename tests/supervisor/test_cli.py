@@ -25,6 +25,8 @@ ANSWERS: dict[str, Any] = {
     "/api/queues/%2F": [{"name": "q [red]1", "messages": 3, "durable": True}],
     "/api/bindings/a%2Fb": [{"source": "x", "destination": "q", "destination_type": "queue", "routing_key": "k"}],
     "/api/processes": [{"name": "shard-0", "kind": "shard", "index": 0, "pid": 77, "state": "ready", "restarts": 0}],
+    "/api/vhosts/old": {"name": "old"},
+    "/api/users/bob": {"name": "bob", "tags": ["monitoring"]},
     "/api/shards": [{"shard": 0, "queues": 5}],
 }
 
@@ -48,8 +50,8 @@ class Handler(BaseHTTPRequestHandler):
         status: int
         answer: Any
         if login != "guest:guest":
-            status, answer = 401, {"error": "not_authorised"}
-        elif self.command == "GET" and self.path not in ANSWERS:
+            status, answer = 401, {"error": "not_authorised", "reason": "Not management user"}
+        elif (self.command == "GET" and self.path not in ANSWERS) or self.path.endswith("/nope"):
             status, answer = 404, {"error": "Object Not Found", "reason": "no such vhost"}
         else:
             status, answer = 200, ANSWERS.get(self.path)
@@ -112,6 +114,7 @@ def test_status_shows_processes_pids_shards_and_their_queues(api: FakeApi) -> No
         (["add_vhost", "a/b"], ("PUT", "/api/vhosts/a%2Fb", {})),
         (["delete_vhost", "v"], ("DELETE", "/api/vhosts/v", None)),
         (["add_user", "u", "secret"], ("PUT", "/api/users/u", {"password": "secret", "tags": ""})),
+        (["change_password", "bob", "new"], ("PUT", "/api/users/bob", {"password": "new", "tags": ["monitoring"]})),
         (["delete_user", "u"], ("DELETE", "/api/users/u", None)),
         (
             ["set_permissions", "-p", "v", "u", "c.*", "w", "r"],
@@ -126,9 +129,38 @@ def test_changes_are_asked_of_the_http_api(api: FakeApi, command: list[str], ask
 
 def test_a_refusal_is_status_1_with_the_brokers_reason(api: FakeApi) -> None:
     status, output = run("list_queues", "-p", "nowhere", "--url", api.url)
-    assert status == 1 and "no such vhost" in output
+    assert status == 1 and "vhost 'nowhere' does not exist" in output
     status, output = run("list_queues", "--url", api.url, "--user", "mallory")
-    assert status == 1 and "mallory" in output
+    assert status == 1 and "user mallory is not accepted: Not management user" in output
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "says"),
+    [
+        (["add_user", "bob", "secret"], 1, "user 'bob' exists already"),
+        (["add_vhost", "old"], 0, "vhost 'old' exists already"),
+        (["change_password", "nope", "secret"], 1, "user 'nope' does not exist"),
+        (["delete_user", "nope"], 1, "user 'nope' does not exist"),
+        (["delete_vhost", "nope"], 1, "vhost 'nope' does not exist"),
+    ],
+)
+def test_what_is_there_is_not_made_again_and_what_is_not_is_named(
+    api: FakeApi, command: list[str], status: int, says: str
+) -> None:
+    api.asked.clear()
+    ended, output = run(*command, "--url", api.url)
+    assert ended == status and says in output
+    assert not [path for method, path, _ in api.asked if method == "PUT"]
+
+
+def test_an_unknown_column_is_status_2_with_those_known(api: FakeApi) -> None:
+    status, output = run("list_queues", "name", "bogus", "--url", api.url)
+    assert status == 2 and "unknown column bogus" in output and "messages_ready" in output
+
+
+def test_the_version_is_told() -> None:
+    status, output = run("--version")
+    assert status == 0 and output.startswith("shardctl ") and output.split()[1][0].isdigit()
 
 
 def test_no_broker_is_status_69() -> None:
@@ -164,6 +196,7 @@ def test_an_unknown_format_or_command_is_status_2(api: FakeApi) -> None:
         (["--shards", "none"], "shards.count: invalid enum value 'none'"),
         (["--shards", "0"], "shards.count: expected `int` >= 1"),
         (["--durability", "hope"], "shards.durability: invalid enum value 'hope'"),
+        (["--amqp-port", "abc"], "argument --amqp-port: invalid int value: 'abc'"),
         (["--config", "/nonexistent.toml"], "/nonexistent.toml: No such file or directory"),
     ],
 )

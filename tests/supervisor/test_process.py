@@ -21,7 +21,7 @@ class Process:
             [*command, "--data-dir", str(tmp_path / "data"), *ports],
             cwd=ROOT,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=(tmp_path / "log").open("a"),
             text=True,
         )
         assert self.popen.stdout is not None
@@ -44,6 +44,7 @@ def test_a_signal_drains_and_the_status_is_0(tmp_path: Path, process: Process, n
     output, _ = process.popen.communicate(timeout=20)
     assert (process.popen.returncode, output) == (0, "")
     drained = [line for line in (tmp_path / "journal").read_text().splitlines() if line.endswith("drained")]
+    assert (tmp_path / "log").read_text().splitlines()[-1].endswith("INFO supervisor: stopped")
     assert drained == ["front-door-0 drained", "shard-0 drained", "controller drained"]
 
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from supervisor.config import ConfigError, FrontDoors, Listen, Settings, Shards, Supervision
-from supervisor.directories import DataDirectory
+from supervisor.directories import DataDirectory, RuntimeDirectory
 from supervisor.plan import ChildPlan, Listening, children
 from supervisor.supervisor import Supervisor
 
@@ -239,6 +239,57 @@ def test_children_of_a_dead_broker_are_waited_for(tmp_path: Path) -> None:
         DataDirectory(tmp_path).open(wait_s=0)
     draining.close()
     DataDirectory(tmp_path).open(wait_s=0)
+
+
+def test_a_runtime_directory_belongs_to_one_broker_and_a_second_one_touches_nothing(tmp_path: Path) -> None:
+    first = RuntimeDirectory(str(tmp_path / "run"), tmp_path)
+    first.open()
+    (tmp_path / "run" / "shard-0.sock").touch()
+    with pytest.raises(ConfigError, match=f"runtime_dir: .*/run: in use by the broker with pid {os.getpid()}"):
+        Supervisor(settings_for(tmp_path), 2).open()
+    assert (tmp_path / "run" / "shard-0.sock").exists() and not (tmp_path / "data").exists()
+    first.remove()
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_of_others_is_taken_out_of_a_runtime_directory(tmp_path: Path) -> None:
+    for name in ("mysqld.sock", "notes", "shard-0.sock", "control.sock"):
+        (tmp_path / name).touch()
+    directory = RuntimeDirectory(str(tmp_path), tmp_path)
+    directory.open()
+    directory.remove()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mysqld.sock", "notes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("f", "not a directory"), ("f/r", "Not a directory"), ("r" * 80, "too long a path")]
+)
+def test_a_runtime_directory_that_cannot_be_used_is_named_and_nothing_is_touched(
+    tmp_path: Path, name: str, says: str
+) -> None:
+    (tmp_path / "f").touch()
+    settings = msgspec.structs.replace(settings_for(tmp_path), runtime_dir=str(tmp_path / name))
+    with pytest.raises(ConfigError, match=f"runtime_dir: .*{says}"):
+        Supervisor(settings, 2).open()
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_runtime_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ConfigError, match="runtime_dir: .*/run: not writable"):
+        Supervisor(settings_for(tmp_path), 2).open()
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("mode", "warnings"), [(0o750, 0), (0o755, 1)])
+def test_a_data_directory_open_to_all_users_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warnings: int
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(mode)
+    Supervisor(settings_for(tmp_path), 2).open()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
 
 
 def test_fewer_shards_than_the_data_has_are_refused_and_auto_starts_them_all(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from broker.controller.shard_links import ShardLinks
 
 BODY_BYTES_MAX = 8 << 20
 BACKLOG = 128
+WELCOME = "shardmq: the HTTP API starts at /api/overview, metrics are at /metrics; at the command line use shardctl.\n"
 SHUTDOWN_S_MAX = 2.0  # for calls under way when the controller stops
 
 RESOURCES = (
@@ -84,10 +85,16 @@ async def start(
 
 def api_app(context: Context) -> web.Application:
     app = metrics_app(context)
+    app.router.add_get("/", welcome)
     for resource in RESOURCES:
         for route in resource.ROUTES:
             app.router.add_route(route.method, route.path, endpoint(context, route))
     return app
+
+
+async def welcome(request: web.Request) -> web.Response:
+    """For whoever tries the port in a browser; it needs no login and tells nothing of this broker."""
+    return web.Response(text=WELCOME)
 
 
 def metrics_app(context: Context) -> web.Application:

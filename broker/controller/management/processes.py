@@ -36,8 +36,8 @@ def queues_per_shard(context: Context) -> Counter[int]:
 
 def rows(context: Context) -> list[dict[str, Any]]:
     queues, now = queues_per_shard(context), time.time()
-    shown = []
-    for child in status(context).get("children", []):
+    found, shown = status(context), []
+    for child in [_supervisor(found), *found.get("children", [])] if found else []:
         row = {name: child.get(name) for name in ("name", "kind", "index", "pid", "state", "restarts", "started_at")}
         if row["started_at"]:
             row["uptime"] = round(max(0.0, now - row["started_at"]), 3)
@@ -47,6 +47,12 @@ def rows(context: Context) -> list[dict[str, Any]]:
             row["queues"] = queues[row["index"]]
         shown.append(row)
     return shown
+
+
+def _supervisor(found: dict[str, Any]) -> dict[str, Any]:
+    """It writes the file and is no child of its own; who stops the broker by hand looks for its pid."""
+    at = {"pid": found.get("pid"), "started_at": found.get("started_at")}
+    return {"name": "supervisor", "kind": "supervisor", "index": 0, "state": "ready", "restarts": 0, **at}
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
