@@ -552,6 +552,11 @@ class Shard:
         """Of what nobody waits for: persistent messages without confirms, acknowledgements."""
         self._sync_wanted = self._sync_wanted or bool(self._dirty_stores)
 
+    @property
+    def wants_sync(self) -> bool:
+        """Whether begin_sync would do something now."""
+        return self._sync is None and self._sync_wanted
+
     def begin_sync(self) -> Sync | None:
         """To be run, if there is something to do and no other runs. May confirm by itself: call before turn_end."""
         if self._sync is not None or not self._sync_wanted:
