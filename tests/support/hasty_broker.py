@@ -20,7 +20,8 @@ from supervisor.plan import ChildPlan, Listening, children
 class HastyShard(Shard):
     def _on_publish(self, peer: Peer, message: bytes, now: int) -> None:
         super()._on_publish(peer, message, now)
-        peer.held[-1].sync = 0
+        for held in peer.held:
+            held.sync = 0
         self._sync_wanted = False
 
 
@@ -30,7 +31,7 @@ def plan(settings: Settings, cores: int, runtime_dir: str, boot: str, listening:
 
 
 if __name__ == "__main__":
-    if '"shard":' in sys.argv[-1]:
+    if sys.argv[-1].startswith("fd:"):  # settings come by a descriptor: this is a child
         server.Shard = HastyShard  # type: ignore[misc]
         sys.exit(shard_main())
     sys.exit(supervisor_main(planner=plan))
