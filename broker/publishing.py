@@ -148,9 +148,10 @@ class Publishing:
 
     def end_of_pass(self) -> None:
         """Write the acks and nacks that became due."""
-        dirty, self._dirty[:] = self._dirty[:], []
-        for confirms in dirty:
-            confirms.client.write(confirms.answers())
+        if self._dirty:
+            dirty, self._dirty[:] = self._dirty[:], []
+            for confirms in dirty:
+                confirms.client.write(confirms.answers())
 
     # -- a read's publishes -----------------------------------------------------------------------
 

@@ -505,6 +505,15 @@ cdef class Packer:
         self.touched = 0
         return touched
 
+    def waiting(self):
+        """Bit mask of the shards for which messages wait for take()."""
+        cdef uint64_t found = 0
+        cdef int shard
+        for shard in range(self.shards):
+            if self.writers[shard].messages:
+                found |= <uint64_t> 1 << shard
+        return found
+
     def pending(self, int shard):
         """Bytes of records that wait for take()."""
         return self.writers[shard].records.used
