@@ -26,6 +26,12 @@ FLAGS: dict[str, tuple[str, type[int | str]]] = {
     "--amqp-port": ("listen.amqp_port", int),
     "--http-port": ("listen.http_port", int),
     "--metrics-port": ("listen.metrics_port", int),
+    "--amqps-port": ("listen.amqps_port", int),
+    "--https-port": ("listen.https_port", int),
+    "--tls-cert": ("tls.cert", str),
+    "--tls-key": ("tls.key", str),
+    "--tls-ca": ("tls.ca", str),
+    "--tls-verify": ("tls.verify", str),
     "--shards": ("shards.count", str),
     "--front-doors": ("front_doors.count", int),
     "--durability": ("shards.durability", str),
@@ -72,6 +78,7 @@ async def _run(settings: Settings, planner: Planner) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, supervisor.stop)
+    loop.add_signal_handler(signal.SIGHUP, supervisor.reload)
     supervisor.open()
     logging.getLogger("supervisor").info(
         "data in %s, shards: %d, front doors: %d, boot %s",
