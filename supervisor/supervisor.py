@@ -141,11 +141,9 @@ class Supervisor:
     def reload(self) -> None:
         """Front doors and the controller read their certificates anew."""
         log.info("certificates are to be read anew")
-        systemd.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         for slot in self.slots:
             if slot.plan.section.get("tls") and slot.child is not None and slot.child.state == READY:
                 slot.child.signal(signal.SIGHUP)
-        systemd.tell("READY=1")
 
     def ready_line(self) -> str:
         return "ready: " + " ".join(f"{name}={where}" for name, where in self.sockets.addresses().items())
