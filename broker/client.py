@@ -141,10 +141,6 @@ class Client:
     def shards(self) -> ShardLinks:
         return self.door.links
 
-    def reply_to_is_alive(self, name: str) -> bool:
-        """No direct reply-to consumer is ever there."""
-        return False
-
     # -- in ---------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
@@ -339,6 +335,7 @@ class Client:
             self._on_connection_method(method)
             return
         if isinstance(method, commands.Channel.Open):
+            login.check_channel_open(self.catalog, self.user, self.door.channels_of)
             self.channels[number] = Channel(number)
             self.send(number, commands.Channel.OpenOk())
             return
@@ -395,6 +392,17 @@ class Client:
             return topology.readable_queue(self, name)
         except checks.Refusal as refusal:
             raise ChannelException(refusal.code, refusal.text, *method) from None
+
+    async def reply_queue(self, channel: Channel, method: tuple[int, int]) -> QueuePut | None:
+        """A new queue for the replies to this channel; None when the channel was closed meanwhile."""
+        try:
+            queue = await topology.open_reply_queue(self)
+            if channel.is_open:
+                return queue
+            await topology.close_reply_queue(self, queue.name)
+        except checks.Refusal as refusal:
+            raise ChannelException(refusal.code, refusal.text, *method) from None
+        return None
 
     # -- opening and closing -----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import platform
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ NOT_ALLOWED = 530
 CONNECTION = 10
 START_OK = 11
 OPEN = 40
+CHANNEL_OPEN = (20, 10)
 
 CAPABILITIES = (
     "publisher_confirms",
@@ -213,10 +214,18 @@ def check_open(catalog: Catalog, user: str, vhost: str, connected: Connected, co
         raise _not_allowed(f"connection refused for user '{user}': user connection limit ({limit}) is reached")
 
 
-def _limit(catalog: Catalog, vhost: str, component: str, name: str) -> int | None:
-    """max-connections of a limits parameter; a negative one means none, as in RabbitMQ."""
+def check_channel_open(catalog: Catalog, user: str, opened: Callable[[str], int]) -> None:
+    """May this user open one more channel at this front door? `opened`: how many there are, asked only for a limit."""
+    limit = _limit(catalog, "", "user-limits", user, "max-channels")
+    if limit is not None and limit <= opened(user):
+        text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
+        raise ConnectionException(NOT_ALLOWED, text, *CHANNEL_OPEN)
+
+
+def _limit(catalog: Catalog, vhost: str, component: str, name: str, what: str = "max-connections") -> int | None:
+    """One of a limits parameter; a negative one means none, as in RabbitMQ."""
     parameter = catalog.parameters.get((vhost, component, name))
-    limit = parameter.value.get("max-connections") if parameter and isinstance(parameter.value, dict) else None
+    limit = parameter.value.get(what) if parameter and isinstance(parameter.value, dict) else None
     return limit if isinstance(limit, int) and limit >= 0 else None
 
 

@@ -306,6 +306,10 @@ class Door:
         of_vhost = sum(client.vhost == vhost for client in there)
         return login.Connected(len(there), of_vhost, sum(client.user == user for client in there))
 
+    def channels_of(self, user: str) -> int:
+        """All that a user has open at this front door."""
+        return sum(len(client.channels) for client in self.clients.values() if client.user == user)
+
     def forget(self, client: Client) -> None:
         self.clients.pop(client.id, None)
         self.links.forget(client.id)
