@@ -181,6 +181,9 @@ class Consuming:
         tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
         if tag in channel.consumers:
             raise ConnectionException(530, f"attempt to reuse consumer tag '{tag}'", *CONSUME)
+        if 0 < client.door.config.channel_consumers_max <= len(channel.consumers):
+            text = f"reached maximum ({client.door.config.channel_consumers_max}) of consumers per channel"
+            raise ConnectionException(530, text, *CONSUME)
         queue = await self._queue_of(client, channel, method)
         if queue is None:
             return

@@ -114,6 +114,7 @@ def _front_door(
         "heartbeat_s": doors.heartbeat_s,
         "frame_bytes_max": doors.frame_bytes_max,
         "channels_max": doors.channels_max,
+        "channel_consumers_max": doors.channel_consumers_max,
         "message_bytes_max": doors.message_bytes_max,
         "handshake_timeout_s": doors.handshake_timeout_s,
         "tick_us": doors.tick_us,

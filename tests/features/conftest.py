@@ -22,9 +22,9 @@ Api = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
-    """Its messages may have 1 MiB."""
+    """Its messages may have 1 MiB, its channels 5 consumers."""
     directory: Path = tmp_path_factory.mktemp("features")
-    (directory / "broker.toml").write_text("[front_doors]\nmessage_bytes_max = 1048576\n")
+    (directory / "broker.toml").write_text("[front_doors]\nmessage_bytes_max = 1048576\nchannel_consumers_max = 5\n")
     made = RealBroker(directory / "data", more=("--config", str(directory / "broker.toml")))
     try:
         yield made

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import os
+import signal
+import threading
 from typing import Any
 
 import pytest
 from pamqp import base
 from pamqp.commands import Basic, Channel, Confirm, Queue, Tx
 
+from tests.features.conftest import Api
 from tests.support.raw_client import RawClient, content_header, method, publish, with_properties
 from tests.support.real_broker import RealBroker, wait_until
 
@@ -282,6 +286,70 @@ def test_a_consumer_hears_that_its_queue_is_gone_if_its_client_can(broker: RealB
         told = client.expect(Basic.Cancel)
         assert (told.consumer_tag, told.nowait) == ("t", True)
         client.ask(1, Basic.Qos(), Basic.QosOk)
+
+
+@pytest.mark.row("A6.5")
+def test_a_channel_has_so_many_consumers_and_no_more(client: RawClient, name: str) -> None:
+    declare(client, name)
+    for _ in range(5):
+        client.ask(1, Basic.Consume(queue=name), Basic.ConsumeOk)
+    client.ask(2, Basic.Consume(queue=name), Basic.ConsumeOk)
+    client.send(method(1, Basic.Consume(queue=name)))
+    client.expect_close(530, "NOT_ALLOWED - reached maximum (5) of consumers per channel")
+
+
+@pytest.mark.row("A6.6")
+def test_a_single_consumer_is_active_and_the_next_takes_over(client: RawClient, name: str) -> None:
+    declare(client, name, arguments={"x-single-active-consumer": True})
+    for tag in ("a", "b"):
+        client.ask(1, Basic.Consume(queue=name, consumer_tag=tag, no_ack=True), Basic.ConsumeOk)
+    client.send(publish(2, "", name, b"x") * 3)
+    assert [delivered(client)[0].consumer_tag for _ in range(3)] == ["a", "a", "a"]
+    client.ask(1, Basic.Cancel(consumer_tag="a"), Basic.CancelOk)
+    client.send(publish(2, "", name, b"x"))
+    assert delivered(client)[0].consumer_tag == "b"
+
+
+@pytest.mark.row("A6.15")
+def test_a_message_for_a_waiting_consumer_is_never_ready_in_between(client: RawClient, name: str) -> None:
+    """Not even expired: it is handed over at once, be its time ever so short."""
+    declare(client, name, arguments={"x-message-ttl": 0})
+    client.ask(1, Basic.Consume(queue=name, no_ack=True), Basic.ConsumeOk)
+    for number in range(50):
+        client.send(publish(2, "", name, bytes([number])))
+        assert delivered(client)[1] == bytes([number])
+    assert client.ask(2, Queue.Declare(queue=name, passive=True), Queue.DeclareOk).message_count == 0
+
+
+@pytest.mark.row("A6.16")
+def test_a_publisher_is_held_back_while_a_shard_is_behind_and_nothing_is_lost(
+    broker: RealBroker, client: RawClient, name: str, api: Api
+) -> None:
+    """The shard sleeps; what it is given is bounded, so the client's writes come to a stop and its state is flow."""
+    declare(client, name)
+    client.ask(1, Confirm.Select(), Confirm.SelectOk)
+    port = client.sock.getsockname()[1]
+    flood = publish(1, "", name, bytes(50_000)) * 1000
+    sending = threading.Thread(target=client.send, args=(flood,), daemon=True)
+    shards = [broker.pid("shard", index) for index in range(2)]
+    for pid in shards:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        sending.start()
+        wait_until(lambda: _state(api, port) == "flow", "the publisher to be held back", 10)
+        assert sending.is_alive()
+    finally:
+        for pid in shards:
+            os.kill(pid, signal.SIGCONT)
+    acked = 0
+    while acked < 1000:
+        acked = client.expect(Basic.Ack).delivery_tag
+    sending.join()
+    assert client.ask(1, Queue.Purge(queue=name), Queue.PurgeOk).message_count == 1000
+
+
+def _state(api: Api, port: int) -> str:
+    return next(str(one["state"]) for one in api("/api/connections") if one["peer_port"] == port)
 
 
 @pytest.mark.row("A6.8")
