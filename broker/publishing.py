@@ -347,6 +347,8 @@ class Publishing:
         self, client: Publisher, channel: PublishingChannel, message: Message, targets: Targets, now_ms: int
     ) -> None:
         if not targets and message.mandatory:
+            if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack
+                client.write(channel.confirms.answers())
             client.write(message.returned(channel.number, client.frame_bytes_max))
         by_shard: dict[int, tuple[list[int], bool]] = {}
         for shard, ids, durable in targets:

@@ -8,6 +8,7 @@ with; `Pipeline` sends the replies of one channel in the order its methods came.
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -39,7 +40,7 @@ NOT_FOUND = 404
 HARD_CODES = frozenset((320, 402, 501, 502, 503, 504, 505, 506, 530, 540, 541))  # end the connection
 # The name a server-named queue will have is not known here; rights to it are those to a name of its shape.
 SERVER_NAMED = "amq.gen-" + 22 * "A"
-REPLY_NAME_BYTES = 16  # at random
+REPLY_NAME_BYTES = 16  # at random, of each of two parts
 
 
 class Asking(Protocol):
@@ -156,9 +157,14 @@ async def queue_declare(session: Session, channel: Channel, method: commands.Que
         QueueDeclare(session.vhost, name, method.durable, method.auto_delete, method.exclusive, arguments),
     )
     channel.last_queue = answer.result["name"]
-    return commands.Queue.DeclareOk(
-        channel.last_queue, answer.result.get("messages", 0), answer.result.get("consumers", 0)
-    )
+    return _declare_ok(channel.last_queue, answer.result.get("messages", 0), answer.result.get("consumers", 0))
+
+
+def _declare_ok(name: str, messages: int, consumers: int) -> base.Frame:
+    """Set field by field: pamqp takes no name it does not like, and AMQP's are of any characters."""
+    method = commands.Queue.DeclareOk(None, messages, consumers)
+    method.queue = name
+    return method
 
 
 async def _queue_look(session: Session, channel: Channel, method: commands.Queue.Declare) -> base.Frame:
@@ -169,14 +175,14 @@ async def _queue_look(session: Session, channel: Channel, method: commands.Queue
     queue = _owned_queue(session, name)
     messages, consumers = await session.shards.count(queue)
     channel.last_queue = name
-    return commands.Queue.DeclareOk(name, messages, consumers)
+    return _declare_ok(name, messages, consumers)
 
 
 def _reply_to_look(session: Session, name: str) -> base.Frame:
     """How a server of requests asks whether the one who waits for the reply is still there."""
     if name != checks.REPLY_TO and session.catalog.queue(session.vhost, name) is None:
         raise checks.no_queue(session.vhost, name)
-    return commands.Queue.DeclareOk(name, 0, 1)
+    return _declare_ok(name, 0, 1)
 
 
 async def queue_delete(session: Session, channel: Channel, method: commands.Queue.Delete) -> base.Frame:
@@ -184,6 +190,10 @@ async def queue_delete(session: Session, channel: Channel, method: commands.Queu
     if checks.is_reply_queue(name):
         return commands.Queue.DeleteOk(0)  # goes with its consumer
     _check_right(session, "configure", "queue", name)
+    queue = session.catalog.queue(session.vhost, name)
+    if queue is not None and (method.if_empty or method.if_unused):
+        # What this channel published and consumes reaches the shard by another way than the controller's question.
+        await session.shards.count(queue)
     answer = await _ask(session, QueueRemove(session.vhost, name, method.if_unused, method.if_empty))
     return commands.Queue.DeleteOk(answer.result.get("messages", 0))
 
@@ -246,7 +256,8 @@ def _owned_queue(session: Session, name: str) -> QueuePut:
 
 async def open_reply_queue(session: Session) -> QueuePut:
     """A queue for the replies to one channel: this connection's, gone with its consumer; nobody guesses its name."""
-    name = f"{checks.REPLY_TO}.{secrets.token_urlsafe(REPLY_NAME_BYTES)}"
+    who, key = secrets.token_urlsafe(REPLY_NAME_BYTES), secrets.token_bytes(REPLY_NAME_BYTES)
+    name = f"{checks.REPLY_TO}.{who}.{base64.urlsafe_b64encode(key).decode()}"  # of the shape RabbitMQ's have
     await _ask(session, QueueDeclare(session.vhost, name, False, True, True, {}))
     queue = session.catalog.queue(session.vhost, name)
     if queue is None:

@@ -84,6 +84,7 @@ def test_an_unroutable_message_is_returned_before_it_is_acknowledged(client: Raw
         read = client.read()
         assert read is not None
         said.append(read[1])
+    assert [type(one) for one in said if isinstance(one, base.Frame)] == [Basic.Ack, Basic.Return, Basic.Ack]
     returned = next(one for one in said if isinstance(one, Basic.Return))
     assert (returned.reply_code, returned.reply_text) == (312, "NO_ROUTE")
     assert (returned.exchange, returned.routing_key) == ("amq.direct", name)
@@ -456,6 +457,22 @@ def test_what_was_recovered_is_got_by_who_asks_next(client: RawClient, name: str
     assert client.content() == b"1"
 
 
+@pytest.mark.row("A6.8", "A6.13")
+def test_what_an_ack_made_room_for_comes_before_the_cancel_that_follows_it(client: RawClient, name: str) -> None:
+    """All in one write: each takes effect in its turn."""
+    declare(client, name)
+    client.ask(1, Basic.Qos(prefetch_count=2), Basic.QosOk)
+    client.send(b"".join(publish(1, "", name, body) for body in (b"1", b"2", b"3", b"4")))
+    client.ask(1, Basic.Consume(queue=name, consumer_tag="t"), Basic.ConsumeOk)
+    for _ in range(2):
+        delivered(client)
+    client.send(method(1, Basic.Ack(1)) + method(1, Basic.Cancel(consumer_tag="t")))
+    assert delivered(client)[1] == b"3"
+    client.expect(Basic.CancelOk)
+    client.ask(1, Basic.Recover(requeue=True), Basic.RecoverOk)
+    assert [got(client, name) for _ in range(3)] == [b"2", b"3", b"4"]
+
+
 @pytest.mark.row("A6.13")
 def test_recover_without_an_answer_and_recover_to_the_same_consumer(client: RawClient, name: str) -> None:
     declare(client, name)
@@ -485,13 +502,20 @@ def private_name(client: RawClient, server: RawClient, queue: str, channel: int 
     return str(properties.reply_to)
 
 
+def named(verb: Any, private: str, channel: int = 1, **more: Any) -> bytes:
+    """A method about a private name, which ends with a sign that the client library would not write itself."""
+    assert private.endswith("==")
+    return method(channel, verb(queue=private.replace("==", "::"), **more)).replace(b"::", b"==")
+
+
 @pytest.mark.row("A7.1", "A7.3")
 def test_a_reply_finds_the_one_who_asked(client: RawClient, other: RawClient, name: str) -> None:
     declare(client, name, exclusive=False)
     ask_for_replies(client)
     private = private_name(client, other, name)
     assert private.startswith(f"{REPLY_TO}.") and len(private) > len(REPLY_TO) + 16
-    seen = other.ask(1, Queue.Declare(queue=private, passive=True), Queue.DeclareOk)
+    other.send(named(Queue.Declare, private, passive=True))
+    seen = other.expect(Queue.DeclareOk)
     assert (seen.queue, seen.message_count, seen.consumer_count) == (private, 0, 1)
     other.ask(1, Confirm.Select(), Confirm.SelectOk)
     other.send(publish(1, "", private, b"answer", mandatory=True))
@@ -509,7 +533,7 @@ def test_nobody_is_there_for_a_reply_when_who_asked_has_left(client: RawClient, 
     other.ask(1, Basic.Cancel(consumer_tag="replies"), Basic.CancelOk)
 
     def is_gone() -> bool:
-        client.send(method(2, Queue.Declare(queue=private, passive=True)))
+        client.send(named(Queue.Declare, private, 2, passive=True))
         read = client.read()
         assert read is not None
         if isinstance(read[1], Queue.DeclareOk):
@@ -587,9 +611,10 @@ def test_a_reply_queue_is_hidden_from_who_knows_its_name(client: RawClient, othe
     declare(other, name)
     ask_for_replies(other)
     private = private_name(other, other, name)
-    other.ask(1, Queue.Delete(queue=private), Queue.DeleteOk)
-    for what in (Basic.Get(queue=private), Basic.Consume(queue=private), Queue.Purge(queue=private)):
-        client.send(method(1, what))
+    other.send(named(Queue.Delete, private))
+    other.expect(Queue.DeleteOk)
+    for verb in (Basic.Get, Basic.Consume, Queue.Purge):
+        client.send(named(verb, private))
         client.expect_channel_close(1, 404, f"NOT_FOUND - no queue '{private}' in vhost '/'")
         client.ask(1, Channel.Open(), Channel.OpenOk)
     client.send(publish(1, "", private, b"still there"))

@@ -5,23 +5,26 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pika
 import pytest
 from pamqp import base
-from pamqp.commands import Basic, Channel, Connection, Exchange, Queue
+from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue
 
 from tests.support.raw_client import RawClient, method, publish
-from tests.support.real_broker import wait_until
+from tests.support.real_broker import RealBroker, wait_until
 
 
 def make(client: RawClient, name: str) -> None:
-    """By channel 1: a queue with a consumer, an exchange of the same name, a binding by the key "k"; a queue "full-..."
-    with a message."""
+    """By channels 1 and 3: a queue with a consumer, an exchange of the same name, a binding by the key "k"; a queue
+    "full-..." with a message."""
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     client.ask(1, Basic.Consume(queue=name), Basic.ConsumeOk)
     client.ask(1, Exchange.Declare(exchange=name, exchange_type="direct"), Exchange.DeclareOk)
     client.ask(1, Queue.Bind(queue=name, exchange=name, routing_key="k"), Queue.BindOk)
     client.ask(1, Queue.Declare(queue=f"full-{name}", exclusive=True), Queue.DeclareOk)
-    client.send(publish(1, "", f"full-{name}", b"x"))
+    client.ask(3, Confirm.Select(), Confirm.SelectOk)
+    client.send(publish(3, "", f"full-{name}", b"x"))
+    client.expect(Basic.Ack)
 
 
 def count(client: RawClient, queue: str, channel: int = 2) -> int:
@@ -211,6 +214,23 @@ def test_the_broker_names_a_queue_and_no_name_means_the_last(client: RawClient, 
     client.ask(1, Exchange.Delete(exchange=name), Exchange.DeleteOk)
 
 
+@pytest.mark.row("A3.1", "A4.1")
+@pytest.mark.parametrize("odd", ["a=b", "50%", "<q>", "häß 队列", "a\tb", "{}", "q?*'\"\\", "é" * 120])
+def test_names_are_of_any_characters(broker: RealBroker, name: str, odd: str) -> None:
+    odd = (name + odd).encode()[:255].decode(errors="ignore")
+    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        channel = connection.channel()
+        assert channel.queue_declare(odd, durable=True).method.queue == odd
+        channel.exchange_declare(odd, "topic")
+        channel.queue_bind(odd, odd, odd)
+        channel.confirm_delivery()
+        channel.basic_publish(odd, odd, b"x", mandatory=True)
+        assert channel.queue_declare(odd, passive=True).method.message_count == 1
+        assert channel.basic_get(odd, auto_ack=True)[0].routing_key == odd
+        channel.queue_delete(odd)
+        channel.exchange_delete(odd)
+
+
 LOCKED = (
     "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue '{}' in vhost '/'. It could be originally "
     "declared on another connection or the exclusive property value does not match that of the original declaration."
@@ -295,8 +315,18 @@ def test_purge_leaves_what_is_unacknowledged_and_delete_counts_what_was_ready(cl
     client.ask(1, Basic.Get(queue=name), Basic.GetOk)
     assert client.ask(1, Queue.Purge(queue=name), Queue.PurgeOk).message_count == 2
     client.send(method(1, Basic.Reject(1, requeue=True)))
+    assert count(client, name, 1) == 1
     assert client.ask(1, Queue.Delete(queue=name), Queue.DeleteOk).message_count == 1
     assert client.ask(1, Queue.Delete(queue=name), Queue.DeleteOk).message_count == 0
+
+
+@pytest.mark.row("A4.11")
+def test_what_a_channel_has_just_published_keeps_its_queue_from_being_empty(client: RawClient, name: str) -> None:
+    client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
+    for number in range(20):
+        client.send(publish(1, "", name, bytes([number])) + method(1, Queue.Delete(queue=name, if_empty=True)))
+        client.expect_channel_close(1, 406, f"PRECONDITION_FAILED - queue '{name}' in vhost '/' not empty")
+        client.ask(1, Channel.Open(), Channel.OpenOk)
 
 
 @pytest.mark.row("A4.13")
