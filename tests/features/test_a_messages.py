@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import signal
 import threading
@@ -604,6 +605,13 @@ def test_replies_are_consumed_in_one_way_only(client: RawClient, asked: base.Fra
     ask_for_replies(client)
     client.send(method(1, asked))
     client.expect_channel_close(1, code, text)
+
+
+@pytest.mark.row("A7.1")
+def test_a_reply_queue_is_in_no_listing(client: RawClient, api: Api) -> None:
+    ask_for_replies(client)
+    for path in ("queues", "bindings", "consumers"):
+        assert REPLY_TO not in json.dumps(api(f"/api/{path}"))
 
 
 @pytest.mark.row("A7.2")
