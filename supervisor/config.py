@@ -43,6 +43,7 @@ class Listen(Struct, frozen=True, forbid_unknown_fields=True):
     amqp_port: Port = 5672
     http_port: Port = 15672
     metrics_port: Port = 15692
+    tls_bind: str = ""  # as `bind`
     amqps_port: Port = 5671  # these two only with tls.cert
     https_port: Port = 15671
 

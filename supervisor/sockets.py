@@ -48,25 +48,26 @@ def listen(settings: Settings) -> Sockets:
     """Raises ConfigError naming the port's key."""
     wanted, opened = settings.listen, list[socket.socket]()
     doors, tls = settings.front_doors.count, settings.tls.cert != ""
+    plain, secure = wanted.bind, wanted.tls_bind or wanted.bind
 
-    def one(key: str, port: int) -> socket.socket:
-        opened.append(_bound(key, wanted.bind, port))
+    def one(key: str, host: str, port: int) -> socket.socket:
+        opened.append(_bound(key, host, port))
         return opened[-1]
 
-    def for_each_door(key: str, port: int) -> list[socket.socket]:
-        first = _bound(key, wanted.bind, port, shared=doors > 1)
+    def for_each_door(key: str, host: str, port: int) -> list[socket.socket]:
+        first = _bound(key, host, port, shared=doors > 1)
         opened.append(first)
         for _ in range(doors - 1):
-            opened.append(_bound(key, wanted.bind, first.getsockname()[1], shared=True, first=False))
+            opened.append(_bound(key, host, first.getsockname()[1], shared=True, first=False))
         return opened[-doors:]
 
     try:
         sockets = Sockets(
-            amqp=for_each_door("amqp_port", wanted.amqp_port),
-            http=one("http_port", wanted.http_port),
-            metrics=one("metrics_port", wanted.metrics_port),
-            amqps=for_each_door("amqps_port", wanted.amqps_port) if tls else [],
-            https=[one("https_port", wanted.https_port)] if tls else [],
+            amqp=for_each_door("amqp_port", plain, wanted.amqp_port),
+            http=one("http_port", plain, wanted.http_port),
+            metrics=one("metrics_port", plain, wanted.metrics_port),
+            amqps=for_each_door("amqps_port", secure, wanted.amqps_port) if tls else [],
+            https=[one("https_port", secure, wanted.https_port)] if tls else [],
         )
     except ConfigError:
         for sock in opened:

@@ -33,6 +33,8 @@ SETTINGS = """
 [front_doors]
 handshake_timeout_s = 1
 [listen]
+bind = "127.0.0.2"
+tls_bind = "127.0.0.1"
 amqps_port = 0
 https_port = 0
 [tls]
@@ -286,6 +288,14 @@ def test_a_certificate_that_cannot_be_read_leaves_the_old_one_in_force(secured: 
     wait_until(lambda: "certificates stay as they were: tls.cert" in secured.broker.log_tail(), "a word", 10)
     assert secured.subject_shown(secured.port) == shown
     (secured.directory / "server.pem").write_bytes(good)
+
+
+def test_the_plain_ports_may_be_at_another_address_than_those_of_tls(secured: Secured) -> None:
+    where = {name: address.rpartition(":")[0] for name, address in secured.broker.addresses.items()}
+    plain, tls = "127.0.0.2", "127.0.0.1"
+    assert where == {"amqp": plain, "http": plain, "metrics": plain, "amqps": tls, "https": tls}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", secured.broker.port), timeout=10)
 
 
 def test_a_broker_whose_certificate_cannot_be_used_says_so_and_does_not_start(tmp_path: Path) -> None:
