@@ -318,6 +318,9 @@ def test_each_method_needs_exactly_its_rights(method: base.Frame, needs: list[tu
         assert refused(FakeSession(SOURCE, PLAIN, permission(need)), method) == (403, text)
 
 
+RIGHTS = ("configure", "write", "read")
+
+
 def test_a_passive_declare_needs_no_right() -> None:
     nobody = FakeSession(SOURCE, PLAIN, PermissionPut("/", "u", "", "", ""))
     assert done(nobody, Queue.Declare(queue="q", passive=True)).queue == "q"
