@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
 
+from broker import checks
 from broker.amqp import ChannelException, ConnectionException, frames
 from broker.shard_link import ShardLinks, ShardRefused
 from shardd.wire import messages as wire
 
 if TYPE_CHECKING:
+    from broker.changes import QueuePut
     from broker.channel import Channel
     from broker.client import Client
 
@@ -176,10 +178,15 @@ class Consuming:
     # -- consume, cancel -------------------------------------------------------------------------------
 
     async def consume(self, client: Client, channel: Channel, method: commands.Basic.Consume) -> None:
-        queue = client.readable_queue(channel, method.queue, CONSUME)
         tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
         if tag in channel.consumers:
             raise ConnectionException(530, f"attempt to reuse consumer tag '{tag}'", *CONSUME)
+        if 0 < client.door.config.channel_consumers_max <= len(channel.consumers):
+            text = f"reached maximum ({client.door.config.channel_consumers_max}) of consumers per channel"
+            raise ConnectionException(530, text, *CONSUME)
+        queue = await self._queue_of(client, channel, method)
+        if queue is None:
+            return
         consumer = Consumer(client, channel, self.next_number(), tag)
         consumer.queue_id, consumer.queue_name, consumer.shard = queue.id, queue.name, queue.shard
         consumer.nowait = bool(method.nowait)
@@ -193,7 +200,20 @@ class Consuming:
         except ShardRefused as refused:
             self._forget(consumer)
             raise _refusal(refused, queue.name, client.vhost) from None
+        if method.queue == checks.REPLY_TO:
+            channel.replies = consumer
         self._announce(consumer)
+
+    @staticmethod
+    async def _queue_of(client: Client, channel: Channel, method: commands.Basic.Consume) -> QueuePut | None:
+        """The queue it names, or a new one for the replies to this channel; None when the channel is gone by then."""
+        if method.queue != checks.REPLY_TO:
+            return client.readable_queue(channel, method.queue, CONSUME)
+        if not method.no_ack:
+            raise ChannelException(406, "reply consumer cannot acknowledge", *CONSUME)
+        if channel.replies is not None:
+            raise ChannelException(406, "reply consumer already set", *CONSUME)
+        return await client.reply_queue(channel, CONSUME)
 
     def _announce(self, consumer: Consumer) -> None:
         """consume-ok, before all else of this consumer: a delivery that came with Attached must not overtake it."""
@@ -229,6 +249,8 @@ class Consuming:
         consumer = channel.consumers.pop(method.consumer_tag or "", None)
         if consumer is not None:
             consumer.attached = False
+            if consumer is channel.replies:
+                channel.replies = None
             channel.cancelled.append(consumer)
             done = await self.links.ask(consumer.shard, lambda request: wire.Detach(request, consumer.number))
             self._take_grants_back(consumer)
@@ -343,6 +365,8 @@ class Consuming:
             return
         self._announce(consumer)
         consumer.attached = False
+        if consumer is consumer.channel.replies:
+            consumer.channel.replies = None
         del consumer.channel.consumers[consumer.tag]
         consumer.channel.cancelled.append(consumer)
         self._take_grants_back(consumer)

@@ -138,17 +138,21 @@ class Supervisor:
             log.info("stopping: front doors drain first, then shards, then the controller")
             self._ending.set()
 
+    def reload(self) -> None:
+        """Front doors and the controller read their certificates anew."""
+        log.info("certificates are to be read anew")
+        for slot in self.slots:
+            if slot.plan.section.get("tls") and slot.child is not None and slot.child.state == READY:
+                slot.child.signal(signal.SIGHUP)
+
     def ready_line(self) -> str:
-        amqp, http, metrics = (address(s) for s in (self.sockets.amqp[0], self.sockets.http, self.sockets.metrics))
-        return f"ready: amqp={amqp} http={http} metrics={metrics}"
+        return "ready: " + " ".join(f"{name}={where}" for name, where in self.sockets.addresses().items())
 
     def describe(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
             "started_at": self._started_at,
-            "amqp": address(self.sockets.amqp[0]),
-            "http": address(self.sockets.http),
-            "metrics": address(self.sockets.metrics),
+            **self.sockets.addresses(),
             "boot": self.boot,
             "children": [slot.describe() for slot in self.slots],
         }

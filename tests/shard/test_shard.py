@@ -376,3 +376,13 @@ def test_a_consumer_that_comes_behind_a_publish_finds_it_with_the_one_before() -
     bench.attach(2, priority=5)
     bench.publish(1)
     assert sorted(deliveries(bench.turn())) == [(1, 1), (2, 1)]
+
+
+def test_what_an_ack_made_room_for_is_delivered_before_the_cancel_behind_it() -> None:
+    bench = Bench()
+    bench.attach(prefetch=1)
+    bench.publish(2)
+    assert deliveries(bench.turn()) == [(1, 1)]
+    bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, m.ACK, 1, 1)]), 1000)
+    bench.tell(m.Detach(60, 1))
+    assert bench.turn() == [("deliver", [(1, 2, False, 1)]), m.Done(60)]

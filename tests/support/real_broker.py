@@ -38,6 +38,7 @@ class RealBroker:
         self._arguments = ["--shards", str(shards), "--front-doors", str(front_doors), *more]
         self._port = 0  # the same after a restart, so that clients may come back
         self.amqp = self.http = self.metrics = ""
+        self.addresses: dict[str, str] = {}  # all there are, by the names of the line `ready:`
         self.start()
 
     def start(self) -> None:
@@ -64,6 +65,7 @@ class RealBroker:
         try:
             for line in self.process.stdout:
                 if found := READY.match(line):
+                    self.addresses = dict(word.split("=", 1) for word in line.split()[1:])
                     return found[1], found[2], found[3]
         finally:
             overdue.cancel()
