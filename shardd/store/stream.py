@@ -120,7 +120,7 @@ class StreamLog:
         self._counters = _Counters()
         self.next_offset = 0
         self.committed_offset = 0
-        self.last_chunk_offset = 0  # where the last committed chunk begins
+        self._committed_chunk = 0  # where the last committed chunk begins, or began
 
     # -- start and stop -------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class StreamLog:
         filled = next((one for one in reversed(self._segments) if one.used > HEADER_BYTES), None)
         if filled is not None:
             self._cache.index(filled)
-        self.last_chunk_offset = filled.last_chunk if filled is not None else self.next_offset
+        self._committed_chunk = filled.last_chunk if filled is not None else self.next_offset
 
     def close(self) -> None:
         """Everything to stable storage, so that the next start has nothing to scan."""
@@ -189,7 +189,7 @@ class StreamLog:
         unsynced, self._unsynced = self._unsynced, []
         for segment in unsynced:
             self._last(segment, segment.flushed)
-        self.committed_offset, self.last_chunk_offset = self.next_offset, last_chunk
+        self.committed_offset, self._committed_chunk = self.next_offset, last_chunk
 
     def _release(self) -> None:
         for segment in self._segments:
@@ -342,7 +342,8 @@ class StreamLog:
         went. A segment is as old as its last message."""
         self._check_usable()
         before = self.first_offset
-        while len(self._segments) > 1 and self._segments[0].end <= self.committed_offset:
+        # The one that stays must be on stable storage: its name says where offsets go on.
+        while len(self._segments) > 1 and self._segments[1].synced:
             # The next one's header knows it without an index.
             age_ms = now - self._segments[1].previous
             too_big = max_bytes is not None and self.disk_bytes > max_bytes
@@ -404,6 +405,11 @@ class StreamLog:
     @property
     def first_offset(self) -> int:
         return self._firsts[0] if self._firsts else self.next_offset
+
+    @property
+    def last_chunk_offset(self) -> int:
+        """Where the last committed chunk begins."""
+        return max(self._committed_chunk, self.first_offset)
 
     def read(self, offset: int, bytes_max: int, wanted: array[int] | None = None) -> Messages:
         """Committed messages from `offset` on, or from the first one that is there: as many as fit in `bytes_max`, but
@@ -487,10 +493,10 @@ class StreamLog:
             raise self._fail(job.error)
         for segment, _, flushed in job.segments:
             self._last(segment, flushed)
-        self.committed_offset, self.last_chunk_offset = job.next_offset, job.last_chunk
+        self.committed_offset, self._committed_chunk = job.next_offset, job.last_chunk
 
     def _last_chunk(self) -> int:
-        return max(self._open.last_chunk if self._open is not None else self._sealed_chunk, self.last_chunk_offset)
+        return max(self._open.last_chunk if self._open is not None else self._sealed_chunk, self._committed_chunk)
 
     def _last(self, segment: StreamSegment, flushed: int) -> None:
         """It is on stable storage up to there."""

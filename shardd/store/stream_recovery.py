@@ -60,7 +60,8 @@ def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) ->
             found.segments.append(segment)
     _link(found.segments)
     uncertain = _without_index(files, directory, found.segments)
-    useless |= dict.fromkeys(_settle_ends(uncertain, found), "")
+    lost = [first for kind, first in names if kind == "lost" or useless.get(file_name(kind, first))]
+    useless |= dict.fromkeys(_settle_ends(uncertain, found, lost), "")
     end = found.segments[-1].end if found.segments else 0
     found.next_offset = max([found.next_offset, end, *(_end_of_lost(files, directory, name) for name in names)])
     # Not before every header was understood: what a later version wrote stays as it is.
@@ -116,47 +117,54 @@ def _link(segments: list[StreamSegment]) -> None:
 
 
 def _without_index(files: Files, directory: str, segments: list[StreamSegment]) -> list[Scanned]:
-    """Those that must be scanned, in order. The last one's index is read: nobody else knows its end."""
+    """Those that must be scanned, in order. The newest index is read: nobody else knows where its segment ends."""
     uncertain: list[Scanned] = []
     reader = Reader(files, directory, False)
-    covered = False
+    covered = indexed = False
     for segment in reversed(segments):
-        last = segment is segments[-1]
-        covered = covered or segment.has_index
-        if segment.has_index:
-            path = f"{directory}/{file_name('index', segment.first)}"
-            if not last or decode_index(reader.read_whole(path), segment, segment.used):
-                continue
-        size = segment.used
+        if segment.has_index and (indexed or _read_index(reader, segment)):
+            indexed = True
+            continue
+        last, size = segment is segments[-1], segment.used
+        covered = covered or indexed or segment.has_index
         handle = files.open(segment.path, read_only=True)
         try:
             scanner = scan(files, handle, segment, size, OFFSET_MAX if last else segment.end)
         finally:
             files.close(handle)
         uncertain.append(Scanned(segment, scanner, size, last, covered))
+        indexed = indexed or segment.has_index
         covered = covered or scanner.mark > 0
     return uncertain[::-1]
 
 
-def _settle_ends(uncertain: list[Scanned], found: Found) -> list[str]:
-    """Where each of them ends, and with a torn one the stream: names of the files behind that."""
+def _read_index(reader: Reader, segment: StreamSegment) -> bool:
+    path = f"{reader.directory}/{file_name('index', segment.first)}"
+    return decode_index(reader.read_whole(path), segment, segment.used)
+
+
+def _settle_ends(uncertain: list[Scanned], found: Found, lost: list[int]) -> list[str]:
+    """Where each of them ends, and with a torn one the stream: names of the files behind that. `lost`: first offsets of
+    files of which nothing can be told."""
     for one in uncertain:
         segment, scanner = one.segment, one.scanner
+        at = found.segments.index(segment)
+        before = found.segments[at - 1].end if at else segment.first
+        if not one.covered and before != segment.first and not any(before <= first < segment.first for first in lost):
+            return _end_with(found, at)  # a whole segment is missing
         dirt = min(max(scanner.dirt, scanner.end), one.size)
         torn = [] if one.covered else [i for i, hole in enumerate(scanner.holes) if hole[0] >= scanner.mark]
         if torn:
             scanner.cut(torn[0])
-        short = not one.last and scanner.offset != segment.end
         name = file_name("log", segment.first)
         found.damage += [Damage(name, "corrupt", start, stop) for start, stop, _ in scanner.holes]
-        if one.covered and (short or dirt > scanner.end):
-            found.damage.append(Damage(name, "corrupt", scanner.end, one.size))
-        elif dirt > scanner.end:
-            found.damage.append(Damage(name, "torn", scanner.end, dirt))
-        _take_in(segment, scanner)
-        if one.last or (not one.covered and (torn or short)):
+        if dirt > scanner.end:
+            found.damage.append(Damage(name, "corrupt" if one.covered else "torn", scanner.end, dirt))
+        if one.last or not one.covered or dirt == scanner.end:
             segment.end = scanner.offset
-            return _end_with(segment, found)
+        _take_in(segment, scanner)
+        if torn:
+            return _end_with(found, at + 1)
     return []
 
 
@@ -169,13 +177,13 @@ def _take_in(segment: StreamSegment, scanner: Scanner) -> None:
     segment.holes = {start: stop for start, stop, _ in scanner.holes}
 
 
-def _end_with(segment: StreamSegment, found: Found) -> list[str]:
-    """The stream ends with this segment. Names of the others, the last first."""
-    gone = found.segments[found.segments.index(segment) + 1 :]
-    del found.segments[found.segments.index(segment) + 1 :]
-    names = [file_name("log", later.first) for later in gone]
+def _end_with(found: Found, count: int) -> list[str]:
+    """The stream has so many segments. Names of the others, the last first."""
+    gone = found.segments[count:]
+    del found.segments[count:]
+    names = [file_name("log", segment.first) for segment in gone]
     found.damage = [one for one in found.damage if one.file not in names]
-    found.damage += [Damage(name, "torn", 0, later.used) for name, later in zip(names, gone, strict=True)]
+    found.damage += [Damage(name, "torn", 0, segment.used) for name, segment in zip(names, gone, strict=True)]
     return names[::-1]
 
 
