@@ -116,7 +116,8 @@ def main() -> None:
             ten = some / read_from_start(log, 10 * (size + 13), some)
             anywhere, found = read_anywhere(log) * 1e6, find_anywhere(log, 1000 + messages // BATCH_MESSAGES) * 1e6
             log.close()
-        print(f"| {size} B | {messages:,} | {appended:,.0f} | {following:,.0f} | {ten:,.0f} | {anywhere:.1f} | {found:.1f} |")
+        rates = f"{appended:,.0f} | {following:,.0f} | {ten:,.0f} | {anywhere:.1f} | {found:.1f}"
+        print(f"| {size} B | {messages:,} | {rates} |", flush=True)
 
 
 if __name__ == "__main__":

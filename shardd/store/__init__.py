@@ -1,5 +1,5 @@
-"""Stores as a library. `SegmentStore`: append, read, settle, sync; files and formats are drawn in segment.py and acks.py.
-`StreamLog`: append, read again and again, retain; they are drawn in stream_segment.py and chunk.pyx."""
+"""Stores as a library. `SegmentStore`: append, read, settle, sync; files and formats are drawn in segment.py, acks.py.
+`StreamLog`: append, read again and again, retain; they are drawn in stream_segment.py, chunk.pyx, positions.py."""
 
 from shardd.store.errors import Closed, Corrupt, DiskFull, FormatTooNew, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles

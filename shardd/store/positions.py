@@ -112,6 +112,7 @@ class Positions:
                 self.files.sync(handle)
             finally:
                 self.files.close(handle)
+            self.files.sync_directory(self.directory)
 
     def _write(self, added: bytes) -> None:
         handle = self.files.open(self.path)

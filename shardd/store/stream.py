@@ -589,8 +589,8 @@ class StreamLog:
 
 
 def filter_of(value: bytes) -> int:
-    """What stands for a message's filter value in the `filters` of an append and the `wanted` of a read. Now and then the
-    same for different values: readers look again."""
+    """What stands for a message's filter value in the `filters` of an append and the `wanted` of a read. Now and then
+    it is the same for different values: readers look again."""
     crc = record.crc32c(value)
     return crc if crc not in (chunk.UNFILTERED, chunk.ANY) else 1
 

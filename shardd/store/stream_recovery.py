@@ -62,8 +62,14 @@ def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) ->
     uncertain = _without_index(files, directory, found.segments)
     lost = [first for kind, first in names if kind == "lost" or useless.get(file_name(kind, first))]
     useless |= dict.fromkeys(_settle_ends(uncertain, found, lost), "")
-    end = found.segments[-1].end if found.segments else 0
-    found.next_offset = max([found.next_offset, end, *(_end_of_lost(files, directory, name) for name in names)])
+    if found.segments:
+        found.next_offset = found.segments[-1].end
+    for first in lost:
+        if first >= found.next_offset:
+            kind = "lost" if ("lost", first) in names else "log"
+            found.next_offset = max(
+                found.next_offset, _end_of_lost(files, f"{directory}/{file_name(kind, first)}", first)
+            )
     # Not before every header was understood: what a later version wrote stays as it is.
     if repair:
         _put_away(files, directory, useless, indexed - {segment.first for segment in found.segments}, sync)
@@ -81,28 +87,26 @@ def _load_header(
     handle = files.open(f"{directory}/{name}", read_only=True)
     try:
         size = files.size(handle)
-        head = bytearray(min(HEADER_BYTES, size))
+        head = bytearray(min(2 * HEADER_BYTES, size))
         with memoryview(head) as view:
             files.read_into(handle, view, 0)
     finally:
         files.close(handle)
-    segment = decode_header(head, f"{directory}/{name}")
+    segment = decode_header(head[:HEADER_BYTES], f"{directory}/{name}")
     if segment is not None and segment.first == first:
         segment.used = segment.flushed = segment.synced = segment.allocated = size
         return segment
-    useless[name] = file_name("lost", first) if any(head) else ""
+    # The file of an empty stream ends with its header, a new one has room behind it.
+    told = any(head[HEADER_BYTES:]) or (size == HEADER_BYTES and any(head))
+    useless[name] = file_name("lost", first) if told else ""
     if any(head):
-        found.damage.append(Damage(name, "header", 0, size))
-        found.next_offset = max(found.next_offset, first + size // MESSAGE_BYTES_MIN)
+        found.damage.append(Damage(name, "header" if told else "torn", 0, size if told else HEADER_BYTES))
     return None
 
 
-def _end_of_lost(files: Files, directory: str, name: tuple[str, int]) -> int:
+def _end_of_lost(files: Files, path: str, first: int) -> int:
     """An offset that no message in a file of which nothing can be told ever had."""
-    kind, first = name
-    if kind != "lost":
-        return 0
-    handle = files.open(f"{directory}/{file_name(kind, first)}", read_only=True)
+    handle = files.open(path, read_only=True)
     try:
         return first + files.size(handle) // MESSAGE_BYTES_MIN
     finally:

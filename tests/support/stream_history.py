@@ -1,9 +1,9 @@
 """Random lives of a StreamLog beside a slow, obvious model, and the checks of what must be there afterwards.
 
 The model is a list: the message of each offset that was ever given. What a log owes: offsets count up without a gap; a
-committed message is found under its offset until retention lets go of the segments it is in, and no reader is ever shown
-another one there, whatever happens in between; what was committed outlives a power cut at any call. Readers keep nothing
-but an offset and go on reading while messages are appended, segments go and the power fails.
+committed message is found under its offset until retention lets go of the segment it is in, and no reader is ever
+shown another one there, whatever happens in between; what was committed outlives a power cut at any call. Readers keep
+nothing but an offset and go on while messages are appended, segments go and the power fails.
 """
 
 from __future__ import annotations
