@@ -140,8 +140,12 @@ class StreamLog:
         self._firsts = [segment.first for segment in self._segments]
         self._disk_bytes = sum(segment.used for segment in self._segments)
         self.next_offset = self.committed_offset = found.next_offset
+        if self._segments and self._segments[-1].used == HEADER_BYTES:
+            self._open = self._segments[-1]
+            self._open.sealed = False
+            self._disk_bytes -= self._open.used
         for segment in self._segments:
-            if segment.entries is not None:
+            if segment.entries is not None and segment.sealed:
                 self._cache.keep_index(segment)
         filled = next((one for one in reversed(self._segments) if one.used > HEADER_BYTES), None)
         if filled is not None:
@@ -269,12 +273,9 @@ class StreamLog:
         self._allocate(segment, size)
 
     def _unmake(self, made: list[StreamSegment]) -> None:
-        """A file of the name of the segment that is the last, and empty, is that one's."""
         for segment in made:
-            if segment.path:
-                self._cache.forget(segment)
-                if segment.first not in self._firsts:
-                    self._quietly(self._remove, segment.path)
+            self._cache.forget(segment)
+            self._quietly(self._remove, segment.path)
 
     def _allocate(self, segment: StreamSegment, size: int) -> None:
         if size > segment.allocated:
@@ -304,8 +305,6 @@ class StreamLog:
         if before is not None:
             segment.newest_before = segment.newest = before.newest
             segment.previous = before.timestamp
-            if before.first == segment.first:  # an empty one: its file is this one's now
-                self._forget(before)
         segment.end = segment.last_chunk = segment.first
         segment.pending.append(bytearray(encode_header(segment)))
         self._segments.append(segment)
@@ -318,7 +317,8 @@ class StreamLog:
         """End the open segment: from now on it may be let go of."""
         self.flush()
         try:
-            self._seal()
+            if self._open is not None and self._open.used > HEADER_BYTES:
+                self._seal()
         except OSError as error:
             raise self._fail(error) from error
 
@@ -359,11 +359,10 @@ class StreamLog:
         assert self._job is None, "a sync is running"
         try:
             self._flush()
-            self._seal()
-            if not self._segments or self._segments[-1].first != self.next_offset:
+            if self._open is None or self._open.used > HEADER_BYTES:
+                self._seal()
                 self._begin_empty()
             self._sync_now()
-            self._seal()
         except OSError as error:
             raise self._fail(error) from error
         for segment in self._segments[:-1]:
