@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shardd.store.chunk import Copier, Scanner, chunk_at
@@ -69,9 +69,15 @@ class StreamCache:
     """What the streams of a process share."""
 
     def __init__(
-        self, files: Files, *, handles_max: int = HANDLES_MAX, indexes_bytes_max: int = INDEXES_BYTES_MAX
+        self,
+        files: Files,
+        *,
+        handles_max: int = HANDLES_MAX,
+        indexes_bytes_max: int = INDEXES_BYTES_MAX,
+        read_only: bool = False,
     ) -> None:
         self.files = files
+        self.read_only = read_only
         self.handles_max = handles_max
         self.indexes_bytes_max = indexes_bytes_max
         self._handles: OrderedDict[StreamSegment, int] = OrderedDict()  # last used last
@@ -86,7 +92,7 @@ class StreamCache:
     def handle(self, segment: StreamSegment) -> int:
         handle = self._handles.get(segment)
         if handle is None:
-            handle = self.files.open(segment.path)
+            handle = self.files.open(segment.path, read_only=self.read_only)
             self.adopt(segment, handle)
         else:
             self._handles.move_to_end(segment)
@@ -298,17 +304,22 @@ def _next_good(cache: StreamCache, segment: StreamSegment, position: int) -> int
     return segment.synced
 
 
+def chunks(
+    cache: StreamCache, segment: StreamSegment, position: int, report: Report
+) -> Iterator[tuple[Window, int, int, int, int]]:
+    """(window, position, first offset, count, timestamp) of each good chunk from `position` on, whole in its window."""
+    while position < segment.synced:
+        window = cache.window(segment, position, WINDOW_BYTES_MIN)
+        length, first, count, timestamp = chunk_at(window.data, window.start, window.used, position, segment.salt)
+        while length == 0 and first and window.start + window.used < segment.synced:
+            window = cache.load(segment, position, first)
+            length, first, count, timestamp = chunk_at(window.data, position, window.used, position, segment.salt)
+        if length:
+            yield window, position, first, count, timestamp
+        position = position + length if length else skip(cache, segment, position, report)
+
+
 def chunk_newer(cache: StreamCache, segment: StreamSegment, timestamp: int, report: Report) -> int | None:
     """First offset of the first good chunk of the segment with a timestamp not before `timestamp`."""
     position = last_older(cache.index(segment), timestamp)
-    need = WINDOW_BYTES_MIN
-    while position < segment.synced:
-        window = cache.window(segment, position, need)
-        length, first, _, of_chunk = chunk_at(window.data, window.start, window.used, position, segment.salt)
-        while length == 0 and first and window.start + window.used < segment.synced:
-            window = cache.load(segment, position, first)
-            length, first, _, of_chunk = chunk_at(window.data, position, window.used, position, segment.salt)
-        if length and of_chunk >= timestamp:
-            return first
-        position = position + length if length else skip(cache, segment, position, report)
-    return None
+    return next((one[2] for one in chunks(cache, segment, position, report) if one[4] >= timestamp), None)
