@@ -51,6 +51,8 @@ cdef enum:
     FILTERS = 1024
     # No chunk of more than one message is longer.
     SHARED_BYTES = MESSAGES_BYTES + CHUNK_HEADER + 4 * FILTERS + 8
+    # Room that stays for the next batch.
+    KEPT_BYTES = 4 << 20
     # As in record.pyx: the search for good chunks behind a bad one must end.
     RESYNC_CRC_SHARE = 8
 
@@ -165,7 +167,11 @@ cdef class Packer:
         rows = array.clone(_Q, self.rows.used // 8, False)
         if self.rows.used:
             memcpy((<array.array>rows).data.as_voidptr, self.rows.data, self.rows.used)
-        return PyByteArray_FromStringAndSize(<char*>self.out.data, self.out.used), rows
+        chunks = PyByteArray_FromStringAndSize(<char*>self.out.data, self.out.used)
+        if self.out.room > KEPT_BYTES:
+            free(self.out.data)
+            memset(&self.out, 0, sizeof(Grown))
+        return chunks, rows
 
     cdef int _check(self, const uint8_t *records, uint64_t total) except -1:
         cdef uint64_t at = 0, length, place, size

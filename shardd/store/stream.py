@@ -106,7 +106,6 @@ class StreamLog:
         self._files: Files = OsFiles() if files is None else files
         self._cache = StreamCache(self._files) if cache is None else cache
         self._positions = Positions(self._files, directory, sync)
-        self._packer = chunk.Packer()
         self._segments: list[StreamSegment] = []
         self._firsts: list[int] = []  # of each segment
         self._open: StreamSegment | None = None  # the last of them, when it is written to
@@ -135,7 +134,6 @@ class StreamLog:
             raise self._named(error) from error
         for damage in found.damage + torn:
             self._report(damage)
-        self._state = "open"
         self._segments = found.segments
         self._firsts = [segment.first for segment in self._segments]
         self._disk_bytes = sum(segment.used for segment in self._segments)
@@ -151,6 +149,7 @@ class StreamLog:
         if filled is not None:
             self._cache.index(filled)
         self._committed_chunk = filled.last_chunk if filled is not None else self.next_offset
+        self._state = "open"
 
     def close(self) -> None:
         """Everything to stable storage, so that the next start has nothing to scan."""
@@ -210,22 +209,23 @@ class StreamLog:
         message, the others follow. All of it or, with an error, nothing. `filters`: `filter_of` for each message."""
         self._check_usable()
         first = self.next_offset
-        chunks, rows = self._packer.pack(records, first, filters)
+        packer = self._cache.packer
+        chunks, rows = packer.pack(records, first, filters)
         if not rows:
             return first
         pieces = self._cut(len(chunks), rows)
-        self._make_room(pieces, rows)
+        self._make_room(pieces)
         try:
             for piece in pieces:
                 self._place(piece, chunks, rows, alone=len(pieces) == 1)
-            self.next_offset = first + self._packer.messages
+            self.next_offset = first + packer.messages
             assert self._open is not None
             self._open.end = self.next_offset
             if self._open.used - self._open.flushed > PENDING_BYTES_MAX:
                 self._write_out(self._open)
         except OSError as error:
             raise self._fail(error) from error
-        self._counters.appended_messages += self._packer.messages
+        self._counters.appended_messages += packer.messages
         self._counters.appended_bytes += len(chunks)
         return first
 
@@ -246,7 +246,7 @@ class StreamLog:
             used += stop - start
         return pieces
 
-    def _make_room(self, pieces: list[_Piece], rows: array[int]) -> None:
+    def _make_room(self, pieces: list[_Piece]) -> None:
         """Whatever can fail for want of room, before anything is taken."""
         made: list[StreamSegment] = []
         try:
@@ -416,8 +416,8 @@ class StreamLog:
         if self._state != "open":
             raise Closed("the stream is not open")
         walk = Walk(
-            self._cache, max(offset, self.first_offset), self.committed_offset, bytes_max, wanted, self._report,
-            [], array("I"), array("Q"),
+            self._cache, max(offset, self.first_offset), self.committed_offset, max(bytes_max, 0), wanted,
+            self._report, [], array("I"), array("Q"),
         )  # fmt: skip
         while walk.offset < walk.limit and not walk.full:
             at = bisect_right(self._firsts, walk.offset) - 1

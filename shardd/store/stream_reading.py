@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shardd.store.chunk import Copier, Scanner, chunk_at
+from shardd.store.chunk import Copier, Packer, Scanner, chunk_at
 from shardd.store.errors import Corrupt
 from shardd.store.files import Files
 from shardd.store.recovery import Damage, Reader
@@ -86,6 +86,7 @@ class StreamCache:
         self._indexed: OrderedDict[StreamSegment, int] = OrderedDict()  # bytes of index
         self._indexes_bytes = 0
         self.copier = Copier()
+        self.packer = Packer()
 
     # -- open files -----------------------------------------------------------------------------------
 
