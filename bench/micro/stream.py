@@ -3,9 +3,10 @@
     PYTHONPATH=. python bench/micro/stream.py [--messages 2000000] [--data DIR] > table.md
 
 Rates are per second of this process's CPU, of both kinds: what the library costs, whatever else the machine does.
-Records of 256 messages are made before the clock starts, as the front door makes them in another process; a sync ends
-every 16 MiB. What is read was written just before, so it comes from the page cache. "next" goes on where the last read
-ended, with room for 256 KiB; "ten at a time" is a consumer with a prefetch of ten; "random" reads 4 KiB at any offset.
+Records of 256 messages ("singly": of one) are made before the clock starts, as the front door makes them in another
+process; a sync ends every 16 MiB. What is read was written just before, so it comes from the page cache. "from the
+start" goes on where the last read ended, with room for 256 KiB; "by tens" is a consumer with a prefetch of ten;
+"anywhere" reads 4 KiB at any offset.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ BYTES_MAX = 2 << 30
 SYNC_EVERY_BYTES = 16 << 20
 READ_BYTES = 256 << 10
 RANDOM_READS = 20_000
+SINGLE_MESSAGES = 20_000
 
 
 def encode(body_bytes: int, count: int, timestamp: int) -> bytes:
@@ -49,8 +51,8 @@ def sync(log: StreamLog) -> None:
         log.finish_sync(job)
 
 
-def append(log: StreamLog, body_bytes: int, messages: int) -> float:
-    batches = [encode(body_bytes, BATCH_MESSAGES, 1000 + number) for number in range(messages // BATCH_MESSAGES)]
+def append(log: StreamLog, body_bytes: int, messages: int, batch_messages: int) -> float:
+    batches = [encode(body_bytes, batch_messages, 1000 + number) for number in range(messages // batch_messages)]
 
     def act() -> None:
         unsynced = 0
@@ -103,20 +105,21 @@ def main() -> None:
     parser.add_argument("--data", default=None, help="directory on the disk to measure")
     options = parser.parse_args()
     print(f"Messages per CPU second; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
-    print("| body | messages | append | next | ten at a time | random, us a read | find by time, us |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| body | messages | append | from the start | by tens | append singly | anywhere, us | find by time, us |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for size in SIZES:
         messages = min(options.messages, BYTES_MAX // (size + 16)) // BATCH_MESSAGES * BATCH_MESSAGES
         with tempfile.TemporaryDirectory(dir=options.data) as path:
             log = StreamLog(f"{path}/stream", segment_bytes=64 << 20)
             log.recover()
-            appended = messages / append(log, size, messages)
+            appended = messages / append(log, size, messages, BATCH_MESSAGES)
             following = messages / read_from_start(log, READ_BYTES, messages)
             some = min(messages, 200_000)
             ten = some / read_from_start(log, 10 * (size + 13), some)
             anywhere, found = read_anywhere(log) * 1e6, find_anywhere(log, 1000 + messages // BATCH_MESSAGES) * 1e6
+            singly = SINGLE_MESSAGES / append(log, size, SINGLE_MESSAGES, 1)
             log.close()
-        rates = f"{appended:,.0f} | {following:,.0f} | {ten:,.0f} | {anywhere:.1f} | {found:.1f}"
+        rates = f"{appended:,.0f} | {following:,.0f} | {ten:,.0f} | {singly:,.0f} | {anywhere:.1f} | {found:.1f}"
         print(f"| {size} B | {messages:,} | {rates} |", flush=True)
 
 
