@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.store import SegmentStore
+from shardd.store import SegmentStore, StreamLog
 from shardd.store.__main__ import main
+from shardd.store.record import crc32c
 from shardd.store.salvage import salvage
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.store_history import DIRECTORY, History
@@ -176,3 +177,62 @@ def contents_of(history: History, directory: str) -> dict[int, list[tuple[bytes,
         facts = arrival.facts or [0] * len(messages)
         found[queue] = list(zip(messages, flags, facts, arrival.times or (), strict=True))
     return found
+
+
+def a_stream(directory: Path, count: int = 30) -> None:
+    log = StreamLog(str(directory), segment_bytes=4096)
+    log.recover()
+    for number in range(count):
+        log.append(one(number))
+    log.store_position(b"audit", 3)
+    log.close()
+
+
+def test_a_stream_is_counted_told_and_dumped_offset_by_offset(tmp_path: Path, capsys: Output) -> None:
+    store = tmp_path / "shard-00" / "vhost"
+    made(store)
+    a_stream(store / "stream-7")
+    assert main(["verify", str(tmp_path)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("shard-00/vhost: 2 segments")
+    assert told[1] == "shard-00/vhost/stream-7: a stream, 3 segments, 30 chunks, 30 messages, next offset 30"
+    assert main(["stats", str(store / "stream-7")]) == 0
+    found = lines(capsys.readouterr().out)
+    assert found[0]["first_offset"] == 0 and found[-1]["next_offset"] == 30
+    assert [line["file"] for line in found] == [f"log.{line['first_offset']:020d}" for line in found]
+    assert sum(int(str(line["messages"])) for line in found) == 30
+    assert main(["dump", str(store / "stream-7")]) == 0
+    found = lines(capsys.readouterr().out)
+    assert [(line["offset"], line["routing_key"]) for line in found] == [(at, str(at)) for at in range(30)]
+    assert found[3]["body_base64"] == base64.b64encode(b"body 3" * 40).decode() and found[3]["timestamp"] == 5
+    assert main(["salvage", str(tmp_path), str(tmp_path) + "-new"]) == 0
+    log = StreamLog(str(tmp_path) + "-new/shard-00/vhost/stream-7")
+    log.recover()
+    assert log.next_offset == 30 and log.position(b"audit") == 3
+
+
+def test_damage_in_a_stream_is_told_by_file_and_byte_range_and_nothing_is_changed(
+    tmp_path: Path, capsys: Output
+) -> None:
+    a_stream(tmp_path)
+    (index, *_) = sorted(tmp_path.glob("index.*"))
+    data = bytearray(index.read_bytes())
+    data[40] ^= 1  # it says that the segment ends with another offset, and its crc is good
+    data[12:16] = crc32c(bytes(data[16:]), 1).to_bytes(4, "little")
+    index.write_bytes(data)
+    (_, log, *_) = sorted(tmp_path.glob("log.*"))
+    with log.open("r+b") as file:
+        file.seek(500)
+        file.write(b"?")
+    (tmp_path / "positions").write_bytes((tmp_path / "positions").read_bytes() + b"torn")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main(["verify", str(tmp_path)]) == 1
+    output = capsys.readouterr()
+    told = dict(line.split(": ", 1) for line in output.err.splitlines())
+    assert told.keys() == {index.name, log.name, "positions"}
+    assert told[index.name].startswith("untrue") and told["positions"].startswith("torn")
+    start, stop = (int(word) for word in told[log.name].removeprefix("corrupt, bytes ").split(" to "))
+    assert start <= 500 < stop and "29 messages" in output.out
+    assert main(["dump", str(tmp_path)]) == 1
+    assert len(lines(capsys.readouterr().out)) == 29
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
