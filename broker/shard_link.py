@@ -84,6 +84,7 @@ class ShardLink:
         self.epoch = 0  # 0: never there
         self.away_since: float | None = None  # loop time
         self.nacking = False  # it has been away for too long
+        self.stalled = False  # its disk does not answer
         self.batch = 0
         self.in_flight = 0  # bytes of publishes not yet taken in
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()
@@ -324,6 +325,13 @@ class ShardLinks:
             shards >>= 1
             shard += 1
 
+    def set_stalled(self, shard: int, stalled: bool) -> None:
+        """While it is, whoever waits for a confirm is told no, with the next tick: nobody knows how long it takes."""
+        link = self.links[shard]
+        if stalled and not link.stalled:
+            log.warning("the disk of shard %d does not answer: publishes that want a confirm are nacked", shard)
+        link.stalled = stalled
+
     def crowded(self, shard: int) -> bool:
         link = self.links[shard]
         return link.crowded(self.packer.pending(shard))
@@ -408,7 +416,7 @@ class ShardLinks:
         first_time = link.epoch == 0
         lost = self._lose_sent(link)
         link.epoch = epoch
-        link.away_since, link.nacking = None, False
+        link.away_since, link.nacking, link.stalled = None, False, False
         link.in_flight = 0
         link.settles.clear()
         link.credits.clear()
@@ -472,6 +480,8 @@ class ShardLinks:
         now = self._loop.time()
         for link in self.links:
             self._join(link)
+            if link.stalled and self._lose_sent(link):
+                self.events.received()
             if link.away_since is not None and now - link.away_since > AWAY_S_MAX and link.waited_for:
                 self._lose_packed(link)
 

@@ -24,10 +24,13 @@ from collections.abc import Collection
 import zmq
 
 from shardd.config import ShardConfig
+from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
-from shardd.shard import LOW_ON_DISK, Shard, Sync
+from shardd.shard import Shard, Sync
 from shardd.store import DiskFull, SegmentStore, StoreError
+from shardd.store.files import OsFiles
 from shardd.wire import envelope
+from shardd.wire import messages as wire
 from shardd.wire.memory import keep_warm
 from supervisor import notify
 
@@ -90,9 +93,10 @@ class Syncer:
 class Stores:
     """Where the stores of a shard lie: a directory for each vhost, by the hash of its name. `Home` of shard.py."""
 
-    def __init__(self, directory: str, config: ShardConfig) -> None:
+    def __init__(self, directory: str, config: ShardConfig, calls: Calls) -> None:
         self._directory = directory
         self._config = config
+        self._files = WatchedFiles(OsFiles(), calls)
         self._next_progress = 0.0
 
     def _path(self, vhost: str) -> str:
@@ -100,7 +104,7 @@ class Stores:
 
     def _store(self, path: str) -> SegmentStore:
         durable = self._config.durability == "fsync"
-        return SegmentStore(path, segment_bytes=self._config.segment_bytes, sync=durable)
+        return SegmentStore(path, files=self._files, segment_bytes=self._config.segment_bytes, sync=durable)
 
     def open(self, vhost: str) -> SegmentStore:
         return self._store(self._path(vhost))
@@ -148,11 +152,14 @@ class Server:
         self._syncing = False
         self._next_tick = 0
         self._syncer = Syncer()
+        self._calls = Calls()
+        self._stall = StallWatch(self._calls, config.disk_stall_s, self._tell_stall, self._tell_status)
+        self._status = "starting"
         self.shard = Shard(
             config.shard,
             secrets.randbits(31) | 1,
             os.getpid(),
-            Stores(self._directory, config),
+            Stores(self._directory, config, self._calls),
             no_room=(DiskFull,),
             process_stats=self._process_stats,
         )
@@ -174,6 +181,7 @@ class Server:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         os.makedirs(self._directory, exist_ok=True)
         self._inbox.bind(f"ipc://{self.config.runtime_dir}/shard-{self.config.shard}.sock")
+        self._stall.start()
         wake = self._on_signals()
         self._watched = self._watch(wake)
         self._send_all([self.shard.greet(self._controller)])
@@ -184,10 +192,10 @@ class Server:
             status = 0
         except StoreError as error:
             log.critical("stops, for recovery to decide: %s", error)
-            self._break_off("disk failed")
-        except Exception:
+            self._break_off("disk failed", str(error))
+        except Exception as error:
             log.exception("stops, for recovery to decide")
-            self._break_off("shard failed")
+            self._break_off("shard failed", repr(error))
         self._leave()
         return status
 
@@ -198,7 +206,8 @@ class Server:
             if self.shard.ready and not ready:
                 ready = True
                 notify.ready()
-                notify.status(f"{len(self.shard.queues)} queues")
+                self._status = "serving"
+                self._tell_status()
                 log.info("ready: %d queues", len(self.shard.queues))
 
     def _on_signals(self) -> int:
@@ -275,16 +284,38 @@ class Server:
         """Each second: alive, room on the disk, sync what nobody waits for, let go of sockets of peers that left."""
         self._next_tick = now + TICK_MS
         notify.watchdog()
-        free = self._free_bytes()
-        self.shard.set_alarm(LOW_ON_DISK if free < self.config.disk_free_min_bytes else "")
+        self.shard.set_alarm(self._alarm())
         self.shard.want_sync()
         in_use = {peer.endpoint for peer in self.shard.peers.values()} | {self._controller}
         for endpoint in self._outboxes.keys() - in_use:
             self._outboxes.pop(endpoint).close()
 
+    def _alarm(self) -> str:
+        # A stall that is over since the last look is told too, and its end with the next look: the front doors have
+        # heard of it from another thread, on another connection.
+        if self._stall.seen():
+            return wire.DISK_STALLED
+        return wire.LOW_ON_DISK if self._free_bytes() < self.config.disk_free_min_bytes else ""
+
     def _free_bytes(self) -> int:
-        stat = os.statvfs(self._directory)
+        with self._calls.call("statvfs"):
+            stat = os.statvfs(self._directory)
         return stat.f_bavail * stat.f_frsize
+
+    def _tell_stall(self, status: str) -> None:
+        """In the thread that watches the disk: the loop may be the one that hangs. Sockets of its own, and what peers
+        are never changes."""
+        notify.status(status)
+        for peer in list(self.shard.peers.values()):
+            socket = self._socket(zmq.PUSH)
+            socket.connect(peer.endpoint)
+            who = (peer.number, peer.incarnation, self.shard.epoch, self.shard.number)
+            socket.send(envelope.control(*who, wire.Alarm(wire.DISK_STALLED)), zmq.NOBLOCK)
+            socket.close(LINGER_MS)
+
+    def _tell_status(self) -> None:
+        """The stall is over, or something else is to be said."""
+        notify.status(self._status)
 
     # -- sync, stop ------------------------------------------------------------------------------------
 
@@ -328,8 +359,9 @@ class Server:
         if self._syncing and select.select([self._syncer.fd], [], [], timeout_s)[0]:
             self._end_sync()
 
-    def _break_off(self, alarm: str) -> None:
+    def _break_off(self, alarm: str, why: str) -> None:
         """Say so at once, before anything that may take long or fail again; then save what can be saved."""
+        notify.failing(f"{alarm}: {why}")
         self.shard.set_alarm(alarm)
         self._send_all(self.shard.answers())
         try:

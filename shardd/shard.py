@@ -28,7 +28,6 @@ QUEUE_PASS_BYTES = 256 << 10
 DELIVERY_TURN_BYTES = 1 << 20
 # Timers looked at in one turn.
 TIMERS_PER_TURN = 1000
-LOW_ON_DISK = "low on disk"
 
 _may_refuse = attrgetter("may_refuse")
 
@@ -166,7 +165,7 @@ class Shard:
             self.refused_batches += 1
             held.refused = _runs(message, range(publish.messages), unnumbered=True)
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
-            self.set_alarm(LOW_ON_DISK)
+            self.set_alarm(m.LOW_ON_DISK)
             return
         self._dirty_stores.add(store)
         if publish.needs_sync:
@@ -598,7 +597,7 @@ class Shard:
                     jobs.append((store, job))
         except self._no_room:
             # Confirms go on waiting for a sync of all stores; it is tried again with the next turn.
-            self.set_alarm(LOW_ON_DISK)
+            self.set_alarm(m.LOW_ON_DISK)
         else:
             self._sync_wanted = False
             self._syncs_begun += 1

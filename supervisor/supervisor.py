@@ -46,6 +46,7 @@ class Slot:
         self.deaths = 0
         self.started_at = 0.0
         self.announced = False  # that its present life is ready
+        self.last_end = ""  # how its life before this one ended
         self.restarts = Restarts(policy.deaths_max, policy.deaths_within_s)
         self.ready = asyncio.Event()
         self.state_without_child = "waiting"
@@ -62,6 +63,7 @@ class Slot:
             "status": child.status if child else "",
             "restarts": self.deaths,
             "started_at": self.started_at,
+            "last_end": self.last_end,
             **({"info": child.info} if child and child.info else {}),
         }
 
@@ -184,7 +186,8 @@ class Supervisor:
                 return self._give_up(f"{slot.plan.name} refused its settings", REFUSED)
             wait_s = slot.restarts.wait_after_death(clock())
             if wait_s is None:
-                return self._give_up(f"{slot.plan.name} died too often: giving up, the broker stops", GAVE_UP)
+                why = f"{slot.plan.name} died too often, at last with {slot.last_end}: giving up, the broker stops"
+                return self._give_up(why, GAVE_UP)
             slot.state_without_child = "waiting"
             slot.child = None
             self._dirty.set()
@@ -207,7 +210,9 @@ class Supervisor:
         status = await child.wait()
         meant = self._stopping and status in (0, -signal.SIGTERM)  # the latter: before it could listen to signals
         level = logging.INFO if meant else logging.ERROR
-        log.log(level, "%s (pid %d) ended: %s", slot.plan.name, child.pid, describe_exit(status))
+        why = f": {child.info['failure']}" if "failure" in child.info else ""
+        slot.last_end = f"{describe_exit(status)}{why}"
+        log.log(level, "%s (pid %d) ended: %s", slot.plan.name, child.pid, slot.last_end)
         return status
 
     def _changed(self, slot: Slot) -> None:
@@ -255,8 +260,13 @@ class Supervisor:
         else:
             return
         if child.silent_for(now) > allowed_s and not child.killed:
-            log.error("%s (pid %d) silent for %g s while %s: killed", slot.plan.name, child.pid, allowed_s, child.state)
+            status = f"; it last said: {child.status}" if child.status else ""
+            why = f"silent for {allowed_s:g} s while {child.state}{status}"
+            log.error("%s (pid %d) %s: killed", slot.plan.name, child.pid, why)
+            # Shown until the kernel lets it go, which it may not do before the disk answers.
+            child.info["failure"] = child.status = f"killed: {why}"
             child.signal(signal.SIGKILL)
+            self._dirty.set()
 
     async def _write_status(self) -> None:
         while True:

@@ -6,6 +6,7 @@ from typing import Any
 
 from broker.controller.management.call import NODE, ApiError, Call, Context, Route, bad_request, check, not_found
 from broker.controller.management.overview import listeners
+from shardd.wire.messages import DISK_STALLED
 
 ALIVENESS_QUEUE = "aliveness-test"
 OK = {"status": "ok"}
@@ -24,6 +25,9 @@ def why_out_of_service(context: Context) -> str | None:
     not_ready = [shard.number for shard in context.shards.shards if not shard.ready]
     if not_ready:
         return f"shards not ready: {', '.join(map(str, not_ready))}"
+    stalled = [shard.number for shard in context.shards.shards if shard.alarm == DISK_STALLED]
+    if stalled:
+        return f"{DISK_STALLED}: shards {', '.join(map(str, stalled))}"
     if not context.links.doors():
         return "no front door is connected"
     return None

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from broker.controller.management.call import NODE, Call, Context, Route, not_found
+from shardd.wire.messages import LOW_ON_DISK
 
+# Of what the supervisor writes; `status` and `last_end` are words for people.
+SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_end", "started_at")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -38,7 +41,7 @@ def rows(context: Context) -> list[dict[str, Any]]:
     queues, now = queues_per_shard(context), time.time()
     found, shown = status(context), []
     for child in [_supervisor(found), *found.get("children", [])] if found else []:
-        row = {name: child.get(name) for name in ("name", "kind", "index", "pid", "state", "restarts", "started_at")}
+        row = {name: child.get(name) for name in SHOWN}
         if row["started_at"]:
             row["uptime"] = round(max(0.0, now - row["started_at"]), 3)
         if row["pid"]:
@@ -85,7 +88,7 @@ def node(context: Context) -> dict[str, Any]:
         "os_pid": str(os.getpid()),
         "mem_used": sum(row["rss_bytes"] for row in children) or rss_bytes(os.getpid()),
         "mem_alarm": any("memory" in alarm for alarm in alarms),
-        "disk_free_alarm": any("disk" in alarm for alarm in alarms),
+        "disk_free_alarm": LOW_ON_DISK in alarms,
         "partitions": [],
         "uptime": int(max((row.get("uptime", 0) for row in children), default=0) * 1000),
         "rates_mode": "basic",

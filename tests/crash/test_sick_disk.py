@@ -1,0 +1,222 @@
+"""A disk that hangs or fails: publishers are told at once, operators see why, and nothing confirmed is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pika
+import pytest
+
+from tests.support.crash_clients import Publishing, connected, drained, wait_for
+from tests.support.real_broker import RealBroker
+from tests.support.sick_broker import VARIABLE, Disk
+
+STALL_S = 0.6
+SETTINGS = """
+[shards]
+disk_stall_s = {stall_s}
+disk_free_warn_bytes = 0
+[supervision]
+watchdog_s = {watchdog_s}
+deaths_max = {deaths_max}
+"""
+
+Start = Callable[..., RealBroker]
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "faults"))
+    return Disk(tmp_path / "faults")
+
+
+@pytest.fixture
+def start(tmp_path: Path, disk: Disk) -> Iterator[Start]:
+    started: list[RealBroker] = []
+
+    def make(shards: int = 1, watchdog_s: float = 60, deaths_max: int = 100) -> RealBroker:
+        settings = tmp_path / "broker.toml"
+        settings.write_text(SETTINGS.format(stall_s=STALL_S, watchdog_s=watchdog_s, deaths_max=deaths_max))
+        module = ("tests.support.sick_broker",)
+        broker = RealBroker(tmp_path / "data", shards=shards, more=("--config", str(settings)), command=module)
+        started.append(broker)
+        return broker
+
+    try:
+        yield make
+    finally:
+        disk.heal()
+        for broker in started:
+            broker.clean_up()
+
+
+class Listener:
+    """A publisher that hears whether it is blocked, and why."""
+
+    def __init__(self, broker: RealBroker) -> None:
+        self.reasons: list[str] = []
+        self.blocked = False
+        self._going = True
+        self._connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+        self._connection.add_on_connection_blocked_callback(self._on_blocked)
+        self._connection.add_on_connection_unblocked_callback(self._on_unblocked)
+        self._connection.channel().basic_publish("", "nowhere", b"")
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _on_blocked(self, connection: object, method: Any) -> None:
+        self.reasons.append(method.method.reason)
+        self.blocked = True
+
+    def _on_unblocked(self, connection: object, method: object) -> None:
+        self.blocked = False
+
+    def _listen(self) -> None:
+        while self._going:
+            self._connection.process_data_events(0.05)
+        self._connection.close()
+
+    def stop(self) -> None:
+        self._going = False
+        self._thread.join(5)
+
+
+def asked(broker: RealBroker, path: str) -> tuple[int, Any]:
+    login = base64.b64encode(b"guest:guest").decode()
+    request = urllib.request.Request(f"http://{broker.http}/api/{path}", headers={"Authorization": f"Basic {login}"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return reply.status, json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def shard_row(broker: RealBroker) -> dict[str, Any]:
+    return next(row for row in asked(broker, "processes")[1] if row["name"] == "shard-0")
+
+
+def publish_until_it_ends(broker: RealBroker) -> None:
+    """Each publish meets the disk's failure; exit status 1."""
+    with contextlib.suppress(pika.exceptions.AMQPError):
+        connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+        channel = connection.channel()
+        while True:
+            channel.basic_publish("", "q", b"", pika.BasicProperties(delivery_mode=2))
+            connection.process_data_events(0.05)
+    assert broker.process.wait(30) == 1
+
+
+@pytest.mark.parametrize("slow", ["", "0.005"], ids=["in the loop", "in the thread"])
+@pytest.mark.parametrize("call", ["sync", "write"])
+async def test_a_disk_that_hangs_takes_the_shard_out_of_service_until_it_answers(
+    start: Start, disk: Disk, call: str, slow: str
+) -> None:
+    """A quick disk is waited for by the loop itself, a slow one by a thread; a write is always the loop's."""
+    broker = await asyncio.to_thread(start)
+    listener = await asyncio.to_thread(Listener, broker)
+    try:
+        async with connected(broker) as connection:
+            channel = await connection.channel()
+            await channel.declare_queue("q", durable=True)
+            if slow:
+                disk.fault("sync", slow)
+            publisher = Publishing(channel, "q", 20)
+            await wait_for(lambda: len(publisher.confirmed) > 50, "confirms")
+            disk.fault(call, "hang")
+            await wait_for(lambda: listener.blocked, "connection.blocked")
+            assert listener.reasons == ["disk does not answer"]
+            await wait_for(lambda: publisher.nacked >= 20, "nacks")
+            code, answer = await asyncio.to_thread(asked, broker, "health/checks/ready-to-serve-clients")
+            assert (code, answer["reason"]) == (503, "disk does not answer: shards 0")
+            code, answer = await asyncio.to_thread(asked, broker, "health/checks/alarms")
+            assert (code, answer["alarms"]) == (503, [{"shard": 0, "alarm": "disk does not answer"}])
+            row = await asyncio.to_thread(shard_row, broker)
+            assert row["status"] == f"disk does not answer: {call} takes more than {STALL_S:g} s"
+            disk.heal()
+            before = len(publisher.confirmed)
+            await wait_for(lambda: not listener.blocked, "connection.unblocked")
+            await wait_for(lambda: len(publisher.confirmed) > before + 50, "confirms afterwards")
+            await publisher.finish()
+            row = await asyncio.to_thread(shard_row, broker)
+            assert (row["restarts"], row["status"]) == (0, "serving")
+            assert (await asyncio.to_thread(asked, broker, "health/checks/ready-to-serve-clients"))[0] == 200
+            assert set(publisher.confirmed) <= set(await drained(channel, "q"))
+    finally:
+        await asyncio.to_thread(listener.stop)
+    await asyncio.to_thread(broker.stop)
+    assert "the disk does not answer: " in broker.log_path.read_text()
+    assert "the disk answers again: " in broker.log_path.read_text()
+
+
+async def test_a_shard_that_cannot_turn_for_its_disk_is_killed_and_recovery_decides(start: Start, disk: Disk) -> None:
+    broker = await asyncio.to_thread(start, watchdog_s=3)
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue("q", durable=True)
+        publisher = Publishing(channel, "q", 20)
+        await wait_for(lambda: len(publisher.confirmed) > 50, "confirms")
+        disk.fault("write", "hang")
+        await wait_for(lambda: broker.status()["children"][1]["restarts"] == 1, "the watchdog", 20)
+        disk.heal()
+        before = len(publisher.confirmed)
+        await wait_for(lambda: len(publisher.confirmed) > before + 50, "confirms afterwards", 20)
+        await publisher.finish()
+        assert set(publisher.confirmed) <= set(await drained(channel, "q"))
+    row = await asyncio.to_thread(shard_row, broker)
+    assert row["last_end"] == (
+        "signal SIGKILL: killed: silent for 3 s while ready; it last said: "
+        f"disk does not answer: write takes more than {STALL_S:g} s"
+    )
+    await asyncio.to_thread(broker.stop)
+
+
+@pytest.mark.parametrize("call", ["sync", "write"])
+async def test_a_disk_that_fails_is_told_and_recovery_loses_nothing_confirmed(
+    start: Start, disk: Disk, call: str
+) -> None:
+    broker = await asyncio.to_thread(start)
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue("q", durable=True)
+        publisher = Publishing(channel, "q", 20)
+        await wait_for(lambda: len(publisher.confirmed) > 50, "confirms")
+        disk.fault(call, "EIO")
+        await wait_for(lambda: broker.status()["children"][1]["restarts"] >= 2, "restarts")
+        assert publisher.nacked
+        disk.heal()
+        before = len(publisher.confirmed)
+        await wait_for(lambda: len(publisher.confirmed) > before + 50, "confirms afterwards", 20)
+        await publisher.finish()
+        row = await asyncio.to_thread(shard_row, broker)
+        assert row["last_end"].startswith("exit status 1: disk failed: ")
+        assert row["last_end"].endswith(f"[Errno 5] {call} fails on purpose")
+        assert set(publisher.confirmed) <= set(await drained(channel, "q"))
+    assert (await asyncio.to_thread(asked, broker, "health/checks/ready-to-serve-clients"))[0] == 200
+    await asyncio.to_thread(broker.stop)
+
+
+async def test_a_disk_that_goes_on_failing_ends_the_broker_which_says_why(start: Start, disk: Disk) -> None:
+    broker = await asyncio.to_thread(start, deaths_max=3)
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue("q", durable=True)
+        await channel.default_exchange.publish(aio_pika.Message(b"kept", delivery_mode=2), "q")
+        disk.fault("sync", "EIO")
+        await asyncio.to_thread(publish_until_it_ends, broker)
+    log = broker.log_path.read_text()
+    assert "shard-0 died too often, at last with exit status 1: disk failed: " in log
+    disk.heal()
+    await asyncio.to_thread(broker.restart)
+    async with connected(broker) as connection:
+        assert b"kept" in await drained(await connection.channel(), "q")
+    await asyncio.to_thread(broker.stop)
