@@ -125,7 +125,7 @@ class ShardLinks:
         self._requests: dict[int, tuple[int, wire.Message, asyncio.Future[wire.Control]]] = {}
         self._last_request = 0
         self._answered_in: dict[int, int] = {}  # epoch of answers to basic.get, until their caller runs
-        self._all_up: asyncio.Future[None] | None = None
+        self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[int, Callable[[ShardLink, bytes], None]] = {
             wire.DELIVER: self._on_deliver,
@@ -146,17 +146,18 @@ class ShardLinks:
     # -- start, stop --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Returns when every shard has said Hello."""
+        """Returns when the first shard has said Hello. The others may still recover: what is for them waits."""
         self._loop = asyncio.get_running_loop()
-        self._all_up = self._loop.create_future()
+        self._one_up = self._loop.create_future()
         self._inbox.bind(self._endpoint)
         self._loop.add_reader(self._inbox.fileno(), self._receive)
         for link in self.links:
             self._watch(link)
             link.socket.connect(f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
             self._join(link)
+            link.away_since = self._loop.time()
         self._loop.call_soon(self._receive)
-        await self._all_up
+        await self._one_up
 
     def stop(self) -> None:
         if self._loop is not None:
@@ -429,8 +430,8 @@ class ShardLinks:
         self._ask_again(link)
         self.events.restarted(link.shard)
         self.events.publish_room(link.shard)
-        if self._all_up is not None and not self._all_up.done() and all(each.up for each in self.links):
-            self._all_up.set_result(None)
+        if self._one_up is not None and not self._one_up.done():
+            self._one_up.set_result(None)
 
     def _ended(self, link: ShardLink, epoch: int) -> None:
         """The process is gone, and all it has said is heard."""

@@ -130,12 +130,16 @@ class Stores:
             if VHOST_DIRECTORY.fullmatch(name) and path not in wanted:
                 self._remove(path)
 
-    def progress(self, vhost: str, done: int, total: int) -> None:
+    def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         notify.watchdog()
         now = time.monotonic()
         if now >= self._next_progress:
             self._next_progress = now + PROGRESS_EACH_S
-            line = f"recovering {vhost}: {done} of {total} segments, {100 * done // max(total, 1)} %"
+            percent = 100 * bytes_done // max(bytes_total, 1)
+            line = (
+                f"recovering {percent} %: vhost {vhost}, "
+                f"{bytes_done / 1e6:.1f} of {bytes_total / 1e6:.1f} MB, {messages:,} messages"
+            )
             log.info(line)
             notify.status(line)
 

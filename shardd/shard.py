@@ -31,8 +31,8 @@ TIMERS_PER_TURN = 1000
 
 _may_refuse = attrgetter("may_refuse")
 
-# Of one store: segments recovered, of how many.
-Progress = Callable[[int, int], None]
+# Of one store: bytes of message files gone through, of how many; messages found in them so far.
+Progress = Callable[[int, int, int], None]
 
 
 class NoRoom(Exception):
@@ -67,7 +67,7 @@ class Home(Protocol):
     def keep_only(self, vhosts: Collection[str]) -> None:
         """Stores of other vhosts go."""
 
-    def progress(self, vhost: str, done: int, total: int) -> None:
+    def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         """A store recovers."""
 
 

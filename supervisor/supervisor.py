@@ -1,13 +1,15 @@
 """Start the processes in order, keep them running, drain them in reverse. No message passes through here.
 
-A stage (controller, shards, front doors) is started when all of the one before are ready: a shard is ready when it has
-recovered, so clients are let in last. On the way down front doors go first, then shards, which put all they hold on
-disk, then the controller. `run` gives the exit status: 0 drained, 1 given up, 2 a child refused its settings.
+The controller comes first. Front doors are started when the first shard has recovered: its queues are served while the
+others still recover. The broker is ready when all are. On the way down front doors go first, then shards, which put all
+they hold on disk, then the controller. `run` gives the exit status: 0 drained, 1 given up, 2 a child refused its
+settings.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import secrets
@@ -29,7 +31,8 @@ from supervisor.sockets import Sockets, address, listen
 
 LOOK_INTERVAL_S = 0.25  # how late a silent child or a systemd watchdog may be noticed
 KILL_WAIT_S = 5.0  # for the kernel to take a killed process away
-EXTEND_EACH_S = 5.0  # how often systemd hears that recovery goes on
+EXTEND_EACH_S = 1.0  # how often systemd hears that recovery goes on, and how far it is
+EXTEND_BY_S = 20.0
 DRAINED, GAVE_UP, REFUSED = 0, 1, 2
 
 log = logging.getLogger("supervisor")
@@ -163,12 +166,12 @@ class Supervisor:
             stage = [slot for slot in self.slots if slot.plan.kind == kind]
             for slot in stage:
                 slot.keeper = asyncio.create_task(self._keep(slot))
-            if not await self._all_ready(stage):
+            if not await self._ready(stage, 1 if kind == "shard" else len(stage)):
                 return False
-        return True
+        return await self._ready(self.slots, len(self.slots))
 
-    async def _all_ready(self, stage: Sequence[Slot]) -> bool:
-        waiters = [asyncio.create_task(self._ending.wait()), asyncio.create_task(_ready(stage))]
+    async def _ready(self, slots: Sequence[Slot], enough: int) -> bool:
+        waiters = [asyncio.create_task(self._ending.wait()), asyncio.create_task(_ready(slots, enough))]
         await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
         for waiter in waiters:
             waiter.cancel()
@@ -245,9 +248,16 @@ class Supervisor:
                 next_watchdog = now + watchdog_s
             starting = not all(slot.ready.is_set() for slot in self.slots)
             if (starting or self._stopping) and now >= next_extend:
-                systemd.tell(f"EXTEND_TIMEOUT_USEC={int(4 * EXTEND_EACH_S * 1_000_000)}")
+                systemd.tell(f"EXTEND_TIMEOUT_USEC={int(EXTEND_BY_S * 1_000_000)}", f"STATUS={self._awaited()}")
                 next_extend = now + EXTEND_EACH_S
             await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _awaited(self) -> str:
+        """What a start or a stop waits for, for `systemctl status`."""
+        if self._stopping:
+            return "stopping"
+        waits = (slot for slot in self.slots if slot.child and not slot.ready.is_set())
+        return "; ".join(f"{slot.plan.name}: {slot.child.status or slot.child.state}" for slot in waits if slot.child)
 
     def _kill_if_silent(self, slot: Slot, now: float) -> None:
         child = slot.child
@@ -320,6 +330,12 @@ class Supervisor:
         log.info("stopped")
 
 
-async def _ready(stage: Sequence[Slot]) -> None:
-    for slot in stage:
-        await slot.ready.wait()
+async def _ready(slots: Sequence[Slot], enough: int) -> None:
+    """When `enough` of them have been ready once."""
+    waits = [asyncio.create_task(slot.ready.wait()) for slot in slots]
+    try:
+        for ready in itertools.islice(asyncio.as_completed(waits), enough):
+            await ready
+    finally:
+        for wait in waits:
+            wait.cancel()

@@ -38,7 +38,8 @@ STATE_MAGIC = b"SHMQSTAT"
 KINDS = ("msgs", "index", "acks", "spare", "lost")
 REDELIVERED = 1
 
-Progress = Callable[[int, int], None]
+# Bytes of message files gone through, of how many; messages found in them so far, settled ones too.
+Progress = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ def recover(
     found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
     if state is not None:
         found.next_number = max(found.next_number, state.next_number)
-    for done, number in enumerate(numbers):
+    bytes_total, bytes_done, messages = sum(reader.sizes[number] for number in numbers), 0, 0
+    for number in numbers:
         loaded = reader.load(number)
         found.damage += loaded.damage if loaded else []
         if loaded is not None and loaded.segment.capacity:
@@ -99,8 +101,10 @@ def recover(
             fresh = state is not None and number < state.next_number
             count_in(collector, loaded, pairs, 0 if fresh else REDELIVERED)
             found.segments.append(loaded.segment)
+            messages += loaded.segment.messages
+        bytes_done += reader.sizes[number]
         if progress is not None:
-            progress(done + 1, len(numbers))
+            progress(bytes_done, bytes_total, messages)
     reader.release()
     # Not before every segment was understood: a program that is too old must not cost the clean stop.
     remove_state(files, directory)
@@ -140,6 +144,7 @@ class Reader:
         self.directory = directory
         self.sync = sync
         self.buffer = bytearray()
+        self.sizes: dict[int, int] = {}  # of the message files whose headers were looked at
 
     def release(self) -> None:
         self.buffer = bytearray()
@@ -175,6 +180,7 @@ class Reader:
     def _header(self, number: int) -> tuple[int, int, int, int] | None:
         handle = self.files.open(f"{self.directory}/{file_name('msgs', number)}", read_only=True)
         try:
+            self.sizes[number] = self.files.size(handle)
             head = bytearray(HEADER_BYTES)
             with memoryview(head) as view:
                 return decode_header(head[: self.files.read_into(handle, view, 0)])

@@ -109,6 +109,8 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     for shard in shards:
         await shard.greet()
     await asyncio.wait_for(starting, 5)
+    await heard.until(lambda: len(heard.room) == len(shards))
+    heard.room.clear()
     yield Pair(links, heard, shards)
     links.stop()
     for shard in shards:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -24,6 +25,7 @@ from tests.support.sick_broker import VARIABLE, Disk
 STALL_S = 0.6
 SETTINGS = """
 [shards]
+segment_bytes = 1048576
 disk_stall_s = {stall_s}
 disk_free_warn_bytes = 0
 [supervision]
@@ -93,7 +95,8 @@ class Listener:
 
 def asked(broker: RealBroker, path: str) -> tuple[int, Any]:
     login = base64.b64encode(b"guest:guest").decode()
-    request = urllib.request.Request(f"http://{broker.http}/api/{path}", headers={"Authorization": f"Basic {login}"})
+    url = f"http://{broker.status()['http']}/api/{path}"
+    request = urllib.request.Request(url, headers={"Authorization": f"Basic {login}"})
     try:
         with urllib.request.urlopen(request, timeout=10) as reply:
             return reply.status, json.loads(reply.read())
@@ -219,4 +222,54 @@ async def test_a_disk_that_goes_on_failing_ends_the_broker_which_says_why(start:
     await asyncio.to_thread(broker.restart)
     async with connected(broker) as connection:
         assert b"kept" in await drained(await connection.channel(), "q")
+    await asyncio.to_thread(broker.stop)
+
+
+async def test_a_shard_that_has_recovered_serves_while_another_recovers_and_says_how_far_it_is(
+    start: Start, disk: Disk
+) -> None:
+    broker = await asyncio.to_thread(start, shards=2)
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        for number in range(8):
+            await channel.declare_queue(f"q-{number}", durable=True)
+        shards = {row["name"]: row["shard"] for row in (await asyncio.to_thread(asked, broker, "queues"))[1]}
+        quick, slow = (next(name for name, shard in shards.items() if shard == wanted) for wanted in (0, 1))
+        for queue in (quick, slow):
+            publisher = Publishing(channel, queue, 20, padding=100_000)
+            await wait_for(lambda publisher=publisher: len(publisher.confirmed) > 150, "confirms")
+            await publisher.finish()
+    before = broker.process.pid
+    await asyncio.to_thread(broker.kill_all)
+    disk.fault("read", "0.1", shard=1)
+    restarting = asyncio.create_task(asyncio.to_thread(broker.restart))
+    said: set[str] = set()
+
+    def status() -> dict[str, dict[str, Any]]:
+        now = broker.status()
+        children = {child["name"]: child for child in now["children"]} if now["pid"] != before else {}
+        said.add(children["shard-1"]["status"] if children else "")
+        return children
+
+    await wait_for(lambda: status().get("front-door-0", {}).get("state") == "ready", "a front door")
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        assert (await channel.declare_queue(quick, passive=True)).declaration_result.message_count > 150
+        await channel.default_exchange.publish(aio_pika.Message(b"now", delivery_mode=2), quick)
+        assert status()["shard-1"]["state"] == "starting", "too late: the test proves nothing"
+        with pytest.raises(aio_pika.exceptions.DeliveryError):
+            await channel.default_exchange.publish(aio_pika.Message(b"too early", delivery_mode=2), slow)
+        code, answer = await asyncio.to_thread(asked, broker, "health/checks/ready-to-serve-clients")
+        assert (code, answer["reason"]) == (503, "shards not ready: 1")
+        await wait_for(lambda: status() and any("recovering" in words for words in said), "a word of progress")
+        disk.heal()
+        await restarting
+        assert (await asyncio.to_thread(asked, broker, "health/checks/ready-to-serve-clients"))[0] == 200
+        await channel.default_exchange.publish(aio_pika.Message(b"late", delivery_mode=2), slow)
+        assert b"now" in await drained(channel, quick)
+    recovering = [
+        line for line in broker.log_path.read_text().splitlines() if " shard-1 " in line and "recovering" in line
+    ]
+    assert 1 < len(recovering) < 60
+    assert re.search(r"recovering \d+ %: vhost /, [\d.]+ of [\d.]+ MB, [\d,]+ messages", recovering[1])
     await asyncio.to_thread(broker.stop)

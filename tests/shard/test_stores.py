@@ -49,8 +49,8 @@ def test_a_recovery_tells_how_far_it_is_at_most_twice_a_second(
     stores = Stores(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096), Calls())
     with caplog.at_level(logging.INFO, "shardd.server"):
         for done in range(1, 21):
-            stores.progress("/", done, 20)
+            stores.progress("/", done * 1_000_000, 20_000_000, done * 1000)
             clock[0] += 0.1
     told = [record.getMessage() for record in caplog.records]
-    assert told[0] == "recovering /: 1 of 20 segments, 5 %"
+    assert told[0] == "recovering 5 %: vhost /, 1.0 of 20.0 MB, 1,000 messages"
     assert 2 <= len(told) <= 4
