@@ -44,6 +44,7 @@ PROGRESS_EACH_S = 0.5
 # What is unsent at a drain may take this long.
 LINGER_MS = 500
 TICK_MS = 1000
+MB = 1_000_000
 # A disk that takes less than this may be waited for by the loop itself, when little else is at hand.
 QUICK_SYNC_S = 0.001
 # So few taken in at once: a batch, and the settles that came with it.
@@ -57,6 +58,14 @@ READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 DRAIN_MESSAGES_MAX = 4096
 # A sync under way when something broke may take this long to end.
 LAST_SYNC_S = 5.0
+# Lines about the damage of one store; `shardctl storage verify` tells all.
+DAMAGE_LOGGED_MAX = 100
+DAMAGE_WORDS = {
+    "torn": (logging.WARNING, "torn end, cut off: it was being written when the last run ended and was not confirmed"),
+    "corrupt": (logging.ERROR, "damaged, messages in it are lost; all others are served. Kept beside it as damaged.{}"),
+    "mendable": (logging.WARNING, "the header was damaged and has been written anew from the index; nothing is lost"),
+    "header": (logging.ERROR, "no readable header, messages in it are lost. Kept beside it as lost.{}"),
+}
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
 
 
@@ -130,6 +139,16 @@ class Stores:
             if VHOST_DIRECTORY.fullmatch(name) and path not in wanted:
                 self._remove(path)
 
+    def recovered(self, vhost: str, store: SegmentStore) -> None:
+        """What was found broken, in words: the file, where, how much, and what became of it."""
+        for one in store.damage[:DAMAGE_LOGGED_MAX]:
+            level, became = DAMAGE_WORDS[one.what]
+            became = became.format(one.file.rpartition(".")[2])
+            where = f"{store.directory}/{one.file}, bytes {one.start} to {one.stop} ({one.stop - one.start} bytes)"
+            log.log(level, "vhost %s: %s: %s", vhost, where, became)
+        if len(store.damage) > DAMAGE_LOGGED_MAX:
+            log.error("vhost %s: and %d more damaged places", vhost, len(store.damage) - DAMAGE_LOGGED_MAX)
+
     def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         notify.watchdog()
         now = time.monotonic()
@@ -159,6 +178,7 @@ class Server:
         self._calls = Calls()
         self._stall = StallWatch(self._calls, config.disk_stall_s, self._tell_stall, self._tell_status)
         self._status = "starting"
+        self._low = False
         self.shard = Shard(
             config.shard,
             secrets.randbits(31) | 1,
@@ -294,12 +314,28 @@ class Server:
         for endpoint in self._outboxes.keys() - in_use:
             self._outboxes.pop(endpoint).close()
 
+    def _warn_of_room(self, free: int) -> None:
+        """Before it becomes an alarm, once each time."""
+        low = free < self.config.disk_free_warn_bytes
+        if low != self._low:
+            self._low = low
+            level, word = (logging.WARNING, "low on disk soon") if low else (logging.INFO, "enough room again")
+            log.log(
+                level,
+                "%s: %d MB free; publishers are blocked below %d MB",
+                word,
+                free // MB,
+                self.config.disk_free_min_bytes // MB,
+            )
+
     def _alarm(self) -> str:
         # A stall that is over since the last look is told too, and its end with the next look: the front doors have
         # heard of it from another thread, on another connection.
         if self._stall.seen():
             return wire.DISK_STALLED
-        return wire.LOW_ON_DISK if self._free_bytes() < self.config.disk_free_min_bytes else ""
+        free = self._free_bytes()
+        self._warn_of_room(free)
+        return wire.LOW_ON_DISK if free < self.config.disk_free_min_bytes else ""
 
     def _free_bytes(self) -> int:
         with self._calls.call("statvfs"):
@@ -389,6 +425,8 @@ class Server:
             "rss_bytes": rss_pages * resource.getpagesize(),
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "disk_free_bytes": self._free_bytes(),
+            "disk_free_min_bytes": self.config.disk_free_min_bytes,
+            "disk_free_warn_bytes": self.config.disk_free_warn_bytes,
             "sync_seconds": self._syncer.seconds,
         }
 

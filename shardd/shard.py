@@ -67,6 +67,9 @@ class Home(Protocol):
     def keep_only(self, vhosts: Collection[str]) -> None:
         """Stores of other vhosts go."""
 
+    def recovered(self, vhost: str, store: Any) -> None:
+        """That store, as `open` gave it."""
+
     def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         """A store recovers."""
 
@@ -309,6 +312,7 @@ class Shard:
         timed = [spec.id for spec in durable if limits_of(spec.arguments).message_ttl is not None]
         found = store.recover([spec.id for spec in durable], timed, partial(self._home.progress, vhost))
         self.stores[vhost] = store
+        self._home.recovered(vhost, store)
         self._create(specs, now)
         for queue_id, arrival in found.items():
             queue = self.queues[queue_id]

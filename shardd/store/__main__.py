@@ -152,7 +152,8 @@ def rescue(directory: str, target: str) -> list[Damage]:
 def told(relative: str, damage: list[Damage]) -> list[Damage]:
     for one in damage:
         file = os.path.normpath(f"{relative}/{one.file}")
-        print(f"{file}: {one.what}, bytes {one.start} to {one.stop}", file=sys.stderr)
+        where = f"bytes {one.start} to {one.stop} ({one.stop - one.start} bytes)"
+        print(f"{file}: {one.what}, {where}: {MEANINGS[one.what]}", file=sys.stderr)
     return damage
 
 
@@ -176,6 +177,14 @@ def readable(message: Message) -> dict[str, object]:
         "body_base64": base64.b64encode(stored[props + props_bytes :]).decode(),
     }
 
+
+MEANINGS = {
+    "torn": "the end was not written whole and not confirmed; the next start cuts it off",
+    "corrupt": "messages in it are lost, all others can be read",
+    "header": "what is in the file cannot be told; its messages are lost",
+    "mendable": "the header is damaged but the index tells it; the next start mends it, nothing is lost",
+    "untrue": "the index does not say what is in the segment; removed, the next start makes it anew",
+}
 
 COMMANDS: dict[str, Callable[..., list[Damage]]] = {
     "verify": verify,

@@ -28,14 +28,18 @@ from shardd.store.segment import (
     Segment,
     decode_header,
     decode_index,
+    encode_header,
     encode_index,
     file_name,
     parse_name,
     refuse_newer,
+    salt_told,
 )
 
 STATE_MAGIC = b"SHMQSTAT"
-KINDS = ("msgs", "index", "acks", "spare", "lost")
+KINDS = ("msgs", "index", "acks", "spare", "lost", "damaged")
+# Of damaged bytes, copied aside in one recovery; beyond, they are only told.
+DAMAGED_BYTES_MAX = 64 << 20
 REDELIVERED = 1
 
 # Bytes of message files gone through, of how many; messages found in them so far, settled ones too.
@@ -44,8 +48,8 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """`what`: torn (the end of a segment cut off), corrupt (bad bytes between good records), header (no good record can
-    be told; the file is kept as lost.N)."""
+    """`what`: torn (the end of a segment cut off), corrupt (bad bytes between good records, kept in damaged.N), header
+    (no good record can be told; the file is kept as lost.N), mendable (a header that the index can tell: no loss)."""
 
     file: str
     what: str
@@ -144,6 +148,7 @@ class Reader:
         self.directory = directory
         self.sync = sync
         self.buffer = bytearray()
+        self.damaged_room = DAMAGED_BYTES_MAX
         self.sizes: dict[int, int] = {}  # of the message files whose headers were looked at
 
     def release(self) -> None:
@@ -199,11 +204,19 @@ class Reader:
             with memoryview(head) as view:
                 self.files.read_into(handle, view, 0)
             header = decode_header(head)
+            damage: list[Damage] = []
+            if header is None and any(head) and (salt := self._salt_told(number)) is not None:
+                header = (number, salt, size, 0)
+                damage = [Damage(name, "mendable", 0, HEADER_BYTES)]
+                if repair:
+                    self.files.write(handle, encode_header(number, salt, size), 0)
             if header is None or header[0] != number:
                 return self._without_header(name, header is not None or not any(head), size, repair)
             segment = Segment(number, header[1], header[2], path, None, sealed=True, first=header[3])
             loaded = self._from_index(segment, size) if index else None
-            return loaded or self._from_scan(segment, handle, size, repair)
+            loaded = loaded or self._from_scan(segment, handle, size, repair)
+            loaded.damage = damage + loaded.damage
+            return loaded
         finally:
             self.files.close(handle)
 
@@ -219,6 +232,9 @@ class Reader:
         if repair and data and segment.acks_end == 0:
             self.files.remove(path)
         return pairs
+
+    def _salt_told(self, number: int) -> int | None:
+        return salt_told(self.read_whole(f"{self.directory}/{file_name('index', number)}"), number)
 
     def _without_header(self, name: str, never_written: bool, size: int, repair: bool) -> Loaded | None:
         path = f"{self.directory}/{name}"
@@ -264,7 +280,28 @@ class Reader:
             damage.append(Damage(name, "torn", end, end + torn))
         if repair and self.sync and not damage:
             self._write_index(segment, handle, abstracts)
+        if repair and holes:
+            self._keep_aside(segment, holes)
         return Loaded(segment, abstracts, damage)
+
+    def _keep_aside(self, segment: Segment, holes: list[tuple[int, int]]) -> None:
+        """The segment's file goes when its good messages are settled. What was damaged stays in damaged.N: header and
+        bad bytes at the places they had, holes elsewhere. Nobody reads it but people."""
+        self.damaged_room -= sum(stop - start for start, stop in holes)
+        if self.damaged_room < 0:
+            return
+        try:
+            handle = self.files.open(f"{self.directory}/{file_name('damaged', segment.number)}", create=True)
+            try:
+                for start, stop in [(0, HEADER_BYTES), *holes]:
+                    self.files.write(handle, bytes(self.buffer[start:stop]), start)
+                if self.sync:
+                    self.files.sync(handle)
+            finally:
+                self.files.close(handle)
+        except OSError as error:
+            if not is_full(error):
+                raise
 
     def _write_index(self, segment: Segment, handle: int, abstracts: bytes) -> None:
         """So that the next start need not scan it again. The bytes may still be in the page cache alone: sync first."""

@@ -142,6 +142,15 @@ def refuse_newer(name: str, version: int, known: int = FORMAT) -> None:
         raise FormatTooNew(f"{name} has format {version}, this program knows up to {known}")
 
 
+def salt_told(index: bytes, number: int) -> int | None:
+    """What a good index says of its segment, which cannot say it itself any more."""
+    if len(index) < INDEX_HEADER.size:
+        return None
+    magic, version, crc, of_number, salt, _, _ = INDEX_HEADER.unpack_from(index)
+    good = magic == INDEX_MAGIC and of_number == number and crc == record.crc32c(memoryview(index)[16:], version)
+    return int(salt) if good else None
+
+
 def encode_index(number: int, salt: int, end: int, abstracts: bytes) -> bytes:
     rest = INDEX_HEADER.pack(INDEX_MAGIC, FORMAT, 0, number, salt, 0, end)[16:]
     crc = record.crc32c(abstracts, record.crc32c(rest, FORMAT))

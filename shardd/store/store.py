@@ -717,5 +717,6 @@ class SegmentStore:
             "appended_bytes": self._counters.appended_bytes,
             "written_bytes": self._counters.written_bytes,
             "syncs": self._counters.syncs,
-            "damaged": len(self._counters.damage),
+            "damaged": sum(one.what in ("corrupt", "header") for one in self._counters.damage),
+            "torn": sum(one.what == "torn" for one in self._counters.damage),
         }

@@ -273,3 +273,68 @@ async def test_a_shard_that_has_recovered_serves_while_another_recovers_and_says
     assert 1 < len(recovering) < 60
     assert re.search(r"recovering \d+ %: vhost /, [\d.]+ of [\d.]+ MB, [\d,]+ messages", recovering[1])
     await asyncio.to_thread(broker.stop)
+
+
+async def test_a_bit_that_flipped_on_the_disk_costs_its_record_alone_and_is_told(start: Start) -> None:
+    """The index is good, so the damage is met by the consumer; the shard reads all anew and goes on."""
+    broker = await asyncio.to_thread(start)
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue("q", durable=True)
+        publisher = Publishing(channel, "q", 5, padding=10_000)
+        await wait_for(lambda: len(publisher.confirmed) > 500, "confirms")
+        await publisher.finish()
+    await asyncio.to_thread(broker.stop)
+    segment = sorted(broker.data_dir.glob("shard-00/*/msgs.*"))[1]
+    with segment.open("r+b") as file:
+        file.seek(500_000)
+        byte = file.read(1)[0]
+        file.seek(500_000)
+        file.write(bytes([byte ^ 4]))
+    await asyncio.to_thread(broker.restart)
+    bodies: set[bytes] = set()
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        await channel.set_qos(20)
+
+        async def take(message: aio_pika.abc.AbstractIncomingMessage) -> None:
+            number, _, rest = message.body.partition(b":")
+            assert rest == b"x" * 10_000
+            bodies.add(number)
+            await message.ack()
+
+        queue = await channel.declare_queue("q", passive=True)
+        await queue.consume(take)
+        await wait_for(lambda: len(set(publisher.confirmed) - bodies) <= 5, "all others", 20)
+        await asyncio.sleep(0.3)
+        missing = set(publisher.confirmed) - bodies
+        assert 1 <= len(missing) <= 5, "those that were published together with it"
+    row = await asyncio.to_thread(shard_row, broker)
+    assert row["restarts"] == 1 and "is damaged" in row["last_end"]
+    _, health = await asyncio.to_thread(asked, broker, "health/checks/alarms")
+    text = "1 damaged places found in message files at the last start, see the log"
+    assert health == {"status": "ok", "warnings": [{"shard": 0, "warning": text}]}
+    assert re.search(
+        rf"{segment}, bytes \d+ to \d+ \(\d+ bytes\): damaged, .* damaged.{segment.name[5:]}", broker.log_tail()
+    )
+    assert segment.with_name(segment.name.replace("msgs", "damaged")).exists()
+    await asyncio.to_thread(broker.stop)
+
+
+async def test_little_room_is_warned_of_before_publishers_are_blocked(tmp_path: Path) -> None:
+    settings = tmp_path / "broker.toml"
+    settings.write_text(f"[shards]\ndisk_free_warn_bytes = {1 << 50}\n")
+    broker = await asyncio.to_thread(lambda: RealBroker(tmp_path / "data", shards=1, more=("--config", str(settings))))
+    try:
+        await wait_for(lambda: "low on disk soon: " in broker.log_tail(), "the warning")
+        code, answer = await asyncio.to_thread(asked, broker, "health/checks/alarms")
+        assert code == 200 and answer["warnings"][0]["warning"].startswith("low on disk soon: ")
+        async with connected(broker) as connection:
+            channel = await connection.channel()
+            await channel.declare_queue("q")
+            await channel.default_exchange.publish(aio_pika.Message(b"taken"), "q")
+            assert await drained(channel, "q") == [b"taken"]
+        await asyncio.to_thread(broker.stop)
+        assert broker.log_path.read_text().count("low on disk soon: ") == 1
+    finally:
+        broker.clean_up()

@@ -246,6 +246,26 @@ async def test_checks_fail_with_503_and_a_reason(made: Api) -> None:
         assert found["reason"]
 
 
+async def test_a_stalled_disk_is_no_service_and_no_disk_that_is_full(made: Api) -> None:
+    made.shards.shards[0].alarm = "disk does not answer"
+    for path in ("alarms", "is-in-service", "ready-to-serve-clients"):
+        status, found = await made.call("GET", f"/api/health/checks/{path}")
+        assert (status, found["status"]) == (503, "failed"), path
+    assert (await made.get("/api/nodes"))[0]["disk_free_alarm"] is False
+
+
+async def test_what_an_operator_should_look_at_is_told_while_all_is_served(made: Api) -> None:
+    made.shards.process[0] = {"disk_free_bytes": 9e6, "disk_free_warn_bytes": 10e6, "damaged": 2}
+    status, found = await made.call("GET", "/api/health/checks/alarms")
+    texts = [
+        "low on disk soon: 9 MB free",
+        "2 damaged places found in message files at the last start, see the log",
+    ]
+    assert (status, found["status"]) == (200, "ok")
+    assert found["warnings"] == [{"shard": 0, "warning": text} for text in texts]
+    assert [row["warnings"] for row in await made.get("/api/shards")] == [texts, []]
+
+
 async def test_users_go_many_at_once(made: Api) -> None:
     status, _ = await made.call("POST", "/api/users/bulk-delete", {"users": ["nobody", "not there", "manager"]})
     assert status == 204

@@ -8,7 +8,7 @@ from array import array
 
 import pytest
 
-from shardd.store import Corrupt, DiskFull, FormatTooNew, SegmentStore, StoreFailed
+from shardd.store import Corrupt, DiskFull, FormatTooNew, SegmentStore, StoreFailed, recovery
 from shardd.store.record import crc32c
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
@@ -129,6 +129,40 @@ def test_a_damaged_record_is_skipped_told_by_name_and_costs_no_other() -> None:
     ((damage),) = store.damage
     assert (damage.what, damage.file) == ("corrupt", name.removeprefix("d/"))
     assert damage.start < (entries[3] & 0xFFFFFFFF) >> 4 < damage.stop
+    segment, kept = files.names[name].data, files.names[name.replace("msgs", "damaged")].data
+    assert kept[:64] == segment[:64] and kept[damage.start :] == segment[damage.start : damage.stop], "kept for people"
+    assert not any(kept[64 : damage.start])
+
+
+def test_more_damage_than_is_kept_aside_is_still_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "DAMAGED_BYTES_MAX", 100)
+    files = FaultyFiles()
+    store = opened(files)
+    entries = store.append(b"".join(one(number) for number in range(8)))[0].entries
+    store.flush()
+    files = files.restarted(power_cut=False)
+    (name,) = [name for name in files.names if "msgs" in name]
+    files.names[name].data[((entries[3] & 0xFFFFFFFF) >> 4) + 100] ^= 1
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    assert len(store.recover([1])[1].entries) == 7 and len(store.damage) == 1
+    assert not any("damaged" in name for name in files.names)
+
+
+def test_a_damaged_header_that_the_index_can_tell_is_mended_and_costs_nothing() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    entries = store.append(b"".join(one(number) for number in range(8)))[0].entries
+    sync(store)
+    store.close({1: entries})
+    (name,) = [name for name in files.names if "msgs" in name]
+    files.names[name].data[20] ^= 1
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    found = store.recover([1])[1].entries
+    assert found == entries and len(read_all(store, found)) == 8
+    assert [damage.what for damage in store.damage] == ["mendable"]
+    store.close({1: entries})
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    assert store.recover([1])[1].entries == entries and not store.damage
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["in the same life", "after a clean stop"])

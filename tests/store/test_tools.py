@@ -6,6 +6,7 @@ import base64
 import fcntl
 import json
 import os
+import re
 from array import array
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def test_damage_is_told_by_file_and_byte_range_and_all_else_is_salvaged(tmp_path
     assert main(["verify", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert told.startswith("s/msgs.0000000001: corrupt, bytes ")
-    start, stop = (int(word) for word in told.split()[-3::2])
+    start, stop = map(int, re.search(r"bytes (\d+) to (\d+) ", told).groups())  # type: ignore[union-attr] # it is there
     assert start < position < stop
     assert main(["salvage", str(tmp_path / "s"), str(tmp_path / "new")]) == 1
     output = capsys.readouterr()
@@ -106,9 +107,25 @@ def test_a_torn_acks_file_and_a_lost_header_are_told(tmp_path: Path, capsys: Out
         file.write(b"torn")
     with open(tmp_path / "msgs.0000000002", "r+b") as file:
         file.write(b"?")
+    (tmp_path / "index.0000000002").unlink()
     assert main(["verify", str(tmp_path)]) == 1
     told = capsys.readouterr().err.splitlines()
-    assert told == [f"acks.0000000001: torn, bytes {size} to {size + 4}", "msgs.0000000002: header, bytes 0 to 4096"]
+    assert [line.rpartition(":")[0] for line in told] == [
+        f"acks.0000000001: torn, bytes {size} to {size + 4} (4 bytes)",
+        "msgs.0000000002: header, bytes 0 to 4096 (4096 bytes)",
+    ]
+
+
+def test_a_header_that_the_index_can_tell_is_told_as_no_loss(tmp_path: Path, capsys: Output) -> None:
+    made(tmp_path / "s")
+    with open(tmp_path / "s/msgs.0000000002", "r+b") as file:
+        file.write(b"?")
+    assert main(["verify", str(tmp_path / "s")]) == 1
+    output = capsys.readouterr()
+    assert "msgs.0000000002: mendable, bytes 0 to 64 " in output.err
+    assert "20 messages, 18 of them not settled" in output.out
+    assert main(["salvage", str(tmp_path / "s"), str(tmp_path / "new")]) == 1
+    assert "18 messages copied" in capsys.readouterr().out
 
 
 def test_nothing_is_touched_while_a_broker_holds_the_data_directory(tmp_path: Path, capsys: Output) -> None:

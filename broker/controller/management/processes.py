@@ -62,6 +62,16 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
     return rows(call.context)
 
 
+def warnings(numbers: dict[str, float]) -> list[str]:
+    """What an operator should look at though everything is served; `numbers`: what one shard reports."""
+    found = []
+    if numbers.get("disk_free_bytes", 0) < numbers.get("disk_free_warn_bytes", 0):
+        found.append(f"low on disk soon: {numbers['disk_free_bytes'] / 1e6:.0f} MB free")
+    if numbers.get("damaged"):
+        found.append(f"{numbers['damaged']:.0f} damaged places found in message files at the last start, see the log")
+    return found
+
+
 async def shards(call: Call) -> list[dict[str, Any]]:
     queues, stats = queues_per_shard(call.context), await call.context.stats.now()
     return [
@@ -71,6 +81,7 @@ async def shards(call: Call) -> list[dict[str, Any]]:
             "ready": shard.ready,
             "alarm": shard.alarm,
             "queues": queues[shard.number],
+            "warnings": warnings(stats.shards.get(shard.number, {})),
             **stats.shards.get(shard.number, {}),
         }
         for shard in call.context.shards.shards
