@@ -44,6 +44,10 @@ def main(arguments: list[str]) -> int:
         locks = hold_off_broker(paths[0])
         try:
             damage = COMMANDS[command](*paths)
+            sys.stdout.flush()
+        except BrokenPipeError:  # who reads has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return GOOD
         finally:
             for lock in locks:
                 os.close(lock)
@@ -96,16 +100,25 @@ def verify(directory: str) -> list[Damage]:
     damage: list[Damage] = []
     for relative in stores_in(directory):
         tally = Tally()
-        segments = 0
+        segments, before = 0, len(damage)
         for one in contents(OsFiles(), f"{directory}/{relative}"):
             segments += 1
             tally.add(one)
             damage += told(relative, one.damage)
+        places = damage[before:]
         print(
             f"{relative}: {segments} segments, {tally.records} records, {tally.messages} messages, "
             f"{tally.live_messages} of them not settled"
+            + (f"; damaged places: {len(places)}, of {bytes_of(places)} bytes" if places else "")
         )
+        kept = [name for name in OsFiles().list(f"{directory}/{relative}") if name.startswith("damaged.")]
+        if kept:
+            print(f"{relative}: kept aside by former starts, remove when no longer wanted: {', '.join(kept)}")
     return damage
+
+
+def bytes_of(damage: list[Damage]) -> int:
+    return sum(one.stop - one.start for one in damage)
 
 
 def stats(directory: str) -> list[Damage]:
@@ -146,6 +159,7 @@ def rescue(directory: str, target: str) -> list[Damage]:
             f"{outcome.settled} settled, {outcome.left_behind_bytes()} unreadable bytes"
             + ("" if outcome.clean else "; no clean stop, so all count as delivered before")
         )
+    print(f"to go on with what was rescued, put the stores in {target} in the place of those in {directory}")
     return damage
 
 
@@ -182,6 +196,7 @@ MEANINGS = {
     "torn": "the end was not written whole and not confirmed; the next start cuts it off",
     "corrupt": "messages in it are lost, all others can be read",
     "header": "what is in the file cannot be told; its messages are lost",
+    "unreadable": "the disk does not give these bytes; messages in them are lost, all others can be read",
     "mendable": "the header is damaged but the index tells it; the next start mends it, nothing is lost",
     "untrue": "the index does not say what is in the segment; removed, the next start makes it anew",
 }

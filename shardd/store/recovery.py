@@ -13,6 +13,7 @@ delivered before, and carries the flag.
 
 from __future__ import annotations
 
+import errno
 import struct
 from array import array
 from collections.abc import Callable, Collection, Mapping
@@ -41,6 +42,8 @@ KINDS = ("msgs", "index", "acks", "spare", "lost", "damaged")
 # Of damaged bytes, copied aside in one recovery; beyond, they are only told.
 DAMAGED_BYTES_MAX = 64 << 20
 REDELIVERED = 1
+# What a disk that cannot read somewhere is asked for at a time.
+BLOCK_BYTES = 4096
 
 # Bytes of message files gone through, of how many; messages found in them so far, settled ones too.
 Progress = Callable[[int, int, int], None]
@@ -49,7 +52,8 @@ Progress = Callable[[int, int, int], None]
 @dataclass(frozen=True, slots=True)
 class Damage:
     """`what`: torn (the end of a segment cut off), corrupt (bad bytes between good records, kept in damaged.N), header
-    (no good record can be told; the file is kept as lost.N), mendable (a header that the index can tell: no loss)."""
+    (no good record can be told; the file is kept as lost.N), mendable (a header that the index can tell: no loss),
+    unreadable (the disk does not give these bytes; for those who only look, a start fails)."""
 
     file: str
     what: str
@@ -269,12 +273,20 @@ class Reader:
     def _from_scan(self, segment: Segment, handle: int, size: int, repair: bool) -> Loaded:
         if len(self.buffer) < size:
             self.buffer = bytearray(size)
+        unreadable: list[tuple[int, int]] = []
         with memoryview(self.buffer) as view, view[:size] as part:
-            size = self.files.read_into(handle, part, 0)
+            try:
+                size = self.files.read_into(handle, part, 0)
+            except OSError as error:
+                # A start must not take for lost what a better cable may bring back; who only looks wants the rest.
+                if repair or error.errno != errno.EIO:
+                    raise OSError(error.errno, f"{error.strerror}: reading {segment.path}") from error
+                unreadable = self._read_in_blocks(handle, part)
         abstracts, end, holes = record.scan(self.buffer, HEADER_BYTES, size, segment.salt)
         segment.used = segment.flushed = segment.checked = end
         name = file_name("msgs", segment.number)
-        damage = [Damage(name, "corrupt", start, stop) for start, stop in holes]
+        damage = [Damage(name, "unreadable", start, stop) for start, stop in unreadable]
+        damage += [Damage(name, "corrupt", start, stop) for start, stop in holes]
         torn = record.torn_bytes(self.buffer, end, size)
         if torn:
             damage.append(Damage(name, "torn", end, end + torn))
@@ -283,6 +295,20 @@ class Reader:
         if repair and holes:
             self._keep_aside(segment, holes)
         return Loaded(segment, abstracts, damage)
+
+    def _read_in_blocks(self, handle: int, target: memoryview) -> list[tuple[int, int]]:
+        """What the disk gives; zeros elsewhere: (from, to) of that."""
+        missing: list[tuple[int, int]] = []
+        for start in range(0, len(target), BLOCK_BYTES):
+            stop = min(start + BLOCK_BYTES, len(target))
+            try:
+                self.files.read_into(handle, target[start:stop], start)
+            except OSError:
+                target[start:stop] = bytes(stop - start)
+                if missing and missing[-1][1] == start:
+                    start = missing.pop()[0]
+                missing.append((start, stop))
+        return missing
 
     def _keep_aside(self, segment: Segment, holes: list[tuple[int, int]]) -> None:
         """The segment's file goes when its good messages are settled. What was damaged stays in damaged.N: header and

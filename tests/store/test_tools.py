@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import json
 import os
@@ -14,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.store import SegmentStore
+from shardd.store import SegmentStore, StoreFailed
 from shardd.store.__main__ import main
 from shardd.store.salvage import salvage
 from tests.reference.record import Record, encode_message, split_messages
+from tests.support.faulty_files import FaultyFiles
 from tests.support.store_history import DIRECTORY, History
 
 Output = pytest.CaptureFixture[str]
@@ -114,6 +116,38 @@ def test_a_torn_acks_file_and_a_lost_header_are_told(tmp_path: Path, capsys: Out
         f"acks.0000000001: torn, bytes {size} to {size + 4} (4 bytes)",
         "msgs.0000000002: header, bytes 0 to 4096 (4096 bytes)",
     ]
+
+
+class BadSector(FaultyFiles):
+    bad = range(0)
+
+    def read_into(self, handle: int, target: memoryview, position: int) -> int:
+        if position < self.bad.stop and position + len(target) > self.bad.start and self.is_message_file(handle):
+            raise OSError(errno.EIO, "a bad sector")
+        return super().read_into(handle, target, position)
+
+    def is_message_file(self, handle: int) -> bool:
+        return any(self.names[name] is self.handles[handle] for name in self.names if "msgs." in name)
+
+
+def test_where_the_disk_cannot_be_read_a_start_refuses_and_salvage_rescues_the_rest() -> None:
+    files = BadSector()
+    store = SegmentStore("d", files=files, segment_bytes=1 << 16)
+    store.recover([1])
+    entries = store.append(b"".join(one(number) for number in range(100)))[0].entries
+    store.flush()
+    store.close(None)
+    files.bad = range(9000, 9100)
+    for name in [name for name in files.names if "index." in name]:
+        del files.names[name]
+    with pytest.raises(StoreFailed, match="a bad sector"):
+        SegmentStore("d", files=files, segment_bytes=1 << 16).recover([1])
+    outcome = salvage(files, "d", "new")
+    touched = [n for n, entry in enumerate(entries) if 8192 - 400 < (entry & 0xFFFFFFFF) >> 4 < 12288]
+    assert [(one.what, one.start, one.stop) for one in outcome.damage[:1]] == [("unreadable", 8192, 12288)]
+    assert 100 - len(touched) <= outcome.messages < 100
+    store = SegmentStore("new", files=files, segment_bytes=1 << 16)
+    assert len(store.recover([1])[1].entries) == outcome.messages
 
 
 def test_a_header_that_the_index_can_tell_is_told_as_no_loss(tmp_path: Path, capsys: Output) -> None:
