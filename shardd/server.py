@@ -58,7 +58,7 @@ READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 DRAIN_MESSAGES_MAX = 4096
 # A sync under way when something broke may take this long to end.
 LAST_SYNC_S = 5.0
-# Lines about the damage of one store; `shardctl storage verify` tells all.
+# Lines about the damage of one store; `shardctl store verify` tells all.
 DAMAGE_LOGGED_MAX = 100
 DAMAGE_WORDS = {
     "torn": (logging.WARNING, "torn end, cut off: it was being written when the last run ended and was not confirmed"),

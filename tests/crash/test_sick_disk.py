@@ -22,7 +22,7 @@ from tests.support.crash_clients import Publishing, connected, drained, wait_for
 from tests.support.real_broker import RealBroker
 from tests.support.sick_broker import VARIABLE, Disk
 
-STALL_S = 0.6
+STALL_S = 1.0
 SETTINGS = """
 [shards]
 segment_bytes = 1048576

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from broker.controller.management.call import NODE, Call, Context, Route, not_found
+from broker.controller.management.gathered import Stats
 from shardd.wire.messages import LOW_ON_DISK
 
 # Of what the supervisor writes; `status` and `last_end` are words for people.
 SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_end", "started_at")
+KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -88,7 +90,16 @@ async def shards(call: Call) -> list[dict[str, Any]]:
     ]
 
 
-def node(context: Context) -> dict[str, Any]:
+def disk_room(stats: Stats) -> dict[str, int]:
+    """Free bytes, and those below which publishers are blocked, where it is tightest; {} when no shard answers."""
+    rooms = [
+        (row["disk_free_bytes"], row["disk_free_min_bytes"]) for row in stats.shards.values() if row.keys() >= KEYS
+    ]
+    free, least = min(rooms, default=(None, None))
+    return {} if free is None or least is None else {"disk_free": int(free), "disk_free_limit": int(least)}
+
+
+def node(context: Context, stats: Stats) -> dict[str, Any]:
     alarms = {shard.alarm for shard in context.shards.shards if shard.alarm}
     children = [row for row in rows(context) if row.get("rss_bytes")]
     return {
@@ -100,6 +111,8 @@ def node(context: Context) -> dict[str, Any]:
         "mem_used": sum(row["rss_bytes"] for row in children) or rss_bytes(os.getpid()),
         "mem_alarm": any("memory" in alarm for alarm in alarms),
         "disk_free_alarm": LOW_ON_DISK in alarms,
+        "alarms": sorted(alarms),
+        **disk_room(stats),
         "partitions": [],
         "uptime": int(max((row.get("uptime", 0) for row in children), default=0) * 1000),
         "rates_mode": "basic",
@@ -107,13 +120,13 @@ def node(context: Context) -> dict[str, Any]:
 
 
 async def nodes(call: Call) -> list[dict[str, Any]]:
-    return [node(call.context)]
+    return [node(call.context, await call.context.stats.now())]
 
 
 async def one_node(call: Call) -> dict[str, Any]:
     if call.part("node") != NODE:
         raise not_found()
-    return node(call.context)
+    return node(call.context, await call.context.stats.now())
 
 
 ROUTES = [
