@@ -44,7 +44,7 @@ class FaultyHome:
         pass
 
     def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
-        assert 0 < bytes_done <= bytes_total
+        assert 0 <= bytes_done <= bytes_total
 
 
 @dataclass
