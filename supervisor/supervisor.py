@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,6 +89,8 @@ class Supervisor:
         self._stopping = False
         self._started_at = round(time.time(), 3)
         self._dirty = asyncio.Event()
+        self._writing = threading.Lock()
+        self._closed = False
         self._background: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
@@ -109,7 +112,9 @@ class Supervisor:
         listening = self.sockets.listening()
         plans = self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
         self.slots = [Slot(plan, self.settings.supervision) for plan in plans]
-        self._write_now()
+        pointer = {"pid": os.getpid(), "runtime_dir": str(self.runtime.path), "http": address(self.sockets.http)}
+        self._write(self.runtime.path / "status.json", self.describe())
+        self._write(self._data.path / "broker.json", pointer)
         self._warn_of_readers()
 
     def _warn_of_readers(self) -> None:
@@ -279,18 +284,20 @@ class Supervisor:
             self._dirty.set()
 
     async def _write_status(self) -> None:
+        """In a thread: both directories may lie on a disk that hangs, and whoever watches the others must not."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            self._write_now()
+            await asyncio.to_thread(self._write, self.runtime.path / "status.json", self.describe())
 
-    def _write_now(self) -> None:
-        pointer = {"pid": os.getpid(), "runtime_dir": str(self.runtime.path), "http": address(self.sockets.http)}
-        try:
-            replace_file(self.runtime.path / "status.json", self.describe())
-            replace_file(self._data.path / "broker.json", pointer)
-        except OSError as error:  # a full disk must not end what keeps the processes running
-            log.error("status cannot be written: %s", error)
+    def _write(self, path: Path, content: dict[str, Any]) -> None:
+        with self._writing:
+            if self._closed:
+                return
+            try:
+                replace_file(path, content)
+            except OSError as error:  # a full disk must not end what keeps the processes running
+                log.error("%s cannot be written: %s", path.name, error)
 
     # -- down ----------------------------------------------------------------------------------------------
 
@@ -321,6 +328,8 @@ class Supervisor:
     def _close(self) -> None:
         for task in self._background:
             task.cancel()
+        with self._writing:  # a thread may be at it
+            self._closed = True
         self.sockets.close()
         self.runtime.remove()
         (self._data.path / "broker.json").unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,21 @@ async def test_a_killed_child_comes_back_and_is_counted(tmp_path: Path) -> None:
     )
     assert after["shard-1"]["pid"] != before["shard-1"]["pid"]
     assert after["shard-0"] == before["shard-0"]
+    assert await broker.stop() == 0
+
+
+async def test_a_disk_that_hangs_under_the_status_file_does_not_stop_the_watch_over_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(tmp_path)
+    await broker.ready.wait()
+    before = await broker.status(lambda named: named["shard-1"]["state"] == "ready")
+    answers = threading.Event()
+    monkeypatch.setattr("supervisor.supervisor.replace_file", lambda *_: answers.wait())
+    os.kill(before["shard-1"]["pid"], signal.SIGKILL)
+    while broker.journal().count("shard-1 ready") < 2:
+        await asyncio.sleep(POLL_S)
+    answers.set()
     assert await broker.stop() == 0
 
 
