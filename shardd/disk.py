@@ -10,11 +10,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+from threading import get_ident
+from typing import ParamSpec, TypeVar
 
 from shardd.store.files import Files
 
 log = logging.getLogger("shardd.disk")
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # How late a stall, or its end, may be noticed; less where `stall_s` is less than four of these.
 LOOK_EACH_S = 0.5
@@ -27,35 +31,24 @@ class Calls:
         self._clock = clock
         self._under_way: dict[int, tuple[float, str]] = {}
 
-    def call(self, name: str) -> Call:
-        return Call(self, name)
+    def timed(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
+        """The same function, known to be under way while it lasts."""
+        under_way, clock = self._under_way, self._clock
 
-    def begin(self, name: str) -> None:
-        self._under_way[threading.get_ident()] = (self._clock(), name)
+        def call(*arguments: P.args, **options: P.kwargs) -> R:
+            thread = get_ident()
+            under_way[thread] = (clock(), name)
+            try:
+                return function(*arguments, **options)
+            finally:
+                del under_way[thread]
 
-    def end(self) -> None:
-        self._under_way.pop(threading.get_ident(), None)
+        return call
 
     def longest(self) -> tuple[float, str]:
         """Seconds since the oldest call began, and its name; (0, "") when there is none."""
         found = min(list(self._under_way.values()), default=None)
         return (0.0, "") if found is None else (self._clock() - found[0], found[1])
-
-
-class Call:
-    """`with calls.call("sync"):`"""
-
-    __slots__ = ("_calls", "_name")
-
-    def __init__(self, calls: Calls, name: str) -> None:
-        self._calls = calls
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._calls.begin(self._name)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._calls.end()
 
 
 class StallWatch:
@@ -99,67 +92,21 @@ class StallWatch:
 
 
 class WatchedFiles:
-    """`Files` whose calls are known to `Calls` while they last: a microsecond each, of which a batch makes a few."""
+    """`Files` whose calls are known to `Calls` while they last: half a microsecond each, a few of them a batch."""
 
     def __init__(self, files: Files, calls: Calls) -> None:
-        self._files = files
-        self._call = calls.call
-
-    def make_directory(self, path: str) -> None:
-        with self._call("mkdir"):
-            self._files.make_directory(path)
-
-    def remove_directory(self, path: str) -> None:
-        with self._call("rmdir"):
-            self._files.remove_directory(path)
-
-    def list(self, path: str) -> list[str]:
-        with self._call("list"):
-            return self._files.list(path)
-
-    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
-        with self._call("open"):
-            return self._files.open(path, create=create, read_only=read_only)
-
-    def close(self, handle: int) -> None:
-        with self._call("close"):
-            self._files.close(handle)
-
-    def size(self, handle: int) -> int:
-        with self._call("stat"):
-            return self._files.size(handle)
-
-    def read_into(self, handle: int, target: memoryview, position: int) -> int:
-        with self._call("read"):
-            return self._files.read_into(handle, target, position)
-
-    def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
-        with self._call("write"):
-            self._files.write(handle, data, position)
-
-    def allocate(self, handle: int, size: int) -> None:
-        with self._call("allocate"):
-            self._files.allocate(handle, size)
-
-    def truncate(self, handle: int, size: int) -> None:
-        with self._call("truncate"):
-            self._files.truncate(handle, size)
-
-    def sync(self, handle: int) -> None:
-        with self._call("sync"):
-            self._files.sync(handle)
-
-    def sync_directory(self, path: str) -> None:
-        with self._call("sync of a directory"):
-            self._files.sync_directory(path)
-
-    def rename(self, old: str, new: str) -> None:
-        with self._call("rename"):
-            self._files.rename(old, new)
-
-    def remove(self, path: str) -> None:
-        with self._call("remove"):
-            self._files.remove(path)
-
-    def salt(self) -> int:
-        return self._files.salt()
+        self.make_directory = calls.timed("mkdir", files.make_directory)
+        self.remove_directory = calls.timed("rmdir", files.remove_directory)
+        self.list = calls.timed("list", files.list)
+        self.open = calls.timed("open", files.open)
+        self.close = calls.timed("close", files.close)
+        self.size = calls.timed("stat", files.size)
+        self.read_into = calls.timed("read", files.read_into)
+        self.write = calls.timed("write", files.write)
+        self.allocate = calls.timed("allocate", files.allocate)
+        self.truncate = calls.timed("truncate", files.truncate)
+        self.sync = calls.timed("sync", files.sync)
+        self.sync_directory = calls.timed("sync of a directory", files.sync_directory)
+        self.rename = calls.timed("rename", files.rename)
+        self.remove = calls.timed("remove", files.remove)
+        self.salt = files.salt
