@@ -7,7 +7,6 @@ import base64
 import contextlib
 import json
 import re
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import aio_pika
 import pika
 import pytest
 
-from tests.support.crash_clients import Publishing, connected, drained, wait_for
+from tests.support.crash_clients import Listener, Publishing, connected, drained, wait_for
 from tests.support.real_broker import RealBroker
 from tests.support.sick_broker import VARIABLE, Disk
 
@@ -60,37 +59,6 @@ def start(tmp_path: Path, disk: Disk) -> Iterator[Start]:
         disk.heal()
         for broker in started:
             broker.clean_up()
-
-
-class Listener:
-    """A publisher that hears whether it is blocked, and why."""
-
-    def __init__(self, broker: RealBroker) -> None:
-        self.reasons: list[str] = []
-        self.blocked = False
-        self._going = True
-        self._connection = pika.BlockingConnection(pika.URLParameters(broker.url))
-        self._connection.add_on_connection_blocked_callback(self._on_blocked)
-        self._connection.add_on_connection_unblocked_callback(self._on_unblocked)
-        self._connection.channel().basic_publish("", "nowhere", b"")
-        self._thread = threading.Thread(target=self._listen)
-        self._thread.start()
-
-    def _on_blocked(self, connection: object, method: Any) -> None:
-        self.reasons.append(method.method.reason)
-        self.blocked = True
-
-    def _on_unblocked(self, connection: object, method: object) -> None:
-        self.blocked = False
-
-    def _listen(self) -> None:
-        while self._going:
-            self._connection.process_data_events(0.05)
-        self._connection.close()
-
-    def stop(self) -> None:
-        self._going = False
-        self._thread.join(5)
 
 
 def asked(broker: RealBroker, path: str) -> tuple[int, Any]:
