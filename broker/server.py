@@ -188,6 +188,7 @@ class Door:
         elif isinstance(what, wire.Ungranted):
             self.consuming.ungranted(what.consumer, what.count, what.wants)
         elif isinstance(what, wire.Alarm):
+            self.links.set_stalled(shard, what.reason == wire.DISK_STALLED)
             self._set_alarm(shard, what.reason)
 
     def _set_alarm(self, shard: int, reason: str) -> None:

@@ -28,12 +28,11 @@ QUEUE_PASS_BYTES = 256 << 10
 DELIVERY_TURN_BYTES = 1 << 20
 # Timers looked at in one turn.
 TIMERS_PER_TURN = 1000
-LOW_ON_DISK = "low on disk"
 
 _may_refuse = attrgetter("may_refuse")
 
-# Of one store: segments recovered, of how many.
-Progress = Callable[[int, int], None]
+# Of one store: bytes of message files gone through, of how many; messages found in them so far.
+Progress = Callable[[int, int, int], None]
 
 
 class NoRoom(Exception):
@@ -68,7 +67,10 @@ class Home(Protocol):
     def keep_only(self, vhosts: Collection[str]) -> None:
         """Stores of other vhosts go."""
 
-    def progress(self, vhost: str, done: int, total: int) -> None:
+    def recovered(self, vhost: str, store: Any) -> None:
+        """That store, as `open` gave it."""
+
+    def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         """A store recovers."""
 
 
@@ -166,7 +168,7 @@ class Shard:
             self.refused_batches += 1
             held.refused = _runs(message, range(publish.messages), unnumbered=True)
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
-            self.set_alarm(LOW_ON_DISK)
+            self.set_alarm(m.LOW_ON_DISK)
             return
         self._dirty_stores.add(store)
         if publish.needs_sync:
@@ -310,6 +312,7 @@ class Shard:
         timed = [spec.id for spec in durable if limits_of(spec.arguments).message_ttl is not None]
         found = store.recover([spec.id for spec in durable], timed, partial(self._home.progress, vhost))
         self.stores[vhost] = store
+        self._home.recovered(vhost, store)
         self._create(specs, now)
         for queue_id, arrival in found.items():
             queue = self.queues[queue_id]
@@ -598,7 +601,7 @@ class Shard:
                     jobs.append((store, job))
         except self._no_room:
             # Confirms go on waiting for a sync of all stores; it is tried again with the next turn.
-            self.set_alarm(LOW_ON_DISK)
+            self.set_alarm(m.LOW_ON_DISK)
         else:
             self._sync_wanted = False
             self._syncs_begun += 1

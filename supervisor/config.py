@@ -93,6 +93,8 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
     segment_bytes: Annotated[int, Meta(ge=1 << 20, le=256 << 20)] = 3 << 20
     durability: Literal["fsync", "page-cache"] = "fsync"
     disk_free_min_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 256 << 20
+    disk_free_warn_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 1 << 30
+    disk_stall_s: Seconds = 10
 
 
 class Users(Struct, frozen=True, forbid_unknown_fields=True):

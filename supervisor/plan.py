@@ -89,6 +89,8 @@ def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
         "segment_bytes": settings.shards.segment_bytes,
         "durability": settings.shards.durability,
         "disk_free_min_bytes": settings.shards.disk_free_min_bytes,
+        "disk_free_warn_bytes": settings.shards.disk_free_warn_bytes,
+        "disk_stall_s": settings.shards.disk_stall_s,
         "log_level": settings.log_level,
     }
     return ChildPlan("shard", index, "shardd", section)

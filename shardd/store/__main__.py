@@ -48,6 +48,10 @@ def main(arguments: list[str]) -> int:
         locks = hold_off_broker(paths[0])
         try:
             damage = COMMANDS[command](*paths)
+            sys.stdout.flush()
+        except BrokenPipeError:  # who reads has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return GOOD
         finally:
             for lock in locks:
                 os.close(lock)
@@ -103,15 +107,20 @@ def verify(directory: str) -> list[Damage]:
     stores, streams = stores_in(directory)
     for relative in stores:
         tally = Tally()
-        segments = 0
+        segments, before = 0, len(damage)
         for one in contents(OsFiles(), f"{directory}/{relative}"):
             segments += 1
             tally.add(one)
             damage += told(relative, one.damage)
+        places = damage[before:]
         print(
             f"{relative}: {segments} segments, {tally.records} records, {tally.messages} messages, "
             f"{tally.live_messages} of them not settled"
+            + (f"; damaged places: {len(places)}, of {bytes_of(places)} bytes" if places else "")
         )
+        kept = [name for name in OsFiles().list(f"{directory}/{relative}") if name.startswith("damaged.")]
+        if kept:
+            print(f"{relative}: kept aside by former starts, remove when no longer wanted: {', '.join(kept)}")
     for relative in streams:
         stream = StreamContents(OsFiles(), f"{directory}/{relative}")
         tallies = list(stream.tallies())
@@ -121,6 +130,10 @@ def verify(directory: str) -> list[Damage]:
             f"{sum(one.messages for one in tallies)} messages, next offset {stream.next_offset}"
         )
     return damage
+
+
+def bytes_of(damage: list[Damage]) -> int:
+    return sum(one.stop - one.start for one in damage)
 
 
 def stats(directory: str) -> list[Damage]:
@@ -180,13 +193,15 @@ def rescue(directory: str, target: str) -> list[Damage]:
     for relative in streams:
         shutil.copytree(f"{directory}/{relative}", os.path.normpath(f"{target}/{relative}"), dirs_exist_ok=True)
         print(f"{relative}: a stream, its files copied as they are")
+    print(f"to go on with what was rescued, put the stores in {target} in the place of those in {directory}")
     return damage
 
 
 def told(relative: str, damage: list[Damage]) -> list[Damage]:
     for one in damage:
         file = os.path.normpath(f"{relative}/{one.file}")
-        print(f"{file}: {one.what}, bytes {one.start} to {one.stop}", file=sys.stderr)
+        where = f"bytes {one.start} to {one.stop} ({one.stop - one.start} bytes)"
+        print(f"{file}: {one.what}, {where}: {MEANINGS[one.what]}", file=sys.stderr)
     return damage
 
 
@@ -214,6 +229,15 @@ def readable_stored(stored: bytes) -> dict[str, object]:
         "body_base64": base64.b64encode(stored[props + props_bytes :]).decode(),
     }
 
+
+MEANINGS = {
+    "torn": "the end was not written whole and not confirmed; the next start cuts it off",
+    "corrupt": "messages in it are lost, all others can be read",
+    "header": "what is in the file cannot be told; its messages are lost",
+    "unreadable": "the disk does not give these bytes; messages in them are lost, all others can be read",
+    "mendable": "the header is damaged but the index tells it; the next start mends it, nothing is lost",
+    "untrue": "the index does not say what is in the segment; removed, the next start makes it anew",
+}
 
 COMMANDS: dict[str, Callable[..., list[Damage]]] = {
     "verify": verify,

@@ -33,6 +33,10 @@ CONFIRMED = 4  # shard to peer: batches up to a number are on stable storage; re
 CREDIT = 5  # both ways: bytes taken off the other's hands
 CONTROL = 6  # both ways: one struct below
 
+# Reasons of an Alarm that more than people act on.
+LOW_ON_DISK = "low on disk"
+DISK_STALLED = "disk does not answer"
+
 # Settle kinds, also used by codec.pyx.
 ACK = 0
 REJECT = 1  # drop or dead-letter
@@ -173,7 +177,10 @@ class StatsReply(Message, tag="stats-reply", frozen=True):
 
 
 class Alarm(Message, tag="alarm", frozen=True):
-    """Shard to all peers: publishing must pause (reason "low on disk", ...) or may go on (reason "")."""
+    """Shard to all peers: publishing must pause (for a reason, in words for people) or may go on (reason "").
+
+    DISK_STALLED besides means: whoever waits for a confirm is told no. What was published may be stored all the same.
+    """
 
     reason: str
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import json
 import os
+import re
 from array import array
 from pathlib import Path
 
@@ -13,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.store import SegmentStore, StreamLog
+from shardd.store import SegmentStore, StoreFailed, StreamLog
 from shardd.store.__main__ import main
 from shardd.store.record import crc32c
 from shardd.store.salvage import salvage
 from tests.reference.record import Record, encode_message, split_messages
+from tests.support.faulty_files import FaultyFiles
 from tests.support.store_history import DIRECTORY, History
 
 Output = pytest.CaptureFixture[str]
@@ -86,7 +89,7 @@ def test_damage_is_told_by_file_and_byte_range_and_all_else_is_salvaged(tmp_path
     assert main(["verify", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert told.startswith("s/msgs.0000000001: corrupt, bytes ")
-    start, stop = (int(word) for word in told.split()[-3::2])
+    start, stop = map(int, re.search(r"bytes (\d+) to (\d+) ", told).groups())  # type: ignore[union-attr] # it is there
     assert start < position < stop
     assert main(["salvage", str(tmp_path / "s"), str(tmp_path / "new")]) == 1
     output = capsys.readouterr()
@@ -107,9 +110,57 @@ def test_a_torn_acks_file_and_a_lost_header_are_told(tmp_path: Path, capsys: Out
         file.write(b"torn")
     with open(tmp_path / "msgs.0000000002", "r+b") as file:
         file.write(b"?")
+    (tmp_path / "index.0000000002").unlink()
     assert main(["verify", str(tmp_path)]) == 1
     told = capsys.readouterr().err.splitlines()
-    assert told == [f"acks.0000000001: torn, bytes {size} to {size + 4}", "msgs.0000000002: header, bytes 0 to 4096"]
+    assert [line.rpartition(":")[0] for line in told] == [
+        f"acks.0000000001: torn, bytes {size} to {size + 4} (4 bytes)",
+        "msgs.0000000002: header, bytes 0 to 4096 (4096 bytes)",
+    ]
+
+
+class BadSector(FaultyFiles):
+    bad = range(0)
+
+    def read_into(self, handle: int, target: memoryview, position: int) -> int:
+        if position < self.bad.stop and position + len(target) > self.bad.start and self.is_message_file(handle):
+            raise OSError(errno.EIO, "a bad sector")
+        return super().read_into(handle, target, position)
+
+    def is_message_file(self, handle: int) -> bool:
+        return any(self.names[name] is self.handles[handle] for name in self.names if "msgs." in name)
+
+
+def test_where_the_disk_cannot_be_read_a_start_refuses_and_salvage_rescues_the_rest() -> None:
+    files = BadSector()
+    store = SegmentStore("d", files=files, segment_bytes=1 << 16)
+    store.recover([1])
+    entries = store.append(b"".join(one(number) for number in range(100)))[0].entries
+    store.flush()
+    store.close(None)
+    files.bad = range(9000, 9100)
+    for name in [name for name in files.names if "index." in name]:
+        del files.names[name]
+    with pytest.raises(StoreFailed, match="a bad sector"):
+        SegmentStore("d", files=files, segment_bytes=1 << 16).recover([1])
+    outcome = salvage(files, "d", "new")
+    touched = [n for n, entry in enumerate(entries) if 8192 - 400 < (entry & 0xFFFFFFFF) >> 4 < 12288]
+    assert [(one.what, one.start, one.stop) for one in outcome.damage[:1]] == [("unreadable", 8192, 12288)]
+    assert 100 - len(touched) <= outcome.messages < 100
+    store = SegmentStore("new", files=files, segment_bytes=1 << 16)
+    assert len(store.recover([1])[1].entries) == outcome.messages
+
+
+def test_a_header_that_the_index_can_tell_is_told_as_no_loss(tmp_path: Path, capsys: Output) -> None:
+    made(tmp_path / "s")
+    with open(tmp_path / "s/msgs.0000000002", "r+b") as file:
+        file.write(b"?")
+    assert main(["verify", str(tmp_path / "s")]) == 1
+    output = capsys.readouterr()
+    assert "msgs.0000000002: mendable, bytes 0 to 64 " in output.err
+    assert "20 messages, 18 of them not settled" in output.out
+    assert main(["salvage", str(tmp_path / "s"), str(tmp_path / "new")]) == 1
+    assert "18 messages copied" in capsys.readouterr().out
 
 
 def test_nothing_is_touched_while_a_broker_holds_the_data_directory(tmp_path: Path, capsys: Output) -> None:
