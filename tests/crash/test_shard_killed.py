@@ -193,7 +193,7 @@ async def test_a_shard_that_dies_again_and_again_also_while_it_recovers_loses_no
 def _until_ready(broker: RealBroker, old: int) -> None:
     from tests.support.real_broker import wait_until
 
-    wait_until(lambda: broker._is_replaced("shard", 1, old), "the shard to be back", 30)
+    wait_until(lambda: broker.is_replaced("shard", 1, old), "the shard to be back", 30)
 
 
 async def test_commit_ok_means_stored(broker: RealBroker, name: str) -> None:
