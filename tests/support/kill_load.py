@@ -411,7 +411,7 @@ class Consumer(Worker):
             if not client.deliveries:
                 break
             tag, redelivered, body, since = client.deliveries.popleft()
-            found = self.ledger.was_delivered(self.queue, body, redelivered, time.monotonic())
+            found = self.ledger.was_delivered(self.queue, body, redelivered, time.monotonic(), since)
             if self.random.random() < self.gives_back:
                 returned.append(tag)
             else:

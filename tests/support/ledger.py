@@ -122,11 +122,14 @@ class Ledger:
         with self._lock:
             self._comings[queue] += 1
 
-    def was_delivered(self, queue: str, body: bytes, redelivered: bool, now: float) -> tuple[str, int]:
+    def was_delivered(
+        self, queue: str, body: bytes, redelivered: bool, now: float, since: float | None = None
+    ) -> tuple[str, int]:
+        """`since`: it was not handed out before, if that is known."""
         key, number = read_body(body)
         with self._lock:
             self.deliveries += 1
-            self._check_delivery(queue, key, number, redelivered, now)
+            self._check_delivery(queue, key, number, redelivered, now, now if since is None else since)
         return key, number
 
     def was_settled(self, queue: str, known: Iterable[tuple[str, int, float]], now: float) -> None:
@@ -144,7 +147,7 @@ class Ledger:
 
     # -- what must be true -----------------------------------------------------------------------------------
 
-    def _check_delivery(self, queue: str, key: str, number: int, redelivered: bool, now: float) -> None:
+    def _check_delivery(self, queue: str, key: str, number: int, redelivered: bool, now: float, since: float) -> None:
         published = self._published.get(key)
         if published is None or not 0 < number < len(published.answers):
             self._complain(f"{queue}: {key}:{number} was delivered, but never published")
@@ -153,13 +156,13 @@ class Ledger:
             self._complain(f"{queue}: {key}:{number} was delivered, but sent to {published.queues}")
         arrived = self._arrived[queue, key]
         arrived.grow(number)
-        # Of several consumers one may look late at what it was given before another was given it again.
+        # Of several consumers one may look late at what it was given before another was given it again, and settled it.
         before = arrived.seen[number] if queue not in self._unordered else arrived.seen[number] & NEW
         if before and not redelivered:
             self._complain(f"{queue}: {key}:{number} was delivered again without a mark")
         if queue not in self._unordered:
             self._check_order(queue, key, arrived, number, redelivered)
-        if arrived.settled_at[number]:
+        if 0 < arrived.settled_at[number] < (since if queue in self._unordered else now):
             self._check_settled(queue, key, arrived, number, now)
         self._waiting[queue] -= arrived.seen[number] == 0
         arrived.seen[number] |= MARKED if redelivered else NEW
