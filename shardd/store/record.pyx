@@ -653,6 +653,27 @@ def scan(bytearray segment, unsigned long long start, unsigned long long stop, u
         free(offsets.data)
 
 
+def sound_until(bytearray data, unsigned long long start, unsigned long long stop, uint32_t salt) -> tuple:
+    """(end, needed): the records of data[start:stop] are good up to `end`. `needed`: bytes from there on without which
+    the next one cannot be judged; 0: there is none, or it is bad."""
+    cdef const uint8_t *bytes_of = <const uint8_t*>PyByteArray_AS_STRING(data)
+    cdef uint64_t at = start, length
+    if stop > <unsigned long long>PyByteArray_GET_SIZE(data):
+        raise ValueError("there is less than said")
+    while at < stop:
+        if stop - at < 8:
+            return at, RECORD_HEADER
+        length = u32(bytes_of + at)
+        if length > stop - at:
+            return at, length
+        if record_bytes(bytes_of + at, stop - at) == 0:
+            break
+        if c_crc32c(0, bytes_of + at + 8, length - 8) ^ salt != u32(bytes_of + at + 4):
+            break
+        at += length
+    return at, 0
+
+
 def torn_bytes(bytearray segment, unsigned long long end, unsigned long long stop) -> int:
     """How much was torn off behind the last good record: 0 when nothing was begun there, else what the broken record says
     it would have taken, as far as the segment goes."""

@@ -250,7 +250,7 @@ class Reader:
         with memoryview(self.buffer) as view, view[:size] as part:
             size = self.files.read_into(handle, part, 0)
         abstracts, end, holes = record.scan(self.buffer, HEADER_BYTES, size, segment.salt)
-        segment.used = segment.flushed = end
+        segment.used = segment.flushed = segment.checked = end
         name = file_name("msgs", segment.number)
         damage = [Damage(name, "corrupt", start, stop) for start, stop in holes]
         torn = record.torn_bytes(self.buffer, end, size)

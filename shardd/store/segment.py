@@ -77,6 +77,7 @@ class Segment:
     moves: Moves | None = None  # since this process merged it: from entries that queues know to those on disk
     numbers: list[int] = field(default_factory=list)  # under which queues know it, when it has moves
     stays: bool = False  # not to be merged with others
+    checked: int = HEADER_BYTES  # up to where the file's records were found good when they were read back
 
     def room(self) -> int:
         return self.capacity - self.used - END_BYTES
