@@ -1,7 +1,7 @@
 # setup  virtual environment in .venv, compiled modules     run   a broker with data in ./data
 # test   all tests                                          lint  format, style, types, import contracts
 # bench  measure (bench-smoke: whether it works; bench-scale: start-up and memory)     crash kill it and count    wheel  dist/*.whl
-# torture  the store through thousands of random lives and ten million messages; ARGS='--seed N --histories N'
+# torture  thousands of random lives of a store, 100 rounds of kills; ARGS='--seed N --histories N --rounds N'
 
 PYTHON ?= python3
 VENV := .venv

@@ -29,5 +29,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = random.SystemRandom().randrange(1 << 32)
 
 
+_lives_played: list[int] = []
+
+
+@pytest.fixture
+def lives_played() -> list[int]:
+    """Seeds of the random lives of stores that this run has played, to be told at its end."""
+    return _lives_played
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _lives_played:
+        terminalreporter.write_line(f"{len(_lives_played)} random lives of a store, --seed {config.option.seed}")
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"--seed {config.option.seed}"
