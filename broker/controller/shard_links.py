@@ -218,9 +218,9 @@ class ShardLinks:
         shard.used &= known
         for queue in shard.used:
             self._number += 1
-            number = self._number
-            self.request(shard.number, partial(visit, queue=queue, consumer=number))
-            self.request(shard.number, lambda n, number=number: wire.Release(n, [number]))  # type: ignore[misc]
+            numbers = [self._number]
+            for ask in (partial(visit, queue=queue, consumer=self._number), partial(wire.Release, consumers=numbers)):
+                self.request(shard.number, ask).add_done_callback(_log_failure)
 
     def _reconcile(self, shard: Shard) -> None:
         """A shard that ran before this controller may have missed the last changes of the one before."""

@@ -7,6 +7,7 @@ begin a new key with each connection, so a repeat, or a change of order, is the 
 from __future__ import annotations
 
 import random
+import socket
 import struct
 import threading
 import time
@@ -44,8 +45,6 @@ class LoadClient:
     """One connection with one channel. Frames are read in bulk: there are many."""
 
     def __init__(self, port: int) -> None:
-        import socket
-
         try:
             self.sock = socket.create_connection(("127.0.0.1", port), 5)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
