@@ -27,8 +27,8 @@ COME_BACK_S = 0.05
 BACKLOG_MAX = 2000
 READ_BYTES = 1 << 18
 FRAME_BODY_BYTES = 100_000
-# basic.deliver, basic.ack, basic.nack: taken apart here, all else by pamqp.
-DELIVER, ACK, NACK = 0x003C003C, 0x003C0050, 0x003C0078
+# basic.deliver, basic.get-ok, basic.ack, basic.nack: taken apart here, all else by pamqp.
+DELIVER, GET_OK, ACK, NACK = 0x003C003C, 0x003C0047, 0x003C0050, 0x003C0078
 PERSISTENT = b"\x10\x00\x02"  # property flags and delivery-mode 2
 _FRAME = struct.Struct(">BHI")
 
@@ -121,7 +121,7 @@ class LoadClient:
         """The answer to a method; what comes of contents before it is passed to `pending`."""
         while True:
             found = self.next_frame()
-            if found[0] == 1 and int.from_bytes(found[1][:4], "big") not in (DELIVER, ACK, NACK):
+            if found[0] == 1 and int.from_bytes(found[1][:4], "big") not in (DELIVER, GET_OK, ACK, NACK):
                 what = decode(found[1])
                 if isinstance(what, commands.Connection.Close):
                     raise Lost(what.reply_text)
@@ -339,8 +339,9 @@ class ConsumerClient(LoadClient):
 
     def pending(self, found: tuple[int, bytes]) -> None:
         kind, payload = found
-        if kind == 1 and int.from_bytes(payload[:4], "big") == DELIVER:
-            at = 5 + payload[4]
+        what = int.from_bytes(payload[:4], "big") if kind == 1 else 0
+        if what in (DELIVER, GET_OK):
+            at = 5 + payload[4] if what == DELIVER else 4
             self._head = int.from_bytes(payload[at : at + 8], "big"), bool(payload[at + 8])
         elif kind == 2:
             self._left = int.from_bytes(payload[4:12], "big")
@@ -355,6 +356,16 @@ class ConsumerClient(LoadClient):
             if isinstance(said, commands.Connection.Close):
                 raise Lost(said.reply_text)
             raise Complaint(f"{said!r:.200} among deliveries")
+
+    def expect_message(self) -> bool:
+        """The answer to a basic.get; it is among `deliveries` when there was one."""
+        before = len(self.deliveries)
+        while len(self.deliveries) == before:
+            kind, payload = self.next_frame()
+            if kind == 1 and isinstance(decode(payload), commands.Basic.GetEmpty):
+                return False
+            self.pending((kind, payload))
+        return True
 
     def _end(self) -> None:
         if self._left <= 0:
@@ -389,7 +400,10 @@ class Consumer(Worker):
     def session(self) -> None:
         client = ConsumerClient(self.port)
         try:
-            client.ask(1, commands.Basic.Qos(0, self.random.choice([4, 20, 50, 200]), False), commands.Basic.QosOk)
+            # Of the consumer, or of its channel: the shard deals these out by grants.
+            of_channel = self.random.random() < 0.3
+            prefetch = self.random.choice([4, 20, 50, 200])
+            client.ask(1, commands.Basic.Qos(0, prefetch, of_channel), commands.Basic.QosOk)
             self.ledger.consumer_came(self.queue)
             client.ask(1, commands.Basic.Consume(queue=self.queue), commands.Basic.ConsumeOk)
             until = time.monotonic() + self.random.uniform(0.2, 1.5)
@@ -403,6 +417,9 @@ class Consumer(Worker):
 
     def _take(self, client: ConsumerClient) -> None:
         client.wait(0.0 if client.deliveries else 0.05)
+        self._settle(client)
+
+    def _settle(self, client: ConsumerClient) -> None:
         known: list[tuple[str, int, float]] = []
         tags = []
         returned = []
@@ -425,6 +442,24 @@ class Consumer(Worker):
                 client.send(b"".join(method(1, commands.Basic.Ack(tag, False)) for tag in tags))
             client.look(self.queue)
             self.ledger.was_settled(self.queue, known, time.monotonic())
+
+
+class Getter(Consumer):
+    """Asks for one message after the other."""
+
+    def session(self) -> None:
+        client = ConsumerClient(self.port)
+        self.ledger.consumer_came(self.queue)
+        try:
+            while self.going:
+                for _ in range(self.random.randint(1, 10)):
+                    client.send(method(1, commands.Basic.Get(queue=self.queue)))
+                    if not client.expect_message():
+                        time.sleep(0.02)
+                        break
+                self._settle(client)
+        finally:
+            client.close()
 
 
 class Declarer(Worker):

@@ -18,7 +18,17 @@ from pathlib import Path
 
 from pamqp import commands
 
-from tests.support.kill_load import Consumer, ConsumerClient, Declarer, LoadClient, Lost, Publisher, Transactor, Worker
+from tests.support.kill_load import (
+    Consumer,
+    ConsumerClient,
+    Declarer,
+    Getter,
+    LoadClient,
+    Lost,
+    Publisher,
+    Transactor,
+    Worker,
+)  # fmt: skip
 from tests.support.ledger import Ledger
 from tests.support.real_broker import RealBroker, is_running, wait_until
 
@@ -38,7 +48,8 @@ FANOUT = ("fanout-0", "fanout-1", "fanout-2")
 LATE = ("late-0", "late-1")
 SHARED = "shared"
 BIG = "big"
-ALL_QUEUES = (*QUEUES, *FANOUT, *LATE, SHARED, BIG)
+POLLED = "polled"
+ALL_QUEUES = (*QUEUES, *FANOUT, *LATE, SHARED, BIG, POLLED)
 EXCHANGE = "kill-rounds"
 
 # How often, of a hundred.
@@ -61,12 +72,14 @@ class Load:
             Publisher("p-shared", *given, "", SHARED, (SHARED,)),
             Publisher("p-fanout", *given, EXCHANGE, "", FANOUT, window_max=300),
             Publisher("p-big", *given, "", BIG, (BIG,), window_max=3, padding_max=400_000, rest_s=0.3),
+            Publisher("p-polled", *given, "", POLLED, (POLLED,), window_max=10),
             Transactor("tx", *given, (QUEUES[0], QUEUES[1], FANOUT[0])),
         ]
         self.declarer = Declarer("churn", *given)
         self.consumers = [
             *(Consumer(f"c-{queue}", *given, queue) for queue in (*QUEUES, *FANOUT, BIG)),
             *(Consumer(f"c-{queue}", *given, queue, away_s=6.0) for queue in LATE),
+            Getter("g-polled", *given, POLLED),
             Consumer("c-shared-0", *given, SHARED, gives_back=0.1),
             Consumer("c-shared-1", *given, SHARED, away_s=2.0),
         ]
