@@ -293,7 +293,7 @@ async def test_what_was_declared_is_there_whatever_was_killed_meanwhile(
         declared: list[str] = []
 
         async def declare() -> None:
-            while len(declared) < 1000 and time.monotonic() < end:
+            while len(declared) < 1000 and (time.monotonic() < end or len(declared) <= 20):
                 queue = await channel.declare_queue(f"{name}-{len(declared)}", durable=True)
                 await queue.bind("amq.topic", queue.name)
                 declared.append(queue.name)
@@ -303,8 +303,7 @@ async def test_what_was_declared_is_there_whatever_was_killed_meanwhile(
         for _ in range(2):
             await asyncio.sleep(0.4)
             await asyncio.to_thread(broker.kill, kind, 0)
-        await asyncio.wait_for(declaring, 20)
-        assert len(declared) > 20
+        await asyncio.wait_for(declaring, 60)
         topic = await channel.get_exchange("amq.topic")
         for queue in declared[:: max(1, len(declared) // 20)]:
             await topic.publish(aio_pika.Message(b"", delivery_mode=2), queue)

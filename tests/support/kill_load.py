@@ -24,7 +24,7 @@ from tests.support.raw_client import HEADER, content_header, method, raw_frame
 SILENCE_S = 30.0
 COME_BACK_S = 0.05
 # Messages of one queue that wait for delivery; whoever publishes to it rests then.
-BACKLOG_MAX = 2000
+BACKLOG_MAX = 500
 READ_BYTES = 1 << 18
 FRAME_BODY_BYTES = 100_000
 # basic.deliver, basic.get-ok, basic.ack, basic.nack: taken apart here, all else by pamqp.
