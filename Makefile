@@ -2,7 +2,7 @@
 # test   all tests                                          lint  format, style, types, import contracts
 # bench  measure (bench-smoke: whether it works; bench-scale: start-up and memory)     crash kill it and count    wheel  dist/*.whl
 # rows   which rows of the feature table have a test: ARGS='A1 B' for some sections
-# torture  the store through thousands of random lives and ten million messages; ARGS='--seed N --histories N'
+# torture  thousands of random lives of a store, 100 rounds of kills; ARGS='--seed N --histories N --rounds N'
 
 PYTHON ?= python3
 VENV := .venv

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import signal
 import socket
 import time
@@ -56,7 +55,7 @@ class Door:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
-        self.incarnation = secrets.randbits(31) | 1
+        self.incarnation = wire.incarnation_at(time.monotonic_ns())
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()
         self.read_buffer = memoryview(bytearray(READ_BYTES))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from broker.controller.definitions import Definitions, DefinitionsError
 from broker.controller.links import DoorLinks
 from broker.controller.presence import Presence, door_of
 from broker.controller.shard_links import ShardLinks
+from shardd.wire import messages as wire
 from supervisor import notify
 
 WATCHDOG_S = 1.0
@@ -43,7 +44,7 @@ class Controller:
         self.definitions = Definitions(Path(config.data_dir), config.boot)
         self.presence = Presence()
         self.links = DoorLinks(config.boot, config.doors)
-        self.shards = ShardLinks(config.shards, secrets.randbelow(0xFFFFFFFE) + 1)
+        self.shards = ShardLinks(config.shards, wire.incarnation_at(time.monotonic_ns()))
         self.authority = Authority(
             load_or_begin(self.definitions, config), self.definitions, self.links, self.shards, self.presence
         )

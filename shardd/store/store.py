@@ -176,7 +176,8 @@ class SegmentStore:
         for segment in [*self._in_memory, *([self._open] if self._open else [])]:
             if segment.flushed and segment.index is None and not segment.has_index:
                 segment.index = segment.make_index()
-        unsynced = list(self._unsynced.values())
+        # Without syncs nobody keeps count of what is only in the page cache: a clean stop makes sure of all.
+        unsynced = list(self._unsynced.values()) if self.sync else [each for each in self._distinct() if each.flushed]
         for segment in unsynced:
             self._files.sync(self._handle(segment))
         for segment in self._distinct():
