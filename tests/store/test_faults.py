@@ -246,33 +246,6 @@ def test_whatever_bits_flip_no_damaged_message_is_read_and_only_what_is_beside_t
         assert near or (min(places, default=64) < 64 and (index in hit or index not in names)), (entry, hit)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["in the same life", "after a clean stop"])
-def test_what_broke_behind_a_good_index_is_never_read_and_costs_no_other(again: bool) -> None:
-    """A recovery believes the index and reads no record: who reads it does."""
-    files = FaultyFiles()
-    store = opened(files)
-    batches = [b"".join(one(number) for number in range(start, start + 4)) for start in range(0, 40, 4)]
-    entries = array("Q", [entry for batch in batches for entry in store.append(batch)[0].entries])
-    sync(store)
-    if again:
-        store.close({1: entries})
-        store = SegmentStore("d", files=files, segment_bytes=4096)
-        assert list(store.recover([1])[1].entries) == list(entries)
-    bad = entries[5]
-    name = f"d/msgs.{bad >> 32:010d}"
-    files.names[name].data[((bad & 0xFFFFFFFF) >> 4) + 100] ^= 1
-    assert read_all(store, entries[:5]) and any("index." in name for name in files.names)
-    with pytest.raises(Corrupt, match=f"the record at byte .* of {name} is damaged"):
-        store.read(entries[5:], 1 << 30)
-    assert not any("index." in name for name in files.names)
-    store.close(None)
-    store = SegmentStore("d", files=files, segment_bytes=4096)
-    found = store.recover([1])[1].entries
-    assert [entry & ~15 for entry in found] == [entry for entry in entries if entry != bad]
-    assert [damage.what for damage in store.damage] == ["corrupt"]
-    assert len(read_all(store, found)) == 39
-
-
 def test_a_segment_without_a_good_header_is_kept_aside_and_told() -> None:
     files = FaultyFiles()
     store = opened(files)
