@@ -300,11 +300,8 @@ class Publishing:
 
     def _route_one(self, scope: Scope, message: Message) -> Targets:
         vhost = self._vhost(scope)
-        names: dict[str, None] = {}
-        for key in message.keys:
-            names.update(dict.fromkeys(route_message(vhost.table, message.exchange, message.routable(key)).queues))
         found = []
-        for name in names:
+        for name in route_message(vhost.table, message.exchange, message.routable()).queues:
             queue = vhost.queues[name]
             found.append((queue.shard, [queue.id], queue.durable))
         return found
@@ -422,10 +419,11 @@ class Message:
         if "BCC" in self.headers:
             self.stored = properties.without_header(self.stored, "BCC")
 
-    def routable(self, key: str) -> Routable:
+    def routable(self) -> Routable:
         found = self._properties
         said = {name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None}
-        return Routable(key, self.headers, said, random.getrandbits(64))
+        key, *more = self.keys
+        return Routable(key, self.headers, said, random.getrandbits(64), tuple(more))
 
     def direct_replies_to(self, channel: PublishingChannel) -> None:
         """A reply_to that means the publisher's channel gets the name by which others reach it."""
