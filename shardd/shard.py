@@ -10,7 +10,6 @@ batch.
 from __future__ import annotations
 
 import heapq
-import sys
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from shardd.peers import Held, Outgoing, Peer
-from shardd.queues import Arrival, Consumer, Getter, Queue, limits_of
+from shardd.queues import Arrival, Consumer, Getter, Kind, Queue, Roster, limits_of
 from shardd.queues import Store as QueueStore
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
@@ -99,7 +98,7 @@ class Shard:
         self.ready = False
         self.stores: dict[str, Store] = {}
         self._dropped: dict[str, Store] = {}  # with their vhost, but a sync has them in hand
-        self.queues: dict[int, Queue] = {}
+        self.queues = Roster()
         self.peers: dict[int, Peer] = {}
         self.alarm = ""
         self.refused_batches = 0  # for want of room
@@ -107,7 +106,6 @@ class Shard:
         self._home = home
         self._no_room = no_room
         self._process_stats = process_stats
-        self._vhost_of: dict[int, str] = {}  # by queue id
         self._dirty: dict[Queue, None] = {}  # may have something to hand out, in turn
         self._timers: list[tuple[int, int]] = []  # (due, queue id)
         self._timer_of: dict[int, int] = {}
@@ -159,7 +157,7 @@ class Shard:
         held = peer.hold(publish.batch) if publish.wanted else Held(publish.batch)
         if not known:
             return  # all its queues were deleted meanwhile
-        store = self.stores[self._vhost_of[known[0].id]]
+        store: Store = known[0].store  # type: ignore[assignment] # queues were made with a Store of ours
         try:
             arrivals = store.append(publish.records, indexes=any(map(_may_refuse, known)))
         except self._no_room:
@@ -255,7 +253,7 @@ class Shard:
 
     def _tell_closed(self) -> None:
         """A controller that died may have taken the news of these queues with it."""
-        for queue in self.queues.values():
+        for queue in self.queues.used():
             if queue.closed:
                 self._tell_controller(m.AutoDeleted(queue.id, "auto-delete"))
 
@@ -322,16 +320,10 @@ class Shard:
 
     def _create(self, specs: Sequence[m.QueueSpec], now: int) -> None:
         for spec in specs:
-            limits = limits_of(spec.arguments)
-            self._vhost_of[spec.id] = sys.intern(spec.vhost)  # not a copy from each message
-            queue = self.queues.get(spec.id)
+            kind = Kind(self._store(spec.vhost), limits_of(spec.arguments), spec.durable, spec.auto_delete)
+            queue = self.queues.put(spec.id, kind, now)
             if queue is not None:
-                queue.change(limits, now)
-            else:
-                store = self._store(spec.vhost)
-                queue = Queue(spec.id, store, limits, durable=spec.durable, auto_delete=spec.auto_delete, now=now)
-                self.queues[spec.id] = queue
-            self._dirty[queue] = None
+                self._dirty[queue] = None
 
     def _store(self, vhost: str) -> Store:
         store = self.stores.get(vhost)
@@ -366,16 +358,18 @@ class Shard:
                     each.forget_window(holder.connection)
             for window in each.windows.values():
                 window.blocked.discard(queue)
-        del self.queues[queue.id], self._vhost_of[queue.id]
+        self.queues.pop(queue.id)
         self._dirty.pop(queue, None)
         self._timer_of.pop(queue.id, None)
         return queue.drop()
 
     def _on_drop_vhost(self, peer: Peer, drop: m.DropVhost, now: int) -> None:
         """Its files go when no sync has them in hand."""
-        for queue_id in [queue_id for queue_id, vhost in self._vhost_of.items() if vhost == drop.vhost]:
-            self._drop(self.queues[queue_id])
         store = self.stores.pop(drop.vhost, None)
+        for queue_id in self.queues.of(store) if store is not None else ():
+            queue = self.queues.pop(queue_id)
+            if queue is not None:
+                self._drop(queue)
         if store is None:
             if drop.vhost not in self._dropped:
                 self._home.remove(drop.vhost)
@@ -621,9 +615,10 @@ class Shard:
 
     def close(self) -> None:
         """Everything to disk, with what of it was handed out before."""
-        for vhost, store in self.stores.items():
-            live = {q.id: q.live() for q in self.queues.values() if q.durable and self._vhost_of[q.id] == vhost}
-            store.close(live)
+        for store in self.stores.values():
+            store.close(
+                {queue.id: queue.live() for queue in self.queues.used() if queue.durable and queue.store is store}
+            )
 
     def abandon(self) -> list[Exception]:
         """Something broke: write what can be written, without the word that this was a clean stop; troubles met."""
@@ -644,8 +639,8 @@ class Shard:
             for name, value in store.stats().items():
                 if name != "syncs":
                     process[name] = process.get(name, 0) + value
-        queues = [_stats_of(queue) for queue in self.queues.values()]
-        consumers = [_consumer_stats(each) for queue in self.queues.values() for each in queue.consumers]
+        queues = [_stats_of(queue) for queue in self.queues.used()] + [m.QueueStats(id) for id in self.queues.unused()]
+        consumers = [_consumer_stats(each) for queue in self.queues.used() for each in queue.consumers]
         peer.tell(m.StatsReply(stats.request, queues, consumers, process))
 
 

@@ -141,16 +141,16 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     """Counters since the shard's start; sizes in bytes of stored messages."""
 
     id: int
-    ready: int
-    unacked: int
-    consumers: int
-    ready_bytes: int
-    unacked_bytes: int
-    published: int
-    delivered: int  # with and without ack, basic.get included
-    acked: int
-    redelivered: int
-    got: int
+    ready: int = 0
+    unacked: int = 0
+    consumers: int = 0
+    ready_bytes: int = 0
+    unacked_bytes: int = 0
+    published: int = 0
+    delivered: int = 0  # with and without ack, basic.get included
+    acked: int = 0
+    redelivered: int = 0
+    got: int = 0
 
 
 class ConsumerStats(msgspec.Struct, array_like=True, frozen=True):
