@@ -28,7 +28,7 @@ from shardd.peers import Outgoing
 from shardd.shard import LOW_ON_DISK, Shard, Sync
 from shardd.store import DiskFull, SegmentStore, StoreError
 from shardd.wire import envelope
-from shardd.wire.memory import keep_warm
+from shardd.wire.memory import give_back, keep_warm
 from supervisor import notify
 
 log = logging.getLogger("shardd.server")
@@ -198,6 +198,7 @@ class Server:
             if self.shard.ready and not ready:
                 ready = True
                 notify.ready()
+                give_back()
                 notify.status(f"{len(self.shard.queues)} queues")
                 log.info("ready: %d queues", len(self.shard.queues))
 

@@ -306,10 +306,11 @@ class Shard:
         store = self._home.open(vhost)
         durable = [spec for spec in specs if spec.durable]
         timed = [spec.id for spec in durable if limits_of(spec.arguments).message_ttl is not None]
-        found = store.recover([spec.id for spec in durable], timed, partial(self._home.progress, vhost))
+        found = dict(store.recover([spec.id for spec in durable], timed, partial(self._home.progress, vhost)))
         self.stores[vhost] = store
         self._create(specs, now)
-        for queue_id, arrival in found.items():
+        while found:  # each array goes when its queue has it
+            queue_id, arrival = found.popitem()
             queue = self.queues[queue_id]
             queue.restore(arrival, now)
             self._dirty[queue] = None

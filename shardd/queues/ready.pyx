@@ -327,22 +327,11 @@ cdef class Ready:
         cdef Py_ssize_t more = len(entries)
         if not more:
             return
-        cdef uint64_t *left = <uint64_t *> entries.data.as_ulonglongs
-        cdef Py_ssize_t before = self.count_before(left[more - 1] & PLACE)
-        cdef array passed = self.peek(before)
-        cdef uint64_t *right = <uint64_t *> passed.data.as_ulonglongs
-        cdef array merged = clone(ENTRIES, more + before, False)
-        cdef uint64_t *to = <uint64_t *> merged.data.as_ulonglongs
-        cdef Py_ssize_t i = 0, j = 0
-        while i < more or j < before:
-            if j == before or (i < more and (left[i] & PLACE) < (right[j] & PLACE)):
-                to[i + j] = left[i]
-                i += 1
-            else:
-                to[i + j] = right[j]
-                j += 1
+        cdef uint64_t last = (<uint64_t *> entries.data.as_ulonglongs)[more - 1]
+        cdef Py_ssize_t before = self.count_before(last & PLACE)
+        cdef array all = merged(entries, self.peek(before))
         cdef Ready front = Ready()
-        front.push(to, more + before, <uint32_t> min(more + before, <Py_ssize_t> CHUNK_ENTRIES))
+        front.push(<uint64_t *> all.data.as_ulonglongs, more + before, <uint32_t> min(more + before, <Py_ssize_t> CHUNK_ENTRIES))
         self.drop(before)
         self.put_in_front(front)
 
@@ -356,6 +345,25 @@ cdef class Ready:
         self.done = NULL
         front.head = front.tail = NULL
         front.count = 0
+
+
+cpdef array merged(array a, array b):
+    """Two arrays of entries, each ascending, as one."""
+    cdef Py_ssize_t more = len(a), others = len(b), i = 0, j = 0
+    cdef array found = clone(ENTRIES, more + others, False)
+    cdef uint64_t *to = <uint64_t *> found.data.as_ulonglongs
+    cdef uint64_t *left = <uint64_t *> a.data.as_ulonglongs
+    cdef uint64_t *right = <uint64_t *> b.data.as_ulonglongs
+    while i < more and j < others:
+        if (left[i] & PLACE) < (right[j] & PLACE):
+            to[i + j] = left[i]
+            i += 1
+        else:
+            to[i + j] = right[j]
+            j += 1
+    memcpy(to + i + j, left + i, (more - i) * 8)
+    memcpy(to + more + j, right + j, (others - j) * 8)
+    return found
 
 
 def marked(array entries not None):

@@ -95,6 +95,14 @@ def test_marks_are_the_plain_ones(values: list[int], start: int) -> None:
     assert ready.same_mark(entries, start) == reference.same_mark(entries, start)
 
 
+@given(st.sets(st.integers(0, 200)), st.randoms())
+def test_two_lists_merge_as_the_plain_ones(places: set[int], pick: random.Random) -> None:
+    both = (array("Q"), array("Q"))
+    for place in sorted(places):
+        pick.choice(both).append(place << 4 | pick.getrandbits(1))
+    assert ready.merged(*both) == reference.merged(*both)
+
+
 @given(st.lists(st.integers(0, (1 << 32) - 1), max_size=40))
 def test_sums_do_not_wrap(values: list[int]) -> None:
     assert ready.total(array("I", values)) == reference.total(array("I", values))
