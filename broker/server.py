@@ -30,7 +30,7 @@ from broker.pace import Pace
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
-from shardd.wire.memory import keep_warm
+from shardd.wire.memory import collect_seldom, keep_warm
 from supervisor import notify
 
 log = logging.getLogger("broker.server")
@@ -325,4 +325,5 @@ async def serve(config: BrokerConfig) -> None:
 
 def run(config: BrokerConfig) -> None:
     keep_warm()
+    collect_seldom()
     uvloop.run(serve(config))

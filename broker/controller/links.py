@@ -82,11 +82,20 @@ class Door:
         self.applied = 0
         self.behind_since = 0.0  # loop time of the oldest change not applied; 0 when none
         self._writer = writer
+        self._out: list[bytes] = []
 
     def send(self, message: ControlMessage) -> None:
         self.send_bytes(encode(message))
 
     def send_bytes(self, data: bytes) -> None:
+        """Leaves with everything else said in this turn of the loop: thousands of answers are one write."""
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(data)
+
+    def _flush(self) -> None:
+        data = b"".join(self._out)
+        self._out.clear()
         transport = self._writer.transport
         if transport.is_closing():
             return

@@ -137,19 +137,20 @@ class _State:
         return undo
 
     def _take(self, step: Step) -> Step:
-        match step:
-            case SetBinding(identity, binding, exists):
-                (self._bind if exists else self._unbind)(identity, binding)
-                return SetBinding(identity, binding, not exists)
-            case SetQueue(name, exists):
-                (self.queues.add if exists else self.queues.remove)(name)
-                return SetQueue(name, not exists)
-            case SetAttributes(name, attributes):
-                exchange = self.exchanges[name]
-                before = exchange.attributes
-                exchange.become(attributes)
-                return SetAttributes(name, before)
-        return self._set_exchange(step)
+        if isinstance(step, SetBinding):
+            identity, binding, exists = step
+            (self._bind if exists else self._unbind)(identity, binding)
+            return SetBinding(identity, binding, not exists)
+        if isinstance(step, SetQueue):
+            (self.queues.add if step.exists else self.queues.remove)(step.name)
+            return SetQueue(step.name, not step.exists)
+        return self._set_attributes(step) if isinstance(step, SetAttributes) else self._set_exchange(step)
+
+    def _set_attributes(self, step: SetAttributes) -> Step:
+        exchange = self.exchanges[step.name]
+        before = exchange.attributes
+        exchange.become(step.attributes)
+        return SetAttributes(step.name, before)
 
     def _set_exchange(self, step: SetExchange) -> Step:
         name = step.name
