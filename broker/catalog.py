@@ -36,7 +36,7 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.routing.table import RoutingTable
+from broker.routing.table import NoTable, RoutingTable
 
 Right = Literal["configure", "write", "read"]
 BindingKey = tuple[str, str, str, str, bytes]  # source, kind, destination, routing key, arguments
@@ -74,13 +74,13 @@ class Vhost:
 
     __slots__ = ("_from", "_to", "description", "exchanges", "name", "queues", "table", "tags")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, table: RoutingTable) -> None:
         self.name = name
         self.description = ""
         self.tags: list[str] = []
         self.exchanges: dict[str, ExchangePut] = {}
         self.queues: dict[str, QueuePut] = {}
-        self.table: RoutingTable = RoutingTable.empty()
+        self.table = table
         self._from: dict[str, dict[BindingKey, BindingPut]] = {}
         self._to: dict[tuple[str, str], dict[BindingKey, BindingPut]] = {}
         for exchange, (type, internal) in PREDECLARED.items():
@@ -199,6 +199,13 @@ class _Rights:
             said = self._said[right, name] = self._patterns[right].search(name) is not None
         return said
 
+    def allow_all(self, name: str) -> bool:
+        said = self._said.get(("all", name))
+        if said is None:
+            said = all(self.allow(right, name) for right in self._patterns)
+            self._said["all", name] = said
+        return said
+
 
 NOTHING = re.compile(r"(?!)")
 
@@ -218,10 +225,14 @@ class State(NamedTuple):
 
 
 class Catalog:
-    """What exists. `version` counts the changes; a copy takes it over from the snapshot it was made of."""
+    """What exists. `version` counts the changes; a copy takes it over from the snapshot it was made of.
 
-    def __init__(self) -> None:
+    `routes`: whether vhosts keep a routing table; the controller, which routes nothing, does without.
+    """
+
+    def __init__(self, *, routes: bool = True) -> None:
         self.version = 0
+        self._routes = routes
         self.vhosts: dict[str, Vhost] = {}
         self.users: dict[str, UserPut] = {}
         self.parameters: dict[tuple[str, str, str], ParameterPut] = {}
@@ -279,6 +290,11 @@ class Catalog:
         rights = self._rights.get((vhost, user))
         return rights is not None and rights.allow(right, name or DEFAULT_EXCHANGE_RIGHTS_NAME)
 
+    def may_all(self, user: str, vhost: str, name: str) -> bool:
+        """Configure, write and read."""
+        rights = self._rights.get((vhost, user))
+        return rights is not None and rights.allow_all(name or DEFAULT_EXCHANGE_RIGHTS_NAME)
+
     def password_ok(self, user: str, password: str) -> bool:
         """Takes the same time for an unknown user, a wrong password and a right one."""
         known = self.users.get(user)
@@ -315,7 +331,8 @@ class Catalog:
     def _vhost_put(self, put: VhostPut) -> None:
         vhost = self.vhosts.get(put.name)
         if vhost is None:
-            vhost = self.vhosts[put.name] = Vhost(put.name)
+            table = RoutingTable.empty() if self._routes else NoTable.empty()
+            vhost = self.vhosts[put.name] = Vhost(put.name, table)
         vhost.description, vhost.tags = put.description, put.tags
 
     def _vhost_delete(self, gone: VhostDelete) -> None:

@@ -501,7 +501,5 @@ class Pipeline:
         return ordinary and self._has_all_rights(name)
 
     def _has_all_rights(self, name: str) -> bool:
-        may, user, vhost = self._session.catalog.may, self._session.user, self._session.vhost
-        return (
-            may(user, vhost, "configure", name) and may(user, vhost, "write", name) and may(user, vhost, "read", name)
-        )
+        session = self._session
+        return session.catalog.may_all(session.user, session.vhost, name)

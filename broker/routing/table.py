@@ -139,7 +139,7 @@ class _State:
     def _take(self, step: Step) -> Step:
         if isinstance(step, SetBinding):
             identity, binding, exists = step
-            (self._bind if exists else self._unbind)(identity, binding)
+            (self.bind if exists else self.unbind)(identity, binding)
             return SetBinding(identity, binding, not exists)
         if isinstance(step, SetQueue):
             (self.queues.add if step.exists else self.queues.remove)(step.name)
@@ -164,11 +164,11 @@ class _State:
                 self.into.setdefault(binding.target, {})[name, identity] = binding
         return SetExchange(name, old)
 
-    def _bind(self, identity: Identity, binding: Binding) -> None:
+    def bind(self, identity: Identity, binding: Binding) -> None:
         self.exchanges[binding.source].bind(identity, binding)
         self.into.setdefault(binding.target, {})[binding.source, identity] = binding
 
-    def _unbind(self, identity: Identity, binding: Binding) -> None:
+    def unbind(self, identity: Identity, binding: Binding) -> None:
         self.exchanges[binding.source].unbind(identity, binding)
         self._forget(binding.source, identity, binding)
 
@@ -260,23 +260,30 @@ class RoutingTable:
             return self
         if destination not in (state.queues if kind == "queue" else state.exchanges):
             raise NoSuchDestination(destination)
-        return self._changed([SetBinding(identity, binding, True)])
+        state.bind(identity, binding)
+        return self._followed(state, [SetBinding(identity, binding, False)])
 
     def without_binding(
         self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
     ) -> RoutingTable:
         """A missing binding, or exchange, is no error. What the default exchange binds cannot be unbound."""
-        exchange = self._reached().exchanges.get(source)
+        state = self._reached()
+        exchange = state.exchanges.get(source)
         binding = Binding.of(source, kind, destination, key, arguments)
         identity = binding.identity()
         if exchange is None or identity not in exchange.bindings:
             return self
-        return self._changed([SetBinding(identity, binding, False)])
+        state.unbind(identity, binding)
+        return self._followed(state, [SetBinding(identity, binding, True)])
 
     def _changed(self, steps: list[Step]) -> RoutingTable:
         state = self._reached()
+        return self._followed(state, state.apply(steps))
+
+    def _followed(self, state: _State, back: list[Step]) -> RoutingTable:
+        """The table that `state` means now; `back` leads from it to this one."""
         newer = RoutingTable(state)
-        self._back = state.apply(steps)
+        self._back = back
         self._state, self._newer = None, newer
         return newer
 
@@ -294,6 +301,20 @@ class RoutingTable:
             older._back, older._newer, older._state = [], None, state
         assert self._state is not None
         return self._state
+
+
+class NoTable(RoutingTable):
+    """For those who do not route: always empty, whatever is put in."""
+
+    __slots__ = ()
+
+    def _changed(self, steps: list[Step]) -> RoutingTable:
+        return self
+
+    def with_binding(
+        self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
+    ) -> RoutingTable:
+        return self
 
 
 def _unbound(bindings: Into) -> list[Step]:
