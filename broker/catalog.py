@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -91,10 +91,10 @@ class Vhost:
         for bindings in self._from.values():
             yield from bindings.values()
 
-    def bindings_from(self, exchange: str) -> Iterable[BindingPut]:
+    def bindings_from(self, exchange: str) -> Collection[BindingPut]:
         return self._from.get(exchange, {}).values()
 
-    def bindings_to(self, kind: str, destination: str) -> Iterable[BindingPut]:
+    def bindings_to(self, kind: str, destination: str) -> Collection[BindingPut]:
         return self._to.get((kind, destination), {}).values()
 
     def count_from(self, exchange: str) -> int:
