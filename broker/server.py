@@ -30,7 +30,7 @@ from broker.pace import Pace
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
-from shardd.wire.memory import collect_seldom, keep_warm
+from shardd.wire.memory import AfterBursts, collect_seldom, keep_warm
 from supervisor import notify
 
 log = logging.getLogger("broker.server")
@@ -57,6 +57,7 @@ class Door:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._memory = AfterBursts()
         self.links = ShardLinks(config, self.incarnation, self)
         self.catalog_link = CatalogLink(
             f"{config.runtime_dir}/control.sock",
@@ -271,6 +272,7 @@ class Door:
             for client in list(self.clients.values()):
                 client.tick(self.now)
             notify.watchdog()
+            self._memory.look(self.catalog_link.catalog.version)
 
     async def join(self) -> None:
         """Keep telling the shards where this front door is."""

@@ -121,6 +121,7 @@ class Shard:
             m.CONTROL: self._on_control,
         }
         self._controls: dict[type[m.Message], Callable[[Peer, Any, int], None]] = {
+            m.AssignPart: self._on_assign_part,
             m.Assign: self._on_assign,
             m.CreateQueues: self._on_create,
             m.DeleteQueue: self._on_delete,
@@ -245,6 +246,8 @@ class Shard:
             self._remove(head.peer, now)
             peer = self.peers[head.peer] = Peer(head.peer, head.incarnation, endpoint, self.epoch, self.number)
             if head.peer == m.CONTROLLER:
+                if not self.ready:  # it names all queues anew
+                    self.queues, self._dirty, self.stores = Roster(), {}, {}
                 self._greet(peer)
                 self._tell_closed()
                 return
@@ -286,29 +289,35 @@ class Shard:
 
     # -- what exists -----------------------------------------------------------------------------------
 
+    def _on_assign_part(self, peer: Peer, part: m.AssignPart, now: int) -> None:
+        if not self.ready:
+            self._assigned(part.queues, now)
+
     def _on_assign(self, peer: Peer, assign: m.Assign, now: int) -> None:
         if self.ready:
             self._create(assign.queues, now)
             self._greet(peer)
             return
-        by_vhost: dict[str, list[m.QueueSpec]] = {}
-        for spec in assign.queues:
-            by_vhost.setdefault(spec.vhost, []).append(spec)
-        self._home.keep_only(by_vhost.keys())
-        for vhost, specs in by_vhost.items():
-            self._recover(vhost, specs, now)
+        self._assigned(assign.queues, now)
+        self._home.keep_only(self.stores.keys())
+        for vhost, store in self.stores.items():
+            self._recover(vhost, store, now)
         self.ready = True
         for each in self.peers.values():
             self._greet(each)
 
-    def _recover(self, vhost: str, specs: list[m.QueueSpec], now: int) -> None:
-        """A queue that is not durable comes back empty: what it settled was never remembered."""
-        store = self._home.open(vhost)
-        durable = [spec for spec in specs if spec.durable]
-        timed = [spec.id for spec in durable if limits_of(spec.arguments).message_ttl is not None]
-        found = dict(store.recover([spec.id for spec in durable], timed, partial(self._home.progress, vhost)))
-        self.stores[vhost] = store
+    def _assigned(self, specs: Sequence[m.QueueSpec], now: int) -> None:
+        """Before their stores are recovered, which is done when all queues are known."""
+        for spec in specs:
+            if spec.vhost not in self.stores:
+                self.stores[spec.vhost] = self._home.open(spec.vhost)
         self._create(specs, now)
+
+    def _recover(self, vhost: str, store: Store, now: int) -> None:
+        """A queue that is not durable comes back empty: what it settled was never remembered."""
+        durable = self.queues.lasting(store)
+        timed = [queue_id for queue_id, limits in durable.items() if limits.message_ttl is not None]
+        found = dict(store.recover(durable.keys(), timed, partial(self._home.progress, vhost)))
         while found:  # each array goes when its queue has it
             queue_id, arrival = found.popitem()
             queue = self.queues[queue_id]

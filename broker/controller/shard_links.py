@@ -25,6 +25,7 @@ from shardd.wire import messages as wire
 ANSWER_S_MAX = 15.0  # a shard that restarts has this long to recover before declares on it fail
 STATS_S_MAX = 2.0
 JOIN_AGAIN_S = 1.0
+ASSIGN_PART_QUEUES = 4096
 WAITING_MAX = 100_000  # requests one shard has not answered
 
 log = logging.getLogger(__name__)
@@ -190,7 +191,7 @@ class ShardLinks:
             self._send(shard, wire.Join(self._endpoint))
             if not hello.ready:
                 log.info("shard %d (pid %d) starts", shard.number, hello.pid)
-                self._send(shard, wire.Assign(self.handler.queues_of_shard(shard.number)))
+                self._assign(shard, self.handler.queues_of_shard(shard.number))
         if hello.ready and not shard.ready:
             shard.ready = True
             log.info("shard %d (pid %d) is ready", shard.number, hello.pid)
@@ -198,6 +199,12 @@ class ShardLinks:
                 self._reconcile(shard)
             for waiting in shard.waiting.values():
                 self._send(shard, waiting.message)
+
+    def _assign(self, shard: Shard, queues: list[wire.QueueSpec]) -> None:
+        last = max(0, len(queues) - 1) // ASSIGN_PART_QUEUES * ASSIGN_PART_QUEUES
+        for start in range(0, last, ASSIGN_PART_QUEUES):
+            self._send(shard, wire.AssignPart(queues[start : start + ASSIGN_PART_QUEUES]))
+        self._send(shard, wire.Assign(queues[last:]))
 
     def _reconcile(self, shard: Shard) -> None:
         """A shard that ran before this controller may have missed the last changes of the one before."""

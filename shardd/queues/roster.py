@@ -77,6 +77,14 @@ class Roster:
         """Ids of those that hold nothing, did nothing and have nobody."""
         return iter(self._unused)
 
+    def lasting(self, store: Store) -> dict[int, Limits]:
+        """Limits of the durable queues that keep their messages there."""
+        found = {id: kind.limits for id, kind in self._unused.items() if kind.store is store and kind.durable}
+        for id, queue in self._used.items():
+            if queue.store is store and queue.durable:
+                found[id] = queue.limits
+        return found
+
     def of(self, store: Store) -> list[int]:
         """Ids of all that keep their messages there."""
         used = [id for id, queue in self._used.items() if queue.store is store]

@@ -10,7 +10,8 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def keep_warm() -> None:
-    """Of large messages. libzmq and Python allocate each large message; by default glibc maps and unmaps it anew (measured: +20..50 %)."""
+    """The memory of large messages: libzmq and Python allocate each, and by default glibc maps and unmaps it
+    anew (measured: +20..50 %)."""
     libc = ctypes.CDLL(None)
     for option, value in ((M_MMAP_THRESHOLD, 1 << 30), (M_TRIM_THRESHOLD, 256 << 20), (M_TOP_PAD, 16 << 20)):
         libc.mallopt(option, value)
@@ -30,6 +31,24 @@ def keep_for_good() -> None:
     """What exists now stays as long as the process: the collector need not look at it again."""
     gc.collect()
     gc.freeze()
+
+
+# Changes of what exists after which a look at what they left in the heap pays.
+BURST_CHANGES = 10_000
+
+
+class AfterBursts:
+    """Gives memory back when many things were made or removed, and that is over."""
+
+    def __init__(self) -> None:
+        self._seen = self._given_back = 0
+
+    def look(self, version: int) -> None:
+        """Now and then, with the number of changes there ever were."""
+        if version == self._seen and version - self._given_back >= BURST_CHANGES:
+            self._given_back = version
+            give_back()
+        self._seen = version
 
 
 def give_back() -> None:

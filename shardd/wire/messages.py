@@ -90,9 +90,15 @@ class Gone(Message, tag="gone", frozen=True):
 # -- what exists (controller only) --------------------------------------------------------------------
 
 
+class AssignPart(Message, tag="assign-part", frozen=True):
+    """Controller to shard: the first queues of the Assign that follows, when they are many."""
+
+    queues: list[QueueSpec]
+
+
 class Assign(Message, tag="assign", frozen=True):
-    """Controller to a shard that said Hello(ready=False): all queues of this shard. The shard recovers,
-    drops what belongs to no queue named here, and then says Hello(ready=True) to all peers."""
+    """Controller to a shard that said Hello(ready=False): all queues of this shard, with those of the AssignParts
+    before it. The shard recovers, drops what belongs to no queue named, and then says Hello(ready=True) to all."""
 
     queues: list[QueueSpec]
 
@@ -312,7 +318,8 @@ class Refused(Message, tag="refused", frozen=True):
 
 
 Control = (
-    Join | Hello | Gone | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Stats | StatsReply | Alarm
+    Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted
+    | Stats | StatsReply | Alarm
     | Attach | Attached | Detach | Release | Grant | Tune | Ungranted | Cancelled | Get | Got | Count | Purge
     | Done | Refused
 )  # fmt: skip
