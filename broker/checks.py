@@ -50,6 +50,10 @@ def named(kind: str, name: str, vhost: str) -> str:
     return f"{kind} '{name}' in vhost '{vhost}'"
 
 
+def topic_refused(right: str, vhost: str, exchange: str, key: str, user: str) -> str:
+    return f"{right} access to topic '{key}' in {named('exchange', exchange, vhost)} refused for user '{user}'"
+
+
 def no_queue(vhost: str, name: str) -> Refusal:
     return Refusal(NOT_FOUND, f"no {named('queue', name, vhost)}")
 

@@ -37,6 +37,7 @@ from broker.amqp import (
 )
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo
+from broker.logins import TakesLong
 from broker.output import OUT_BYTES_MAX, Output, close_behind_output
 from broker.publishing import Scope
 
@@ -68,6 +69,7 @@ PAUSE_OUTPUT = 1 << 64
 PAUSE_WORK = 1 << 65
 PAUSE_ALARM = 1 << 66
 PAUSE_TURN = 1 << 67  # its turn is over, and not all that was read is handled
+PAUSE_LOGIN = 1 << 68  # its password takes long to check
 
 
 class Client:
@@ -177,6 +179,8 @@ class Client:
                 self.fail(error, 0)
             except Exception:
                 self._fail_internally()
+            if self._paused & PAUSE_LOGIN:
+                turn = 0  # what it sent already is looked at once we know who it is
         else:
             self.amqp.keep_unread()
             self.pause(PAUSE_TURN)
@@ -394,16 +398,28 @@ class Client:
 
     # -- opening and closing -----------------------------------------------------------------------------
 
-    def _log_in(self, said: StartOk) -> None:
+    def _log_in(self, said: StartOk, known: str | None = None) -> None:
+        """`known`: the verdict on the password, if it took a while."""
+
+        def verdict(user: str, password: str) -> str:
+            put = self.catalog.users.get(user)
+            if known is not None:
+                return known
+            return self.door.logins.at_once(put, user, password, self.peer_host, self.door.loop.time())
+
         try:
             self.user = login.authenticate(
                 said.mechanism,
                 said.response,
                 said.client_properties,
-                self.catalog,
+                verdict,
                 peer_host=self.peer_host,
                 loopback_users=self.door.config.loopback_users,
             )
+        except TakesLong as asked:
+            self.pause(PAUSE_LOGIN)
+            self._start(self._log_in_slowly(said, asked))
+            return
         except login.LoginRefused as refused:
             log.warning("%s: login refused: %s", self.name, refused.reason)
             if refused.tell:
@@ -413,6 +429,14 @@ class Client:
             return
         self.auth_mechanism = said.mechanism
         self.amqp.tune()
+
+    async def _log_in_slowly(self, said: StartOk, asked: TakesLong) -> None:
+        user = self.catalog.users.get(asked.user)
+        known = await self.door.logins.slowly(user, asked.password, self.peer_host, self.door.loop.time())
+        if not self.lost:
+            self._log_in(said, known)
+            self._gather()
+            self.resume(PAUSE_LOGIN)
 
     def _open(self, vhost: str) -> None:
         vhost = vhost or "/"

@@ -7,16 +7,16 @@ log.
 
 from __future__ import annotations
 
-import ipaddress
 import platform
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from importlib import metadata
 from typing import Any, NamedTuple
 
 from broker.amqp.errors import ConnectionException
 from broker.amqp.methods import decode_table
 from broker.catalog import Catalog
+from broker.logins import is_loopback
 
 RABBITMQ_VERSION = "3.13.7"
 MECHANISMS = b"PLAIN AMQPLAIN"
@@ -29,6 +29,7 @@ NOT_ALLOWED = 530
 CONNECTION = 10
 START_OK = 11
 OPEN = 40
+MAX_CONNECTIONS = "max-connections"
 
 CAPABILITIES = (
     "publisher_confirms",
@@ -87,15 +88,18 @@ def authenticate(
     mechanism: str,
     response: bytes,
     client_properties: dict[str, Any],
-    catalog: Catalog,
+    verdict: Callable[[str, str], str],
     *,
     peer_host: str,
     loopback_users: Collection[str],
 ) -> str:
-    """The user's name, or LoginRefused; ConnectionException when the response is no credentials at all."""
+    """The user's name, or LoginRefused; ConnectionException when the response is no credentials at all.
+
+    `verdict`: of user and password, "" or why not; what it raises goes through (logins.TakesLong).
+    """
     given = read_credentials(mechanism, response)
-    if not catalog.password_ok(given.user, given.password):
-        raise _refused(f"user '{given.user}': unknown, or a wrong password", mechanism, client_properties)
+    if wrong := verdict(given.user, given.password):
+        raise _refused(f"user '{given.user}': {wrong}", mechanism, client_properties)
     if given.user in loopback_users and not is_loopback(peer_host):
         raise _refused(f"user '{given.user}' can only connect via localhost", mechanism, client_properties)
     return given.user
@@ -141,19 +145,6 @@ def _read_amqplain(response: bytes) -> Credentials:
     return Credentials(user, password)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether the peer is on this machine; "" is a unix socket's peer. IPv4 written as IPv6 counts as IPv4."""
-    if not host:
-        return True
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address.is_loopback
-
-
 class Connected(NamedTuple):
     """How many connections are open already, the new one not among them."""
 
@@ -170,20 +161,13 @@ def check_open(catalog: Catalog, user: str, vhost: str, connected: Connected, co
         raise _not_allowed(f"access to vhost '{vhost}' refused for user '{user}'")
     if 0 < connections_max <= connected.here:
         raise _not_allowed(f"connection refused: node connection limit ({connections_max}) is reached")
-    limit = _limit(catalog, vhost, "vhost-limits", "limits")
+    limit = catalog.vhost_limit(vhost, MAX_CONNECTIONS)
     if limit is not None and limit <= connected.of_vhost:
         text = f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
         raise _not_allowed(text)
-    limit = _limit(catalog, "", "user-limits", user)
+    limit = catalog.user_limit(user, MAX_CONNECTIONS)
     if limit is not None and limit <= connected.of_user:
         raise _not_allowed(f"connection refused for user '{user}': user connection limit ({limit}) is reached")
-
-
-def _limit(catalog: Catalog, vhost: str, component: str, name: str) -> int | None:
-    """max-connections of a limits parameter; a negative one means none, as in RabbitMQ."""
-    parameter = catalog.parameters.get((vhost, component, name))
-    limit = parameter.value.get("max-connections") if parameter and isinstance(parameter.value, dict) else None
-    return limit if isinstance(limit, int) and limit >= 0 else None
 
 
 def _not_allowed(text: str) -> ConnectionException:

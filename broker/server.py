@@ -26,6 +26,7 @@ from broker.changes import AnyChange
 from broker.client import Client
 from broker.config import BrokerConfig
 from broker.consuming import Consuming
+from broker.logins import Logins
 from broker.pace import Pace
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
@@ -65,6 +66,7 @@ class Door:
             pid=os.getpid(),
             listener=self,
         )
+        self.logins = Logins()
         self.server_properties = login.server_properties(config.shown_cluster_name)
         self.publishing = Publishing(self.catalog_link, self.links)
         self.consuming = Consuming(self.links)

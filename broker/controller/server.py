@@ -24,6 +24,7 @@ from broker.controller.definitions import Definitions, DefinitionsError
 from broker.controller.links import DoorLinks
 from broker.controller.presence import Presence, door_of
 from broker.controller.shard_links import ShardLinks
+from broker.passwords import DEFAULT_ALGORITHM
 from supervisor import notify
 
 WATCHDOG_S = 1.0
@@ -125,7 +126,7 @@ def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog
         user, vhost = config.default_user, config.default_vhost
         first: list[AnyChange] = [
             VhostPut(vhost, "Default virtual host"),
-            UserPut(user, hash_password(config.default_pass), tags=["administrator"]),
+            UserPut(user, hash_password(config.default_pass), DEFAULT_ALGORITHM, ["administrator"]),
             PermissionPut(vhost, user, ".*", ".*", ".*"),
         ]
         for change in first:

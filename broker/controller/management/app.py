@@ -19,7 +19,10 @@ from broker.controller.management import (
     exchanges,
     exported,
     health,
+    limits,
     overview,
+    parameters,
+    policies,
     processes,
     prometheus,
     queues,
@@ -47,6 +50,9 @@ RESOURCES = (
     connections,
     channels,
     consumers,
+    policies,
+    parameters,
+    limits,
     health,
     processes,
     exported,
@@ -111,7 +117,7 @@ def metrics_app(context: Context) -> web.Application:
 
 def endpoint(context: Context, route: Route) -> Endpoint:
     async def answer(request: web.Request) -> web.StreamResponse:
-        user = user_of(context, request)
+        user = await user_of(context, request)
         if TAGS["management"].isdisjoint(user.tags):
             raise not_authorised("Not management user")
         call = Call(context, request, user)

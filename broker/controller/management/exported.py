@@ -23,7 +23,7 @@ def definitions(catalog: Catalog) -> dict[str, Any]:
         "rabbitmq_version": RABBITMQ_VERSION,
         "product_name": "shardmq",
         "product_version": product_version(),
-        "users": [users.row(user) for user in catalog.users.values()],
+        "users": [users.row(user, catalog) for user in catalog.users.values()],
         "vhosts": [{"name": v.name, "description": v.description, "tags": v.tags} for v in vhosts],
         "permissions": [users.permission_row(put) for put in catalog.permissions.values()],
         "topic_permissions": [],
