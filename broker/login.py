@@ -153,6 +153,9 @@ class Connected(NamedTuple):
     of_user: int
 
 
+NOBODY = Connected(0, 0, 0)
+
+
 def check_open(catalog: Catalog, user: str, vhost: str, connected: Connected, connections_max: int = 0) -> None:
     """May this user open this vhost now? ConnectionException 530 with the reason if not."""
     if catalog.vhost(vhost) is None:

@@ -9,6 +9,7 @@ sends rarely never waits; for what it sent the loop stays awake a moment (`awake
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -43,6 +44,7 @@ FULL_READ_BYTES = 64 << 10
 # Connections taken from the listening socket before the others get their turn.
 ACCEPT_BURST = 64
 ACCEPT_AGAIN_S = 1.0
+INSIDE_BACKLOG = 128
 TICK_S = 1.0
 JOIN_S = 0.1
 DRAIN_S = 5.0
@@ -212,7 +214,7 @@ class Door:
         connections: list[dict[str, Any]] = []
         channels: list[dict[str, Any]] = []
         for client in self.clients.values():
-            if not client.is_open:
+            if not client.is_open or client.trusted:
                 continue
             connections.append(client.report())
             channels += [channel.report(client.owner) for channel in client.channels.values()]
@@ -230,6 +232,31 @@ class Door:
             listener.setblocking(False)
             self._listeners.append(listener)
             self.loop.add_reader(fd, self._accept, listener)
+
+        self._listen_inside()
+
+    def _listen_inside(self) -> None:
+        """For the controller alone: the runtime directory, and this socket, are the broker's user's."""
+        path = f"{self.config.runtime_dir}/door-{self.config.door}.sock"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.setblocking(False)
+        listener.listen(INSIDE_BACKLOG)
+        self._listeners.append(listener)
+        self.loop.add_reader(listener.fileno(), self._accept_inside, listener)
+
+    def _accept_inside(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return  # gone again, or out of file descriptors: the controller says so
+        sock.setblocking(False)
+        self._last_id += 1
+        client = self.clients[self._last_id] = Client(self, sock, ("", 0), self._last_id)
+        client.trusted = True
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_BURST):
@@ -253,7 +280,7 @@ class Door:
 
     def connected(self, vhost: str, user: str) -> login.Connected:
         """Open connections of this front door, for the limits."""
-        there = [client for client in self.clients.values() if client.is_open]
+        there = [client for client in self.clients.values() if client.is_open and not client.trusted]
         of_vhost = sum(client.vhost == vhost for client in there)
         return login.Connected(len(there), of_vhost, sum(client.user == user for client in there))
 

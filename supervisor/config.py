@@ -30,6 +30,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: Text = "./data"
     runtime_dir: str = ""
     log_level: LogLevel = "info"
+    load_definitions: str = ""
     listen: Listen = msgspec.field(default_factory=lambda: Listen())
     front_doors: FrontDoors = msgspec.field(default_factory=lambda: FrontDoors())
     shards: Shards = msgspec.field(default_factory=lambda: Shards())

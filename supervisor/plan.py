@@ -64,6 +64,7 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "http_address": listening.http_address,
         "default_user": settings.users.default_user,
         "default_pass": settings.users.default_pass,
+        "load_definitions": settings.load_definitions,
         "log_level": settings.log_level,
     }
     return ChildPlan("controller", 0, "broker.controller", section, listening.http_fds + listening.metrics_fds)

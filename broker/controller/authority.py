@@ -138,7 +138,7 @@ class Authority:
         self._doors = doors
         self._shards = shards
         self._connections = connections
-        self._decisions = Decisions(catalog, definitions.new_queue_id, self._server_name, self._shard_for)
+        self._decisions = Decisions(catalog, definitions.new_queue_id, self.server_name, self._shard_for)
         self._inbox: deque[_Asked] = deque()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -490,7 +490,7 @@ class Authority:
         return wire.QueueSpec(queue.id, queue.vhost, queue.name, queue.durable, queue.auto_delete, exclusive, arguments)
 
     @staticmethod
-    def _server_name() -> str:
+    def server_name() -> str:
         return SERVER_NAMED_PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(SERVER_NAME_BYTES)).decode()[:22]
 
 

@@ -16,10 +16,11 @@ from broker.controller.management import (
     channels,
     connections,
     consumers,
+    definitions,
     exchanges,
-    exported,
     health,
     limits,
+    messages,
     overview,
     parameters,
     policies,
@@ -31,7 +32,7 @@ from broker.controller.management import (
 )
 from broker.controller.management.call import TAGS, ApiError, Call, Context, Route, not_authorised, to_json, user_of
 from broker.controller.management.gathered import Gatherer
-from broker.controller.management.listing import Listing, shown
+from broker.controller.management.listing import Listing, cut, shown
 from broker.controller.presence import Presence
 from broker.controller.shard_links import ShardLinks
 
@@ -50,12 +51,13 @@ RESOURCES = (
     connections,
     channels,
     consumers,
+    messages,
     policies,
     parameters,
     limits,
     health,
     processes,
-    exported,
+    definitions,
 )
 
 log = logging.getLogger(__name__)
@@ -130,6 +132,8 @@ def endpoint(context: Context, route: Route) -> Endpoint:
             return found
         if isinstance(found, Listing):
             found = await shown(found, request.query)
+        elif isinstance(found, dict) and request.method == "GET":
+            found = cut(found, request.query)
         return json_response(found)
 
     return answer

@@ -167,8 +167,12 @@ def check(answer: Answer) -> Answer:
     """The authority's answer, if it is no refusal."""
     if answer.code == 0:
         return answer
-    status, error = AMQP_STATUS.get(answer.code, (400, "bad_request"))
-    raise ApiError(status, error, answer.text)
+    raise ApiError(*refusal_status(answer.code), answer.text)
+
+
+def refusal_status(code: int) -> tuple[int, str]:
+    """Status and error for what the authority refused."""
+    return AMQP_STATUS.get(code, (400, "bad_request"))
 
 
 def put_status(existed: bool) -> web.Response:
