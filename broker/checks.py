@@ -11,6 +11,7 @@ import datetime
 from collections.abc import Callable
 from typing import Any, Final
 
+from broker.catalog import Catalog
 from broker.changes import ExchangePut, QueuePut
 from broker.routing.spreading import exchange_fault, weight_fault
 from broker.routing.types import TYPES
@@ -20,6 +21,9 @@ EXPIRY_MS_MAX = 0xFFFFFFFF
 PRIORITY_MAX = 255
 RESERVED_PREFIX = "amq."
 SERVER_NAMED_PREFIX = "amq.gen-"
+
+MAX_CONNECTIONS = "max-connections"
+MAX_CHANNELS = "max-channels"
 
 ACCESS_REFUSED = 403
 NOT_FOUND = 404
@@ -79,6 +83,29 @@ def check_new_name(kind: str, name: str) -> None:
 def check_not_default(exchange: str) -> None:
     if not exchange:
         raise Refusal(ACCESS_REFUSED, "operation not permitted on the default exchange")
+
+
+# -- limits ---------------------------------------------------------------------------------------------
+
+
+def check_connection_limits(catalog: Catalog, vhost: str, user: str, of_vhost: int, of_user: int) -> None:
+    """`of_vhost`, `of_user`: connections that are open already."""
+    limit = catalog.vhost_limit(vhost, MAX_CONNECTIONS)
+    if limit is not None and limit <= of_vhost:
+        text = f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
+        raise Refusal(NOT_ALLOWED, text)
+    limit = catalog.user_limit(user, MAX_CONNECTIONS)
+    if limit is not None and limit <= of_user:
+        text = f"connection refused for user '{user}': user connection limit ({limit}) is reached"
+        raise Refusal(NOT_ALLOWED, text)
+
+
+def check_channel_limit(catalog: Catalog, user: str, channels: int) -> None:
+    """`channels`: that the user has open already, the new one not among them."""
+    limit = catalog.user_limit(user, MAX_CHANNELS)
+    if limit is not None and limit <= channels:
+        text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
+        raise Refusal(NOT_ALLOWED, text)
 
 
 # -- exchanges ------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from broker.amqp import (
     copies_by_channel,
 )
 from broker.channel import HANDLERS, Channel, Work
-from broker.control import ConnectionInfo
+from broker.control import ConnectionInfo, ConnectionOpen
 from broker.logins import TakesLong
 from broker.output import OUT_BYTES_MAX, Output, close_behind_output
 from broker.publishing import Scope
@@ -343,6 +343,8 @@ class Client:
             self._on_connection_method(method)
             return
         if isinstance(method, commands.Channel.Open):
+            if self.catalog.user_limit(self.user, checks.MAX_CHANNELS) is not None and not self.trusted:
+                self._check_channel_limit(method)
             self.channels[number] = Channel(number)
             self.send(number, commands.Channel.OpenOk())
             return
@@ -363,6 +365,13 @@ class Client:
             self._do(channel, method)
         else:
             self._do(channel, lambda: self._channel_method(channel, method))
+
+    def _check_channel_limit(self, method: base.Frame) -> None:
+        try:
+            checks.check_channel_limit(self.catalog, self.user, self.door.channels_of(self.user))
+        except checks.Refusal as refusal:
+            index = method.index
+            raise ConnectionException(refusal.code, refusal.text, index >> 16, index & 0xFFFF) from None
 
     def _on_connection_method(self, method: base.Frame) -> None:
         if isinstance(method, commands.Connection.Close):
@@ -448,14 +457,34 @@ class Client:
 
     def _open(self, vhost: str) -> None:
         vhost = vhost or "/"
-        connected = login.NOBODY if self.trusted else self.door.connected(vhost, self.user)
+        connected = 0 if self.trusted else self.door.connected()
         login.check_open(self.catalog, self.user, vhost, connected, self.door.config.connections_max)
         self.vhost = vhost
-        self.is_open = True
-        self._handshake.cancel()
-        self.scope = self.door.publishing.scope(vhost, self.user)
         if not self.trusted:
             self.door.catalog_link.connection_up(self.info())
+            if login.has_limits(self.catalog, self.user, vhost):
+                self.pause(PAUSE_LOGIN)
+                self._start(self._open_within_limits())
+                return
+        self._be_open()
+
+    async def _open_within_limits(self) -> None:
+        """How many there are at all front doors is known to the controller."""
+        answer = await self.catalog_link.ask(ConnectionOpen(self.vhost, self.user), self.owner, self.user)
+        if self.lost:
+            return
+        if answer.code:
+            self.door.catalog_link.connection_down(self.owner)
+            self.fail(login.not_allowed(answer.text), 0)
+        else:
+            self._be_open()
+        self._gather()
+        self.resume(PAUSE_LOGIN)
+
+    def _be_open(self) -> None:
+        self.is_open = True
+        self._handshake.cancel()
+        self.scope = self.door.publishing.scope(self.vhost, self.user)
         self.send(0, commands.Connection.OpenOk())
 
     def _handshake_too_slow(self) -> None:
@@ -546,9 +575,8 @@ class Client:
         self.door.forget(self)
 
     def _say_down(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self.door.catalog_link.connection_down(self.owner)
+        self.is_open = False
+        self.door.catalog_link.connection_down(self.owner)
 
     # -- held back, alarms ----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from broker.amqp.errors import ConnectionException
 from broker.amqp.methods import decode_table
 from broker.catalog import Catalog
+from broker.checks import MAX_CONNECTIONS
 from broker.logins import is_loopback
 
 RABBITMQ_VERSION = "3.13.7"
@@ -29,7 +30,6 @@ NOT_ALLOWED = 530
 CONNECTION = 10
 START_OK = 11
 OPEN = 40
-MAX_CONNECTIONS = "max-connections"
 
 CAPABILITIES = (
     "publisher_confirms",
@@ -145,33 +145,24 @@ def _read_amqplain(response: bytes) -> Credentials:
     return Credentials(user, password)
 
 
-class Connected(NamedTuple):
-    """How many connections are open already, the new one not among them."""
+def check_open(catalog: Catalog, user: str, vhost: str, connected: int = 0, connections_max: int = 0) -> None:
+    """May this user open this vhost? ConnectionException 530 with the reason if not.
 
-    here: int  # at this front door
-    of_vhost: int
-    of_user: int
-
-
-NOBODY = Connected(0, 0, 0)
-
-
-def check_open(catalog: Catalog, user: str, vhost: str, connected: Connected, connections_max: int = 0) -> None:
-    """May this user open this vhost now? ConnectionException 530 with the reason if not."""
+    `connected`: open connections of this front door, the new one not among them. The limits of vhosts and users count
+    all front doors: the controller is asked (checks.check_connection_limits).
+    """
     if catalog.vhost(vhost) is None:
-        raise _not_allowed(f"vhost {vhost} not found")
+        raise not_allowed(f"vhost {vhost} not found")
     if not catalog.may_enter(user, vhost):
-        raise _not_allowed(f"access to vhost '{vhost}' refused for user '{user}'")
-    if 0 < connections_max <= connected.here:
-        raise _not_allowed(f"connection refused: node connection limit ({connections_max}) is reached")
-    limit = catalog.vhost_limit(vhost, MAX_CONNECTIONS)
-    if limit is not None and limit <= connected.of_vhost:
-        text = f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
-        raise _not_allowed(text)
-    limit = catalog.user_limit(user, MAX_CONNECTIONS)
-    if limit is not None and limit <= connected.of_user:
-        raise _not_allowed(f"connection refused for user '{user}': user connection limit ({limit}) is reached")
+        raise not_allowed(f"access to vhost '{vhost}' refused for user '{user}'")
+    if 0 < connections_max <= connected:
+        raise not_allowed(f"connection refused: node connection limit ({connections_max}) is reached")
 
 
-def _not_allowed(text: str) -> ConnectionException:
+def has_limits(catalog: Catalog, user: str, vhost: str) -> bool:
+    limits = (catalog.vhost_limit(vhost, MAX_CONNECTIONS), catalog.user_limit(user, MAX_CONNECTIONS))
+    return limits != (None, None)
+
+
+def not_allowed(text: str) -> ConnectionException:
     return ConnectionException(NOT_ALLOWED, text, CONNECTION, OPEN)

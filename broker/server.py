@@ -278,11 +278,13 @@ class Door:
         if listener.fileno() >= 0:
             self.loop.add_reader(listener.fileno(), self._accept, listener)
 
-    def connected(self, vhost: str, user: str) -> login.Connected:
-        """Open connections of this front door, for the limits."""
-        there = [client for client in self.clients.values() if client.is_open and not client.trusted]
-        of_vhost = sum(client.vhost == vhost for client in there)
-        return login.Connected(len(there), of_vhost, sum(client.user == user for client in there))
+    def connected(self) -> int:
+        """Open connections of clients, for the limit of this front door."""
+        return sum(client.is_open and not client.trusted for client in self.clients.values())
+
+    def channels_of(self, user: str) -> int:
+        """Open channels of one user at this front door."""
+        return sum(len(client.channels) for client in self.clients.values() if client.user == user)
 
     def forget(self, client: Client) -> None:
         self.clients.pop(client.id, None)

@@ -156,9 +156,14 @@ async def queue_declare(session: Session, channel: Channel, method: commands.Que
         QueueDeclare(session.vhost, name, method.durable, method.auto_delete, method.exclusive, arguments),
     )
     channel.last_queue = answer.result["name"]
-    return commands.Queue.DeclareOk(
-        channel.last_queue, answer.result.get("messages", 0), answer.result.get("consumers", 0)
-    )
+    return _declare_ok(channel.last_queue, answer.result.get("messages", 0), answer.result.get("consumers", 0))
+
+
+def _declare_ok(name: str, messages: int, consumers: int) -> base.Frame:
+    """The name is set behind pamqp's back: it would refuse some that RabbitMQ takes ("ü")."""
+    answer = commands.Queue.DeclareOk("", messages, consumers)
+    answer.queue = name
+    return answer
 
 
 async def _queue_look(session: Session, channel: Channel, method: commands.Queue.Declare) -> base.Frame:
@@ -169,14 +174,14 @@ async def _queue_look(session: Session, channel: Channel, method: commands.Queue
     queue = _owned_queue(session, name)
     messages, consumers = await session.shards.count(queue)
     channel.last_queue = name
-    return commands.Queue.DeclareOk(name, messages, consumers)
+    return _declare_ok(name, messages, consumers)
 
 
 def _reply_to_look(session: Session, name: str) -> base.Frame:
     """How a server of requests asks whether the one who waits for the reply is still there."""
     if not session.reply_to_is_alive(name):
         raise checks.no_queue(session.vhost, name)
-    return commands.Queue.DeclareOk(name, 0, 1)
+    return _declare_ok(name, 0, 1)
 
 
 async def queue_delete(session: Session, channel: Channel, method: commands.Queue.Delete) -> base.Frame:

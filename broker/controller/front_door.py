@@ -98,7 +98,7 @@ class Session:
         tune = await self._expect(commands.Connection.Tune)
         self._frame_bytes_max = min(tune.frame_max or FRAME_BYTES_MAX, FRAME_BYTES_MAX)
         self._send(0, commands.Connection.TuneOk(tune.channel_max, self._frame_bytes_max, 0))
-        self._send(0, commands.Connection.Open(vhost))
+        self._send(0, _with(commands.Connection.Open(), virtual_host=vhost))
         await self._expect(commands.Connection.OpenOk)
         self._is_open = True
         self._send(CHANNEL, commands.Channel.Open())
@@ -113,7 +113,7 @@ class Session:
         """Whether it is in at least one queue, on stable storage if that was asked for."""
         self._send(CHANNEL, commands.Confirm.Select())
         await self._expect(commands.Confirm.SelectOk)
-        self._send(CHANNEL, commands.Basic.Publish(0, exchange, key, mandatory=True))
+        self._send(CHANNEL, _with(commands.Basic.Publish(mandatory=True), exchange=exchange, routing_key=key))
         self._write(HEADER, content_header(given, len(body)))
         step = self._frame_bytes_max - _HEAD.size - len(END)
         for start in range(0, len(body), step):
@@ -135,7 +135,7 @@ class Session:
         messages: list[Got] = []
         size = tag = 0
         while len(messages) < count and size < GOT_BYTES_MAX:
-            self._send(CHANNEL, commands.Basic.Get(0, queue, no_ack=False))
+            self._send(CHANNEL, _with(commands.Basic.Get(no_ack=False), queue=queue))
             method = await self._method()
             if not isinstance(method, commands.Basic.GetOk):
                 break
@@ -188,6 +188,13 @@ class Session:
             _, frame = await self._read()
             body += frame[_HEAD.size : -len(END)]
         return read, bytes(body)
+
+
+def _with(method: base.Frame, **names: str) -> base.Frame:
+    """Names are set behind pamqp's back: it would refuse some that RabbitMQ takes ("ü")."""
+    for field, name in names.items():
+        setattr(method, field, name)
+    return method
 
 
 def content_header(given: dict[str, Any], body_bytes: int) -> bytes:

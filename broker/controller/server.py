@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from broker import checks
 from broker.catalog import Catalog
 from broker.changes import AnyChange, PermissionPut, UserPut, VhostPut
 from broker.checks import Refusal
-from broker.control import Ask, ConnectionInfo
+from broker.control import Ask, ConnectionInfo, ConnectionOpen
 from broker.controller import imported
 from broker.controller.access import hash_new_password, hash_password
 from broker.controller.authority import Authority
@@ -102,7 +103,19 @@ class Controller:
         self.authority.connection_gone(owner)
 
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None:
-        self.authority.submit(ask.what, ask.owner, answer)
+        if isinstance(ask.what, ConnectionOpen):
+            answer(*self._may_open(ask.what, ask.owner), {})
+        else:
+            self.authority.submit(ask.what, ask.owner, answer)
+
+    def _may_open(self, ask: ConnectionOpen, owner: str) -> tuple[int, str]:
+        """By the catalog as it is: a limit that is being set holds for whoever comes after its answer."""
+        connected = self.presence.before(owner)
+        try:
+            checks.check_connection_limits(self.authority.catalog, ask.vhost, ask.user, *connected)
+        except Refusal as refusal:
+            return refusal.code, refusal.text
+        return 0, ""
 
     async def room(self) -> None:
         await self.authority.room()

@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from broker.control import QueueDeclare
 from broker.controller.management import app, gathered
 from broker.controller.management.app import RESOURCES
 from tests.management.conftest import CONNECTION, OWNER, Api
@@ -252,8 +253,8 @@ async def test_users_go_many_at_once(made: Api) -> None:
     assert {user["name"] for user in await made.get("/api/users")} == {"guest"}
 
 
-async def test_definitions_hold_what_lasts(made: Api) -> None:
-    await made.call("PUT", "/api/queues/%2F/passing", {"durable": False})
+async def test_definitions_hold_what_is_nobodys_own(made: Api) -> None:
+    await made.context.authority.ask(QueueDeclare("/", "own", True, False, True, {}), OWNER)
     found = await made.get("/api/definitions")
     assert {queue["name"] for queue in found["queues"]} == {"q", "r/s"}
     assert [exchange["name"] for exchange in found["exchanges"]] == ["e"]

@@ -1,4 +1,4 @@
-"""/api/definitions: everything that lasts, out and in, as RabbitMQ's JSON; of all vhosts or of one."""
+"""/api/definitions: what exists, out and in, as RabbitMQ's JSON; of all vhosts or of one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def definitions_of(vhost: Vhost, catalog: Catalog) -> dict[str, Any]:
 def _inside(
     vhosts: list[Vhost], puts: list[ParameterPut], shown: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What is in vhosts and outlives the broker."""
+    """What is in vhosts."""
     other = [put for put in puts if put.component not in (POLICY, GLOBAL, USER_LIMITS)]
     return {
         "parameters": [shown(parameters.row(put)) for put in other],
@@ -88,12 +88,13 @@ def _vhost_row(vhost: Vhost) -> dict[str, Any]:
 
 
 def _queues(vhost: Vhost) -> Iterable[dict[str, Any]]:
+    """All but exclusive ones, which are their connection's."""
     for queue in vhost.queues.values():
-        if queue.durable and not queue.owner:
+        if not queue.owner:
             yield {
                 "name": queue.name,
                 "vhost": queue.vhost,
-                "durable": True,
+                "durable": queue.durable,
                 "auto_delete": queue.auto_delete,
                 "arguments": queue.arguments,
             }
@@ -101,16 +102,15 @@ def _queues(vhost: Vhost) -> Iterable[dict[str, Any]]:
 
 def _exchanges(vhost: Vhost) -> Iterable[dict[str, Any]]:
     for exchange in vhost.exchanges.values():
-        if exchange.name not in PREDECLARED and exchange.durable:
+        if exchange.name not in PREDECLARED:
             yield _without(exchanges.row(exchange), "policy", "user_who_performed_action")
 
 
 def _bindings(vhost: Vhost) -> Iterable[dict[str, Any]]:
-    """Between durable things only: what an import could not make again is not exported."""
+    """What an import could not make again is not exported."""
     for binding in vhost.bindings():
-        end = vhost.destination(binding.kind, binding.destination)
-        lasts = end is not None and end.durable and not getattr(end, "owner", "")
-        if lasts and vhost.exchanges[binding.source].durable:
+        queue = vhost.queues.get(binding.destination) if binding.kind == "queue" else None
+        if queue is None or not queue.owner:
             yield _without(bindings.row(binding), "properties_key")
 
 
