@@ -204,8 +204,12 @@ async def put_topic_permission(call: Call) -> Any:
 
 
 async def delete_topic_permission(call: Call) -> None:
+    """Of all exchanges, or of ?exchange=."""
+    exchange = call.request.query.get("exchange")
+    if exchange is not None and all(row["exchange"] != exchange for row in _topic_permissions(call)):
+        raise not_found()
     _topic_permissions(call)
-    check(await call.context.authority.delete_topic_permission(call.part("vhost"), call.part("user")))
+    check(await call.context.authority.delete_topic_permission(call.part("vhost"), call.part("user"), exchange))
 
 
 ROUTES = [
