@@ -21,10 +21,13 @@ FAILURES_MAX = 30  # wrong passwords of one address at once ...
 FAILURE_S = 2.0  # ... and after that one more for each so many seconds
 ADDRESSES_MAX = 10_000  # that are remembered; the ones that were silent longest are forgotten
 THREADS = 2  # each takes 16 MiB while it works
+PENDING_MAX = 10_000  # passwords that wait for a thread
 IPV6_PREFIX = 64  # what one subscriber has
 
 WRONG = "unknown, or a wrong password"
 TOO_MANY = "too many failed logins from this address"
+BUSY = "too many logins at once"
+NOBODY = UserPut("", "")
 
 
 class TakesLong(Exception):
@@ -37,7 +40,10 @@ class TakesLong(Exception):
 
 
 class Failures:
-    """Wrong passwords by address. Pure: `now` in seconds of any clock that does not go back."""
+    """Wrong passwords by address. Pure: `now` in seconds of any clock that does not go back.
+
+    Guesses made side by side are all answered; what they are too many is paid for in time.
+    """
 
     def __init__(self) -> None:
         self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # failures and when
@@ -45,9 +51,8 @@ class Failures:
     def may_try(self, address: str, now: float) -> bool:
         return self._now_used(address, now) <= FAILURES_MAX - 1
 
-    def failed(self, address: str, now: float, count: int = 1) -> None:
-        """A `count` of -1 takes one back."""
-        self._used[address] = (max(0.0, self._now_used(address, now) + count), now)
+    def failed(self, address: str, now: float) -> None:
+        self._used[address] = (self._now_used(address, now) + 1, now)
         self._used.move_to_end(address)
         if len(self._used) > ADDRESSES_MAX:
             self._used.popitem(last=False)
@@ -64,7 +69,7 @@ class Logins:
         self._failures = Failures()
         self._memory = passwords.Memory(secrets.token_bytes(32))
         self._threads = ThreadPoolExecutor(THREADS, "password")
-        self._pending: dict[bytes, asyncio.Future[bool]] = {}
+        self._pending: dict[bytes, _Pending] = {}
 
     def at_once(self, user: UserPut | None, name: str, password: str, address: str, now: float) -> str:
         """Raises TakesLong when the loop should not wait for it."""
@@ -78,16 +83,34 @@ class Logins:
         return self._judged(passwords.matches(user, password), address, now)
 
     async def slowly(self, user: UserPut | None, password: str, address: str, now: float) -> str:
-        address = source_of(address)
-        self._failures.failed(address, now)  # until it proves right: guesses side by side count too
-        nobody = UserPut("", "")
-        mark = self._memory.mark(user or nobody, password)
-        right = await self._asked(mark, user, password)
-        if right and user is not None:
-            self._failures.failed(address, now, -1)
-            self._memory.remember(mark)
-            return ""
-        return WRONG
+        mark = self._memory.mark(user or NOBODY, password)
+        pending = self._pending.get(mark)
+        if pending is None:
+            if len(self._pending) >= PENDING_MAX:
+                return BUSY
+            pending = self._pending[mark] = self._begin(mark, user, password)
+        pending.waiting += 1
+        try:
+            # Who gives up must not take the answer from the others.
+            right = await asyncio.shield(pending.answer)
+        finally:
+            pending.waiting -= 1
+            if not pending.waiting:
+                pending.answer.cancel()  # nobody wants to know any more: if it has not begun, it need not
+        return self._judged(right, source_of(address), now)
+
+    def _begin(self, mark: bytes, user: UserPut | None, password: str) -> _Pending:
+        """A thousand clients that come back with one password cost one hash."""
+        loop = asyncio.get_running_loop()
+        answer = loop.run_in_executor(self._threads, passwords.matches, user, password)
+
+        def answered(answer: asyncio.Future[bool]) -> None:
+            self._pending.pop(mark, None)
+            if user is not None and not answer.cancelled() and answer.exception() is None and answer.result():
+                self._memory.remember(mark)
+
+        answer.add_done_callback(answered)
+        return _Pending(answer)
 
     def _judged(self, right: bool, address: str, now: float) -> str:
         if right:
@@ -95,16 +118,15 @@ class Logins:
         self._failures.failed(address, now)
         return WRONG
 
-    async def _asked(self, mark: bytes, user: UserPut | None, password: str) -> bool:
-        """A thousand clients that come back with one password cost one hash."""
-        pending = self._pending.get(mark)
-        if pending is None:
-            loop = asyncio.get_running_loop()
-            pending = loop.run_in_executor(self._threads, passwords.matches, user, password)
-            self._pending[mark] = pending
-            pending.add_done_callback(lambda _: self._pending.pop(mark, None))
-        # Who gives up must not take the answer from the others.
-        return await asyncio.shield(pending)
+
+class _Pending:
+    """A hash under way, and how many wait for it."""
+
+    __slots__ = ("answer", "waiting")
+
+    def __init__(self, answer: asyncio.Future[bool]) -> None:
+        self.answer = answer
+        self.waiting = 0
 
 
 def source_of(address: str) -> str:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker import logins as logins_module
 from broker import passwords
 from broker.changes import UserPut
 from broker.controller.access import hash_password
 from broker.logins import (
     ADDRESSES_MAX,
+    BUSY,
     FAILURE_S,
     FAILURES_MAX,
+    THREADS,
     TOO_MANY,
     WRONG,
     Failures,
@@ -91,13 +95,68 @@ async def test_many_who_come_back_together_cost_one_hash(monkeypatch: pytest.Mon
     assert hashed == ["right"]
 
 
-async def test_guesses_side_by_side_count_before_they_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_users_of_one_address_come_back_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passwords, "matches", lambda user, password: True)
+    logins = Logins()
+    users = [UserPut(f"u{n}", "x", passwords.SCRYPT) for n in range(10 * FAILURES_MAX)]
+    assert set(await asyncio.gather(*(logins.slowly(user, "p", HERE, 0.0) for user in users))) == {""}
+
+
+async def test_guesses_side_by_side_are_paid_for_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passwords, "matches", lambda user, password: False)
     logins = Logins()
-    guessing = [asyncio.create_task(logins.slowly(SLOW, f"guess {n}", HERE, 0.0)) for n in range(FAILURES_MAX)]
-    await asyncio.sleep(0)
-    assert ask(logins, SLOW, "another") == TOO_MANY
-    assert await asyncio.gather(*guessing) == [WRONG] * FAILURES_MAX
+    count = 3 * FAILURES_MAX
+    guesses = await asyncio.gather(*(logins.slowly(SLOW, f"guess {n}", HERE, 0.0) for n in range(count)))
+    assert guesses == [WRONG] * count
+    assert ask(logins, SLOW, "another", now=FAILURE_S * (count - FAILURES_MAX)) == TOO_MANY
+    with pytest.raises(TakesLong):
+        ask(logins, SLOW, "another", now=FAILURE_S * (count - FAILURES_MAX + 1))
+
+
+async def test_an_answer_nobody_waits_for_any_more_is_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = [], threading.Event()
+
+    def matches(user: Any, password: str) -> bool:
+        begun.append(password)
+        return go_on.wait(10)
+
+    monkeypatch.setattr(passwords, "matches", matches)
+    logins = Logins()
+    asking = [asyncio.create_task(logins.slowly(SLOW, f"p{n}", HERE, 0.0)) for n in range(20)]
+    while len(begun) < THREADS:
+        await asyncio.sleep(0.001)
+    for task in asking[THREADS:]:
+        task.cancel()
+    await asyncio.gather(*asking[THREADS:], return_exceptions=True)
+    go_on.set()
+    assert await asyncio.gather(*asking[:THREADS]) == [""] * THREADS
+    assert len(begun) == THREADS
+
+
+async def test_who_gave_up_finds_it_done_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def matches(user: Any, password: str) -> bool:
+        begun.set()
+        return go_on.wait(10)
+
+    monkeypatch.setattr(passwords, "matches", matches)
+    logins = Logins()
+    first = asyncio.create_task(logins.slowly(SLOW, "p", HERE, 0.0))
+    other = asyncio.create_task(logins.slowly(SLOW, "p", HERE, 0.0))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    first.cancel()
+    go_on.set()
+    assert await other == ""
+    assert ask(logins, SLOW, "p") == ""
+
+
+async def test_what_waits_for_a_thread_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logins_module, "PENDING_MAX", 1)
+    monkeypatch.setattr(passwords, "matches", lambda user, password: True)
+    logins = Logins()
+    assert await asyncio.gather(*(logins.slowly(SLOW, f"p{n}", HERE, 0.0) for n in range(2))) == ["", BUSY]
 
 
 def test_an_address_that_guesses_is_refused_unseen_and_only_it() -> None:

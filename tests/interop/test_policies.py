@@ -409,6 +409,12 @@ def test_messages_by_http_need_the_rights_of_their_user(
     assert api("GET", "connections") is not None and not [c for c in api("GET", "connections") if c["user"] == user]
 
 
+@pytest.mark.row("G1.2")
+def test_aliveness_is_a_message_that_goes_in_and_comes_out(api: Api, vhost: str) -> None:
+    assert api("GET", f"aliveness-test/{vhost}") == {"status": "ok"}
+    assert api("GET", f"aliveness-test/{vhost}") == {"status": "ok"}
+
+
 # -- definitions -------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.links import DoorLinks
 from broker.controller.management import (
+    about,
     bindings,
     channels,
     connections,
@@ -43,6 +44,7 @@ SHUTDOWN_S_MAX = 2.0  # for calls under way when the controller stops
 
 RESOURCES = (
     overview,
+    about,
     vhosts,
     users,
     queues,
@@ -158,5 +160,7 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
         return json_response({"error": error.reason, "reason": error.reason}, error.status, headers)
     except Exception:
-        log.exception("%s %s", request.method, request.rel_url.raw_path)
+        # The route's own path: a password may be in the one that was called.
+        resource = request.match_info.route.resource
+        log.exception("%s %s", request.method, resource.canonical if resource is not None else "")
         return json_response({"error": "internal_server_error", "reason": "see the broker's log"}, 500)

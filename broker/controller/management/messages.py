@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from broker.amqp.properties import PROPERTIES, Properties
 from broker.controller import front_door
-from broker.controller.front_door import Got, Refused, Unavailable
+from broker.controller.front_door import Got, Refused, Session, Unavailable
 from broker.controller.management.call import ApiError, Call, Route, bad_request, not_authorised, with_keys
 from broker.controller.management.exchanges import exchange_name
 
@@ -34,8 +35,8 @@ async def publish(call: Call) -> dict[str, Any]:
         raise bad_request(f"routing_key: a string of at most {SHORT_BYTES_MAX} bytes")
     properties = properties_of(body["properties"])
     try:
-        async with _session(call, vhost) as session:
-            return {"routed": await session.publish(exchange, key, properties, payload)}
+        async with session(call, vhost) as opened:
+            return {"routed": await opened.publish(exchange, key, properties, payload)}
     except Refused as refused:
         raise _refusal(refused) or bad_request(f"{refused.code} {refused.text}") from None
     except Unavailable as error:
@@ -54,8 +55,8 @@ async def get(call: Call) -> list[dict[str, Any]]:
     if count < 0:  # all there are
         count = GET_MESSAGES_MAX
     try:
-        async with _session(call, vhost) as session:
-            got = await session.get(queue, min(count, GET_MESSAGES_MAX), *mode)
+        async with session(call, vhost) as opened:
+            got = await opened.get(queue, min(count, GET_MESSAGES_MAX), *mode)
     except Refused as refused:
         status = HARD_STATUS.get(refused.code, (400, "bad_request"))
         raise _refusal(refused) or ApiError(*status, refused.text) from None
@@ -155,7 +156,8 @@ def _vhost(call: Call) -> str:
     return vhost
 
 
-def _session(call: Call, vhost: str) -> Any:
+def session(call: Call, vhost: str) -> AbstractAsyncContextManager[Session]:
+    """As the one who calls."""
     doors = call.context.links.doors()
     if not doors:
         raise Unavailable("no front door is there")
