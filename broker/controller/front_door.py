@@ -43,6 +43,10 @@ class Refused(Exception):
         self.opened = opened
 
 
+class Rejected(Exception):
+    """A queue is full and takes no more, or its shard was lost: the message may be in some of its queues."""
+
+
 class Unavailable(Exception):
     """No front door answers in time."""
 
@@ -110,7 +114,7 @@ class Session:
         await self._expect(commands.Channel.CloseOk)
 
     async def publish(self, exchange: str, key: str, given: dict[str, Any], body: bytes) -> bool:
-        """Whether it is in at least one queue, on stable storage if that was asked for."""
+        """Whether it is in at least one queue, on stable storage if that was asked for. Raises Rejected."""
         self._send(CHANNEL, commands.Confirm.Select())
         await self._expect(commands.Confirm.SelectOk)
         self._send(CHANNEL, _with(commands.Basic.Publish(mandatory=True), exchange=exchange, routing_key=key))
@@ -128,7 +132,7 @@ class Session:
             elif isinstance(method, commands.Basic.Ack):
                 return routed
             elif isinstance(method, commands.Basic.Nack):
-                return False
+                raise Rejected
 
     async def get(self, queue: str, count: int, requeue: bool, reject: bool) -> list[Got]:
         """Up to `count`, which are then requeued, rejected, or (neither) acknowledged, all at once."""

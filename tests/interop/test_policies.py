@@ -135,7 +135,17 @@ def test_refusing_and_expiry_by_policy(api: Api, vhost: str, channel: BlockingCh
     publish(channel, "full", 1)
     with pytest.raises(pika.exceptions.NackError):
         publish(channel, "full", 1)
+    refused = api.refused("POST", f"exchanges/{vhost}/amq.default/publish", message("full"))
+    assert refused == (400, "rejected Unable to publish message. Check queue limits.")
     wait_until(lambda: waiting(channel, "brief") == 0, "messages to expire", 10)
+
+
+@pytest.mark.row("C3.1", "C1.2")
+def test_an_unused_queue_expires_by_a_policy_that_comes_later(api: Api, vhost: str, channel: BlockingChannel) -> None:
+    channel.queue_declare("gone")
+    channel.queue_declare("stays")
+    api("PUT", f"policies/{vhost}/p", {"pattern": "^gone$", "definition": {"expires": 200}})
+    wait_until(lambda: [row["name"] for row in api("GET", f"queues/{vhost}")] == ["stays"], "the queue to go", 10)
 
 
 @pytest.mark.row("B1.14", "C3.1", "C3.6")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.controller.front_door import Refused, Unavailable
+from broker.controller.front_door import Refused, Rejected, Unavailable
 from broker.controller.management.call import NODE, ApiError, Call, Context, Route, bad_request, check, not_found
 from broker.controller.management.messages import session
 from broker.controller.management.overview import listeners
@@ -86,8 +86,8 @@ async def aliveness(call: Call) -> Any:
         async with session(call, vhost) as opened:
             routed = await opened.publish("", ALIVENESS_QUEUE, {}, b"test_message")
             got = await opened.get(ALIVENESS_QUEUE, 1, requeue=False, reject=False)
-    except (Refused, Unavailable) as error:
-        raise Unhealthy(str(error)) from None
+    except (Refused, Rejected, Unavailable) as error:
+        raise Unhealthy(str(error) or "a message was rejected") from None
     if not routed or not got:
         raise Unhealthy("a message was not delivered")
     return OK

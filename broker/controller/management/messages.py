@@ -10,7 +10,7 @@ from typing import Any
 
 from broker.amqp.properties import PROPERTIES, Properties
 from broker.controller import front_door
-from broker.controller.front_door import Got, Refused, Session, Unavailable
+from broker.controller.front_door import Got, Refused, Rejected, Session, Unavailable
 from broker.controller.management.call import ApiError, Call, Route, bad_request, not_authorised, with_keys
 from broker.controller.management.exchanges import exchange_name
 
@@ -39,6 +39,8 @@ async def publish(call: Call) -> dict[str, Any]:
             return {"routed": await opened.publish(exchange, key, properties, payload)}
     except Refused as refused:
         raise _refusal(refused) or bad_request(f"{refused.code} {refused.text}") from None
+    except Rejected:
+        raise bad_request("rejected Unable to publish message. Check queue limits.") from None
     except Unavailable as error:
         raise _unavailable(error) from None
 
