@@ -496,12 +496,15 @@ class Authority:
 
 def changed_queues(vhost: Vhost, before: Policies) -> list[QueuePut]:
     """Those whose effective arguments `before` were others than they are now."""
-    return [
-        queue
-        for queue in vhost.queues.values()
-        if queue_arguments(queue.arguments, before.of(queue_kind(queue.arguments), queue.name).definition)
-        != vhost.queue_arguments(queue)
-    ]
+    may_differ = vhost.policies.may_differ(before)
+    changed = []
+    for queue in vhost.queues.values():
+        kind = queue_kind(queue.arguments)
+        if may_differ(kind, queue.name):
+            earlier = queue_arguments(queue.arguments, before.of(kind, queue.name).definition)
+            if earlier != vhost.queue_arguments(queue):
+                changed.append(queue)
+    return changed
 
 
 def _no_answer(code: int, text: str, result: dict[str, Any]) -> None:

@@ -173,3 +173,16 @@ def test_keys_of_queues_do_not_reach_exchanges_nor_the_other_way_round() -> None
     definition = {"max-length": 3, "alternate-exchange": "a", "ha-mode": "all"}
     assert policies.queue_arguments({}, definition) == {"x-max-length": 3}
     assert policies.exchange_arguments({}, definition) == {"alternate-exchange": "a"}
+
+
+@given(st.lists(any_change(), max_size=30), st.lists(any_change(), max_size=10))
+def test_what_may_differ_is_all_that_does(history: list[AnyChange], more: list[AnyChange]) -> None:
+    catalog = catalog_of(*history)
+    before = catalog.vhosts["/"].policies if "/" in catalog.vhosts else Policies()
+    for change in more:
+        catalog.apply(change)
+    after = catalog.vhosts["/"].policies if "/" in catalog.vhosts else Policies()
+    for kind in ("exchange", "classic", "quorum"):
+        for name in ("a", "b", "ab", "c"):
+            if before.of(kind, name) != after.of(kind, name):
+                assert after.may_differ(before)(kind, name)
