@@ -21,6 +21,8 @@ EXPIRY_MS_MAX = 0xFFFFFFFF
 PRIORITY_MAX = 255
 RESERVED_PREFIX = "amq."
 SERVER_NAMED_PREFIX = "amq.gen-"
+# Who consumes from this gets a queue of a name of its own; who puts it into reply_to means that queue.
+REPLY_TO = "amq.rabbitmq.reply-to"
 
 MAX_CONNECTIONS = "max-connections"
 MAX_CHANNELS = "max-channels"
@@ -80,6 +82,11 @@ def check_new_name(kind: str, name: str) -> None:
         raise Refusal(PRECONDITION_FAILED, f"{kind} name is longer than {NAME_BYTES_MAX} bytes")
 
 
+def is_reply_queue(name: str) -> bool:
+    """A direct reply-to queue: there for who publishes to it and who looks whether it is there, for nobody else."""
+    return name.startswith(REPLY_TO)
+
+
 def check_not_default(exchange: str) -> None:
     if not exchange:
         raise Refusal(ACCESS_REFUSED, "operation not permitted on the default exchange")
@@ -97,14 +104,6 @@ def check_connection_limits(catalog: Catalog, vhost: str, user: str, of_vhost: i
     limit = catalog.user_limit(user, MAX_CONNECTIONS)
     if limit is not None and limit <= of_user:
         text = f"connection refused for user '{user}': user connection limit ({limit}) is reached"
-        raise Refusal(NOT_ALLOWED, text)
-
-
-def check_channel_limit(catalog: Catalog, user: str, channels: int) -> None:
-    """`channels`: that the user has open already, the new one not among them."""
-    limit = catalog.user_limit(user, MAX_CHANNELS)
-    if limit is not None and limit <= channels:
-        text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
         raise Refusal(NOT_ALLOWED, text)
 
 

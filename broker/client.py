@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -38,7 +37,7 @@ from broker.amqp import (
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo, ConnectionOpen
 from broker.logins import TakesLong
-from broker.output import OUT_BYTES_MAX, Output, close_behind_output
+from broker.output import OUT_BYTES_MAX, Output, Stream, close_behind_output
 from broker.publishing import Scope
 
 if TYPE_CHECKING:
@@ -73,26 +72,28 @@ PAUSE_LOGIN = 1 << 68  # its password takes long to check
 
 
 class Client:
-    """One connection. `id`: used once in this front door's life."""
+    """One connection. `id`: used once in this front door's life; `tls`: what its handshake told, if it has one."""
 
-    def __init__(self, door: Door, sock: socket.socket, peer: tuple[str, int], number: int) -> None:
+    def __init__(
+        self, door: Door, sock: Stream, peer: tuple[str, int], number: int, tls: login.TlsPeer | None = None
+    ) -> None:
         self.door = door
         self.id = number
         self.owner = f"{door.config.door}.{door.incarnation}.{number}"
         self.sock = sock
+        self.tls = tls
         self.fd = sock.fileno()
         self.peer_host, self.peer_port = peer[0], peer[1]
         name = sock.getsockname()
         self.host, self.port = name[:2] if isinstance(name, tuple) else (name, 0)
-        self.trusted = (
-            False  # comes from the controller: who it is was proved there, and it counts in no listing or limit
-        )
+        # It is the controller: who it speaks for was proved there, and it counts in no listing and no limit.
+        self.trusted = False
         config = door.config
         self.amqp = Connection(
             frame_bytes_max=config.frame_bytes_max,
             channels_max=config.channels_max,
             heartbeat_s=config.heartbeat_s,
-            mechanisms=login.MECHANISMS,
+            mechanisms=login.mechanisms(tls),
             server_properties=door.server_properties,
             message_bytes_max=config.message_bytes_max,
         )
@@ -122,6 +123,8 @@ class Client:
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshake = door.loop.call_later(config.handshake_timeout_s, self._handshake_too_slow)
         door.loop.add_reader(self.fd, self._readable)
+        if tls is not None:
+            door.loop.call_soon(self._readable)  # its first bytes may have come with the end of the handshake
 
     @property
     def frame_bytes_max(self) -> int:
@@ -142,10 +145,6 @@ class Client:
     @property
     def shards(self) -> ShardLinks:
         return self.door.links
-
-    def reply_to_is_alive(self, name: str) -> bool:
-        """No direct reply-to consumer is ever there."""
-        return False
 
     # -- in ---------------------------------------------------------------------------------------------------
 
@@ -343,8 +342,8 @@ class Client:
             self._on_connection_method(method)
             return
         if isinstance(method, commands.Channel.Open):
-            if self.catalog.user_limit(self.user, checks.MAX_CHANNELS) is not None and not self.trusted:
-                self._check_channel_limit(method)
+            if not self.trusted:
+                login.check_channel_open(self.catalog, self.user, self.door.channels_of)
             self.channels[number] = Channel(number)
             self.send(number, commands.Channel.OpenOk())
             return
@@ -365,13 +364,6 @@ class Client:
             self._do(channel, method)
         else:
             self._do(channel, lambda: self._channel_method(channel, method))
-
-    def _check_channel_limit(self, method: base.Frame) -> None:
-        try:
-            checks.check_channel_limit(self.catalog, self.user, self.door.channels_of(self.user))
-        except checks.Refusal as refusal:
-            index = method.index
-            raise ConnectionException(refusal.code, refusal.text, index >> 16, index & 0xFFFF) from None
 
     def _on_connection_method(self, method: base.Frame) -> None:
         if isinstance(method, commands.Connection.Close):
@@ -409,6 +401,17 @@ class Client:
         except checks.Refusal as refusal:
             raise ChannelException(refusal.code, refusal.text, *method) from None
 
+    async def reply_queue(self, channel: Channel, method: tuple[int, int]) -> QueuePut | None:
+        """A new queue for the replies to this channel; None when the channel was closed meanwhile."""
+        try:
+            queue = await topology.open_reply_queue(self)
+            if channel.is_open:
+                return queue
+            await topology.close_reply_queue(self, queue.name)
+        except checks.Refusal as refusal:
+            raise ChannelException(refusal.code, refusal.text, *method) from None
+        return None
+
     # -- opening and closing -----------------------------------------------------------------------------
 
     def _log_in(self, said: StartOk, known: str | None = None) -> None:
@@ -429,9 +432,11 @@ class Client:
                 said.mechanism,
                 said.response,
                 said.client_properties,
-                verdict,
+                self.catalog,
+                verdict=verdict,
                 peer_host=self.peer_host,
                 loopback_users=self.door.config.loopback_users,
+                tls=self.tls,
             )
         except TakesLong as asked:
             self.pause(PAUSE_LOGIN)
@@ -725,12 +730,13 @@ class Client:
             port=self.port,
             protocol="AMQP 0-9-1",
             auth_mechanism=self.auth_mechanism,
-            tls=False,
+            tls=self.tls is not None,
             frame_max=self.amqp.frame_bytes_max,
             channel_max=self.amqp.channels_max,
             heartbeat_s=self.amqp.heartbeat_s,
             connected_at_ms=int(self.connected_at * 1000),
             client_properties=self.amqp.client_properties,
+            **(self.tls.shown() if self.tls is not None else {}),
         )
 
     def report(self) -> dict[str, object]:

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from broker.amqp.errors import ConnectionException
 from broker.amqp.methods import decode_table
 from broker.catalog import Catalog
-from broker.checks import MAX_CONNECTIONS
+from broker.checks import MAX_CHANNELS, MAX_CONNECTIONS
 from broker.logins import is_loopback
 
 RABBITMQ_VERSION = "3.13.7"
 MECHANISMS = b"PLAIN AMQPLAIN"
+EXTERNAL = "EXTERNAL"
 RESPONSE_BYTES_MAX = 4096  # of start-ok: nobody has proved anything yet
 
 SYNTAX_ERROR = 502
@@ -30,6 +31,7 @@ NOT_ALLOWED = 530
 CONNECTION = 10
 START_OK = 11
 OPEN = 40
+CHANNEL_OPEN = (20, 10)
 
 CAPABILITIES = (
     "publisher_confirms",
@@ -42,6 +44,31 @@ CAPABILITIES = (
     "per_consumer_qos",
     "direct_reply_to",
 )
+
+
+class TlsPeer(NamedTuple):
+    """What the TLS handshake told of a client. `name`: whom its certificate names, "" if nobody."""
+
+    version: str
+    cipher: str
+    name: str = ""
+    has_certificate: bool = False  # verified
+    subject: str = ""
+    issuer: str = ""
+
+    def shown(self) -> dict[str, str]:
+        """For listings."""
+        return {
+            "tls_version": self.version,
+            "tls_cipher": self.cipher,
+            "peer_cert_subject": self.subject,
+            "peer_cert_issuer": self.issuer,
+        }
+
+
+def mechanisms(tls: TlsPeer | None) -> bytes:
+    """What connection.start offers. EXTERNAL only to those who have shown a certificate."""
+    return MECHANISMS + b" EXTERNAL" if tls is not None and tls.has_certificate else MECHANISMS
 
 
 class Credentials(NamedTuple):
@@ -88,21 +115,30 @@ def authenticate(
     mechanism: str,
     response: bytes,
     client_properties: dict[str, Any],
-    verdict: Callable[[str, str], str],
+    catalog: Catalog,
     *,
+    verdict: Callable[[str, str], str],
     peer_host: str,
     loopback_users: Collection[str],
+    tls: TlsPeer | None = None,
 ) -> str:
     """The user's name, or LoginRefused; ConnectionException when the response is no credentials at all.
 
     `verdict`: of user and password, "" or why not; what it raises goes through (logins.TakesLong).
     """
-    given = read_credentials(mechanism, response)
-    if wrong := verdict(given.user, given.password):
-        raise _refused(f"user '{given.user}': {wrong}", mechanism, client_properties)
-    if given.user in loopback_users and not is_loopback(peer_host):
-        raise _refused(f"user '{given.user}' can only connect via localhost", mechanism, client_properties)
-    return given.user
+    if mechanism == EXTERNAL and tls is not None and tls.has_certificate:
+        user = tls.name
+        if not user or user not in catalog.users:
+            reason = f"user '{user}' (certificate of {tls.subject}): unknown"
+            raise _refused(reason, mechanism, client_properties)
+    else:
+        given = read_credentials(mechanism, response)
+        user = given.user
+        if wrong := verdict(user, given.password):
+            raise _refused(f"user '{user}': {wrong}", mechanism, client_properties)
+    if user in loopback_users and not is_loopback(peer_host):
+        raise _refused(f"user '{user}' can only connect via localhost", mechanism, client_properties)
+    return user
 
 
 def _refused(reason: str, mechanism: str, client_properties: dict[str, Any]) -> LoginRefused:
@@ -162,6 +198,14 @@ def check_open(catalog: Catalog, user: str, vhost: str, connected: int = 0, conn
 def has_limits(catalog: Catalog, user: str, vhost: str) -> bool:
     limits = (catalog.vhost_limit(vhost, MAX_CONNECTIONS), catalog.user_limit(user, MAX_CONNECTIONS))
     return limits != (None, None)
+
+
+def check_channel_open(catalog: Catalog, user: str, opened: Callable[[str], int]) -> None:
+    """May this user open one more channel at this front door? `opened`: how many there are, asked only for a limit."""
+    limit = catalog.user_limit(user, MAX_CHANNELS)
+    if limit is not None and limit <= opened(user):
+        text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
+        raise ConnectionException(NOT_ALLOWED, text, *CHANNEL_OPEN)
 
 
 def not_allowed(text: str) -> ConnectionException:

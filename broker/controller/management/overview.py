@@ -14,7 +14,7 @@ from broker.routing.types import TYPES
 
 CLUSTER_NAME = "cluster_name"  # the global parameter that holds it, as in RabbitMQ
 RABBITMQ_VERSION = "3.13.7"  # whose API this is
-PROTOCOLS = {"amqp": "amqp", "http": "http", "metrics": "http/prometheus"}
+PROTOCOLS = {"amqp": "amqp", "amqps": "amqp/ssl", "http": "http", "https": "https", "metrics": "http/prometheus"}
 
 
 def cluster_name(context: Context) -> str:
@@ -72,7 +72,7 @@ async def overview(call: Call) -> dict[str, Any]:
         "contexts": [
             {"node": NODE, "description": "management", "path": "/", "port": str(one["port"]), "ssl_opts": []}
             for one in listeners(context)
-            if one["protocol"] == "http"
+            if one["protocol"] in ("http", "https")
         ],
         "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
     }
