@@ -40,6 +40,7 @@ APPLY_TO: Final[dict[str, frozenset[str]]] = {
     "quorum_queues": frozenset(("quorum",)),
     "streams": frozenset(("stream",)),
 }
+REPLY_TO_PREFIX = "amq.rabbitmq.reply-to"  # queues that stand for a client's own: nobody's policy is about them
 EXCHANGE = "exchange"  # beside the queue types, what a policy may apply to
 
 
@@ -81,6 +82,8 @@ class Policies:
 
     def of(self, kind: str, name: str) -> Applied:
         """`kind`: "exchange", or the type of the queue."""
+        if name.startswith(REPLY_TO_PREFIX):
+            return NOTHING
         policy = _first(self._user, kind, name)
         operator = _first(self._operator, kind, name)
         if policy is None and operator is None:

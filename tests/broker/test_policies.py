@@ -169,6 +169,13 @@ def test_what_is_no_policy_applies_to_nothing(value: Any) -> None:
     assert not Policies([ParameterPut("/", "policy", "p", value)])
 
 
+def test_queues_of_direct_replies_have_no_policy() -> None:
+    catalog = catalog_of(queue("amq.rabbitmq.reply-to.g1.x"), put("p", {"max-length": 0}))
+    found = catalog.queue("/", "amq.rabbitmq.reply-to.g1.x")
+    assert found is not None
+    assert catalog.queue_arguments(found) == {}
+
+
 def test_keys_of_queues_do_not_reach_exchanges_nor_the_other_way_round() -> None:
     definition = {"max-length": 3, "alternate-exchange": "a", "ha-mode": "all"}
     assert policies.queue_arguments({}, definition) == {"x-max-length": 3}

@@ -304,7 +304,7 @@ def test_policies_and_parameters_are_said_as_to_rabbitmqctl(
             ("H2", ["list_permissions", "-p", "v"], ["user", "configure", "write", "read", "u", "c", "w", "r"]),
             ("H2", ["list_user_permissions", "bob"], ["vhost", "configure", "write", "read", "v", "c", "w", "r"]),
             ("H2", ["list_topic_permissions", "-p", "v"], ["user", "exchange", "write", "read", "u", "e", "w", "r"]),
-            ("H3", ["list_vhosts"], ["name", "description", "tags", "/", "d", "[]"]),
+            ("H3", ["list_vhosts"], ["name", "description", "tags", "/", "d"]),
             ("H3", ["list_vhost_limits", "-p", "v"], ["vhost", "limits", "v", '{"max-queues":', "3}"]),
             ("H3", ["list_vhost_limits", "--global"], ["vhost", "limits", "v", '{"max-queues":', "3}"]),
             ("H4", ["list_user_limits"], ["user", "limits", "bob", '{"max-channels":', "3}"]),
