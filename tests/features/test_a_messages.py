@@ -678,6 +678,24 @@ def _answer_all(clients: list[RawClient], names: list[str]) -> None:
 
 
 @pytest.mark.row("A7.4")
+def test_a_committed_publish_whose_queue_is_gone_is_returned(client: RawClient, name: str) -> None:
+    declare(client, name)
+    declare(client, f"{name}-again")
+    client.ask(1, Tx.Select(), Tx.SelectOk)
+    client.send(publish(1, "", name, b"gone", mandatory=True))
+    client.send(publish(1, "", f"{name}-again", b"new"))
+    for queue in (name, f"{name}-again"):
+        client.ask(1, Queue.Delete(queue=queue), Queue.DeleteOk)
+    declare(client, f"{name}-again")
+    client.send(method(1, Tx.Commit()))
+    assert client.expect(Basic.Return).reply_code == 312
+    assert client.message()[1] == b"gone"
+    client.expect(Tx.CommitOk)
+    client.ask(1, Basic.Get(queue=f"{name}-again", no_ack=True), Basic.GetOk)
+    assert client.message()[1] == b"new"
+
+
+@pytest.mark.row("A7.4")
 @pytest.mark.parametrize("what", [Tx.Commit(), Tx.Rollback()])
 def test_what_is_not_begun_cannot_end(client: RawClient, what: base.Frame) -> None:
     client.send(method(1, what))
