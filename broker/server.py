@@ -26,6 +26,7 @@ from broker.changes import AnyChange
 from broker.client import Client
 from broker.config import BrokerConfig
 from broker.consuming import Consuming
+from broker.dead_letters import DeadLettering
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
@@ -67,6 +68,7 @@ class Door:
         self.server_properties = login.server_properties(config.shown_cluster_name)
         self.publishing = Publishing(self.catalog_link, self.links)
         self.consuming = Consuming(self.links)
+        self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
         self.dirty: list[Client] = []
         self.alarm = ""
@@ -164,6 +166,8 @@ class Door:
             self.consuming.cancelled(what.consumer)
         elif isinstance(what, wire.Ungranted):
             self.consuming.ungranted(what.consumer, what.count, what.wants)
+        elif isinstance(what, wire.DeadLetters):
+            self.dead_lettering.receive(shard, what)
         elif isinstance(what, wire.Alarm):
             self._set_alarm(shard, what.reason)
 

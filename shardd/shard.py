@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from shardd.dead_letters import DeadLetters
 from shardd.peers import Held, Outgoing, Peer
 from shardd.queues import Arrival, Consumer, Getter, Queue, limits_of
 from shardd.queues import Store as QueueStore
@@ -98,6 +99,7 @@ class Shard:
         self._dropped: dict[str, Store] = {}  # with their vhost, but a sync has them in hand
         self.queues: dict[int, Queue] = {}
         self.peers: dict[int, Peer] = {}
+        self.dead_letters = DeadLetters()
         self.alarm = ""
         self.refused_batches = 0  # for want of room
         self._pid = pid
@@ -134,6 +136,7 @@ class Shard:
             m.Get: self._on_get,
             m.Count: self._on_count,
             m.Purge: self._on_purge,
+            m.Departed: self._on_departed,
         }
 
     # -- in --------------------------------------------------------------------------------------------
@@ -258,6 +261,7 @@ class Shard:
         peer = self.peers.pop(number, None)
         if peer is not None:
             self._release(peer, list(peer.holders), now)
+            self.dead_letters.door_gone(number)
 
     def _on_gone(self, peer: Peer, gone: m.Gone, now: int) -> None:
         door = self.peers.get(gone.door)
@@ -320,6 +324,8 @@ class Shard:
                 store = self._store(spec.vhost)
                 queue = Queue(spec.id, store, limits, durable=spec.durable, auto_delete=spec.auto_delete, now=now)
                 self.queues[spec.id] = queue
+            if limits.dead_letters is not None:
+                self.dead_letters.know(queue, self._vhost_of[spec.id], spec.name)
             self._dirty[queue] = None
 
     def _store(self, vhost: str) -> Store:
@@ -358,12 +364,16 @@ class Shard:
         del self.queues[queue.id], self._vhost_of[queue.id]
         self._dirty.pop(queue, None)
         self._timer_of.pop(queue.id, None)
+        if queue.departures is not None and queue.departures.waits:
+            self.dead_letters.have_come(queue)
+        self.dead_letters.forget(queue)
         return queue.drop()
 
     def _on_drop_vhost(self, peer: Peer, drop: m.DropVhost, now: int) -> None:
         """Its files go when no sync has them in hand."""
         for queue_id in [queue_id for queue_id, vhost in self._vhost_of.items() if vhost == drop.vhost]:
             self._drop(self.queues[queue_id])
+        self.dead_letters.forget_vhost(drop.vhost)
         store = self.stores.pop(drop.vhost, None)
         if store is None:
             if drop.vhost not in self._dropped:
@@ -468,6 +478,7 @@ class Shard:
             peer.tell(m.Refused(count.request, 404, "gone"))
             return
         queue.expire(now)
+        self._dirty[queue] = None
         queue.last_used = now
         peer.tell(m.Done(count.request, queue.ready_count, len(queue.consumers)))
 
@@ -479,6 +490,11 @@ class Shard:
         peer.tell(m.Done(purge.request, queue.purge()))
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 
+    def _on_departed(self, peer: Peer, departed: m.Departed, now: int) -> None:
+        queue = self.dead_letters.departed(peer, departed, now)
+        if queue is not None:
+            self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+
     # -- out -------------------------------------------------------------------------------------------
 
     def turn_end(self, now: int) -> list[Outgoing]:
@@ -486,6 +502,7 @@ class Shard:
         self._now = now
         self._look_at_timers(now)
         self._serve(now)
+        self.dead_letters.hand_over(self.peers, now)
         return self.answers()
 
     def answers(self) -> list[Outgoing]:
@@ -501,7 +518,9 @@ class Shard:
 
     def next_due(self) -> int | None:
         """When the next turn must be, at the latest."""
-        return self._timers[0][0] if self._timers else None
+        due = self._timers[0][0] if self._timers else None
+        retry = self.dead_letters.next_due()
+        return due if retry is None else retry if due is None else min(due, retry)
 
     # queues.Outlet
     def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
@@ -524,6 +543,8 @@ class Shard:
                 continue
             if queue.deliver(now, self, QUEUE_PASS_BYTES):
                 self._dirty[queue] = None
+            if queue.departures is not None and queue.departures.waits:
+                self.dead_letters.have_come(queue)
             self._set_timer(queue)
 
     def _set_timer(self, queue: Queue) -> None:
@@ -612,6 +633,7 @@ class Shard:
     def _on_stats(self, peer: Peer, stats: m.Stats, now: int) -> None:
         process = self._process_stats()
         process["syncs"] = self._syncs_ended
+        process["dead_letters_waiting"] = self.dead_letters.count()
         for store in self.stores.values():
             for name, value in store.stats().items():
                 if name != "syncs":

@@ -563,3 +563,22 @@ def read_stored(const uint8_t[::1] message not None):
         PyBytes_FromStringAndSize(<char *>s.props, s.props_len),
         PyBytes_FromStringAndSize(<char *>s.body, s.body_len),
     )
+
+def split(const uint8_t[::1] blob not None, uint32_t count):
+    """`count` stored messages back to back: (names, props, body) of each. Names: u8 n, exchange, u8 m, key."""
+    cdef Stored s
+    cdef size_t at = 0, left = blob.shape[0]
+    cdef uint32_t i
+    cdef list found = []
+    for i in range(count):
+        if read_message(&blob[0] + at, left - at, &s) < 0:
+            raise ValueError("no whole stored message")
+        found.append((
+            PyBytes_FromStringAndSize(<char *>s.names, s.names_len),
+            PyBytes_FromStringAndSize(<char *>s.props, s.props_len),
+            PyBytes_FromStringAndSize(<char *>s.body, s.body_len),
+        ))
+        at += s.size
+    if at != left:
+        raise ValueError("bytes behind the last stored message")
+    return found

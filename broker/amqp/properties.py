@@ -96,6 +96,24 @@ def without_header(message: bytes, name: str) -> bytes:
     return _STORED.pack(len(body), len(props)) + names + props + body
 
 
+def headers_inside(props: bytes) -> bytes:
+    """The headers' pairs, without the length before them."""
+    return next((props[start + 4 : end] for name, _, start, end in _fields(props) if name == "headers"), b"")
+
+
+def with_headers(props: bytes, inside: bytes, *, without: str = "") -> bytes:
+    """With these pairs as headers, and without another property; the others stay as they were, byte for byte."""
+    parts = {name: props[start:end] for name, _, start, end in _fields(props) if name != without}
+    parts["headers"] = _U32.pack(len(inside)) + inside
+    flags = 0
+    found = []
+    for bit, (name, _) in zip(range(15, 1, -1), PROPERTIES, strict=True):
+        if name in parts:
+            flags |= 1 << bit
+            found.append(parts[name])
+    return _U16.pack(flags) + b"".join(found)
+
+
 def _without_key(table: bytes, unwanted: bytes) -> bytes:
     """A table's inside without the pairs of one key."""
     kept = bytearray()

@@ -3,7 +3,8 @@
 Publish path, 4 of 5. Before: shardd/shard.py. After: shardd/store/store.py.
 
 A queue keeps entries (entry.py); the store keeps the bytes. A plain queue (no ttl, limit, priority) does nothing per
-message in Python. Every message that ends without being acknowledged or purged goes through `let_go`.
+message in Python. Every message that ends without being acknowledged or purged goes through `let_go`; of a queue with
+a dead-letter exchange it then waits in `departures`, in the store still, until its copies last.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from shardd.queues.consumers import Consumer, Consumers
+from shardd.queues.departures import Departures
 from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED, Facts
-from shardd.queues.limits import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Limits
+from shardd.queues.limits import DELIVERY_LIMIT, EXPIRED, MAXLEN, REFUSED, REJECTED, Limits
 from shardd.queues.ready import Ready, marked, same_mark, total
 from shardd.queues.unacked import Getter
 
@@ -57,6 +59,7 @@ class Queue:
         "consumers",
         "counters",
         "deleted",
+        "departures",
         "durable",
         "id",
         "last_used",
@@ -87,6 +90,7 @@ class Queue:
         self.consumers = Consumers(limits.single_active)
         self.closed = False  # takes no more consumers: soon deleted
         self.deleted = False
+        self.departures: Departures | None = None  # there have been none
         self.ready_count = 0
         self.ready_bytes = 0
         self.unacked_count = 0
@@ -120,7 +124,7 @@ class Queue:
                 entries = array("Q", [arrival.entries[i] for i in dropped])
                 lost_bytes = self._bytes_of(entries)
                 refused = [arrival.indexes[i] if arrival.indexes is not None else i for i in dropped]
-                self.let_go(entries, "refused")
+                self.let_go(entries, MAXLEN if self.limits.refused_die else REFUSED)
         self._place(arrival, chosen, now)
         self.ready_bytes += arrival.body_bytes - lost_bytes
         return refused or None
@@ -357,12 +361,21 @@ class Queue:
         return kept, size
 
     def let_go(self, entries: array[int], reason: str) -> None:
-        """These leave without having been consumed: the one place where dead-lettering belongs."""
+        """These leave without having been consumed; to where dead letters go, if the queue has such a place."""
         self.counters.let_go += len(entries)
-        self._forget(entries)
+        if self.limits.dead_letters is None or reason is REFUSED:
+            self._forget(entries)
+            return
+        if self.departures is None:
+            self.departures = Departures()
+        self.departures.add(entries, reason)
+        self._forget_facts(entries)
 
     def _forget(self, entries: array[int]) -> None:
         self.store.settle(self.id, entries, self.durable)
+        self._forget_facts(entries)
+
+    def _forget_facts(self, entries: array[int]) -> None:
         if self._returns:
             for entry in entries:
                 self._returns.pop(entry & PLACE, None)
@@ -510,14 +523,21 @@ class Queue:
         return count
 
     def live(self) -> array[int]:
-        """All entries, in order: ready as they are, held ones as delivered before."""
+        """All entries, in order: ready as they are, held and departing ones as delivered before."""
+        leaving = self.departures.entries() if self.departures is not None else array("Q")
+        return array("Q", sorted([*self._own(), *marked(leaving)]))
+
+    def _own(self) -> array[int]:
         held = marked(array("Q", list(self._held())))
         return array("Q", sorted([*(entry for level in self._levels for entry in level.peek(len(level))), *held]))
 
     def drop(self) -> int:
-        """The queue is deleted; how many messages were ready."""
+        """The queue is deleted; how many messages were ready. What departs is on its way all the same."""
         count = self.ready_count
-        self.store.drop_queue(self.id, self.live())
+        if self.departures is None or not self.departures.count:
+            self.store.drop_queue(self.id, self._own())
+        else:
+            self.store.settle(self.id, self._own(), False)
         for level in self._levels:
             level.take_all()
         for holder in self._holders:

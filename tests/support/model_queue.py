@@ -50,6 +50,7 @@ class ModelQueue:
         self.last_used = 0
         self.let_go = 0
         self.acked = 0
+        self.departed: list[tuple[int, str]] = []  # (message, reason) of those that wait for their copies to last
         # What the last deliver said: (consumer, delivery number, redelivered, message), (consumer, count, wants)
         self.given: list[tuple[int, int, bool, int]] = []
         self.ungranted: list[tuple[int, int, bool]] = []
@@ -75,7 +76,10 @@ class ModelQueue:
                 message.expires = max(message.expires, now)
             if self._is_full(message):
                 refused.append(i)
-                self.let_go += 1
+                if self.limits.refused_die:
+                    self._let_go(message, "maxlen")
+                else:
+                    self.let_go += 1
             else:
                 self.ready.append(message)
         self._sort()
@@ -143,14 +147,20 @@ class ModelQueue:
         self.acked += len(messages)
 
     def reject(self, messages: list[Message]) -> None:
-        self.let_go += len(messages)
+        for message in messages:
+            self._let_go(message, "rejected")
+
+    def _let_go(self, message: Message, reason: str) -> None:
+        self.let_go += 1
+        if self.limits.dead_letters is not None:
+            self.departed.append((message.id, reason))
 
     def requeue(self, messages: list[Message]) -> None:
         for message in messages:
             message.redelivered = True
             message.returns += 1
             if self.limits.delivery_limit is not None and message.returns > self.limits.delivery_limit:
-                self.let_go += 1
+                self._let_go(message, "delivery_limit")
             else:
                 self.ready.append(message)
         self._sort()
@@ -166,8 +176,8 @@ class ModelQueue:
         for priority in range(self.limits.max_priority + 1):
             level = [message for message in self.ready if message.priority == priority]
             while level and NEVER < level[0].expires <= now:
-                self.ready.remove(level.pop(0))
-                self.let_go += 1
+                self.ready.remove(level[0])
+                self._let_go(level.pop(0), "expired")
 
     def _enforce(self) -> None:
         limits = self.limits
@@ -176,8 +186,7 @@ class ModelQueue:
             heavy = limits.max_bytes is not None and self.ready_bytes > limits.max_bytes
             if not long and not heavy:
                 return
-            self.ready.pop(0)
-            self.let_go += 1
+            self._let_go(self.ready.pop(0), "maxlen")
 
     def expired_itself(self, now: int) -> bool:
         unused = self.limits.expires is not None and not self.consumers

@@ -37,6 +37,8 @@ CONTROL: list[wire.Control] = [
     wire.Got(15, b"message", 16, True, 17),
     wire.Count(16, 7),
     wire.Purge(17, 7),
+    wire.DeadLetters(20, "/", "orders", "expired", "dlx", "dead", True, 1, b"message"),
+    wire.Departed(21, [(2, 3)]),
     wire.Done(18, 19, 20),
     wire.Refused(19, 404, "gone"),
 ]
