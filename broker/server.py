@@ -154,7 +154,7 @@ class Door:
 
     # -- what the shards say -------------------------------------------------------------------------------
 
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview]) -> None:
+    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int]) -> None:
         self.consuming.delivery(shard, section)
 
     def restarted(self, shard: int) -> None:

@@ -74,8 +74,12 @@ class Peer:
         message = envelope.control(*self._who, what)
         (self._told_after if after_deliveries else self._told).append(message)
 
-    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
-        self._writer.add(consumer.connection, consumer.channel, consumer.number, first_number, redelivered, count, blob)
+    def deliver(
+        self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes, times: int = 0
+    ) -> None:
+        self._writer.add(
+            consumer.connection, consumer.channel, consumer.number, first_number, redelivered, count, blob, times
+        )
 
     def confirm(self, syncs_ended: int) -> None:
         """Batches in their order, as far as their syncs have ended."""

@@ -441,6 +441,7 @@ class Shard:
             if isinstance(holder, Consumer):
                 self._detach(holder, now)
                 holder.queue.release(holder, now)
+                self._dirty_stores.add(holder.queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
                 peer.forget_window(holder.connection)
             elif holder is not None:
                 for queue, entries, size in holder.take_all():
@@ -468,8 +469,11 @@ class Shard:
             holder = peer.holders.setdefault(get.consumer, Getter())
             assert isinstance(holder, Getter), "a consumer does not get"
             getter = holder
-        message, number, redelivered = queue.get(getter, now) or (b"", 0, False)
-        peer.tell(m.Got(get.request, message, number, redelivered, queue.ready_count))
+        message, number, redelivered, times = queue.get(getter, now) or (b"", 0, False, 0)
+        if times:
+            peer.tell(m.GotAgain(get.request, message, number, queue.ready_count, times))
+        else:
+            peer.tell(m.Got(get.request, message, number, redelivered, queue.ready_count))
         self._dirty[queue] = None
 
     def _on_count(self, peer: Peer, count: m.Count, now: int) -> None:
@@ -527,6 +531,11 @@ class Shard:
         assert isinstance(consumer.peer, Peer)
         self._given += len(blob)
         consumer.peer.deliver(consumer, first_number, redelivered, count, blob)
+
+    def deliver_again(self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes) -> None:
+        assert isinstance(consumer.peer, Peer)
+        self._given += len(blob)
+        consumer.peer.deliver(consumer, first_number, True, count, blob, times)
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
         assert isinstance(consumer.peer, Peer)

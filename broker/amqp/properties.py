@@ -10,7 +10,7 @@ import struct
 from typing import Any, Final
 
 from broker.amqp.errors import ConnectionException
-from broker.amqp.frames import read_stored
+from broker.amqp.frames import read_stored, split
 from broker.amqp.methods import decode_table, skip_value
 from broker.amqp.spec import SYNTAX_ERROR
 
@@ -37,6 +37,8 @@ _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 _STORED = struct.Struct("<II")
+_COUNT = struct.Struct(">cq")
+_COUNT_NAME = b"\x10x-delivery-count"
 
 
 class Properties:
@@ -94,6 +96,19 @@ def without_header(message: bytes, name: str) -> bytes:
     props = props[:start] + _U32.pack(len(kept)) + kept + props[end:]
     names = bytes([len(exchange)]) + exchange + bytes([len(key)]) + key
     return _STORED.pack(len(body), len(props)) + names + props + body
+
+
+def with_delivery_count(blob: bytes | memoryview, count: int, times: int) -> bytes:
+    """`count` stored messages back to back, each with the header x-delivery-count: how often it came back."""
+    parts: list[bytes] = []
+    known: dict[bytes, bytes] = {}
+    said = _COUNT_NAME + _COUNT.pack(b"l", times)
+    for names, props, body in split(blob, count):
+        if props not in known:
+            known[props] = with_headers(props, _without_key(headers_inside(props), _COUNT_NAME[1:]) + said)
+        props = known[props]
+        parts += (_STORED.pack(len(body), len(props)), names, props, body)
+    return b"".join(parts)
 
 
 def headers_inside(props: bytes) -> bytes:

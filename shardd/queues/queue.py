@@ -34,6 +34,9 @@ class Outlet(Protocol):
     """Where deliveries go; `blob` is copied before `deliver` returns."""
 
     def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None: ...
+    def deliver_again(self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes) -> None:
+        """All of them came back `times` times, to a queue that allows it only so often."""
+
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None: ...
 
 
@@ -53,7 +56,6 @@ class Queue:
         "_facts",
         "_holders",
         "_levels",
-        "_returns",
         "auto_delete",
         "closed",
         "consumers",
@@ -99,7 +101,6 @@ class Queue:
         self._holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
         self._levels = [Ready() for _ in range(limits.max_priority + 1)]
         self._facts = Facts()
-        self._returns: dict[int, int] = {}  # requeues of a message, with a delivery limit
 
     # -- in --------------------------------------------------------------------------------------------
 
@@ -238,6 +239,8 @@ class Queue:
         at = 0
         while at < len(entries) and (room > 0 or not at):
             stop = same_mark(entries, at)
+            if self.limits.delivery_limit is not None and entries[at] & REDELIVERED:
+                stop = self._as_often(entries, at, stop)
             some = entries if stop - at == len(entries) else entries[at:stop]
             blob, sizes = self.store.read(some, max(room, 1))
             pieces.append((some if len(sizes) == len(some) else some[: len(sizes)], sizes, blob))
@@ -251,7 +254,11 @@ class Queue:
         count, body_bytes = len(entries), total(sizes)
         redelivered = bool(entries[0] & REDELIVERED)
         number = taker.unacked.skip(count) if taker.no_ack else taker.unacked.add(entries, sizes)
-        outlet.deliver(taker, number, redelivered, count, blob)
+        times = self._times(entries[0])
+        if times:
+            outlet.deliver_again(taker, number, times, count, blob)
+        else:
+            outlet.deliver(taker, number, redelivered, count, blob)
         taker.window.room -= len(blob)
         if taker.limited:
             taker.grants -= count
@@ -263,6 +270,20 @@ class Queue:
         else:
             self.unacked_count += count
             self.unacked_bytes += body_bytes
+
+    def _times(self, entry: int) -> int:
+        """How often it came back, if that is counted here."""
+        if self.limits.delivery_limit is None or not entry & REDELIVERED:
+            return 0
+        return self.store.times_returned(self.id, entry)
+
+    def _as_often(self, entries: array[int], start: int, stop: int) -> int:
+        """Where those that came back as often as the first end."""
+        times = self._times(entries[start])
+        at = start + 1
+        while at < stop and self._times(entries[at]) == times:
+            at += 1
+        return at
 
     def _settle_grants(self, outlet: Outlet) -> None:
         """Give back grants that wait for nothing; ask for some where a message waits for nothing else."""
@@ -282,8 +303,9 @@ class Queue:
             consumer.grants += count
             consumer.asked = False
 
-    def get(self, getter: Getter | None, now: int) -> tuple[bytes, int, bool] | None:
-        """One message (stored, delivery number, redelivered); held by `getter`, or by nobody."""
+    def get(self, getter: Getter | None, now: int) -> tuple[bytes, int, bool, int] | None:
+        """One message (stored, delivery number, redelivered, how often it came back if that is counted); held by
+        `getter`, or by nobody."""
         self.last_used = now
         self.expire(now)
         if not self.ready_count:
@@ -298,6 +320,7 @@ class Queue:
         self.counters.delivered += 1
         number = 0
         redelivered = bool(entries[0] & REDELIVERED)
+        times = self._times(entries[0])
         self.counters.redelivered += redelivered
         if getter is None:
             self._forget(entries)
@@ -306,7 +329,7 @@ class Queue:
             self._holders[getter] = None
             self.unacked_count += 1
             self.unacked_bytes += sizes[0]
-        return blob, number, redelivered
+        return blob, number, redelivered, times
 
     # -- back ------------------------------------------------------------------------------------------
 
@@ -352,8 +375,7 @@ class Queue:
     def _count_returns(self, entries: array[int], size: int, most: int) -> tuple[array[int], int]:
         """Without those that were requeued more than `most` times."""
         kept, gone = array("Q"), array("Q")
-        for entry in entries:
-            times = self._returns[entry & PLACE] = self._returns.get(entry & PLACE, 0) + 1
+        for entry, times in zip(entries, self.store.count_returns(self.id, entries), strict=True):
             (gone if times > most else kept).append(entry)
         if gone:
             size -= self._bytes_of(gone)
@@ -369,16 +391,13 @@ class Queue:
         if self.departures is None:
             self.departures = Departures()
         self.departures.add(entries, reason)
-        self._forget_facts(entries)
+        self._forget_facts()
 
     def _forget(self, entries: array[int]) -> None:
         self.store.settle(self.id, entries, self.durable)
-        self._forget_facts(entries)
+        self._forget_facts()
 
-    def _forget_facts(self, entries: array[int]) -> None:
-        if self._returns:
-            for entry in entries:
-                self._returns.pop(entry & PLACE, None)
+    def _forget_facts(self) -> None:
         if self._facts and not self.ready_count and not self.unacked_count:
             self._facts.clear()
 

@@ -281,6 +281,16 @@ class Got(Message, tag="got", frozen=True):
     remaining: int
 
 
+class GotAgain(Message, tag="got-again", frozen=True):
+    """As Got, of a message that came back `times` times to a queue with a delivery limit: redelivered."""
+
+    request: int
+    message: bytes
+    number: int
+    remaining: int
+    times: int
+
+
 class Count(Message, tag="count", frozen=True):
     """Peer to shard: how many messages and consumers. Answered by Done(request, messages, consumers)."""
 
@@ -337,6 +347,6 @@ class Refused(Message, tag="refused", frozen=True):
 
 Control = (
     Join | Hello | Gone | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Stats | StatsReply | Alarm
-    | Attach | Attached | Detach | Release | Grant | Tune | Ungranted | Cancelled | Get | Got | Count | Purge
+    | Attach | Attached | Detach | Release | Grant | Tune | Ungranted | Cancelled | Get | Got | GotAgain | Count | Purge
     | DeadLetters | Departed | Done | Refused
 )  # fmt: skip

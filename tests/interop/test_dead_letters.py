@@ -54,15 +54,19 @@ class Bench:
         wait_until(there, f"a message in {queue or self.dead}", WAIT_S)
         return found[0]
 
-    def reject(self, queue: str = "", requeue: bool = False) -> None:
+    def take_unacked(self, queue: str = "") -> tuple[Any, pika.BasicProperties, bytes]:
+        """The next message of the queue, to be settled."""
         found: list[Any] = []
 
         def there() -> bool:
-            found[:] = [self.channel.basic_get(queue or self.name)[0]]
+            found[:] = self.channel.basic_get(queue or self.name)
             return found[0] is not None
 
         wait_until(there, f"a message in {queue or self.name}", WAIT_S)
-        self.channel.basic_reject(found[0].delivery_tag, requeue=requeue)
+        return found[0], found[1], found[2]
+
+    def reject(self, queue: str = "", requeue: bool = False) -> None:
+        self.channel.basic_reject(self.take_unacked(queue)[0].delivery_tag, requeue=requeue)
 
     def is_empty(self, queue: str) -> bool:
         return self.channel.queue_declare(queue, passive=True).method.message_count == 0
@@ -279,3 +283,50 @@ def test_at_least_once_offers_a_full_queue_its_dead_letters_again(broker: RealBr
     time.sleep(0.2)
     assert bench.take(full)[2] == b"first"
     assert bench.take(full)[2] == b"second"
+
+
+def test_a_message_that_came_back_says_how_often(bench: Bench) -> None:
+    """C1.10"""
+    bench.source(x_delivery_limit=5)
+    bench.publish(headers={"mine": 1, "x-delivery-count": 77})
+    bench.publish(b"other")
+    said = []
+    for _ in range(3):
+        found = bench.take_unacked()
+        said.append((found[0].redelivered, found[1].headers.get("x-delivery-count")))
+        bench.channel.basic_reject(found[0].delivery_tag, requeue=True)
+    for method, properties, _ in bench.channel.consume(bench.name):
+        said.append((method.redelivered, properties.headers and properties.headers.get("x-delivery-count")))
+        if len(said) == 5:
+            break
+    bench.channel.cancel()
+    assert said == [(False, 77), (True, 1), (True, 2), (True, 3), (False, None)]
+
+
+def test_messages_that_came_back_differently_often_each_say_their_own(bench: Bench) -> None:
+    """C1.10"""
+    bench.source(x_delivery_limit=9)
+    for number in range(6):
+        bench.publish(b"%d" % number)
+    tags = [bench.take_unacked()[0].delivery_tag for _ in range(6)]
+    for number in (1, 2, 4):
+        bench.channel.basic_reject(tags[number], requeue=True)
+    again = [bench.take_unacked()[0].delivery_tag for _ in range(3)]
+    bench.channel.basic_reject(again[1], requeue=True)
+    bench.channel.close()
+    bench.channel = bench.connection.channel()
+    said = {}
+    for _, properties, body in bench.channel.consume(bench.name):
+        said[body] = (properties.headers or {}).get("x-delivery-count")
+        if len(said) == 6:
+            break
+    assert said == {b"0": 1, b"1": 2, b"2": 2, b"3": 1, b"4": 2, b"5": 1}
+
+
+def test_without_an_exchange_what_came_back_too_often_is_dropped(bench: Bench) -> None:
+    """C1.10"""
+    bench.source(x_delivery_limit=1, x_dead_letter_exchange=None, x_dead_letter_routing_key=None)
+    bench.publish()
+    bench.reject(requeue=True)
+    bench.reject(requeue=True)
+    assert bench.is_empty(bench.name)

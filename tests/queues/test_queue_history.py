@@ -39,6 +39,7 @@ class Both:
         self.got: dict[int, Message] = {}
         self.given: list[tuple[int, int, bool, int]] = []
         self.ungrants: list[tuple[int, int, bool]] = []
+        self.times: dict[int, int] = {}  # how often what was given had come back, if that was said
 
     # Outlet
     def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes) -> None:
@@ -48,6 +49,11 @@ class Both:
             self.given.append((consumer.number, first + i, redelivered, number))
             at += HEAD_BYTES + size
         assert at == len(blob)
+
+    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes) -> None:
+        before = len(self.given)
+        self.deliver(consumer, first, True, count, blob)
+        self.times.update((number, times) for *_, number in self.given[before:])
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
         self.ungrants.append((consumer.number, count, wants))
@@ -72,12 +78,14 @@ class Both:
     def turn(self, a: int, b: int) -> None:
         self.given.clear()
         self.ungrants.clear()
+        self.times.clear()
         while self.queue.deliver(self.now, self, 1 << 20):
             pass
         self.model.deliver(self.now)
         # Each consumer's deliveries in order; between consumers only who gets what counts.
         assert sorted(self.given) == sorted(self.model.given)
         assert self.ungrants == self.model.ungranted
+        assert self.times == self.model.times_given
         due = self.queue.next_due()
         assert due is None or due > self.now or self.queue.expired_itself(self.now)
 
@@ -149,6 +157,7 @@ class Both:
             return
         assert got is not None
         assert (got[0], got[2]) == (stored(expected), expected.redelivered)
+        assert got[3] == (expected.returns if self.queue.limits.delivery_limit is not None else 0)
         if a % 3:
             self.got[got[1]] = expected
 

@@ -54,6 +54,7 @@ class ModelQueue:
         # What the last deliver said: (consumer, delivery number, redelivered, message), (consumer, count, wants)
         self.given: list[tuple[int, int, bool, int]] = []
         self.ungranted: list[tuple[int, int, bool]] = []
+        self.times_given: dict[int, int] = {}  # how often what was given had come back, if that is counted
 
     @property
     def ready_bytes(self) -> int:
@@ -103,7 +104,7 @@ class ModelQueue:
         return self.consumers[:1] if self.limits.single_active else self.consumers
 
     def deliver(self, now: int) -> None:
-        self.given, self.ungranted = [], []
+        self.given, self.ungranted, self.times_given = [], [], {}
         self.expire(now - 1)
         while self.ready and (consumer := self._next()) is not None:
             self._give(consumer, self.ready.pop(0))
@@ -118,6 +119,8 @@ class ModelQueue:
 
     def _give(self, consumer: ModelConsumer, message: Message) -> None:
         self.given.append((consumer.number, consumer.next_number, message.redelivered, message.id))
+        if self.limits.delivery_limit is not None and message.returns:
+            self.times_given[message.id] = message.returns
         if not consumer.no_ack:
             consumer.held[consumer.next_number] = message
         consumer.next_number += 1
@@ -158,7 +161,7 @@ class ModelQueue:
     def requeue(self, messages: list[Message]) -> None:
         for message in messages:
             message.redelivered = True
-            message.returns += 1
+            message.returns += self.limits.delivery_limit is not None
             if self.limits.delivery_limit is not None and message.returns > self.limits.delivery_limit:
                 self._let_go(message, "delivery_limit")
             else:
