@@ -9,12 +9,15 @@ got some of it has it on stable storage. What was not stored is said, and comes 
 from __future__ import annotations
 
 import logging
+import struct
 import time
+from collections import deque
 from typing import NamedTuple, Protocol
 
-from broker.amqp import deaths, frames, properties
+from broker.amqp import deaths, frames
+from broker.amqp.methods import decode_table
 from broker.catalog import Catalog, Vhost
-from broker.routing import route
+from broker.routing import depends_on_headers, route
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
 
@@ -23,8 +26,10 @@ log = logging.getLogger("broker.dead_letters")
 # No client's: theirs begin with 1.
 CONNECTION = 0
 NO_TTL = 0xFFFFFFFF
-NO_PRIORITY = 0xFF
 PERSISTENT = 2
+# Bits of the properties' flags.
+HEADERS = 1 << 13
+EXPIRATION = 1 << 8
 CHANNELS = 1 << 16
 # Queue ids in one record: their count is a u16.
 QUEUES_MAX = 65535
@@ -32,6 +37,9 @@ QUEUES_MAX = 65535
 TOLD_MAX = 1000
 
 _Names = bytes  # u8 n, exchange[n], u8 m, routing key[m]
+_Look = tuple[_Names, bytes, bytes | None, int, int]  # drawn at frames.letters
+_STORED = struct.Struct("<II")
+_U16 = struct.Struct(">H")
 
 
 class CatalogSource(Protocol):
@@ -41,10 +49,17 @@ class CatalogSource(Protocol):
 
 
 class Copy(NamedTuple):
-    """What all messages that look alike become: `head` is what stands before the body, without the body's length."""
+    """What all messages that look alike become."""
 
-    head: bytes
-    targets: tuple[tuple[int, tuple[int, ...], bool], ...]  # shard, queue ids, whether one of them is durable
+    names: _Names
+    headers: bytes  # with their length before them
+    to: To
+
+
+class To(NamedTuple):
+    """Where they go: (shard, queue ids, whether one of them is durable)."""
+
+    targets: tuple[tuple[int, tuple[int, ...], bool], ...]
     persistent: bool
     priority: int
 
@@ -92,11 +107,23 @@ class DeadLettering:
         self._source = source
         self._links = links
         self._last_seq = 0
+        self._batches: deque[tuple[int, int, wire.DeadLetters]] = deque()  # shard, its epoch; bounded by the shards
         self._told_of: set[tuple[str, ...]] = set()
         self.published: dict[str, int] = {}  # by reason
         self.dropped = 0  # no exchange, no queue, or round in a cycle
 
     def receive(self, shard: int, batch: wire.DeadLetters) -> None:
+        self._batches.append((shard, self._links.links[shard].epoch, batch))
+
+    def publish_next(self) -> bool:
+        """One batch, so that clients have their turn between two; whether there are more."""
+        if self._batches:
+            shard, epoch, batch = self._batches.popleft()
+            if epoch == self._links.links[shard].epoch:
+                self._publish(shard, batch)
+        return bool(self._batches)
+
+    def _publish(self, shard: int, batch: wire.DeadLetters) -> None:
         first_seq = self._last_seq + 1
         self._last_seq += batch.count
         answer = Answer(self._links, shard, batch, first_seq)
@@ -156,34 +183,40 @@ class _Publishing:
         self._first_seq = first_seq
         self._now_s = now_s
         self._owner = owner
-        self._copies: dict[tuple[_Names, bytes], Copy] = {}
+        self._copies: dict[_Look, Copy] = {}
 
     def run(self) -> None:
-        """Neighbours that become the same copies leave together."""
-        run: list[bytes] = []
-        of: Copy | None = None
-        first = 0
-        for ordinal, (names, props, body) in enumerate(frames.split(self._batch.messages, self._batch.count)):
-            copy = self._copies.get((names, props))
+        """Neighbours that go to the same queues leave together."""
+        parts: list[bytes] = []
+        of: To | None = None
+        first = ordinal = 0
+        for look, flags, before, middle, after, body in frames.letters(self._batch.messages, self._batch.count):
+            copy = self._copies.get(look)
             if copy is None:
-                copy = self._copies[names, props] = self._copy(names, props)
-            if of is None or (copy is not of and copy[1:] != of[1:]):
-                self._pack(of, run, first)
-                run, of, first = [], copy, ordinal
-            run.append(len(body).to_bytes(4, "little") + copy.head)
-            run.append(body)
-        self._pack(of, run, first)
+                copy = self._copies[look] = self._copy(*look)
+            if copy.to != of:
+                self._pack(of, parts, first, ordinal - first)
+                parts, of, first = [], copy.to, ordinal
+            props_bytes = 2 + len(before) + len(copy.headers) + len(middle) + len(after)
+            parts += (
+                _STORED.pack(len(body), props_bytes),
+                copy.names,
+                _U16.pack(flags & ~EXPIRATION | HEADERS),
+                before,
+            )
+            parts += (copy.headers, middle, after, body)
+            ordinal += 1
+        self._pack(of, parts, first, ordinal - first)
 
-    def _pack(self, copy: Copy | None, run: list[bytes], first: int) -> None:
-        if copy is None:
+    def _pack(self, to: To | None, parts: list[bytes], first: int, count: int) -> None:
+        if to is None:
             return
-        count = len(run) // 2
-        if not copy.targets:
+        if not to.targets:
             self._owner.dropped += count
             return
         self._owner.published[self._batch.reason] = self._owner.published.get(self._batch.reason, 0) + count
-        data = b"".join(run)
-        for shard, ids, durable in copy.targets:
+        data = b"".join(parts)
+        for shard, ids, durable in to.targets:
             self._packer.add_stored(
                 shard,
                 list(ids),
@@ -193,34 +226,32 @@ class _Publishing:
                 self._first_seq + first if self._first_seq else 0,
                 int(self._now_s * 1000),
                 NO_TTL,
-                copy.priority,
-                copy.persistent,
+                to.priority,
+                to.persistent,
                 durable,  # whatever the message is: the old one is settled for it
                 count,
             )
 
-    def _copy(self, names: _Names, props: bytes) -> Copy:
+    def _copy(self, names: _Names, inside: bytes, expiration: bytes | None, mode: int, priority: int) -> Copy:
         exchange, key = _split_names(names)
-        batch = self._batch
+        batch, given = self._batch, self._batch.routing_key
+        said = None if expiration is None else expiration.decode("utf-8", "replace")
         death = deaths.Death(batch.queue, batch.reason, int(self._now_s), exchange, key)
-        given = batch.routing_key
-        recorded = deaths.record(props, death, without_cc=given is not None)
+        recorded = deaths.record(inside, said, death, without_cc=given is not None)
         keys = [given] if given is not None else [key, *recorded.cc]
-        said = properties.read(recorded.props)
         key_bytes = _short(given.encode()) if given is not None else names[1 + names[0] :]
         return Copy(
-            len(recorded.props).to_bytes(4, "little") + _short(batch.exchange.encode()) + key_bytes + recorded.props,
-            self._targets(keys, said, recorded),
-            said.delivery_mode == PERSISTENT,
-            NO_PRIORITY if said.priority is None else said.priority,
+            _short(batch.exchange.encode()) + key_bytes,
+            recorded.headers,
+            To(self._targets(keys, recorded), mode == PERSISTENT, priority),
         )
 
-    def _targets(
-        self, keys: list[str], said: properties.Properties, recorded: deaths.Recorded
-    ) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
+    def _targets(self, keys: list[str], recorded: deaths.Recorded) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
+        table, exchange = self._vhost.table, self._batch.exchange
+        headers = decode_table(recorded.headers) if depends_on_headers(table, exchange) else None
         found: dict[str, None] = {}
         for key in keys:
-            found.update(dict.fromkeys(route(self._vhost.table, self._batch.exchange, key, said.headers).queues))
+            found.update(dict.fromkeys(route(table, exchange, key, headers).queues))
         by_shard: dict[int, tuple[tuple[int, ...], bool]] = {}
         for name in found:
             if self._batch.reason != deaths.REJECTED and deaths.is_cycle(name, recorded.deaths):

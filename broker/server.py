@@ -71,6 +71,7 @@ class Door:
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
         self.dirty: list[Client] = []
+        self._dead_letters_scheduled = False
         self.alarm = ""
         self._alarms: dict[int, str] = {}
         self._feeders: list[set[Client]] = [set() for _ in range(config.shards)]
@@ -168,8 +169,18 @@ class Door:
             self.consuming.ungranted(what.consumer, what.count, what.wants)
         elif isinstance(what, wire.DeadLetters):
             self.dead_lettering.receive(shard, what)
+            if not self._dead_letters_scheduled:
+                self._dead_letters_scheduled = True
+                self.loop.call_soon(self._publish_dead_letters)
         elif isinstance(what, wire.Alarm):
             self._set_alarm(shard, what.reason)
+
+    def _publish_dead_letters(self) -> None:
+        """Batch by batch, each in a turn of the loop of its own."""
+        self._dead_letters_scheduled = self.dead_lettering.publish_next()
+        if self._dead_letters_scheduled:
+            self.loop.call_soon(self._publish_dead_letters)
+        self.end_of_pass()
 
     def _set_alarm(self, shard: int, reason: str) -> None:
         if reason:

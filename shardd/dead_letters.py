@@ -17,9 +17,10 @@ from shardd.wire import messages as m
 
 # Bytes of messages that a front door may have and has not answered for; one more message if it alone is larger.
 WINDOW_BYTES = 1 << 20
-# And how many go together at the most.
+WINDOW_MESSAGES = 8192
+# And how much goes together at the most: a front door does nothing else meanwhile.
 BATCH_BYTES = 256 << 10
-BATCH_MESSAGES = 4096
+BATCH_MESSAGES = 1024
 # What could not be stored (a full disk, a full queue, a shard that is away) is handed over again after this.
 RETRY_MS = 1000
 
@@ -34,6 +35,7 @@ class Source(NamedTuple):
 class _Batch(NamedTuple):
     queue: Queue
     size: int
+    messages: int
 
 
 class DeadLetters:
@@ -45,7 +47,7 @@ class DeadLetters:
         self._later: deque[tuple[int, Queue]] = deque()  # (due, queue that must wait until then)
         self._paused: set[Queue] = set()  # those of _later
         self._handed: dict[int, _Batch] = {}
-        self._in_flight = 0  # bytes
+        self._in_flight = self._in_flight_messages = 0  # bytes, messages
         self._door: tuple[int, int] | None = None  # number and incarnation of the front door that has them
         self._last_number = 0
 
@@ -67,7 +69,7 @@ class DeadLetters:
             self._paused.discard(queue)
         self._later = deque(each for each in self._later if each[1] in self._sources)
         for number in [number for number, batch in self._handed.items() if batch.queue not in self._sources]:
-            self._in_flight -= self._handed.pop(number).size
+            self._forget_batch(number)
 
     def count(self) -> int:
         """Messages that wait, or are handed over and not answered for."""
@@ -90,7 +92,7 @@ class DeadLetters:
         if not self._waiting:
             return
         peer = self._choose(peers)
-        while peer is not None and self._waiting and self._in_flight < WINDOW_BYTES:
+        while peer is not None and self._waiting and self._has_room():
             queue = next(iter(self._waiting))
             del self._waiting[queue]
             if queue.departures is None or not queue.departures.waits:
@@ -101,6 +103,15 @@ class DeadLetters:
             self._hand_over_some(peer, queue)
             if queue.departures.waits:
                 self._waiting[queue] = None
+
+    def _has_room(self) -> bool:
+        return self._in_flight < WINDOW_BYTES and self._in_flight_messages < WINDOW_MESSAGES
+
+    def _forget_batch(self, number: int) -> _Batch:
+        batch = self._handed.pop(number)
+        self._in_flight -= batch.size
+        self._in_flight_messages -= batch.messages
+        return batch
 
     def _choose(self, peers: Mapping[int, Peer]) -> Peer | None:
         """The one that has the others, as long as it is there."""
@@ -119,8 +130,9 @@ class DeadLetters:
         blob, sizes = queue.store.read(entries, BATCH_BYTES)
         self._last_number = number = self._last_number + 1
         departures.hand_over(number, len(sizes))
-        self._handed[number] = _Batch(queue, len(blob))
+        self._handed[number] = _Batch(queue, len(blob), len(sizes))
         self._in_flight += len(blob)
+        self._in_flight_messages += len(sizes)
         peer.tell(
             m.DeadLetters(
                 number, source.vhost, source.name, reason, to.exchange, to.routing_key, to.insist, len(sizes), blob
@@ -131,10 +143,9 @@ class DeadLetters:
         """The queue whose messages were settled."""
         if self._door != (peer.number, peer.incarnation):
             return None
-        batch = self._handed.pop(answer.number, None)
-        if batch is None:
+        if answer.number not in self._handed:
             return None
-        queue, self._in_flight = batch.queue, self._in_flight - batch.size
+        queue = self._forget_batch(answer.number).queue
         assert queue.departures is not None
         arrived = queue.departures.take_off(answer.number, answer.left)
         if arrived:
@@ -161,7 +172,7 @@ class DeadLetters:
             queue.departures.take_back()
             self.have_come(queue)
         self._handed.clear()
-        self._in_flight = 0
+        self._in_flight = self._in_flight_messages = 0
 
 
 def _give_up(queue: Queue) -> None:

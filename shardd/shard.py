@@ -550,8 +550,11 @@ class Shard:
             del self._dirty[queue]
             if queue.deleted:
                 continue
+            before = self._given
             if queue.deliver(now, self, QUEUE_PASS_BYTES):
                 self._dirty[queue] = None
+                if self._given == before:  # letting go takes its time, too
+                    self._given += QUEUE_PASS_BYTES
             if queue.departures is not None and queue.departures.waits:
                 self.dead_letters.have_come(queue)
             self._set_timer(queue)

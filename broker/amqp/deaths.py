@@ -3,8 +3,8 @@
 The rules are RabbitMQ 3.13's. x-death is an array of tables, newest first: one for each queue and reason, with a
 count. A death of a known queue and reason counts its table up and moves it to the front; the rest of the table (time,
 exchange, routing keys) stays that of the first such death. x-first-death-queue, -reason and -exchange are written once,
-x-last-death-* each time. The `expiration` property goes, so that the copy does not expire again; the table keeps it as
-original-expiration. All other headers stay as they came, byte for byte.
+x-last-death-* each time. The `expiration` property is to go, so that the copy does not expire again; the table keeps it
+as original-expiration. All other headers stay as they came, byte for byte.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import struct
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from broker.amqp import properties
 from broker.amqp.methods import decode_table, skip_value
 
 REJECTED = "rejected"
@@ -35,32 +34,30 @@ class Death(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The properties of the copy. `deaths`: (queue, reason), newest first, this one among them. `cc`: the CC header's
-    keys of the message. `headers`: of the copy."""
+    """`headers`: of the copy, with their length before them. `deaths`: (queue, reason), newest first, this one among
+    them. `cc`: the CC header's keys of the message."""
 
-    props: bytes
+    headers: bytes
     deaths: list[tuple[str, str]]
     cc: list[str]
-    headers: bytes
 
 
-def record(props: bytes, death: Death, *, without_cc: bool) -> Recorded:
-    """`without_cc`: the copy goes by another key than the message came with, and its CC header counts no more."""
-    found = properties.read(props)
-    headers = found.headers or {}
-    cc = [key for key in headers.get("CC") or () if isinstance(key, str)] if isinstance(headers.get("CC"), list) else []
-    pairs = _pairs(properties.headers_inside(props))
-    table, old = _death_table(pairs.get(b"x-death", b""), death, cc, found.expiration)
+def record(inside: bytes, expiration: str | None, death: Death, *, without_cc: bool) -> Recorded:
+    """`inside`: the message's headers, without their length. `without_cc`: the copy goes by another key than the
+    message came with, and its CC header counts no more."""
+    pairs = _pairs(inside)
+    cc = _texts(pairs.get(b"CC", b""))
+    table, old = _death_table(pairs.get(b"x-death", b""), death, cc, expiration)
+    first_ever = pairs.get(b"x-death", b"")[:1] != b"A"
     pairs[b"x-death"] = _array([table, *(raw for _, _, raw in old)])
     values = (death.exchange, death.queue, death.reason)
-    if not isinstance(headers.get("x-death"), list):
+    if first_ever:
         pairs.update(zip(_FIRST, map(_string, values), strict=True))
     pairs.update(zip(_LAST, map(_string, values), strict=True))
     if without_cc:
         pairs.pop(b"CC", None)
-    inside = b"".join([bytes([len(name)]) + name + value for name, value in pairs.items()])
     deaths = [(death.queue, death.reason), *((queue, reason) for queue, reason, _ in old)]
-    return Recorded(properties.with_headers(props, inside, without="expiration"), deaths, cc, inside)
+    return Recorded(_table(pairs), deaths, cc)
 
 
 def is_cycle(queue: str, deaths: Iterable[tuple[str, str]]) -> bool:
@@ -95,8 +92,7 @@ def _death_table(
     else:
         pairs = _first_time(death, cc, expiration)
     pairs = {b"count": _LONG.pack(b"l", count + 1), **pairs}
-    inside = b"".join([bytes([len(name)]) + name + value for name, value in pairs.items()])
-    return b"F" + _U32.pack(len(inside)) + inside, others
+    return b"F" + _table(pairs), others
 
 
 def _first_time(death: Death, cc: list[str], expiration: str | None) -> dict[bytes, bytes]:
@@ -118,6 +114,16 @@ def _count(value: Any) -> int:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _texts(array: bytes) -> list[str]:
+    """Those values of an array that are long strings."""
+    return [raw[5:].decode("utf-8", "replace") for raw in _items(array) if raw[:1] == b"S"]
+
+
+def _table(pairs: dict[bytes, bytes]) -> bytes:
+    inside = b"".join([bytes([len(name)]) + name + value for name, value in pairs.items()])
+    return _U32.pack(len(inside)) + inside
 
 
 def _string(text: str) -> bytes:

@@ -116,9 +116,9 @@ def headers_inside(props: bytes) -> bytes:
     return next((props[start + 4 : end] for name, _, start, end in _fields(props) if name == "headers"), b"")
 
 
-def with_headers(props: bytes, inside: bytes, *, without: str = "") -> bytes:
-    """With these pairs as headers, and without another property; the others stay as they were, byte for byte."""
-    parts = {name: props[start:end] for name, _, start, end in _fields(props) if name != without}
+def with_headers(props: bytes, inside: bytes) -> bytes:
+    """With these pairs as headers; the other properties stay as they were, byte for byte."""
+    parts = {name: props[start:end] for name, _, start, end in _fields(props)}
     parts["headers"] = _U32.pack(len(inside)) + inside
     flags = 0
     found = []

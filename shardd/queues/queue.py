@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 # Entries handed out or let go in one step.
 STEP_MESSAGES = 8192
+# Messages that expire in one pass: a million at once must not stop the other queues.
+EXPIRED_MAX = 16384
+ALL = 1 << 62
 # Read at once only to learn sizes.
 SIZES_BYTES = 256 << 10
 
@@ -187,7 +190,9 @@ class Queue:
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Hand out at most about `bytes_max`; whether there is more to hand out now."""
         given = 0
-        self.expire(now - 1)  # what goes this very millisecond (a ttl of 0) may still be handed out directly
+        if not self.expire(now - 1, EXPIRED_MAX):
+            return True
+        # What goes this very millisecond (a ttl of 0) may still be handed out directly.
         while self.ready_count:
             takers = self.consumers.takers()
             if not takers:
@@ -195,7 +200,8 @@ class Queue:
             if given >= bytes_max:
                 return True
             given += self._deal(takers, self._first_level(), bytes_max - given, outlet)
-        self.expire(now)
+        if not self.expire(now, EXPIRED_MAX):
+            return True
         if self.limits.bounded:
             self.enforce()
             self.expire(now)  # behind what was dropped
@@ -403,17 +409,18 @@ class Queue:
 
     # -- limits ----------------------------------------------------------------------------------------
 
-    def expire(self, now: int) -> None:
-        """Let go what is too old, at the head only: behind one that stays, the others stay."""
-        if not self._facts:
-            return
-        for level in self._levels:
-            while len(level):
-                head = level.peek(STEP_MESSAGES if self._is_old(level.first(), now) else 0)
-                old = next((i for i, entry in enumerate(head) if not self._is_old(entry, now)), len(head))
-                if not old:
-                    break
+    def expire(self, now: int, most: int = ALL) -> bool:
+        """Let go what is too old, at the head only: behind one that stays, the others stay. Whether that was all: it
+        ends after about `most`."""
+        for level in self._levels if self._facts else ():
+            while len(level) and self._is_old(level.first(), now):
+                if most <= 0:
+                    return False
+                head = level.peek(STEP_MESSAGES)
+                old = self._facts.old(head, now)
                 self._drop_head(level, head[:old], EXPIRED)
+                most -= old
+        return True
 
     def _is_old(self, entry: int, now: int) -> bool:
         return 0 < self._facts.expiry(entry) <= now
