@@ -9,15 +9,16 @@ got some of it has it on stable storage. What was not stored is said, and comes 
 from __future__ import annotations
 
 import logging
+import random
 import struct
 import time
 from collections import deque
 from typing import NamedTuple, Protocol
 
-from broker.amqp import deaths, frames
-from broker.amqp.methods import decode_table
+from broker.amqp import deaths, frames, properties
 from broker.catalog import Catalog, Vhost
-from broker.routing import depends_on_headers, route
+from broker.routing import Message, goes_by_key, route_message
+from broker.routing.spreading import HASH_PROPERTIES
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
 
@@ -53,7 +54,9 @@ class Copy(NamedTuple):
 
     names: _Names
     headers: bytes  # with their length before them
-    to: To
+    keys: list[str]
+    deaths: list[tuple[str, str]]
+    to: To  # without targets where each message is routed for itself
 
 
 class To(NamedTuple):
@@ -184,6 +187,7 @@ class _Publishing:
         self._now_s = now_s
         self._owner = owner
         self._copies: dict[_Look, Copy] = {}
+        self._by_key = goes_by_key(vhost.table, batch.exchange)
 
     def run(self) -> None:
         """Neighbours that go to the same queues leave together."""
@@ -194,17 +198,12 @@ class _Publishing:
             copy = self._copies.get(look)
             if copy is None:
                 copy = self._copies[look] = self._copy(*look)
-            if copy.to != of:
+            props = (_U16.pack(flags & ~EXPIRATION | HEADERS), before, copy.headers, middle, after)
+            to = copy.to if self._by_key else self._to_alone(copy, b"".join(props))
+            if to != of:
                 self._pack(of, parts, first, ordinal - first)
-                parts, of, first = [], copy.to, ordinal
-            props_bytes = 2 + len(before) + len(copy.headers) + len(middle) + len(after)
-            parts += (
-                _STORED.pack(len(body), props_bytes),
-                copy.names,
-                _U16.pack(flags & ~EXPIRATION | HEADERS),
-                before,
-            )
-            parts += (copy.headers, middle, after, body)
+                parts, of, first = [], to, ordinal
+            parts += (_STORED.pack(len(body), sum(map(len, props))), copy.names, *props, body)
             ordinal += 1
         self._pack(of, parts, first, ordinal - first)
 
@@ -243,18 +242,33 @@ class _Publishing:
         return Copy(
             _short(batch.exchange.encode()) + key_bytes,
             recorded.headers,
-            To(self._targets(keys, recorded), mode == PERSISTENT, priority),
+            keys,
+            recorded.deaths,
+            To(
+                self._targets([Message(key) for key in keys], recorded.deaths) if self._by_key else (),
+                mode == PERSISTENT,
+                priority,
+            ),
         )
 
-    def _targets(self, keys: list[str], recorded: deaths.Recorded) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
-        table, exchange = self._vhost.table, self._batch.exchange
-        headers = decode_table(recorded.headers) if depends_on_headers(table, exchange) else None
+    def _to_alone(self, copy: Copy, props: bytes) -> To:
+        """Where an exchange on the way looks at headers or properties, or asks chance."""
+        said = properties.read(props)
+        facts = {name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None}
+        draw = random.getrandbits(64)
+        messages = [Message(key, said.headers or {}, facts, draw) for key in copy.keys]
+        return copy.to._replace(targets=self._targets(messages, copy.deaths))
+
+    def _targets(
+        self, messages: list[Message], died: list[tuple[str, str]]
+    ) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
+        """`messages`: one for each of its keys."""
         found: dict[str, None] = {}
-        for key in keys:
-            found.update(dict.fromkeys(route(table, exchange, key, headers).queues))
+        for message in messages:
+            found.update(dict.fromkeys(route_message(self._vhost.table, self._batch.exchange, message).queues))
         by_shard: dict[int, tuple[tuple[int, ...], bool]] = {}
         for name in found:
-            if self._batch.reason != deaths.REJECTED and deaths.is_cycle(name, recorded.deaths):
+            if self._batch.reason != deaths.REJECTED and deaths.is_cycle(name, died):
                 self._owner.cycle(self._batch, name)
                 continue
             queue = self._vhost.queues[name]

@@ -80,6 +80,11 @@ class DeadLetters:
         if queue not in self._paused:
             self._waiting[queue] = None
 
+    @property
+    def has_some(self) -> bool:
+        """Whether `hand_over` may have something to do."""
+        return bool(self._waiting or self._later)
+
     def next_due(self) -> int | None:
         return self._later[0][0] if self._later else None
 

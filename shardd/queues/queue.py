@@ -58,6 +58,7 @@ class Queue:
     __slots__ = (
         "_facts",
         "_holders",
+        "_is_plain",
         "_levels",
         "auto_delete",
         "closed",
@@ -69,6 +70,7 @@ class Queue:
         "id",
         "last_used",
         "limits",
+        "may_refuse",
         "ready_bytes",
         "ready_count",
         "store",
@@ -103,18 +105,21 @@ class Queue:
         self.last_used = now
         self._holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
         self._levels = [Ready() for _ in range(limits.max_priority + 1)]
-        self._facts = Facts()
+        self._facts: Facts | None = None  # until a message has one
+        self._decide()
 
     # -- in --------------------------------------------------------------------------------------------
 
-    @property
-    def may_refuse(self) -> bool:
-        return self.limits.reject_publish and self.limits.bounded
+    def _decide(self) -> None:
+        """What its limits ask of each message, once for all messages."""
+        limits = self.limits
+        self.may_refuse = limits.reject_publish and limits.bounded
+        self._is_plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
 
     def publish(self, arrival: Arrival, now: int) -> list[int] | None:
         """Take the messages in; ordinals within the batch of those refused, if some were."""
         self.counters.published += len(arrival.entries)
-        if self._is_plain(arrival):
+        if self._is_plain and arrival.facts is None and not self._facts:
             self._levels[0].push_many(arrival.entries)
             self.ready_count += len(arrival.entries)
             self.ready_bytes += arrival.body_bytes
@@ -135,21 +140,19 @@ class Queue:
 
     def restore(self, arrival: Arrival, now: int) -> None:
         """What the store still had."""
-        if self._is_plain(arrival):
+        if self._is_plain and arrival.facts is None and not self._facts:
             self._levels[0].push_many(arrival.entries)
             self.ready_count += len(arrival.entries)
         else:
             self._place(arrival, range(len(arrival.entries)), now)
         self.ready_bytes += arrival.body_bytes
 
-    def _is_plain(self, arrival: Arrival) -> bool:
-        limits = self.limits
-        plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
-        return plain and arrival.facts is None and not self._facts
-
     def _place(self, arrival: Arrival, chosen: Iterable[int], now: int) -> None:
         """Those chosen to the ready list of their priority, with what is to be remembered of them."""
-        limits, facts, levels = self.limits, self._facts, len(self._levels) - 1
+        limits, levels = self.limits, len(self._levels) - 1
+        if self._facts is None:
+            self._facts = Facts()
+        facts = self._facts
         parts: dict[int, array[int]] = {}
         for i in chosen:
             entry = arrival.entries[i]
@@ -190,17 +193,21 @@ class Queue:
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Hand out at most about `bytes_max`; whether there is more to hand out now."""
         given = 0
-        if not self.expire(now - 1, EXPIRED_MAX):
-            return True
         # What goes this very millisecond (a ttl of 0) may still be handed out directly.
+        if self._facts and not self.expire(now - 1, EXPIRED_MAX):
+            return True
         while self.ready_count:
             takers = self.consumers.takers()
             if not takers:
                 break
             if given >= bytes_max:
                 return True
-            given += self._deal(takers, self._first_level(), bytes_max - given, outlet)
-        if not self.expire(now, EXPIRED_MAX):
+            level = self._levels[0] if len(self._levels) == 1 else self._first_level()
+            if len(takers) == 1:
+                given += self._deal_to_one(takers[0], level, bytes_max - given, outlet)
+            else:
+                given += self._deal(takers, level, bytes_max - given, outlet)
+        if self._facts and not self.expire(now, EXPIRED_MAX):
             return True
         if self.limits.bounded:
             self.enforce()
@@ -208,11 +215,26 @@ class Queue:
         self._settle_grants(outlet)
         return False
 
+    def _deal_to_one(self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet) -> int:
+        """As many as it has room for; bytes handed out."""
+        room = min(taker.window.room, bytes_max)
+        average = self.ready_bytes // self.ready_count + 1
+        block = level.peek(min(STEP_MESSAGES, taker.room(), room // average + 1))
+        pieces = self._read(block, room)
+        given = 0
+        for entries, sizes, blob in pieces:
+            level.drop(len(entries))
+            self.ready_count -= len(entries)
+            self._hand_over(taker, entries, sizes, blob, outlet)
+            given += len(blob)
+        self.consumers.took(taker)
+        return given
+
     def _first_level(self) -> Ready:
         return next(level for level in reversed(self._levels) if len(level))
 
     def _deal(self, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet) -> int:
-        """One round of equal shares, a message to each in turn; bytes handed out.
+        """One round of equal shares among several, a message to each in turn; bytes handed out.
 
         It ends before the first message that does not fit with the one whose turn it is: given to another later, it
         would come to that one behind messages published after it.
@@ -223,7 +245,7 @@ class Queue:
         rooms = _rooms(takers, bytes_max)
         share = min(-(-most // count), min([taker.room() for taker in takers]), min(rooms) // average + 1)
         block = level.peek(share * count)
-        parts = [block[i::count] for i in range(count)] if count > 1 else [block]
+        parts = [block[i::count] for i in range(count)]
         found = [self._read(part, room) for part, room in zip(parts, rooms, strict=True)]
         fits = [sum([len(sizes) for _, sizes, _ in pieces]) for pieces in found]
         stop = min([i + count * fit for i, fit in enumerate(fits) if fit < len(parts[i])], default=len(block))
@@ -245,7 +267,7 @@ class Queue:
         at = 0
         while at < len(entries) and (room > 0 or not at):
             stop = same_mark(entries, at)
-            if self.limits.delivery_limit is not None and entries[at] & REDELIVERED:
+            if entries[at] & REDELIVERED and self.limits.delivery_limit is not None:
                 stop = self._as_often(entries, at, stop)
             some = entries if stop - at == len(entries) else entries[at:stop]
             blob, sizes = self.store.read(some, max(room, 1))
@@ -260,7 +282,7 @@ class Queue:
         count, body_bytes = len(entries), total(sizes)
         redelivered = bool(entries[0] & REDELIVERED)
         number = taker.unacked.skip(count) if taker.no_ack else taker.unacked.add(entries, sizes)
-        times = self._times(entries[0])
+        times = self._times(entries[0]) if redelivered else 0
         if times:
             outlet.deliver_again(taker, number, times, count, blob)
         else:
@@ -278,10 +300,8 @@ class Queue:
             self.unacked_bytes += body_bytes
 
     def _times(self, entry: int) -> int:
-        """How often it came back, if that is counted here."""
-        if self.limits.delivery_limit is None or not entry & REDELIVERED:
-            return 0
-        return self.store.times_returned(self.id, entry)
+        """How often one that was delivered before came back, if that is counted here."""
+        return 0 if self.limits.delivery_limit is None else self.store.times_returned(self.id, entry)
 
     def _as_often(self, entries: array[int], start: int, stop: int) -> int:
         """Where those that came back as often as the first end."""
@@ -293,7 +313,7 @@ class Queue:
 
     def _settle_grants(self, outlet: Outlet) -> None:
         """Give back grants that wait for nothing; ask for some where a message waits for nothing else."""
-        for consumer in self.consumers:
+        for consumer in self.consumers.all:
             if not consumer.limited:
                 continue
             useful = self.ready_count and self.consumers.active(consumer) and consumer.wanted() > 0
@@ -326,7 +346,7 @@ class Queue:
         self.counters.delivered += 1
         number = 0
         redelivered = bool(entries[0] & REDELIVERED)
-        times = self._times(entries[0])
+        times = self._times(entries[0]) if redelivered else 0
         self.counters.redelivered += redelivered
         if getter is None:
             self._forget(entries)
@@ -373,7 +393,7 @@ class Queue:
             return
         parts: dict[int, array[int]] = {}
         for entry in entries:
-            priority = min(self._facts.of(entry) >> 56, len(self._levels) - 1)
+            priority = min(self._fact(entry) >> 56, len(self._levels) - 1)
             parts.setdefault(priority, array("Q")).append(entry)
         for priority, part in parts.items():
             self._levels[priority].merge(part)
@@ -405,25 +425,30 @@ class Queue:
 
     def _forget_facts(self) -> None:
         if self._facts and not self.ready_count and not self.unacked_count:
-            self._facts.clear()
+            self._facts = None
+
+    def _fact(self, entry: int) -> int:
+        return self._facts.of(entry) if self._facts else 0
 
     # -- limits ----------------------------------------------------------------------------------------
 
     def expire(self, now: int, most: int = ALL) -> bool:
         """Let go what is too old, at the head only: behind one that stays, the others stay. Whether that was all: it
         ends after about `most`."""
-        for level in self._levels if self._facts else ():
+        facts = self._facts
+        for level in self._levels if facts else ():
             while len(level) and self._is_old(level.first(), now):
                 if most <= 0:
                     return False
+                assert facts is not None
                 head = level.peek(STEP_MESSAGES)
-                old = self._facts.old(head, now)
+                old = facts.old(head, now)
                 self._drop_head(level, head[:old], EXPIRED)
                 most -= old
         return True
 
     def _is_old(self, entry: int, now: int) -> bool:
-        return 0 < self._facts.expiry(entry) <= now
+        return 0 < self._fact(entry) & EXPIRY <= now
 
     def enforce(self) -> None:
         """Drop from the head what is above the limits, unless it is publishes that are refused."""
@@ -472,9 +497,11 @@ class Queue:
 
     def next_due(self) -> int | None:
         """When `expire` or `expired_itself` will have something to do."""
+        if not self._facts and self.limits.expires is None:
+            return None
         due = []
         if self._facts:
-            expiries = [self._facts.expiry(level.first()) for level in self._levels if len(level)]
+            expiries = [self._fact(level.first()) & EXPIRY for level in self._levels if len(level)]
             due += [expiry for expiry in expiries if expiry]
         if self.limits.expires is not None and not self.consumers and not self.closed:
             due.append(self.last_used + self.limits.expires)
@@ -492,6 +519,7 @@ class Queue:
         if limits.max_priority != self.limits.max_priority:
             self._rearrange(limits.max_priority)
         self.limits = limits
+        self._decide()
         self.consumers.be_single_active(limits.single_active)
         self.enforce()
 
@@ -501,7 +529,7 @@ class Queue:
         self._levels = [Ready() for _ in range(max_priority + 1)]
         parts: dict[int, array[int]] = {}
         for entry in entries:
-            parts.setdefault(min(self._facts.of(entry) >> 56, max_priority), array("Q")).append(entry)
+            parts.setdefault(min(self._fact(entry) >> 56, max_priority), array("Q")).append(entry)
         for priority, part in parts.items():
             self._levels[priority].push_many(part)
 
@@ -588,7 +616,5 @@ class Queue:
 def _rooms(takers: list[Consumer], bytes_max: int) -> list[int]:
     """Bytes each may get in one round; those of one connection share its window."""
     windows = [taker.window for taker in takers]
-    if len(takers) == 1:
-        return [min(windows[0].room, bytes_max)]
     sharing = Counter(map(id, windows))
     return [min(window.room // sharing[id(window)], bytes_max) for window in windows]
