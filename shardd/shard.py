@@ -570,11 +570,20 @@ class Shard:
                 self._dirty[queue] = None
                 if self._given == before:  # letting go takes its time, too
                     self._given += QUEUE_PASS_BYTES
+            if queue.limits.consumer_timeout is not None:
+                self._take_overdue(queue, now)
             if queue.departures is not None and queue.departures.waits:
                 self.dead_letters.have_come(queue)
             due = queue.next_due()
             if due is not None:
                 self._set_timer(queue, due)
+
+    def _take_overdue(self, queue: Queue, now: int) -> None:
+        before = queue.unacked_count
+        queue.take_overdue(now)
+        if queue.unacked_count != before:
+            self._dirty[queue] = None
+            self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 
     def _set_timer(self, queue: Queue, due: int) -> None:
         if due < self._timer_of.get(queue.id, due + 1):

@@ -38,6 +38,7 @@ class Limits(NamedTuple):
     single_active: bool = False
     dead_letters: DeadLetters | None = None
     refused_die: bool = False  # publishes that are refused are dead-lettered too
+    consumer_timeout: int | None = None  # ms after which what a consumer does not settle is requeued
 
     @property
     def bounded(self) -> bool:
@@ -77,6 +78,7 @@ def limits_of(arguments: Mapping[str, Any]) -> Limits:
         delivery_limit=_number(arguments, "x-delivery-limit"),
         single_active=arguments.get("x-single-active-consumer") is True,
         dead_letters=_dead_letters(arguments),
+        consumer_timeout=_number(arguments, "x-consumer-timeout") or None,
         refused_die=overflow == "reject-publish-dlx",
     )
 

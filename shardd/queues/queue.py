@@ -18,6 +18,7 @@ from shardd.queues.consumers import Consumer, Consumers
 from shardd.queues.departures import Departures
 from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED, Facts
 from shardd.queues.limits import DELIVERY_LIMIT, EXPIRED, MAXLEN, REFUSED, REJECTED, Limits
+from shardd.queues.overdue import Handed
 from shardd.queues.ready import Ready, marked, same_mark, total
 from shardd.queues.unacked import Getter
 
@@ -497,7 +498,7 @@ class Queue:
 
     def next_due(self) -> int | None:
         """When `expire` or `expired_itself` will have something to do."""
-        if not self._facts and self.limits.expires is None:
+        if not self._facts and self.limits.expires is None and self.limits.consumer_timeout is None:
             return None
         due = []
         if self._facts:
@@ -505,6 +506,9 @@ class Queue:
             due += [expiry for expiry in expiries if expiry]
         if self.limits.expires is not None and not self.consumers and not self.closed:
             due.append(self.last_used + self.limits.expires)
+        overdue = self._overdue_at()
+        if overdue is not None:
+            due.append(overdue)
         return min(due, default=None)
 
     def expired_itself(self, now: int) -> bool:
@@ -532,6 +536,28 @@ class Queue:
             parts.setdefault(min(self._fact(entry) >> 56, max_priority), array("Q")).append(entry)
         for priority, part in parts.items():
             self._levels[priority].push_many(part)
+
+    def take_overdue(self, now: int) -> None:
+        """Requeue what consumers have held for longer than the queue waits. To be called after each `deliver`."""
+        timeout = self.limits.consumer_timeout
+        for consumer in list(self._holders):
+            if timeout is None or isinstance(consumer, Getter) or consumer.no_ack:
+                continue
+            if consumer.handed is None:
+                consumer.handed = Handed()
+            consumer.handed.note(consumer.unacked.next_number, now, timeout)
+            consumer.handed.forget_before(consumer.unacked.first_number)
+            overdue = consumer.handed.overdue(now, timeout)
+            if overdue:
+                entries, size = consumer.unacked.settle(1, overdue - 1)
+                self.requeue(entries, size)
+
+    def _overdue_at(self) -> int | None:
+        timeout = self.limits.consumer_timeout
+        if timeout is None:
+            return None
+        handed = [holder.handed for holder in self._holders if isinstance(holder, Consumer) and holder.unacked.count]
+        return min([due for each in handed if each and (due := each.due(timeout)) is not None], default=None)
 
     # -- consumers -------------------------------------------------------------------------------------
 

@@ -36,6 +36,11 @@ class Unacked:
     def next_number(self) -> int:
         return self._first + len(self._entries)
 
+    @property
+    def first_number(self) -> int:
+        """All before it is settled."""
+        return self._first + self._start
+
     def add(self, entries: array[int], sizes: array[int]) -> int:
         """The number of the first."""
         number = self._first + len(self._entries)
