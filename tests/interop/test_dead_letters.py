@@ -209,7 +209,7 @@ def test_without_a_routing_key_a_dead_letter_keeps_its_own_and_cc(bench: Bench) 
 def test_a_headers_exchange_may_route_by_what_is_said_of_the_death(bench: Bench) -> None:
     """C1.6"""
     bench.channel.queue_bind(
-        bench.dead, "amq.headers", "", {"x-match": "all", "x-first-death-reason": "rejected", "mine": "v"}
+        bench.dead, "amq.headers", "", {"x-match": "all-with-x", "x-first-death-reason": "rejected", "mine": "v"}
     )
     bench.source(x_dead_letter_exchange="amq.headers")
     bench.publish(headers={"mine": "v"})

@@ -1,4 +1,4 @@
-"""What a queue's arguments promise, as FEATURES says it (section C1; each test names its row), through a real client."""
+"""What a queue's arguments promise, as FEATURES says it (section C1; tests name their rows), through a real client."""
 
 from __future__ import annotations
 
