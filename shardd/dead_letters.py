@@ -42,6 +42,7 @@ class DeadLetters:
     """Of one shard."""
 
     def __init__(self) -> None:
+        self.idle = True  # nothing waits: `hand_over` has nothing to do
         self._sources: dict[Queue, Source] = {}
         self._waiting: dict[Queue, None] = {}  # in turn
         self._later: deque[tuple[int, Queue]] = deque()  # (due, queue that must wait until then)
@@ -77,13 +78,9 @@ class DeadLetters:
 
     def have_come(self, queue: Queue) -> None:
         """Something waits in its departures."""
+        self.idle = False
         if queue not in self._paused:
             self._waiting[queue] = None
-
-    @property
-    def has_some(self) -> bool:
-        """Whether `hand_over` may have something to do."""
-        return bool(self._waiting or self._later)
 
     def next_due(self) -> int | None:
         return self._later[0][0] if self._later else None
@@ -94,6 +91,7 @@ class DeadLetters:
             queue = self._later.popleft()[1]
             self._paused.discard(queue)
             self._waiting[queue] = None
+        self.idle = not self._waiting and not self._later
         if not self._waiting:
             return
         peer = self._choose(peers)
@@ -164,6 +162,7 @@ class DeadLetters:
     def _wait(self, queue: Queue, now: int) -> None:
         self._waiting.pop(queue, None)
         if queue not in self._paused:
+            self.idle = False
             self._paused.add(queue)
             self._later.append((now + RETRY_MS, queue))
 

@@ -512,7 +512,7 @@ class Shard:
             self._look_at_timers(now)
         if self._dirty:
             self._serve(now)
-        if self.dead_letters.has_some:
+        if not self.dead_letters.idle:
             self.dead_letters.hand_over(self.peers, now)
         return self.answers()
 
@@ -570,20 +570,21 @@ class Shard:
                 self._dirty[queue] = None
                 if self._given == before:  # letting go takes its time, too
                     self._given += QUEUE_PASS_BYTES
-            if queue.limits.consumer_timeout is not None:
-                self._take_overdue(queue, now)
-            if queue.departures is not None and queue.departures.waits:
-                self.dead_letters.have_come(queue)
+            if queue.is_watched:
+                self._watch(queue, now)
             due = queue.next_due()
             if due is not None:
                 self._set_timer(queue, due)
 
-    def _take_overdue(self, queue: Queue, now: int) -> None:
+    def _watch(self, queue: Queue, now: int) -> None:
+        """What goes back to it from consumers that are too slow, and what leaves it for its dead-letter exchange."""
         before = queue.unacked_count
         queue.take_overdue(now)
         if queue.unacked_count != before:
             self._dirty[queue] = None
             self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+        if queue.departures is not None and queue.departures.waits:
+            self.dead_letters.have_come(queue)
 
     def _set_timer(self, queue: Queue, due: int) -> None:
         if due < self._timer_of.get(queue.id, due + 1):

@@ -60,6 +60,7 @@ class Queue:
         "_facts",
         "_holders",
         "_is_plain",
+        "_is_timed",
         "_levels",
         "auto_delete",
         "closed",
@@ -69,6 +70,7 @@ class Queue:
         "departures",
         "durable",
         "id",
+        "is_watched",
         "last_used",
         "limits",
         "may_refuse",
@@ -115,6 +117,8 @@ class Queue:
         """What its limits ask of each message, once for all messages."""
         limits = self.limits
         self.may_refuse = limits.reject_publish and limits.bounded
+        self.is_watched = bool(limits.dead_letters or limits.consumer_timeout or self.departures)
+        self._is_timed = limits.expires is not None or limits.consumer_timeout is not None
         self._is_plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
 
     def publish(self, arrival: Arrival, now: int) -> list[int] | None:
@@ -418,13 +422,11 @@ class Queue:
         if self.departures is None:
             self.departures = Departures()
         self.departures.add(entries, reason)
-        self._forget_facts()
+        if self._facts and not self.ready_count and not self.unacked_count:
+            self._facts = None
 
     def _forget(self, entries: array[int]) -> None:
         self.store.settle(self.id, entries, self.durable)
-        self._forget_facts()
-
-    def _forget_facts(self) -> None:
         if self._facts and not self.ready_count and not self.unacked_count:
             self._facts = None
 
@@ -498,7 +500,7 @@ class Queue:
 
     def next_due(self) -> int | None:
         """When `expire` or `expired_itself` will have something to do."""
-        if not self._facts and self.limits.expires is None and self.limits.consumer_timeout is None:
+        if not self._facts and not self._is_timed:
             return None
         due = []
         if self._facts:
