@@ -230,6 +230,8 @@ class Door:
             connections.append(client.report())
             channels += [channel.report(client.owner) for channel in client.channels.values()]
         counters = {"unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        for reason, count in self.dead_lettering.published.items():
+            counters[f"dead_lettered_{reason}"] = float(count)
         return connections, channels, counters
 
     # -- start and stop --------------------------------------------------------------------------------------
