@@ -48,6 +48,9 @@ class Facts:
         at = bisect_right(self._firsts, entry & PLACE) - 1
         return self._facts[at] if at >= 0 else 0
 
+    def in_one_run(self, first: int, last: int) -> bool:
+        return bisect_right(self._firsts, first & PLACE) == bisect_right(self._firsts, last & PLACE)
+
     def old(self, entries: array[int], now: int) -> int:
         """How many of `entries`, which ascend, are too old, up to the first that is not."""
         at = 0
