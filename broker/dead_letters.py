@@ -123,8 +123,15 @@ class DeadLettering:
         if self._batches:
             shard, epoch, batch = self._batches.popleft()
             if epoch == self._links.links[shard].epoch:
-                self._publish(shard, batch)
+                self._try(shard, batch)
         return bool(self._batches)
+
+    def _try(self, shard: int, batch: wire.DeadLetters) -> None:
+        try:
+            self._publish(shard, batch)
+        except Exception:  # one batch must not keep the others; the shard keeps it, and asks again
+            log.exception("dead letters of queue '%s' in vhost '%s' cannot be published", batch.queue, batch.vhost)
+            self._links.tell(shard, wire.Departed(batch.number, [(0, batch.count - 1)]))
 
     def _publish(self, shard: int, batch: wire.DeadLetters) -> None:
         first_seq = self._last_seq + 1

@@ -362,7 +362,7 @@ class Queue:
         if getter is None:
             self._forget(entries)
         else:
-            number = getter.add(self, entries[0], sizes[0])
+            number = getter.add(self, entries[0], sizes[0], now)
             self._holders[getter] = None
             self.unacked_count += 1
             self.unacked_bytes += sizes[0]
@@ -555,24 +555,30 @@ class Queue:
     def take_overdue(self, now: int) -> None:
         """Requeue what consumers have held for longer than the queue waits. To be called after each `deliver`."""
         timeout = self.limits.consumer_timeout
-        for consumer in list(self._holders):
-            if timeout is None or isinstance(consumer, Getter) or consumer.no_ack:
-                continue
-            if consumer.handed is None:
-                consumer.handed = Handed()
-            consumer.handed.note(consumer.unacked.next_number, now, timeout)
-            consumer.handed.forget_before(consumer.unacked.first_number)
-            overdue = consumer.handed.overdue(now, timeout)
-            if overdue:
-                entries, size = consumer.unacked.settle(1, overdue - 1)
+        if timeout is None:
+            return
+        for holder in list(self._holders):
+            if isinstance(holder, Getter):
+                entries, size = holder.take_overdue(self, now - timeout)
+            else:
+                entries, size = _take_overdue(holder, now, timeout)
+            if entries:
                 self.requeue(entries, size)
 
     def _overdue_at(self) -> int | None:
         timeout = self.limits.consumer_timeout
         if timeout is None:
             return None
-        handed = [holder.handed for holder in self._holders if isinstance(holder, Consumer) and holder.unacked.count]
-        return min([due for each in handed if each and (due := each.due(timeout)) is not None], default=None)
+        found: list[int] = []
+        for holder in self._holders:
+            if isinstance(holder, Getter):
+                since = holder.since(self)
+                due = None if since is None else since + timeout
+            else:
+                due = holder.handed.due(timeout) if holder.handed is not None and holder.unacked.count else None
+            if due is not None:
+                found.append(due)
+        return min(found, default=None)
 
     # -- consumers -------------------------------------------------------------------------------------
 
@@ -652,6 +658,16 @@ class Queue:
         """The first entry this queue still has."""
         heads = [level.first() for level in self._levels if len(level)]
         return min([entry & PLACE for entry in (*heads, *self._held())], default=PLACE & ((1 << 64) - 1))
+
+
+def _take_overdue(consumer: Consumer, now: int, timeout: int) -> tuple[array[int], int]:
+    """What it has held for longer than that, and the sum of its sizes."""
+    if consumer.handed is None:
+        consumer.handed = Handed()
+    if not consumer.no_ack:
+        consumer.handed.note(consumer.unacked.next_number, now, timeout)
+        consumer.handed.forget_before(consumer.unacked.first_number)
+    return consumer.unacked.settle(1, consumer.handed.overdue(now, timeout) - 1)
 
 
 def _rooms(takers: list[Consumer], bytes_max: int) -> list[int]:

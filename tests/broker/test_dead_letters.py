@@ -148,6 +148,13 @@ def test_what_was_lost_or_found_no_room_is_named_and_only_of_its_batch(bench: Be
     assert bench.answers() == [(3, [(0, 0)])]
 
 
+def test_what_cannot_be_published_is_left_with_its_shard_and_the_next_batch_goes(bench: Bench) -> None:
+    bench.receive(stored()[:-1], number=1)
+    assert bench.answers() == [(1, [(0, 0)])]
+    bench.receive(stored("nowhere"), number=2)
+    assert bench.answers() == [(2, [])]
+
+
 def test_who_insists_hears_which_were_refused(bench: Bench) -> None:
     bench.receive(stored("to.a"), number=1, insist=True)
     bench.receive(*[stored("to.a")] * 5, number=2, insist=True)

@@ -250,6 +250,8 @@ def test_a_thousand_that_expire_at_once_all_arrive_in_their_order(bench: Bench) 
 REFUSED: list[tuple[str, Arguments, str]] = [
     ("C1.6 key alone", {"x-dead-letter-routing-key": "k"},
      "invalid arg 'x-dead-letter-routing-key' for queue '{n}' in vhost '/': routing_key_but_no_dlx_defined"),
+    ("C1.6 long key", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k" * 256},
+     "invalid arg 'x-dead-letter-routing-key' for queue '{n}' in vhost '/': \"a routing key has at most 255 bytes\""),
     ("C1.6 type", {"x-dead-letter-exchange": 1},
      "invalid arg 'x-dead-letter-exchange' for queue '{n}' in vhost '/': {{unacceptable_type,signedint}}"),
     ("C1.7", {"x-dead-letter-strategy": "maybe"},

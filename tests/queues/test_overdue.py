@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.queues import Consumer, Queue, Window, limits_of
+from shardd.queues import Consumer, Getter, Queue, Window, limits_of
 from shardd.queues.overdue import STEPS, Handed, step_of
 from tests.queues.test_queue_model import Outlet, publish
 from tests.support.dict_store import DictStore
@@ -79,3 +79,17 @@ def test_who_settles_in_time_is_never_bothered() -> None:
         assert entries
         queue.ack(entries, size)
     assert [body for *_, body in outlet.given] == list(range(20)) and queue.next_due() is None
+
+
+def test_what_basic_get_took_is_no_exception() -> None:
+    store = DictStore()
+    queue, getter = Queue(1, store, limits_of({"x-consumer-timeout": 50})), Getter()
+    publish(queue, store, [0, 1])
+    for now in (1000, 1010):
+        assert queue.get(getter, now) is not None
+    assert queue.next_due() == 1050
+    queue.take_overdue(1049)
+    assert queue.ready_count == 0
+    queue.take_overdue(1055)
+    assert (queue.ready_count, queue.unacked_count) == (1, 1) and queue.next_due() == 1060
+    assert getter.settle(1, 1) == [] and len(getter.settle(2, 2)) == 1

@@ -150,6 +150,15 @@ def test_a_clean_stop_keeps_what_is_on_its_way() -> None:
     assert bench.store.closed is not None and len(bench.store.closed[1]) == 2
 
 
+def test_what_waits_is_dropped_when_a_policy_takes_the_exchange_away() -> None:
+    bench = Dying()
+    bench.tell(m.Gone(0, 5), m.CONTROLLER, 3)
+    bench.publish(3)
+    bench.tell(m.CreateQueues(9, [m.QueueSpec(1, "/", "q", True, arguments={"x-max-length": 0})]), m.CONTROLLER, 3)
+    bench.join(0, 6)
+    assert not bench.letters() and bench.stored == 0
+
+
 def test_of_a_queue_without_the_exchange_nothing_is_handed_over() -> None:
     bench = Bench(**{"x-max-length": 0})
     bench.publish(2)
