@@ -70,7 +70,9 @@ class To(NamedTuple):
 class Answer:
     """A batch on its way to stable storage; Departed is said once all shards concerned have answered."""
 
-    def __init__(self, links: ShardLinks, shard: int, batch: wire.DeadLetters, first_seq: int) -> None:
+    def __init__(self, links: ShardLinks, shard: int, batch: wire.DeadLetters, first_seq: int, channel: int) -> None:
+        """`channel`: in place of one; by it the batch knows what is refused of it."""
+        self.channel = channel
         self._links = links
         self._shard = shard
         self._epoch = links.links[shard].epoch
@@ -78,11 +80,6 @@ class Answer:
         self._first_seq = first_seq
         self._left: set[int] = set()
         self.shards = 1  # and the caller, while it packs
-
-    @property
-    def channel(self) -> int:
-        """In place of one: by it the batch knows what is refused of it."""
-        return self._batch.number % CHANNELS
 
     def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
         if (connection, channel) != (CONNECTION, self.channel):
@@ -109,7 +106,7 @@ class DeadLettering:
     def __init__(self, source: CatalogSource, links: ShardLinks) -> None:
         self._source = source
         self._links = links
-        self._last_seq = 0
+        self._last_seq = self._last_channel = 0
         self._batches: deque[tuple[int, int, wire.DeadLetters]] = deque()  # shard, its epoch; bounded by the shards
         self._told_of: set[tuple[str, ...]] = set()
         self.published: dict[str, int] = {}  # by reason
@@ -136,7 +133,8 @@ class DeadLettering:
     def _publish(self, shard: int, batch: wire.DeadLetters) -> None:
         first_seq = self._last_seq + 1
         self._last_seq += batch.count
-        answer = Answer(self._links, shard, batch, first_seq)
+        self._last_channel = (self._last_channel + 1) % CHANNELS
+        answer = Answer(self._links, shard, batch, first_seq, self._last_channel)
         vhost = self._source.catalog.vhost(batch.vhost)
         if vhost is None or batch.exchange not in vhost.exchanges:
             self._no_exchange(batch)
@@ -222,6 +220,8 @@ class _Publishing:
             return
         self._owner.published[self._batch.reason] = self._owner.published.get(self._batch.reason, 0) + count
         data = b"".join(parts)
+        # Where there are several queues the others would get it each time one of them is full: no insisting there.
+        insists = self._first_seq and len(to.targets) == len(to.targets[0][1]) == 1
         for shard, ids, durable in to.targets:
             self._packer.add_stored(
                 shard,
@@ -229,7 +229,7 @@ class _Publishing:
                 data,
                 CONNECTION,
                 self._channel,
-                self._first_seq + first if self._first_seq else 0,
+                self._first_seq + first if insists else 0,
                 int(self._now_s * 1000),
                 NO_TTL,
                 to.priority,

@@ -527,7 +527,7 @@ class Shard:
             self._look_at_timers(now)
         if self._dirty:
             self._serve(now)
-        if not self.dead_letters.idle:
+        if not self.dead_letters.idle and not self.alarm:  # copies take room
             self.dead_letters.hand_over(self.peers, now)
         return self.answers()
 
@@ -549,7 +549,7 @@ class Shard:
     def next_due(self) -> int | None:
         """When the next turn must be, at the latest."""
         due = self._timers[0][0] if self._timers else None
-        retry = self.dead_letters.next_due()
+        retry = None if self.alarm else self.dead_letters.next_due()
         return due if retry is None else retry if due is None else min(due, retry)
 
     # queues.Outlet

@@ -18,7 +18,7 @@ REFUSED = "refused"  # at its publish: nothing that dies later
 
 class DeadLetters(NamedTuple):
     """Where what a queue lets go is published again. `routing_key` None: with the keys it came with. `insist`: what the
-    queues there refuse is offered to them again (at-least-once), else it is dropped."""
+    only queue there refuses is offered to it again (at-least-once), else it is dropped."""
 
     exchange: str
     routing_key: str | None = None

@@ -309,7 +309,8 @@ class DeadLetters(Message, tag="dead-letters", frozen=True):
     """Shard to one front door: messages that left `queue` for `reason` ("expired", "rejected", "maxlen",
     "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have. `messages`:
     `count` stored messages back to back. Answered by Departed(number) when their copies last; until then the shard
-    keeps them, and gives them to another front door if this one goes. `insist`: what a queue refuses is not stored."""
+    keeps them, and gives them to another front door if this one goes. `insist`: what its only queue refuses is not
+    stored."""
 
     number: int
     vhost: str

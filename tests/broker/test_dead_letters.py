@@ -135,12 +135,12 @@ def test_what_leads_nowhere_is_done_with(bench: Bench, exchange: str, key: str |
 
 def test_what_was_lost_or_found_no_room_is_named_and_only_of_its_batch(bench: Bench) -> None:
     bench.receive(stored(), number=1)
-    bench.receive(stored(), stored(), number=2)
+    bench.receive(stored(), stored(), number=1 + 65536)
     for _, waiting in bench.links.waiting:
-        waiting.refuse(CONNECTION, 2, 0, 0)  # no room for batch 2, said to all who wait
+        waiting.refuse(CONNECTION, 2, 0, 0)  # no room for the second batch, said to all who wait
         waiting.refuse(7, 1, 1, 1)  # a client's
         waiting.confirmed()
-    assert bench.answers() == [(1, []), (2, [(0, 1)])]
+    assert bench.answers() == [(1, []), (65537, [(0, 1)])]
     bench.links.waiting.clear()
     bench.receive(stored(), number=3)
     bench.links.waiting[0][1].lost()
@@ -167,6 +167,13 @@ def test_who_insists_hears_which_were_refused(bench: Bench) -> None:
         waiting.refuse(connection, channel, seq, seq)
     waiting.confirmed()
     assert bench.answers() == [(2, [(0, 0), (2, 3)])]
+
+
+def test_where_one_of_several_queues_is_full_the_others_are_not_filled_with_repetitions(bench: Bench) -> None:
+    bench.receive(stored("all"), insist=True)
+    for shard in range(2):
+        message = bench.links.packer.take(shard, 0, 1, 1, 1)
+        assert message is not None and codec.run_of(message, 0) == (CONNECTION, 1, 0)
 
 
 def test_a_shard_that_began_anew_is_not_answered(bench: Bench) -> None:

@@ -150,6 +150,16 @@ def test_a_clean_stop_keeps_what_is_on_its_way() -> None:
     assert bench.store.closed is not None and len(bench.store.closed[1]) == 2
 
 
+def test_while_there_is_no_room_they_wait_for_copies_take_some() -> None:
+    bench = Dying()
+    bench.shard.set_alarm("low on disk")
+    bench.publish(2)
+    assert not bench.letters() and bench.shard.next_due() is None
+    bench.shard.set_alarm("")
+    (batch,) = bench.letters()
+    assert batch.count == 2
+
+
 def test_what_waits_is_dropped_when_a_policy_takes_the_exchange_away() -> None:
     bench = Dying()
     bench.tell(m.Gone(0, 5), m.CONTROLLER, 3)
