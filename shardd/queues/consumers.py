@@ -115,8 +115,9 @@ class Consumers:
         return not self.single_active or (bool(self.all) and self.all[0] is consumer)
 
     def refuses(self, exclusive: bool) -> bool:
-        """Whether one more, wishing to be the only one or not, would break exclusive use."""
-        return any(each.exclusive for each in self.all) or (exclusive and bool(self.all))
+        """Whether one more, wishing to be the only one or not, would break exclusive use. Where one is active at a time
+        nobody can be the only one."""
+        return any(each.exclusive for each in self.all) or (exclusive and (self.single_active or bool(self.all)))
 
     def add(self, consumer: Consumer) -> None:
         self.all.append(consumer)

@@ -72,12 +72,13 @@ async def _reject(message: AbstractIncomingMessage) -> None:
     await message.reject()
 
 
+@pytest.mark.row("C2.7")
 @pytest.mark.parametrize(
     ("kind", "how"),
     [("shard", "expired"), ("shard", "rejected"), ("controller", "expired"), ("front-door", "expired")],
 )
 async def test_every_confirmed_message_that_dies_arrives(broker: RealBroker, name: str, kind: str, how: str) -> None:
-    """C2.7. The front door that is killed is the one that carries the dead letters; clients are at the other."""
+    """The front door that is killed is the one that carries the dead letters; clients are at the other."""
     arguments = {"x-message-ttl": TTL_MS} if how == "expired" else {}
     async with connected_to_both_doors(broker) as (_, second), connected(broker) as third:
         dying = Dying(await (second if kind == "front-door" else third).channel(), name, **arguments)
@@ -94,8 +95,8 @@ async def test_every_confirmed_message_that_dies_arrives(broker: RealBroker, nam
         await wait_for(lambda: not dying.missing(), "all dead letters", ARRIVAL_S)
 
 
+@pytest.mark.row("C2.7")
 async def test_dead_letters_on_their_way_outlive_the_end_of_everything(broker: RealBroker, name: str) -> None:
-    """C2.7"""
     async with connected(broker) as connection:
         dying = Dying(await connection.channel(), name, **{"x-message-ttl": TTL_MS})
         await dying.start()
@@ -115,10 +116,10 @@ async def test_dead_letters_on_their_way_outlive_the_end_of_everything(broker: R
         )
 
 
+@pytest.mark.row("C1.10")
 async def test_how_often_a_message_came_back_is_known_after_the_end_of_everything(
     broker: RealBroker, name: str
 ) -> None:
-    """C1.10"""
     arguments = {"x-delivery-limit": 3, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}-dead"}
     for life in range(4):
         async with connected(broker) as connection:

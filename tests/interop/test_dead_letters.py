@@ -150,8 +150,8 @@ def test_a_message_that_leaves_arrives_at_the_dead_letter_exchange_with_the_reas
     assert (death["reason"], death["queue"], death["count"]) == (reason, bench.name, 1)
 
 
+@pytest.mark.row("C2.2", "C2.3", "C2.4")
 def test_the_headers_say_where_when_and_how(bench: Bench) -> None:
-    """C2.2, C2.3, C2.4"""
     before = time.time()
     bench.source()
     bench.channel.queue_bind(bench.name, "amq.direct", "k")
@@ -175,8 +175,9 @@ def test_the_headers_say_where_when_and_how(bench: Bench) -> None:
     assert "CC" not in headers  # it goes by another key now
 
 
+@pytest.mark.row("C2.2", "C2.8")
 def test_each_queue_and_reason_has_one_table_the_newest_first(bench: Bench) -> None:
-    """C2.2 C2.8: a retry queue in front of the queue, round and round"""
+    """A retry queue in front of the queue, round and round."""
     retry = f"{bench.name}-retry"
     bench.source(x_dead_letter_routing_key=retry)
     bench.source(retry, x_dead_letter_routing_key=bench.name, x_message_ttl=1)
@@ -190,8 +191,8 @@ def test_each_queue_and_reason_has_one_table_the_newest_first(bench: Bench) -> N
     assert properties.headers["x-last-death-queue"] == retry
 
 
+@pytest.mark.row("C1.6", "A5.7")
 def test_without_a_routing_key_a_dead_letter_keeps_its_own_and_cc(bench: Bench) -> None:
-    """C1.6 A5.7"""
     exchange, other = f"{bench.name}-dlx", f"{bench.name}-other"
     bench.channel.exchange_declare(exchange, "direct")
     bench.channel.queue_bind(bench.dead, exchange, bench.name)
@@ -206,8 +207,8 @@ def test_without_a_routing_key_a_dead_letter_keeps_its_own_and_cc(bench: Bench) 
         assert properties.headers["CC"] == ["cc-key"]
 
 
+@pytest.mark.row("C1.6")
 def test_a_headers_exchange_may_route_by_what_is_said_of_the_death(bench: Bench) -> None:
-    """C1.6"""
     bench.channel.queue_bind(
         bench.dead, "amq.headers", "", {"x-match": "all-with-x", "x-first-death-reason": "rejected", "mine": "v"}
     )
@@ -217,8 +218,8 @@ def test_a_headers_exchange_may_route_by_what_is_said_of_the_death(bench: Bench)
     assert bench.take()[2] == b"x"
 
 
+@pytest.mark.row("C2.5")
 def test_a_cycle_that_nobody_rejects_in_ends_and_one_with_a_reject_goes_on(bench: Bench) -> None:
-    """C2.5"""
     bench.source(x_dead_letter_routing_key=bench.name, x_message_ttl=50)
     bench.publish(b"expires")
     time.sleep(0.3)
@@ -229,8 +230,8 @@ def test_a_cycle_that_nobody_rejects_in_ends_and_one_with_a_reject_goes_on(bench
     assert (body, properties.headers["x-death"][0]["reason"]) == (b"rejected", "rejected")
 
 
+@pytest.mark.row("C1.6")
 def test_without_the_exchange_they_are_dropped_and_the_queue_goes_on(bench: Bench) -> None:
-    """C1.6"""
     bench.source(x_dead_letter_exchange=f"{bench.name}-none")
     bench.publish()
     bench.reject()
@@ -239,8 +240,8 @@ def test_without_the_exchange_they_are_dropped_and_the_queue_goes_on(bench: Benc
     assert bench.is_empty(bench.dead)
 
 
+@pytest.mark.row("C2.7")
 def test_a_thousand_that_expire_at_once_all_arrive_in_their_order(bench: Bench) -> None:
-    """C2.7"""
     bench.source(x_message_ttl=100)
     for number in range(1000):
         bench.publish(b"%d" % number, message_id=str(number))
@@ -274,8 +275,8 @@ def test_arguments_that_mean_nothing_are_refused_in_rabbitmqs_words(
     assert (closed.value.reply_code, closed.value.reply_text) == (406, expected)
 
 
+@pytest.mark.row("C1.7")
 def test_at_least_once_offers_a_full_queue_its_dead_letters_again(broker: RealBroker, bench: Bench) -> None:
-    """C1.7"""
     full = f"{bench.name}-full"
     bench.channel.queue_declare(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     bench.publish(b"first", queue=full)
@@ -287,8 +288,8 @@ def test_at_least_once_offers_a_full_queue_its_dead_letters_again(broker: RealBr
     assert bench.take(full)[2] == b"second"
 
 
+@pytest.mark.row("C1.10")
 def test_a_message_that_came_back_says_how_often(bench: Bench) -> None:
-    """C1.10"""
     bench.source(x_delivery_limit=5)
     bench.publish(headers={"mine": 1, "x-delivery-count": 77})
     bench.publish(b"other")
@@ -305,8 +306,8 @@ def test_a_message_that_came_back_says_how_often(bench: Bench) -> None:
     assert said == [(False, 77), (True, 1), (True, 2), (True, 3), (False, None)]
 
 
+@pytest.mark.row("C1.10")
 def test_messages_that_came_back_differently_often_each_say_their_own(bench: Bench) -> None:
-    """C1.10"""
     bench.source(x_delivery_limit=9)
     for number in range(6):
         bench.publish(b"%d" % number)
@@ -325,8 +326,8 @@ def test_messages_that_came_back_differently_often_each_say_their_own(bench: Ben
     assert said == {b"0": 1, b"1": 2, b"2": 2, b"3": 1, b"4": 2, b"5": 1}
 
 
+@pytest.mark.row("C1.10")
 def test_without_an_exchange_what_came_back_too_often_is_dropped(bench: Bench) -> None:
-    """C1.10"""
     bench.source(x_delivery_limit=1, x_dead_letter_exchange=None, x_dead_letter_routing_key=None)
     bench.publish()
     bench.reject(requeue=True)

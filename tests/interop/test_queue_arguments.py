@@ -64,8 +64,8 @@ def bench(connection: pika.BlockingConnection, name: str) -> Bench:
     return Bench(connection, name)
 
 
+@pytest.mark.row("C1.2")
 def test_an_unused_queue_expires_and_one_in_use_does_not(bench: Bench, broker: RealBroker) -> None:
-    """C1.2"""
     bench.declare(x_expires=300)
     tag = bench.consume([])
     time.sleep(0.6)
@@ -83,8 +83,8 @@ def test_an_unused_queue_expires_and_one_in_use_does_not(bench: Bench, broker: R
     wait_until(is_gone, "the queue to expire", WAIT_S)
 
 
+@pytest.mark.row("C1.3", "A5.5")
 def test_the_sooner_of_the_queues_ttl_and_the_messages_counts(bench: Bench) -> None:
-    """C1.3 A5.5"""
     bench.declare(x_message_ttl=200)
     bench.publish(b"own", expiration="20")
     bench.publish(b"queue's", expiration="100000")
@@ -92,8 +92,8 @@ def test_the_sooner_of_the_queues_ttl_and_the_messages_counts(bench: Bench) -> N
     wait_until(lambda: bench.count() == 0, "the second to expire", WAIT_S)
 
 
+@pytest.mark.row("C1.3")
 def test_a_ttl_of_zero_reaches_only_who_waits(bench: Bench) -> None:
-    """C1.3"""
     bench.declare(x_message_ttl=0)
     bench.publish(b"nobody")
     got: list[tuple[str, bytes, bool]] = []
@@ -103,8 +103,8 @@ def test_a_ttl_of_zero_reaches_only_who_waits(bench: Bench) -> None:
     assert [body for _, body, _ in got] == [b"somebody"]
 
 
+@pytest.mark.row("C1.3")
 def test_messages_expire_at_the_head_only(bench: Bench) -> None:
-    """C1.3"""
     bench.declare()
     bench.publish(b"stays")
     bench.publish(b"hidden", expiration="20")
@@ -113,6 +113,7 @@ def test_messages_expire_at_the_head_only(bench: Bench) -> None:
     assert bench.all() == [b"stays"]
 
 
+@pytest.mark.row("C1.4", "C1.5")
 @pytest.mark.parametrize(
     ("arguments", "stay"),
     [
@@ -124,14 +125,13 @@ def test_messages_expire_at_the_head_only(bench: Bench) -> None:
     ],
 )
 def test_the_oldest_goes_where_there_are_too_many(bench: Bench, arguments: dict[str, Any], stay: list[bytes]) -> None:
-    """C1.4 C1.5"""
     bench.declare(**arguments)
     bench.publish(b"11", b"22", b"33", b"44")
     assert bench.all() == stay
 
 
+@pytest.mark.row("C1.4")
 def test_what_consumers_hold_does_not_count_against_the_length(bench: Bench) -> None:
-    """C1.4"""
     bench.declare(x_max_length=1)
     got: list[tuple[str, bytes, bool]] = []
     bench.channel.basic_qos(prefetch_count=2)
@@ -141,9 +141,9 @@ def test_what_consumers_hold_does_not_count_against_the_length(bench: Bench) -> 
     assert bench.count() == 1
 
 
+@pytest.mark.row("C1.5")
 @pytest.mark.parametrize("overflow", ["reject-publish", "reject-publish-dlx"])
 def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, overflow: str) -> None:
-    """C1.5"""
     bench.declare(x_max_length=2, x_overflow=overflow)
     bench.publish(b"1", b"2")
     with pytest.raises(pika.exceptions.NackError):
@@ -152,8 +152,8 @@ def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, overflow: str)
     bench.publish(b"4")
 
 
+@pytest.mark.row("C1.8")
 def test_higher_priorities_leave_first_and_those_above_the_most_are_capped(bench: Bench) -> None:
-    """C1.8"""
     bench.declare(x_max_priority=5)
     bench.publish(b"none")
     for priority in (1, 5, 200, 3):
@@ -161,8 +161,8 @@ def test_higher_priorities_leave_first_and_those_above_the_most_are_capped(bench
     assert bench.all() == [b"5", b"200", b"3", b"1", b"none"]
 
 
+@pytest.mark.row("C1.9", "A6.6")
 def test_one_consumer_is_active_and_the_next_takes_over(bench: Bench) -> None:
-    """C1.9 A6.6"""
     bench.declare(x_single_active_consumer=True)
     got: list[tuple[str, bytes, bool]] = []
     first = bench.consume(got, consumer_tag="first", auto_ack=True)
@@ -175,8 +175,8 @@ def test_one_consumer_is_active_and_the_next_takes_over(bench: Bench) -> None:
     assert [(tag, body) for tag, body, _ in got] == [("first", b"1"), ("first", b"2"), ("second", b"3")]
 
 
+@pytest.mark.row("C1.9")
 def test_the_next_takes_over_when_the_first_ones_connection_ends(bench: Bench, broker: RealBroker) -> None:
-    """C1.9"""
     bench.declare(x_single_active_consumer=True)
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as other:
         first = Bench(other, bench.name)
@@ -191,8 +191,18 @@ def test_the_next_takes_over_when_the_first_ones_connection_ends(bench: Bench, b
     assert got == [("second", b"1", True)]
 
 
+@pytest.mark.row("C1.9")
+def test_nobody_can_be_the_only_consumer_where_one_is_active_at_a_time(bench: Bench) -> None:
+    bench.declare(x_single_active_consumer=True)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+        bench.consume([], exclusive=True)
+    text = f"ACCESS_REFUSED - queue '{bench.name}' in vhost '/' in exclusive use"
+    assert (closed.value.reply_code, closed.value.reply_text) == (403, text)
+
+
+@pytest.mark.row("C1.11", "A6.7")
 def test_what_a_consumer_does_not_settle_in_time_goes_to_another_and_its_channel_stays_open(bench: Bench) -> None:
-    """C1.11 A6.7: requeued, redelivered; the late ack is no error"""
+    """Requeued, redelivered; the late ack is no error."""
     bench.declare(x_consumer_timeout=300)
     got: list[tuple[str, bytes, bool]] = []
     slow = bench.connection.channel()
@@ -214,15 +224,19 @@ def test_what_a_consumer_does_not_settle_in_time_goes_to_another_and_its_channel
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"x-queue-mode": "lazy"},  # C1.13
-        {"x-queue-version": 2, "x-max-in-memory-length": 10},  # C1.13
-        {"x-queue-leader-locator": "balanced", "x-initial-cluster-size": 3},  # C1.14
-        {"x-something-else": "kept"},  # C1.17
-        {"x-dead-letter-exchange": "later", "x-dead-letter-strategy": "at-least-once"},  # C1.7
-        {"x-delivery-limit": -1},  # C1.10
-        {"x-max-priority": 0},  # C1.8
+        pytest.param({"x-queue-mode": "lazy"}, id="C1.13 x-queue-mode"),
+        pytest.param({"x-queue-version": 2, "x-max-in-memory-length": 10}, id="C1.13 x-queue-version"),
+        pytest.param(
+            {"x-queue-leader-locator": "balanced", "x-initial-cluster-size": 3}, id="C1.14 x-queue-leader-locator"
+        ),
+        pytest.param({"x-something-else": "kept"}, id="C1.17 x-something-else"),
+        pytest.param(
+            {"x-dead-letter-exchange": "later", "x-dead-letter-strategy": "at-least-once"},
+            id="C1.7 x-dead-letter-exchange",
+        ),
+        pytest.param({"x-delivery-limit": -1}, id="C1.10 x-delivery-limit"),
+        pytest.param({"x-max-priority": 0}, id="C1.8 x-max-priority"),
     ],
-    ids=lambda arguments: next(iter(arguments)),
 )
 def test_arguments_without_effect_are_taken(bench: Bench, arguments: dict[str, Any]) -> None:
     bench.channel.queue_declare(bench.name, arguments=arguments)

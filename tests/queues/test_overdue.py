@@ -1,7 +1,8 @@
-"""C1.11: what a consumer holds for too long goes back, and only that; never early, at most a step late."""
+"""What a consumer holds for too long goes back, and only that; never early, at most a step late."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def test_never_early_and_at_most_a_step_late(timeout: int, steps: list[tuple[int
         assert len(handed._stamps) <= 2 * STEPS + 4
 
 
+@pytest.mark.row("C1.11")
 def test_what_is_overdue_goes_to_another_and_the_late_ack_is_nothing() -> None:
     store, outlet = DictStore(), Outlet()
     queue = Queue(1, store, limits_of({"x-consumer-timeout": 160}))

@@ -206,7 +206,9 @@ class ModelQueue:
     # -- consumers -------------------------------------------------------------------------------------
 
     def refuses(self, exclusive: bool) -> bool:
-        return any(each.exclusive for each in self.consumers) or (exclusive and bool(self.consumers))
+        if exclusive and (self.consumers or self.limits.single_active):
+            return True
+        return any(each.exclusive for each in self.consumers)
 
     def attach(self, consumer: ModelConsumer) -> None:
         self.consumers.append(consumer)
