@@ -1,7 +1,8 @@
 # setup  virtual environment in .venv, compiled modules     run   a broker with data in ./data
 # test   all tests                                          lint  format, style, types, import contracts
 # bench  measure (bench-smoke: whether it works; bench-scale: start-up and memory)     crash kill it and count    wheel  dist/*.whl
-# torture  the store through thousands of random lives and ten million messages; ARGS='--seed N --histories N'
+# rows   which rows of the feature table have a test: ARGS='A1 B' for some sections
+# torture  thousands of random lives of a store, 100 rounds of kills; ARGS='--seed N --histories N --rounds N'
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test test-asan lint crash torture bench bench-smoke bench-scale wheel clean
+.PHONY: setup run test test-asan rows lint crash torture bench bench-smoke bench-scale wheel clean
 
 setup: $(VENV)/.dev
 
@@ -42,6 +43,9 @@ crash: $(VENV)/.dev
 
 torture: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/torture -m torture -s $(ARGS)
+
+rows: $(VENV)/.dev
+	@$(BIN)/python -m tests.rows $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -17,7 +17,11 @@ def main() -> int:
         level=config.log_level.upper(),
         format=f"%(asctime)s %(levelname)s front-door-{config.door} %(name)s: %(message)s",
     )
-    run(config)
+    try:
+        run(config)
+    except ConfigError as error:  # a file that it names cannot be used
+        print(f"broker: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -43,6 +43,7 @@ class Channel:
         self.outstanding = 0  # deliveries to consumers that are not settled; in a transaction, not committed
         self.granted = 0  # deliveries let through but not yet here, of a channel with a limit
         self.last_queue = ""
+        self.replies: Consumer | None = None  # of direct reply-to
         self.next_tag = 1
         self.unacked = Unacked()
         self.consumers: dict[str, Consumer] = {}
@@ -68,6 +69,11 @@ class Channel:
             "transactional": self.transaction is not None,
             "messages_unconfirmed": sum(w.last - w.first + 1 for w in confirms.waiting) if confirms else 0,
         }
+
+    @property
+    def reply_to(self) -> str:
+        """What amq.rabbitmq.reply-to means in what this channel publishes; "" while nobody waits for replies."""
+        return self.replies.queue_name if self.replies is not None else ""
 
     @property
     def busy(self) -> bool:

@@ -20,6 +20,8 @@ EXPIRY_MS_MAX = 0xFFFFFFFF
 PRIORITY_MAX = 255
 RESERVED_PREFIX = "amq."
 SERVER_NAMED_PREFIX = "amq.gen-"
+# Who consumes from this gets a queue of a name of its own; who puts it into reply_to means that queue.
+REPLY_TO = "amq.rabbitmq.reply-to"
 
 ACCESS_REFUSED = 403
 NOT_FOUND = 404
@@ -70,6 +72,11 @@ def check_new_name(kind: str, name: str) -> None:
         raise Refusal(ACCESS_REFUSED, f"{kind} name '{name}' contains reserved prefix 'amq.*'")
     if len(name) > NAME_BYTES_MAX // 4 and len(name.encode()) > NAME_BYTES_MAX:
         raise Refusal(PRECONDITION_FAILED, f"{kind} name is longer than {NAME_BYTES_MAX} bytes")
+
+
+def is_reply_queue(name: str) -> bool:
+    """A direct reply-to queue: there for who publishes to it and who looks whether it is there, for nobody else."""
+    return name.startswith(REPLY_TO)
 
 
 def check_not_default(exchange: str) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -37,7 +36,7 @@ from broker.amqp import (
 )
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ConnectionInfo
-from broker.output import OUT_BYTES_MAX, Output, close_behind_output
+from broker.output import OUT_BYTES_MAX, Output, Stream, close_behind_output
 from broker.publishing import Scope
 
 if TYPE_CHECKING:
@@ -71,13 +70,16 @@ PAUSE_TURN = 1 << 67  # its turn is over, and not all that was read is handled
 
 
 class Client:
-    """One connection. `id`: used once in this front door's life."""
+    """One connection. `id`: used once in this front door's life; `tls`: what its handshake told, if it has one."""
 
-    def __init__(self, door: Door, sock: socket.socket, peer: tuple[str, int], number: int) -> None:
+    def __init__(
+        self, door: Door, sock: Stream, peer: tuple[str, int], number: int, tls: login.TlsPeer | None = None
+    ) -> None:
         self.door = door
         self.id = number
         self.owner = f"{door.config.door}.{door.incarnation}.{number}"
         self.sock = sock
+        self.tls = tls
         self.fd = sock.fileno()
         self.peer_host, self.peer_port = peer[0], peer[1]
         self.host, self.port = sock.getsockname()[:2]
@@ -86,7 +88,7 @@ class Client:
             frame_bytes_max=config.frame_bytes_max,
             channels_max=config.channels_max,
             heartbeat_s=config.heartbeat_s,
-            mechanisms=login.MECHANISMS,
+            mechanisms=login.mechanisms(tls),
             server_properties=door.server_properties,
             message_bytes_max=config.message_bytes_max,
         )
@@ -116,6 +118,8 @@ class Client:
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshake = door.loop.call_later(config.handshake_timeout_s, self._handshake_too_slow)
         door.loop.add_reader(self.fd, self._readable)
+        if tls is not None:
+            door.loop.call_soon(self._readable)  # its first bytes may have come with the end of the handshake
 
     @property
     def frame_bytes_max(self) -> int:
@@ -136,10 +140,6 @@ class Client:
     @property
     def shards(self) -> ShardLinks:
         return self.door.links
-
-    def reply_to_is_alive(self, name: str) -> bool:
-        """No direct reply-to consumer is ever there."""
-        return False
 
     # -- in ---------------------------------------------------------------------------------------------------
 
@@ -335,6 +335,7 @@ class Client:
             self._on_connection_method(method)
             return
         if isinstance(method, commands.Channel.Open):
+            login.check_channel_open(self.catalog, self.user, self.door.channels_of)
             self.channels[number] = Channel(number)
             self.send(number, commands.Channel.OpenOk())
             return
@@ -392,6 +393,17 @@ class Client:
         except checks.Refusal as refusal:
             raise ChannelException(refusal.code, refusal.text, *method) from None
 
+    async def reply_queue(self, channel: Channel, method: tuple[int, int]) -> QueuePut | None:
+        """A new queue for the replies to this channel; None when the channel was closed meanwhile."""
+        try:
+            queue = await topology.open_reply_queue(self)
+            if channel.is_open:
+                return queue
+            await topology.close_reply_queue(self, queue.name)
+        except checks.Refusal as refusal:
+            raise ChannelException(refusal.code, refusal.text, *method) from None
+        return None
+
     # -- opening and closing -----------------------------------------------------------------------------
 
     def _log_in(self, said: StartOk) -> None:
@@ -403,6 +415,7 @@ class Client:
                 self.catalog,
                 peer_host=self.peer_host,
                 loopback_users=self.door.config.loopback_users,
+                tls=self.tls,
             )
         except login.LoginRefused as refused:
             log.warning("%s: login refused: %s", self.name, refused.reason)
@@ -665,12 +678,13 @@ class Client:
             port=self.port,
             protocol="AMQP 0-9-1",
             auth_mechanism=self.auth_mechanism,
-            tls=False,
+            tls=self.tls is not None,
             frame_max=self.amqp.frame_bytes_max,
             channel_max=self.amqp.channels_max,
             heartbeat_s=self.amqp.heartbeat_s,
             connected_at_ms=int(self.connected_at * 1000),
             client_properties=self.amqp.client_properties,
+            **(self.tls.shown() if self.tls is not None else {}),
         )
 
     def report(self) -> dict[str, object]:

@@ -7,7 +7,7 @@ files or the environment. A wrong key or value is a ConfigError whose text names
 from __future__ import annotations
 
 import socket
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -26,16 +26,47 @@ class ConfigError(Exception):
     """A setting that cannot be used; the text names it."""
 
 
+class Sni(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Another certificate for clients that ask for `host`: a name, or *. and what follows its first label."""
+
+    host: Annotated[str, msgspec.Meta(min_length=1)]
+    cert: Annotated[str, msgspec.Meta(min_length=1)]
+    key: str = ""
+
+
+class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Paths are of PEM files; an empty `key`: it lies in the file of `cert`."""
+
+    cert: Annotated[str, msgspec.Meta(min_length=1)]
+    key: str = ""
+    ca: str = ""  # who may have signed the clients' certificates
+    min_version: Literal["1.2", "1.3"] = "1.2"
+    ciphers: str = ""  # OpenSSL's words, for TLS 1.2; empty: its own choice
+    verify: Literal["none", "peer"] = "none"
+    fail_if_no_peer_cert: bool = False
+    login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = "distinguished_name"
+    san_type: Literal["dns", "email", "uri", "ip"] = "dns"
+    san_index: Count = 0
+    sni: list[Sni] = []
+
+    def __post_init__(self) -> None:
+        if self.verify == "peer" and not self.ca:
+            raise ValueError("verify is peer, but there is no ca to verify by")
+
+
 class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     runtime_dir: Annotated[str, msgspec.Meta(min_length=1)]
     door: Annotated[int, msgspec.Meta(ge=0, lt=0xFFFF)]  # 0xffff names the controller on the wire
     shards: Annotated[int, msgspec.Meta(ge=1, le=64)]  # the packer keeps them in a word
     listen_fds: list[Count]  # listening sockets, bound by the supervisor
     boot: Annotated[str, msgspec.Meta(min_length=1)]  # names one life of the broker
+    tls_listen_fds: list[Count] = []
+    tls: Tls | None = None
 
     heartbeat_s: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 60
     frame_bytes_max: Annotated[int, msgspec.Meta(ge=FRAME_BYTES_FLOOR, le=FRAME_BYTES_CEILING)] = 131072
     channels_max: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 2047
+    channel_consumers_max: Count = 0  # 0: no limit
     message_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=MESSAGE_BYTES_CEILING)] = 128 << 20
     handshake_timeout_s: Seconds = 10
     connections_max: Count = 0  # of this door; 0: no limit but that of open files

@@ -12,17 +12,19 @@ import asyncio
 import logging
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
 
+from broker import checks
 from broker.amqp import ChannelException, ConnectionException, frames, properties
 from broker.shard_link import ShardLinks, ShardRefused
 from shardd.wire import messages as wire
 
 if TYPE_CHECKING:
+    from broker.changes import QueuePut
     from broker.channel import Channel
     from broker.client import Client
 
@@ -40,8 +42,8 @@ class Consumer:
     """One consumer of one channel. `number`: used once in this front door's life."""
 
     __slots__ = (
-        "announced", "attached", "attaching", "channel", "client", "exclusive", "granted", "no_ack", "nowait", "number",
-        "prefetch", "priority", "queue_id", "queue_name", "shard", "tag", "tag_bytes", "wants",
+        "announced", "attached", "attaching", "auto_delete", "channel", "client", "exclusive", "granted", "no_ack",
+        "nowait", "number", "prefetch", "priority", "queue_id", "queue_name", "shard", "tag", "tag_bytes", "wants",
     )  # fmt: skip
 
     def __init__(self, client: Client, channel: Channel, number: int, tag: str) -> None:
@@ -53,6 +55,7 @@ class Consumer:
         self.attached = False  # to be attached again when its shard restarts
         self.attaching: asyncio.Future[wire.Control] | None = None
         self.announced = False
+        self.auto_delete = False  # its queue
         self.nowait = False
         self.granted = 0  # outstanding grants
         self.wants = False
@@ -167,6 +170,8 @@ class Consuming:
     def __init__(self, links: ShardLinks) -> None:
         self.links = links
         self.consumers: dict[int, Consumer] = {}
+        # Consumers of auto-delete queues whose shard has not answered that they left.
+        self._leaving: dict[int, Consumer] = {}
         self._last_number = 0
 
     def next_number(self) -> int:
@@ -176,12 +181,18 @@ class Consuming:
     # -- consume, cancel -------------------------------------------------------------------------------
 
     async def consume(self, client: Client, channel: Channel, method: commands.Basic.Consume) -> None:
-        queue = client.readable_queue(channel, method.queue, CONSUME)
         tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
         if tag in channel.consumers:
             raise ConnectionException(530, f"attempt to reuse consumer tag '{tag}'", *CONSUME)
+        if 0 < client.door.config.channel_consumers_max <= len(channel.consumers):
+            text = f"reached maximum ({client.door.config.channel_consumers_max}) of consumers per channel"
+            raise ConnectionException(530, text, *CONSUME)
+        queue = await self._queue_of(client, channel, method)
+        if queue is None:
+            return
         consumer = Consumer(client, channel, self.next_number(), tag)
         consumer.queue_id, consumer.queue_name, consumer.shard = queue.id, queue.name, queue.shard
+        consumer.auto_delete = queue.auto_delete
         consumer.nowait = bool(method.nowait)
         consumer.no_ack, consumer.exclusive = bool(method.no_ack), bool(method.exclusive)
         consumer.priority = _priority(method.arguments or {}, queue.name, client.vhost)
@@ -193,7 +204,20 @@ class Consuming:
         except ShardRefused as refused:
             self._forget(consumer)
             raise _refusal(refused, queue.name, client.vhost) from None
+        if method.queue == checks.REPLY_TO:
+            channel.replies = consumer
         self._announce(consumer)
+
+    @staticmethod
+    async def _queue_of(client: Client, channel: Channel, method: commands.Basic.Consume) -> QueuePut | None:
+        """The queue it names, or a new one for the replies to this channel; None when the channel is gone by then."""
+        if method.queue != checks.REPLY_TO:
+            return client.readable_queue(channel, method.queue, CONSUME)
+        if not method.no_ack:
+            raise ChannelException(406, "reply consumer cannot acknowledge", *CONSUME)
+        if channel.replies is not None:
+            raise ChannelException(406, "reply consumer already set", *CONSUME)
+        return await client.reply_queue(channel, CONSUME)
 
     def _announce(self, consumer: Consumer) -> None:
         """consume-ok, before all else of this consumer: a delivery that came with Attached must not overtake it."""
@@ -202,8 +226,10 @@ class Consuming:
             if not consumer.nowait:
                 consumer.client.send(consumer.channel.number, commands.Basic.ConsumeOk(consumer.tag))
 
-    def _attach(self, consumer: Consumer, resumed: bool) -> asyncio.Future[wire.Control]:
-        limited = consumer.channel.limit > 0  # without acks too: its deliveries do not count, but wait for room
+    def _attach(self, consumer: Consumer, resumed: bool, leaving: bool = False) -> asyncio.Future[wire.Control]:
+        """`leaving`: it gets no message."""
+        # Without acks too: its deliveries do not count, but wait for room.
+        limited = leaving or consumer.channel.limit > 0
 
         def make(request: int) -> wire.Attach:
             return wire.Attach(
@@ -229,7 +255,11 @@ class Consuming:
         consumer = channel.consumers.pop(method.consumer_tag or "", None)
         if consumer is not None:
             consumer.attached = False
+            if consumer is channel.replies:
+                channel.replies = None
             channel.cancelled.append(consumer)
+            if consumer.auto_delete:
+                self._leaving[consumer.number] = consumer
             done = await self.links.ask(consumer.shard, lambda request: wire.Detach(request, consumer.number))
             self._take_grants_back(consumer)
             self._let_idle_go(channel)
@@ -251,7 +281,7 @@ class Consuming:
         channel.cancelled = [consumer for consumer in channel.cancelled if consumer in holding]
         for consumer in idle:
             self.consumers.pop(consumer.number, None)
-            self.links.ask(consumer.shard, _releasing([consumer.number]))
+            self._release(consumer.shard, [consumer])
 
     def _forget(self, consumer: Consumer) -> None:
         self.consumers.pop(consumer.number, None)
@@ -260,14 +290,23 @@ class Consuming:
 
     def release(self, channel: Channel) -> list[asyncio.Future[wire.Control]]:
         """The channel is gone: what its consumers hold is requeued. The futures end when the shards have done so."""
-        by_shard: dict[int, list[int]] = {}
+        by_shard: dict[int, list[Consumer]] = {}
         for consumer in [*channel.consumers.values(), *channel.cancelled, *channel.getters.values()]:
             self.consumers.pop(consumer.number, None)
-            by_shard.setdefault(consumer.shard, []).append(consumer.number)
+            by_shard.setdefault(consumer.shard, []).append(consumer)
         channel.consumers.clear()
         channel.cancelled.clear()
         channel.getters.clear()
-        return [self.links.ask(shard, _releasing(numbers)) for shard, numbers in by_shard.items()]
+        return [self._release(shard, consumers) for shard, consumers in by_shard.items()]
+
+    def _release(self, shard: int, consumers: list[Consumer]) -> asyncio.Future[wire.Control]:
+        numbers = [consumer.number for consumer in consumers]
+        future = self.links.ask(shard, lambda request: wire.Release(request, numbers))
+        leaving = {consumer.number: consumer for consumer in consumers if consumer.auto_delete}
+        if leaving:
+            self._leaving |= leaving
+            future.add_done_callback(lambda _: [self._leaving.pop(number, None) for number in leaving])
+        return future
 
     # -- basic.get -------------------------------------------------------------------------------------------
 
@@ -354,6 +393,8 @@ class Consuming:
             return
         self._announce(consumer)
         consumer.attached = False
+        if consumer is consumer.channel.replies:
+            consumer.channel.replies = None
         del consumer.channel.consumers[consumer.tag]
         consumer.channel.cancelled.append(consumer)
         self._take_grants_back(consumer)
@@ -366,6 +407,10 @@ class Consuming:
                 self.use_grants(consumer, consumer.granted)
                 consumer.wants = False
                 self._attach(consumer, resumed=True).add_done_callback(partial(self._resumed, consumer.number))
+        for consumer in [each for each in self._leaving.values() if each.shard == shard]:
+            # For the new process its queue has never had a consumer, and would wait for the last one to leave.
+            self._attach(consumer, resumed=True, leaving=True).add_done_callback(asyncio.Future.exception)
+            self._release(shard, [consumer])
 
     def _resumed(self, number: int, answer: asyncio.Future[wire.Control]) -> None:
         """Attached again after a restart, unless the queue went meanwhile, which its new shard does not know of."""
@@ -453,9 +498,6 @@ class Consuming:
             channel.consumers[consumer.tag] = channel.consumers.pop(consumer.tag)
 
 
-_Make = Callable[[int], wire.Message]
-
-
 def _is_attached(consumer: Consumer) -> bool:
     """Whether its shard had it, though whoever asked may not have run since the answer."""
     if consumer.channel.consumers.get(consumer.tag) is not consumer:
@@ -463,10 +505,6 @@ def _is_attached(consumer: Consumer) -> bool:
     answer = consumer.attaching
     answered = answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None
     return consumer.attached or answered
-
-
-def _releasing(numbers: list[int]) -> _Make:
-    return lambda request: wire.Release(request, numbers)
 
 
 def _priority(arguments: Mapping[str, object], queue: str, vhost: str) -> int:

@@ -54,6 +54,10 @@ class ConnectionInfo(msgspec.Struct, array_like=True, frozen=True):
     heartbeat_s: int
     connected_at_ms: int
     client_properties: dict[str, Any]
+    tls_version: str = ""  # tlsv1.3
+    tls_cipher: str = ""
+    peer_cert_subject: str = ""
+    peer_cert_issuer: str = ""
 
 
 class ConnectionUp(ControlMessage, tag="up", frozen=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import platform
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from broker.catalog import Catalog
 
 RABBITMQ_VERSION = "3.13.7"
 MECHANISMS = b"PLAIN AMQPLAIN"
+EXTERNAL = "EXTERNAL"
 RESPONSE_BYTES_MAX = 4096  # of start-ok: nobody has proved anything yet
 
 SYNTAX_ERROR = 502
@@ -29,6 +30,7 @@ NOT_ALLOWED = 530
 CONNECTION = 10
 START_OK = 11
 OPEN = 40
+CHANNEL_OPEN = (20, 10)
 
 CAPABILITIES = (
     "publisher_confirms",
@@ -41,6 +43,31 @@ CAPABILITIES = (
     "per_consumer_qos",
     "direct_reply_to",
 )
+
+
+class TlsPeer(NamedTuple):
+    """What the TLS handshake told of a client. `name`: whom its certificate names, "" if nobody."""
+
+    version: str
+    cipher: str
+    name: str = ""
+    has_certificate: bool = False  # verified
+    subject: str = ""
+    issuer: str = ""
+
+    def shown(self) -> dict[str, str]:
+        """For listings."""
+        return {
+            "tls_version": self.version,
+            "tls_cipher": self.cipher,
+            "peer_cert_subject": self.subject,
+            "peer_cert_issuer": self.issuer,
+        }
+
+
+def mechanisms(tls: TlsPeer | None) -> bytes:
+    """What connection.start offers. EXTERNAL only to those who have shown a certificate."""
+    return MECHANISMS + b" EXTERNAL" if tls is not None and tls.has_certificate else MECHANISMS
 
 
 class Credentials(NamedTuple):
@@ -91,14 +118,22 @@ def authenticate(
     *,
     peer_host: str,
     loopback_users: Collection[str],
+    tls: TlsPeer | None = None,
 ) -> str:
     """The user's name, or LoginRefused; ConnectionException when the response is no credentials at all."""
-    given = read_credentials(mechanism, response)
-    if not catalog.password_ok(given.user, given.password):
-        raise _refused(f"user '{given.user}': unknown, or a wrong password", mechanism, client_properties)
-    if given.user in loopback_users and not is_loopback(peer_host):
-        raise _refused(f"user '{given.user}' can only connect via localhost", mechanism, client_properties)
-    return given.user
+    if mechanism == EXTERNAL and tls is not None and tls.has_certificate:
+        user = tls.name
+        if not user or user not in catalog.users:
+            reason = f"user '{user}' (certificate of {tls.subject}): unknown"
+            raise _refused(reason, mechanism, client_properties)
+    else:
+        given = read_credentials(mechanism, response)
+        user = given.user
+        if not catalog.password_ok(user, given.password):
+            raise _refused(f"user '{user}': unknown, or a wrong password", mechanism, client_properties)
+    if user in loopback_users and not is_loopback(peer_host):
+        raise _refused(f"user '{user}' can only connect via localhost", mechanism, client_properties)
+    return user
 
 
 def _refused(reason: str, mechanism: str, client_properties: dict[str, Any]) -> LoginRefused:
@@ -179,10 +214,18 @@ def check_open(catalog: Catalog, user: str, vhost: str, connected: Connected, co
         raise _not_allowed(f"connection refused for user '{user}': user connection limit ({limit}) is reached")
 
 
-def _limit(catalog: Catalog, vhost: str, component: str, name: str) -> int | None:
-    """max-connections of a limits parameter; a negative one means none, as in RabbitMQ."""
+def check_channel_open(catalog: Catalog, user: str, opened: Callable[[str], int]) -> None:
+    """May this user open one more channel at this front door? `opened`: how many there are, asked only for a limit."""
+    limit = _limit(catalog, "", "user-limits", user, "max-channels")
+    if limit is not None and limit <= opened(user):
+        text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
+        raise ConnectionException(NOT_ALLOWED, text, *CHANNEL_OPEN)
+
+
+def _limit(catalog: Catalog, vhost: str, component: str, name: str, what: str = "max-connections") -> int | None:
+    """One of a limits parameter; a negative one means none, as in RabbitMQ."""
     parameter = catalog.parameters.get((vhost, component, name))
-    limit = parameter.value.get("max-connections") if parameter and isinstance(parameter.value, dict) else None
+    limit = parameter.value.get(what) if parameter and isinstance(parameter.value, dict) else None
     return limit if isinstance(limit, int) and limit >= 0 else None
 
 

@@ -7,6 +7,8 @@ import socket
 from collections import deque
 from itertools import islice
 
+from broker.tls import TlsSocket
+
 # Unsent output past which a client is not read any more (deliveries have their own window, see the shard).
 OUT_BYTES_MAX = 1 << 20
 # Chunks given to one sendmsg; the system's limit is 1024.
@@ -14,6 +16,9 @@ SEND_CHUNKS_MAX = 512
 # How long a client may take to close its side when ours is closed.
 LINGER_S = 1.0
 DISCARD_BYTES = 65536
+
+# What bytes go to: plain, or through TLS; decided once, when the connection is made.
+Stream = socket.socket | TlsSocket
 
 
 class Output:
@@ -36,7 +41,7 @@ class Output:
         """`credit` is due to `shard` when all that was added so far is written."""
         self._due.append((self.written + self.pending, shard, epoch, credit))
 
-    def write(self, sock: socket.socket) -> bool:
+    def write(self, sock: Stream) -> bool:
         """As much as the kernel takes; whether that was all. Raises OSError when the connection is gone."""
         try:
             while self._chunks:
@@ -78,7 +83,7 @@ class Output:
             chunks.popleft()
 
 
-def close_behind_output(loop: asyncio.AbstractEventLoop, sock: socket.socket, shut: bool) -> None:
+def close_behind_output(loop: asyncio.AbstractEventLoop, sock: Stream, shut: bool) -> None:
     """Close when the client has, or after a while. `shut`: let it see our end at once.
 
     Closing with bytes of the client's unread would make the kernel send a reset, which takes from the client what it

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
 from broker.catalog import Catalog, Vhost
+from broker.checks import type_name
 from broker.confirms import Confirms
 from broker.routing import Message as Routable
 from broker.routing import goes_by_key, route, route_message, spread_of
@@ -86,6 +87,10 @@ class PublishingChannel(Protocol):
     number: int
     confirms: Confirms | None
     transaction: Transaction[Held, Any] | None
+
+    @property
+    def reply_to(self) -> str:
+        """The queue for direct replies to this channel, "" without one."""
 
 
 class Publisher(Protocol):
@@ -279,6 +284,7 @@ class Publishing:
             message = Message(event, at)
             self._check(client.scope, message.exchange)
             message.check(client.user, self._may_impersonate(client.user))
+            message.direct_replies_to(channel)
             targets = self._route_one(client.scope, message)
             if channel.transaction is not None:
                 channel.transaction.publish((message, targets), len(message.stored) + HELD_MESSAGE_BYTES)
@@ -341,6 +347,8 @@ class Publishing:
         self, client: Publisher, channel: PublishingChannel, message: Message, targets: Targets, now_ms: int
     ) -> None:
         if not targets and message.mandatory:
+            if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack
+                client.write(channel.confirms.answers())
             client.write(message.returned(channel.number, client.frame_bytes_max))
         by_shard: dict[int, tuple[list[int], bool]] = {}
         for shard, ids, durable in targets:
@@ -407,10 +415,10 @@ class Message:
             more = self.headers.get(name)
             if more is None:
                 continue
-            if not isinstance(more, list) or not all(isinstance(key, str) for key in more):
-                text = f'invalid message: {{unacceptable_type_in_header,<<"{name}">>}}'
+            if not isinstance(more, list):
+                text = f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(more)}}}'
                 raise ChannelException(406, text, *PUBLISH)
-            self.keys += more
+            self.keys += [key for key in more if isinstance(key, str)]  # of what else is there RabbitMQ says nothing
         if "BCC" in self.headers:
             self.stored = properties.without_header(self.stored, "BCC")
 
@@ -418,6 +426,13 @@ class Message:
         found = self._properties
         said = {name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None}
         return Routable(key, self.headers, said, random.getrandbits(64))
+
+    def direct_replies_to(self, channel: PublishingChannel) -> None:
+        """A reply_to that means the publisher's channel gets the name by which others reach it."""
+        if self._row_flags & FLAG_REPLY_TO:
+            if not channel.reply_to:
+                raise ChannelException(406, "fast reply consumer does not exist", *PUBLISH)
+            self.stored = properties.with_reply_to(self.stored, channel.reply_to)
 
     def returned(self, channel: int, frame_bytes_max: int) -> bytes:
         """basic.return of this message."""
@@ -430,6 +445,8 @@ def _bad_expiration(value: str) -> str:
     """RabbitMQ's words for what is no number of milliseconds."""
     if value.startswith("-") and value[1:].isdigit():
         return f"invalid expiration '{value}': {{value_negative,{value}}}"
+    if value.isascii() and value.isdigit():
+        return f"invalid expiration '{value}': {{value_too_big,{value}}}"
     digits = len(value) - len(value.lstrip("0123456789"))
     if digits:
         return f"invalid expiration '{value}': {{leftover_string,\"{value[digits:]}\"}}"

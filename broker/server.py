@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import signal
 import socket
 import time
@@ -19,17 +18,20 @@ from typing import Any
 
 import uvloop
 
-from broker import login
+from broker import certificates, login
 from broker.amqp import ConnectionException
 from broker.catalog_link import CatalogLink
+from broker.certificates import Certificates
 from broker.changes import AnyChange
 from broker.client import Client
-from broker.config import BrokerConfig
+from broker.config import BrokerConfig, ConfigError
 from broker.consuming import Consuming
 from broker.dead_letters import DeadLettering
+from broker.output import Stream
 from broker.pace import Pace
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
+from broker.tls import Handshake
 from shardd.wire import messages as wire
 from shardd.wire.memory import keep_warm
 from supervisor import notify
@@ -54,7 +56,7 @@ class Door:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
-        self.incarnation = secrets.randbits(31) | 1
+        self.incarnation = wire.incarnation_at(time.monotonic_ns())
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
@@ -83,6 +85,9 @@ class Door:
         self._end_scheduled = False
         self._pace = Pace(config.tick_us / 1e6, config.awake_us / 1e6)
         self._listeners: list[socket.socket] = []
+        self._tls_listeners: list[socket.socket] = []
+        self._certificates = None if config.tls is None else Certificates(config.tls)
+        self._handshakes: set[Handshake] = set()
 
     # -- passes ------------------------------------------------------------------------------------------------
 
@@ -190,6 +195,7 @@ class Door:
                 self._dead_letters_scheduled = True
                 self.loop.call_soon(self._publish_dead_letters)
         elif isinstance(what, wire.Alarm):
+            self.links.set_stalled(shard, what.reason == wire.DISK_STALLED)
             self._set_alarm(shard, what.reason)
 
     def _publish_dead_letters(self) -> None:
@@ -240,11 +246,12 @@ class Door:
         self._linking = self.loop.create_task(self.catalog_link.run())
         await self.catalog_link.synced()
         await self.links.start()
-        for fd in self.config.listen_fds:
+        for fd in (*self.config.listen_fds, *self.config.tls_listen_fds):
             listener = socket.socket(fileno=fd)
             listener.setblocking(False)
             self._listeners.append(listener)
             self.loop.add_reader(fd, self._accept, listener)
+        self._tls_listeners = self._listeners[len(self.config.listen_fds) :]
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_BURST):
@@ -259,8 +266,52 @@ class Door:
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._last_id += 1
-            self.clients[self._last_id] = Client(self, sock, peer, self._last_id)
+            if listener in self._tls_listeners:
+                self._shake_hands(sock, peer)
+            else:
+                self._enter(sock, peer)
+
+    def _enter(self, sock: Stream, peer: tuple[str, int], tls: login.TlsPeer | None = None) -> None:
+        self._last_id += 1
+        self.clients[self._last_id] = Client(self, sock, peer, self._last_id, tls)
+
+    def _shake_hands(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+        assert self._certificates is not None
+        self._handshakes.add(
+            Handshake(
+                self.loop,
+                sock,
+                peer,
+                self._certificates.context,
+                timeout_s=self.config.handshake_timeout_s,
+                entered=self._hands_shaken,
+                left=self._handshakes.discard,
+            )
+        )
+
+    def _hands_shaken(self, handshake: Handshake) -> None:
+        self._handshakes.discard(handshake)
+        sock, given = handshake.sock, handshake.sock.certificate()
+        assert self.config.tls is not None
+        peer = login.TlsPeer(
+            sock.version(),
+            sock.cipher(),
+            certificates.login_name(given, self.config.tls),
+            bool(given),
+            certificates.distinguished_name(given),
+            certificates.distinguished_name(given, "issuer"),
+        )
+        self._enter(sock, handshake.peer, peer)
+
+    def reload(self) -> None:
+        """New connections are shown the certificates as they are on disk now."""
+        if self._certificates is None:
+            return
+        try:
+            self._certificates.reload()
+            log.info("certificates are read anew")
+        except ConfigError as error:
+            log.error("certificates stay as they were: %s", error)
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:
@@ -271,6 +322,10 @@ class Door:
         there = [client for client in self.clients.values() if client.is_open]
         of_vhost = sum(client.vhost == vhost for client in there)
         return login.Connected(len(there), of_vhost, sum(client.user == user for client in there))
+
+    def channels_of(self, user: str) -> int:
+        """All that a user has open at this front door."""
+        return sum(len(client.channels) for client in self.clients.values() if client.user == user)
 
     def forget(self, client: Client) -> None:
         self.clients.pop(client.id, None)
@@ -300,6 +355,8 @@ class Door:
         for listener in self._listeners:
             self.loop.remove_reader(listener.fileno())
             listener.close()
+        for handshake in self._handshakes:
+            handshake.close()
         error = ConnectionException(320, "broker forced connection closure with reason 'shutdown'", 0, 0)
         for client in list(self.clients.values()):
             client.close(error)
@@ -323,6 +380,7 @@ async def serve(config: BrokerConfig) -> None:
     if lifeline is not None:
         loop.add_reader(lifeline, stopped.set)
     door = Door(config)
+    loop.add_signal_handler(signal.SIGHUP, door.reload)
     joining = loop.create_task(door.join())
     starting = loop.create_task(door.start())
     stopping = loop.create_task(stopped.wait())

@@ -84,6 +84,7 @@ class ShardLink:
         self.epoch = 0  # 0: never there
         self.away_since: float | None = None  # loop time
         self.nacking = False  # it has been away for too long
+        self.stalled = False  # its disk does not answer
         self.batch = 0
         self.in_flight = 0  # bytes of publishes not yet taken in
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()
@@ -124,7 +125,7 @@ class ShardLinks:
         self._requests: dict[int, tuple[int, wire.Message, asyncio.Future[wire.Control]]] = {}
         self._last_request = 0
         self._answered_in: dict[int, int] = {}  # epoch of answers to basic.get, until their caller runs
-        self._all_up: asyncio.Future[None] | None = None
+        self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[int, Callable[[ShardLink, bytes], None]] = {
             wire.DELIVER: self._on_deliver,
@@ -145,17 +146,18 @@ class ShardLinks:
     # -- start, stop --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Returns when every shard has said Hello."""
+        """Returns when the first shard has said Hello. The others may still recover: what is for them waits."""
         self._loop = asyncio.get_running_loop()
-        self._all_up = self._loop.create_future()
+        self._one_up = self._loop.create_future()
         self._inbox.bind(self._endpoint)
         self._loop.add_reader(self._inbox.fileno(), self._receive)
         for link in self.links:
             self._watch(link)
             link.socket.connect(f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
             self._join(link)
+            link.away_since = self._loop.time()
         self._loop.call_soon(self._receive)
-        await self._all_up
+        await self._one_up
 
     def stop(self) -> None:
         if self._loop is not None:
@@ -324,6 +326,13 @@ class ShardLinks:
             shards >>= 1
             shard += 1
 
+    def set_stalled(self, shard: int, stalled: bool) -> None:
+        """While it is, whoever waits for a confirm is told no, with the next tick: nobody knows how long it takes."""
+        link = self.links[shard]
+        if stalled and not link.stalled:
+            log.warning("the disk of shard %d does not answer: publishes that want a confirm are nacked", shard)
+        link.stalled = stalled
+
     def crowded(self, shard: int) -> bool:
         link = self.links[shard]
         return link.crowded(self.packer.pending(shard))
@@ -408,7 +417,7 @@ class ShardLinks:
         first_time = link.epoch == 0
         lost = self._lose_sent(link)
         link.epoch = epoch
-        link.away_since, link.nacking = None, False
+        link.away_since, link.nacking, link.stalled = None, False, False
         link.in_flight = 0
         link.settles.clear()
         link.credits.clear()
@@ -421,8 +430,8 @@ class ShardLinks:
         self._ask_again(link)
         self.events.restarted(link.shard)
         self.events.publish_room(link.shard)
-        if self._all_up is not None and not self._all_up.done() and all(each.up for each in self.links):
-            self._all_up.set_result(None)
+        if self._one_up is not None and not self._one_up.done():
+            self._one_up.set_result(None)
 
     def _ended(self, link: ShardLink, epoch: int) -> None:
         """The process is gone, and all it has said is heard."""
@@ -472,6 +481,8 @@ class ShardLinks:
         now = self._loop.time()
         for link in self.links:
             self._join(link)
+            if link.stalled and self._lose_sent(link):
+                self.events.received()
             if link.away_since is not None and now - link.away_since > AWAY_S_MAX and link.waited_for:
                 self._lose_packed(link)
 

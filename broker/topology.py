@@ -8,6 +8,8 @@ with; `Pipeline` sends the replies of one channel in the order its methods came.
 from __future__ import annotations
 
 import asyncio
+import base64
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
@@ -36,9 +38,9 @@ WAITING_MAX = 4096  # methods of one channel behind them; beyond it the client i
 ACCESS_REFUSED = 403
 NOT_FOUND = 404
 HARD_CODES = frozenset((320, 402, 501, 502, 503, 504, 505, 506, 530, 540, 541))  # end the connection
-REPLY_TO_PREFIX = "amq.rabbitmq.reply-to"
 # The name a server-named queue will have is not known here; rights to it are those to a name of its shape.
 SERVER_NAMED = "amq.gen-" + 22 * "A"
+REPLY_NAME_BYTES = 16  # at random, of each of two parts
 
 
 class Asking(Protocol):
@@ -68,8 +70,6 @@ class Session(Protocol):
     @property
     def catalog_link(self) -> Asking: ...
     def reply(self, channel_number: int, method: base.Frame) -> None: ...
-    def reply_to_is_alive(self, name: str) -> bool:
-        """Whether a direct reply-to consumer of this name ("amq.rabbitmq.reply-to...") is there."""
 
 
 class Channel(Protocol):
@@ -144,6 +144,8 @@ async def queue_declare(session: Session, channel: Channel, method: commands.Que
     if method.passive:
         return await _queue_look(session, channel, method)
     name = checks.clean_name(method.queue)
+    if checks.is_reply_queue(name):
+        return _reply_to_look(session, name)
     _check_right(session, "configure", "queue", name or SERVER_NAMED)
     arguments = method.arguments or {}
     dead_letters = arguments.get("x-dead-letter-exchange")
@@ -155,32 +157,43 @@ async def queue_declare(session: Session, channel: Channel, method: commands.Que
         QueueDeclare(session.vhost, name, method.durable, method.auto_delete, method.exclusive, arguments),
     )
     channel.last_queue = answer.result["name"]
-    return commands.Queue.DeclareOk(
-        channel.last_queue, answer.result.get("messages", 0), answer.result.get("consumers", 0)
-    )
+    return _declare_ok(channel.last_queue, answer.result.get("messages", 0), answer.result.get("consumers", 0))
+
+
+def _declare_ok(name: str, messages: int, consumers: int) -> base.Frame:
+    """Set field by field: pamqp takes no name it does not like, and AMQP's are of any characters."""
+    method = commands.Queue.DeclareOk(None, messages, consumers)
+    method.queue = name
+    return method
 
 
 async def _queue_look(session: Session, channel: Channel, method: commands.Queue.Declare) -> base.Frame:
     """queue.declare(passive): is it there, how much is in it."""
     name = _queue_name(channel, method.queue)
-    if name.startswith(REPLY_TO_PREFIX):
+    if checks.is_reply_queue(name):
         return _reply_to_look(session, name)
     queue = _owned_queue(session, name)
     messages, consumers = await session.shards.count(queue)
     channel.last_queue = name
-    return commands.Queue.DeclareOk(name, messages, consumers)
+    return _declare_ok(name, messages, consumers)
 
 
 def _reply_to_look(session: Session, name: str) -> base.Frame:
     """How a server of requests asks whether the one who waits for the reply is still there."""
-    if not session.reply_to_is_alive(name):
+    if name != checks.REPLY_TO and session.catalog.queue(session.vhost, name) is None:
         raise checks.no_queue(session.vhost, name)
-    return commands.Queue.DeclareOk(name, 0, 1)
+    return _declare_ok(name, 0, 1)
 
 
 async def queue_delete(session: Session, channel: Channel, method: commands.Queue.Delete) -> base.Frame:
     name = _queue_name(channel, method.queue)
+    if checks.is_reply_queue(name):
+        return commands.Queue.DeleteOk(0)  # goes with its consumer
     _check_right(session, "configure", "queue", name)
+    queue = session.catalog.queue(session.vhost, name)
+    if queue is not None and (method.if_empty or method.if_unused):
+        # What this channel published and consumes reaches the shard by another way than the controller's question.
+        await session.shards.count(queue)
     answer = await _ask(session, QueueRemove(session.vhost, name, method.if_unused, method.if_empty))
     return commands.Queue.DeleteOk(answer.result.get("messages", 0))
 
@@ -217,7 +230,7 @@ def _queue_ends(
 ) -> tuple[str, str, str]:
     """Exchange, queue and key. With both left empty the key is the queue's name too."""
     source, queue = checks.clean_name(method.exchange), _queue_name(channel, method.queue)
-    if queue.startswith(REPLY_TO_PREFIX):
+    if checks.is_reply_queue(queue):
         raise checks.Refusal(ACCESS_REFUSED, "cannot bind or unbind to a volatile (direct reply-to) queue")
     key = queue if not method.queue and not method.routing_key else method.routing_key
     _check_right(session, "write", "queue", queue)
@@ -235,10 +248,26 @@ def _queue_name(channel: Channel, name: str) -> str:
 
 def _owned_queue(session: Session, name: str) -> QueuePut:
     queue = session.catalog.queue(session.vhost, name)
-    if queue is None:
+    if queue is None or checks.is_reply_queue(name):
         raise checks.no_queue(session.vhost, name)
     checks.check_owner(queue, session.owner)
     return queue
+
+
+async def open_reply_queue(session: Session) -> QueuePut:
+    """A queue for the replies to one channel: this connection's, gone with its consumer; nobody guesses its name."""
+    who, key = secrets.token_urlsafe(REPLY_NAME_BYTES), secrets.token_bytes(REPLY_NAME_BYTES)
+    name = f"{checks.REPLY_TO}.{who}.{base64.urlsafe_b64encode(key).decode()}"  # of the shape RabbitMQ's have
+    await _ask(session, QueueDeclare(session.vhost, name, False, True, True, {}))
+    queue = session.catalog.queue(session.vhost, name)
+    if queue is None:
+        raise checks.no_queue(session.vhost, name)
+    return queue
+
+
+async def close_reply_queue(session: Session, name: str) -> None:
+    """One that got no consumer, and so would be there as long as its connection."""
+    await _ask(session, QueueRemove(session.vhost, name, False, False))
 
 
 # -- rights and answers -----------------------------------------------------------------------------------

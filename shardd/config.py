@@ -16,6 +16,8 @@ class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     segment_bytes: Annotated[int, Meta(ge=4096, le=256 << 20)] = 3 << 20
     durability: Literal["fsync", "page-cache"] = "fsync"
     disk_free_min_bytes: Annotated[int, Meta(ge=0)] = 256 << 20
+    disk_free_warn_bytes: Annotated[int, Meta(ge=0)] = 1 << 30
+    disk_stall_s: Annotated[float, Meta(gt=0)] = 10.0
     log_level: str = "info"
 
 

@@ -24,10 +24,13 @@ from collections.abc import Collection
 import zmq
 
 from shardd.config import ShardConfig
+from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
-from shardd.shard import LOW_ON_DISK, Shard, Sync
+from shardd.shard import Shard, Sync
 from shardd.store import DiskFull, SegmentStore, StoreError
+from shardd.store.files import OsFiles
 from shardd.wire import envelope
+from shardd.wire import messages as wire
 from shardd.wire.memory import keep_warm
 from supervisor import notify
 
@@ -41,6 +44,7 @@ PROGRESS_EACH_S = 0.5
 # What is unsent at a drain may take this long.
 LINGER_MS = 500
 TICK_MS = 1000
+MB = 1_000_000
 # A disk that takes less than this may be waited for by the loop itself, when little else is at hand.
 QUICK_SYNC_S = 0.001
 # So few taken in at once: a batch, and the settles that came with it.
@@ -54,6 +58,14 @@ READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 DRAIN_MESSAGES_MAX = 4096
 # A sync under way when something broke may take this long to end.
 LAST_SYNC_S = 5.0
+# Lines about the damage of one store; `shardctl store verify` tells all.
+DAMAGE_LOGGED_MAX = 100
+DAMAGE_WORDS = {
+    "torn": (logging.WARNING, "torn end, cut off: it was being written when the last run ended and was not confirmed"),
+    "corrupt": (logging.ERROR, "damaged, messages in it are lost; all others are served. Kept beside it as damaged.{}"),
+    "mendable": (logging.WARNING, "the header was damaged and has been written anew from the index; nothing is lost"),
+    "header": (logging.ERROR, "no readable header, messages in it are lost. Kept beside it as lost.{}"),
+}
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
 
 
@@ -90,9 +102,10 @@ class Syncer:
 class Stores:
     """Where the stores of a shard lie: a directory for each vhost, by the hash of its name. `Home` of shard.py."""
 
-    def __init__(self, directory: str, config: ShardConfig) -> None:
+    def __init__(self, directory: str, config: ShardConfig, calls: Calls) -> None:
         self._directory = directory
         self._config = config
+        self._files = WatchedFiles(OsFiles(), calls)
         self._next_progress = 0.0
 
     def _path(self, vhost: str) -> str:
@@ -100,7 +113,7 @@ class Stores:
 
     def _store(self, path: str) -> SegmentStore:
         durable = self._config.durability == "fsync"
-        return SegmentStore(path, segment_bytes=self._config.segment_bytes, sync=durable)
+        return SegmentStore(path, files=self._files, segment_bytes=self._config.segment_bytes, sync=durable)
 
     def open(self, vhost: str) -> SegmentStore:
         return self._store(self._path(vhost))
@@ -126,12 +139,26 @@ class Stores:
             if VHOST_DIRECTORY.fullmatch(name) and path not in wanted:
                 self._remove(path)
 
-    def progress(self, vhost: str, done: int, total: int) -> None:
+    def recovered(self, vhost: str, store: SegmentStore) -> None:
+        """What was found broken, in words: the file, where, how much, and what became of it."""
+        for one in store.damage[:DAMAGE_LOGGED_MAX]:
+            level, became = DAMAGE_WORDS[one.what]
+            became = became.format(one.file.rpartition(".")[2])
+            where = f"{store.directory}/{one.file}, bytes {one.start} to {one.stop} ({one.stop - one.start} bytes)"
+            log.log(level, "vhost %s: %s: %s", vhost, where, became)
+        if len(store.damage) > DAMAGE_LOGGED_MAX:
+            log.error("vhost %s: and %d more damaged places", vhost, len(store.damage) - DAMAGE_LOGGED_MAX)
+
+    def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         notify.watchdog()
         now = time.monotonic()
         if now >= self._next_progress:
             self._next_progress = now + PROGRESS_EACH_S
-            line = f"recovering {vhost}: {done} of {total} segments, {100 * done // max(total, 1)} %"
+            percent = 100 * bytes_done // max(bytes_total, 1)
+            line = (
+                f"recovering {percent} %: vhost {vhost}, "
+                f"{bytes_done / 1e6:.1f} of {bytes_total / 1e6:.1f} MB, {messages:,} messages"
+            )
             log.info(line)
             notify.status(line)
 
@@ -148,11 +175,16 @@ class Server:
         self._syncing = False
         self._next_tick = 0
         self._syncer = Syncer()
+        self._calls = Calls()
+        self._statvfs = self._calls.timed("statvfs", os.statvfs)
+        self._stall = StallWatch(self._calls, config.disk_stall_s, self._tell_stall, self._tell_status)
+        self._status = "starting"
+        self._low = False
         self.shard = Shard(
             config.shard,
             secrets.randbits(31) | 1,
             os.getpid(),
-            Stores(self._directory, config),
+            Stores(self._directory, config, self._calls),
             no_room=(DiskFull,),
             process_stats=self._process_stats,
         )
@@ -174,6 +206,7 @@ class Server:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         os.makedirs(self._directory, exist_ok=True)
         self._inbox.bind(f"ipc://{self.config.runtime_dir}/shard-{self.config.shard}.sock")
+        self._stall.start()
         wake = self._on_signals()
         self._watched = self._watch(wake)
         self._send_all([self.shard.greet(self._controller)])
@@ -184,10 +217,10 @@ class Server:
             status = 0
         except StoreError as error:
             log.critical("stops, for recovery to decide: %s", error)
-            self._break_off("disk failed")
-        except Exception:
+            self._break_off("disk failed", str(error))
+        except Exception as error:
             log.exception("stops, for recovery to decide")
-            self._break_off("shard failed")
+            self._break_off("shard failed", repr(error))
         self._leave()
         return status
 
@@ -198,7 +231,8 @@ class Server:
             if self.shard.ready and not ready:
                 ready = True
                 notify.ready()
-                notify.status(f"{len(self.shard.queues)} queues")
+                self._status = "serving"
+                self._tell_status()
                 log.info("ready: %d queues", len(self.shard.queues))
 
     def _on_signals(self) -> int:
@@ -275,16 +309,53 @@ class Server:
         """Each second: alive, room on the disk, sync what nobody waits for, let go of sockets of peers that left."""
         self._next_tick = now + TICK_MS
         notify.watchdog()
-        free = self._free_bytes()
-        self.shard.set_alarm(LOW_ON_DISK if free < self.config.disk_free_min_bytes else "")
+        self.shard.set_alarm(self._alarm())
         self.shard.want_sync()
         in_use = {peer.endpoint for peer in self.shard.peers.values()} | {self._controller}
         for endpoint in self._outboxes.keys() - in_use:
             self._outboxes.pop(endpoint).close()
 
+    def _warn_of_room(self, free: int) -> None:
+        """Before it becomes an alarm, once each time."""
+        low = free < self.config.disk_free_warn_bytes
+        if low != self._low:
+            self._low = low
+            level, word = (logging.WARNING, "low on disk soon") if low else (logging.INFO, "enough room again")
+            log.log(
+                level,
+                "%s: %d MB free; publishers are blocked below %d MB",
+                word,
+                free // MB,
+                self.config.disk_free_min_bytes // MB,
+            )
+
+    def _alarm(self) -> str:
+        # A stall that is over since the last look is told too, and its end with the next look: the front doors have
+        # heard of it from another thread, on another connection.
+        if self._stall.seen():
+            return wire.DISK_STALLED
+        free = self._free_bytes()
+        self._warn_of_room(free)
+        return wire.LOW_ON_DISK if free < self.config.disk_free_min_bytes else ""
+
     def _free_bytes(self) -> int:
-        stat = os.statvfs(self._directory)
+        stat = self._statvfs(self._directory)
         return stat.f_bavail * stat.f_frsize
+
+    def _tell_stall(self, status: str) -> None:
+        """In the thread that watches the disk: the loop may be the one that hangs. Sockets of its own, and what peers
+        are never changes."""
+        notify.status(status)
+        for peer in list(self.shard.peers.values()):
+            socket = self._socket(zmq.PUSH)
+            socket.connect(peer.endpoint)
+            who = (peer.number, peer.incarnation, self.shard.epoch, self.shard.number)
+            socket.send(envelope.control(*who, wire.Alarm(wire.DISK_STALLED)), zmq.NOBLOCK)
+            socket.close(LINGER_MS)
+
+    def _tell_status(self) -> None:
+        """The stall is over, or something else is to be said."""
+        notify.status(self._status)
 
     # -- sync, stop ------------------------------------------------------------------------------------
 
@@ -328,8 +399,9 @@ class Server:
         if self._syncing and select.select([self._syncer.fd], [], [], timeout_s)[0]:
             self._end_sync()
 
-    def _break_off(self, alarm: str) -> None:
+    def _break_off(self, alarm: str, why: str) -> None:
         """Say so at once, before anything that may take long or fail again; then save what can be saved."""
+        notify.failing(f"{alarm}: {why}")
         self.shard.set_alarm(alarm)
         self._send_all(self.shard.answers())
         try:
@@ -353,6 +425,8 @@ class Server:
             "rss_bytes": rss_pages * resource.getpagesize(),
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "disk_free_bytes": self._free_bytes(),
+            "disk_free_min_bytes": self.config.disk_free_min_bytes,
+            "disk_free_warn_bytes": self.config.disk_free_warn_bytes,
             "sync_seconds": self._syncer.seconds,
         }
 

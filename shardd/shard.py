@@ -29,12 +29,11 @@ QUEUE_PASS_BYTES = 256 << 10
 DELIVERY_TURN_BYTES = 1 << 20
 # Timers looked at in one turn.
 TIMERS_PER_TURN = 1000
-LOW_ON_DISK = "low on disk"
 
 _may_refuse = attrgetter("may_refuse")
 
-# Of one store: segments recovered, of how many.
-Progress = Callable[[int, int], None]
+# Of one store: bytes of message files gone through, of how many; messages found in them so far.
+Progress = Callable[[int, int, int], None]
 
 
 class NoRoom(Exception):
@@ -69,7 +68,10 @@ class Home(Protocol):
     def keep_only(self, vhosts: Collection[str]) -> None:
         """Stores of other vhosts go."""
 
-    def progress(self, vhost: str, done: int, total: int) -> None:
+    def recovered(self, vhost: str, store: Any) -> None:
+        """That store, as `open` gave it."""
+
+    def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         """A store recovers."""
 
 
@@ -102,6 +104,7 @@ class Shard:
         self._dropped: dict[str, Store] = {}  # with their vhost, but a sync has them in hand
         self.queues: dict[int, Queue] = {}
         self.peers: dict[int, Peer] = {}
+        self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
         self.dead_letters = DeadLetters()
         self.alarm = ""
         self.refused_batches = 0  # for want of room
@@ -110,6 +113,7 @@ class Shard:
         self._no_room = no_room
         self._process_stats = process_stats
         self._vhost_of: dict[int, str] = {}  # by queue id
+        self._used: set[int] = set()  # auto-delete queues that have had a consumer
         self._dirty: dict[Queue, None] = {}  # may have something to hand out, in turn
         self._timers: list[tuple[int, int]] = []  # (due, queue id)
         self._timer_of: dict[int, int] = {}
@@ -169,7 +173,7 @@ class Shard:
             self.refused_batches += 1
             held.refused = _runs(message, range(publish.messages), unnumbered=True)
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
-            self.set_alarm(LOW_ON_DISK)
+            self.set_alarm(m.LOW_ON_DISK)
             return
         self._dirty_stores.add(store)
         if publish.needs_sync:
@@ -245,6 +249,9 @@ class Shard:
 
     def _on_join(self, head: envelope.Header, endpoint: str, now: int) -> None:
         """Of a new process, or of one that does not know us yet; those that know us repeat it, and need no answer."""
+        if head.incarnation < self._incarnations.get(head.peer, 0):
+            return  # the late words of a process that is gone
+        self._incarnations[head.peer] = head.incarnation
         peer = self.peers.get(head.peer)
         if peer is None or peer.incarnation != head.incarnation:
             self._remove(head.peer, now)
@@ -261,6 +268,8 @@ class Shard:
         for queue in self.queues.values():
             if queue.closed:
                 self._tell_controller(m.AutoDeleted(queue.id, "auto-delete"))
+            elif queue.id in self._used:
+                self._tell_controller(m.Used(queue.id))
 
     def _greet(self, peer: Peer) -> None:
         peer.tell(m.Hello(self._pid, ready=self.ready))
@@ -275,9 +284,10 @@ class Shard:
             self.dead_letters.door_gone(number)
 
     def _on_gone(self, peer: Peer, gone: m.Gone, now: int) -> None:
-        door = self.peers.get(gone.door)
-        if door is not None and door.incarnation == gone.incarnation:
-            self._remove(gone.door, now)
+        if gone.incarnation < self._incarnations.get(gone.door, 0):
+            return  # its successor is here
+        self._incarnations[gone.door] = gone.incarnation + 1
+        self._remove(gone.door, now)
 
     def _tell_controller(self, what: m.Control) -> None:
         controller = self.peers.get(m.CONTROLLER)
@@ -314,6 +324,7 @@ class Shard:
         timed = [spec.id for spec in durable if limits_of(spec.arguments).message_ttl is not None]
         found = store.recover([spec.id for spec in durable], timed, partial(self._home.progress, vhost))
         self.stores[vhost] = store
+        self._home.recovered(vhost, store)
         self._create(specs, now)
         for queue_id, arrival in found.items():
             queue = self.queues[queue_id]
@@ -375,6 +386,7 @@ class Shard:
         del self.queues[queue.id], self._vhost_of[queue.id]
         self._dirty.pop(queue, None)
         self._timer_of.pop(queue.id, None)
+        self._used.discard(queue.id)
         if queue.departures is not None and queue.departures.waits:
             self.dead_letters.have_come(queue)
         self.dead_letters.forget(queue)
@@ -424,6 +436,9 @@ class Shard:
         )
         queue.attach(consumer)
         peer.holders[attach.consumer] = consumer
+        if queue.auto_delete and queue.id not in self._used:
+            self._used.add(queue.id)
+            self._tell_controller(m.Used(queue.id))
         peer.tell(m.Attached(attach.request))
         self._dirty[queue] = None
 
@@ -644,7 +659,7 @@ class Shard:
                     jobs.append((store, job))
         except self._no_room:
             # Confirms go on waiting for a sync of all stores; it is tried again with the next turn.
-            self.set_alarm(LOW_ON_DISK)
+            self.set_alarm(m.LOW_ON_DISK)
         else:
             self._sync_wanted = False
             self._syncs_begun += 1

@@ -26,6 +26,12 @@ FLAGS: dict[str, tuple[str, type[int | str]]] = {
     "--amqp-port": ("listen.amqp_port", int),
     "--http-port": ("listen.http_port", int),
     "--metrics-port": ("listen.metrics_port", int),
+    "--amqps-port": ("listen.amqps_port", int),
+    "--https-port": ("listen.https_port", int),
+    "--tls-cert": ("tls.cert", str),
+    "--tls-key": ("tls.key", str),
+    "--tls-ca": ("tls.ca", str),
+    "--tls-verify": ("tls.verify", str),
     "--shards": ("shards.count", str),
     "--front-doors": ("front_doors.count", int),
     "--durability": ("shards.durability", str),
@@ -72,6 +78,16 @@ async def _run(settings: Settings, planner: Planner) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, supervisor.stop)
+    at_terminal = _has_terminal()
+
+    def hung_up() -> None:
+        """Who closes the terminal the broker was started in does not mean a reload."""
+        if at_terminal and not _has_terminal():
+            supervisor.stop()
+        else:
+            supervisor.reload()
+
+    loop.add_signal_handler(signal.SIGHUP, hung_up)
     supervisor.open()
     logging.getLogger("supervisor").info(
         "data in %s, shards: %d, front doors: %d, boot %s",
@@ -81,6 +97,14 @@ async def _run(settings: Settings, planner: Planner) -> int:
         supervisor.boot,
     )
     return await supervisor.run(lambda line: print(line, flush=True))
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     runtime_dir: str = ""
     log_level: LogLevel = "info"
     listen: Listen = msgspec.field(default_factory=lambda: Listen())
+    tls: Tls = msgspec.field(default_factory=lambda: Tls())
     front_doors: FrontDoors = msgspec.field(default_factory=lambda: FrontDoors())
     shards: Shards = msgspec.field(default_factory=lambda: Shards())
     users: Users = msgspec.field(default_factory=lambda: Users())
@@ -42,6 +43,37 @@ class Listen(Struct, frozen=True, forbid_unknown_fields=True):
     amqp_port: Port = 5672
     http_port: Port = 15672
     metrics_port: Port = 15692
+    tls_bind: str = ""  # as `bind`
+    amqps_port: Port = 5671  # these two only with tls.cert
+    https_port: Port = 15671
+
+
+class Tls(Struct, frozen=True, forbid_unknown_fields=True):
+    """Without `cert` nothing listens for TLS. The processes that use the files check them."""
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+    min_version: Literal["1.2", "1.3"] = "1.2"
+    ciphers: str = ""
+    verify: Literal["none", "peer"] = "none"
+    fail_if_no_peer_cert: bool = False
+    login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = "distinguished_name"
+    san_type: Literal["dns", "email", "uri", "ip"] = "dns"
+    san_index: Annotated[int, Meta(ge=0)] = 0
+    sni: list[Sni] = []
+
+    def __post_init__(self) -> None:
+        if self.cert and self.verify == "peer" and not self.ca:
+            raise ValueError("verify is peer, but there is no ca to verify by")
+        if not self.cert and (self.key or self.ca or self.sni):
+            raise ValueError("there is no cert")
+
+
+class Sni(Struct, frozen=True, forbid_unknown_fields=True):
+    host: Text
+    cert: Text
+    key: str = ""
 
 
 class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +81,7 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_s: Annotated[int, Meta(ge=0, le=65535)] = 60
     frame_bytes_max: Annotated[int, Meta(ge=8192, le=16 << 20)] = 131072
     channels_max: Annotated[int, Meta(ge=1, le=65535)] = 2047
+    channel_consumers_max: Annotated[int, Meta(ge=0)] = 0
     message_bytes_max: Annotated[int, Meta(ge=1, le=512 << 20)] = 128 << 20
     handshake_timeout_s: Seconds = 10
     tick_us: Annotated[int, Meta(ge=0, le=100_000)] = 250
@@ -60,6 +93,8 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
     segment_bytes: Annotated[int, Meta(ge=1 << 20, le=256 << 20)] = 3 << 20
     durability: Literal["fsync", "page-cache"] = "fsync"
     disk_free_min_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 256 << 20
+    disk_free_warn_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 1 << 30
+    disk_stall_s: Seconds = 10
 
 
 class Users(Struct, frozen=True, forbid_unknown_fields=True):

@@ -68,6 +68,11 @@ def status(text: str) -> None:
     _send(f"STATUS={_one_line(text)}", wait=False)
 
 
+def failing(why: str) -> None:
+    """The exit that follows is for this reason: for the supervisor's log and status, which outlive the process."""
+    _send(f"STATUS={_one_line(why)}\nX_FAILURE={_one_line(why)}", wait=True)
+
+
 def lifeline_fd() -> int | None:
     """Becomes readable (end of file) when the supervisor is gone; None without one."""
     return _inherited_fd(LIFELINE_FD)

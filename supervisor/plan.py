@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from supervisor.config import SHARDS_MAX, Settings
 
 STAGES = ("controller", "shard", "front-door")  # started in this order, each ready before the next; drained in reverse
@@ -18,6 +20,12 @@ class Listening:
     http_fds: tuple[int, ...]
     metrics_fds: tuple[int, ...]
     http_address: str
+    amqps_fds: tuple[int, ...] = ()  # as amqp_fds and http_fds, or none
+    https_fds: tuple[int, ...] = ()
+
+    def of_door(self, index: int) -> tuple[int, ...]:
+        """AMQP's of one front door, the one for TLS last."""
+        return self.amqp_fds[index], *self.amqps_fds[index : index + 1]
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,8 @@ def children(settings: Settings, cores: int, runtime_dir: str, boot: str, listen
     plans = [_controller(settings, shards, runtime_dir, boot, listening)]
     plans += [_shard(settings, index, runtime_dir) for index in range(shards)]
     plans += [
-        _front_door(settings, shards, index, fd, runtime_dir, boot) for index, fd in enumerate(listening.amqp_fds)
+        _front_door(settings, shards, index, listening.of_door(index), runtime_dir, boot)
+        for index in range(len(listening.amqp_fds))
     ]
     return plans
 
@@ -60,13 +69,16 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "shards": shards,
         "doors": len(listening.amqp_fds),
         "http_fds": listening.http_fds,
+        "https_fds": listening.https_fds,
+        "tls": _tls(settings),
         "metrics_fds": listening.metrics_fds,
         "http_address": listening.http_address,
         "default_user": settings.users.default_user,
         "default_pass": settings.users.default_pass,
         "log_level": settings.log_level,
     }
-    return ChildPlan("controller", 0, "broker.controller", section, listening.http_fds + listening.metrics_fds)
+    fds = listening.http_fds + listening.https_fds + listening.metrics_fds
+    return ChildPlan("controller", 0, "broker.controller", section, fds)
 
 
 def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
@@ -77,26 +89,38 @@ def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
         "segment_bytes": settings.shards.segment_bytes,
         "durability": settings.shards.durability,
         "disk_free_min_bytes": settings.shards.disk_free_min_bytes,
+        "disk_free_warn_bytes": settings.shards.disk_free_warn_bytes,
+        "disk_stall_s": settings.shards.disk_stall_s,
         "log_level": settings.log_level,
     }
     return ChildPlan("shard", index, "shardd", section)
 
 
-def _front_door(settings: Settings, shards: int, index: int, fd: int, runtime_dir: str, boot: str) -> ChildPlan:
+def _tls(settings: Settings) -> dict[str, Any] | None:
+    tls: dict[str, Any] = msgspec.to_builtins(settings.tls)
+    return tls if settings.tls.cert else None
+
+
+def _front_door(
+    settings: Settings, shards: int, index: int, fds: tuple[int, ...], runtime_dir: str, boot: str
+) -> ChildPlan:
     doors = settings.front_doors
     section = {
         "runtime_dir": runtime_dir,
         "door": index,
         "shards": shards,
-        "listen_fds": [fd],
+        "listen_fds": list(fds[:1]),
+        "tls_listen_fds": list(fds[1:]),
+        "tls": _tls(settings),
         "boot": boot,
         "heartbeat_s": doors.heartbeat_s,
         "frame_bytes_max": doors.frame_bytes_max,
         "channels_max": doors.channels_max,
+        "channel_consumers_max": doors.channel_consumers_max,
         "message_bytes_max": doors.message_bytes_max,
         "handshake_timeout_s": doors.handshake_timeout_s,
         "tick_us": doors.tick_us,
         "awake_us": doors.awake_us,
         "log_level": settings.log_level,
     }
-    return ChildPlan("front-door", index, "broker", section, (fd,))
+    return ChildPlan("front-door", index, "broker", section, fds)

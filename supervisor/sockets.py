@@ -6,7 +6,7 @@ A client that connects while its front door is being restarted waits in the sock
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from supervisor.config import ConfigError, Settings
 from supervisor.plan import Listening
@@ -19,6 +19,8 @@ class Sockets:
     amqp: list[socket.socket]
     http: socket.socket
     metrics: socket.socket
+    amqps: list[socket.socket] = field(default_factory=list)  # like `amqp` and `http`, or none of them
+    https: list[socket.socket] = field(default_factory=list)
 
     def listening(self) -> Listening:
         return Listening(
@@ -26,31 +28,54 @@ class Sockets:
             http_fds=(self.http.fileno(),),
             metrics_fds=(self.metrics.fileno(),),
             http_address=address(self.http),
+            amqps_fds=tuple(sock.fileno() for sock in self.amqps),
+            https_fds=tuple(sock.fileno() for sock in self.https),
         )
 
+    def addresses(self) -> dict[str, str]:
+        """By the names clients of status.json and readers of the line `ready:` know."""
+        shown = {"amqp": self.amqp[0], "http": self.http, "metrics": self.metrics}
+        if self.amqps:
+            shown |= {"amqps": self.amqps[0], "https": self.https[0]}
+        return {name: address(sock) for name, sock in shown.items()}
+
     def close(self) -> None:
-        for sock in (*self.amqp, self.http, self.metrics):
+        for sock in (*self.amqp, *self.amqps, self.http, *self.https, self.metrics):
             sock.close()
 
 
 def listen(settings: Settings) -> Sockets:
     """Raises ConfigError naming the port's key."""
     wanted, opened = settings.listen, list[socket.socket]()
-    doors = settings.front_doors.count
-    try:
-        first = _bound("amqp_port", wanted.bind, wanted.amqp_port, shared=doors > 1)
+    doors, tls = settings.front_doors.count, settings.tls.cert != ""
+    plain, secure = wanted.bind, wanted.tls_bind or wanted.bind
+
+    def one(key: str, host: str, port: int) -> socket.socket:
+        opened.append(_bound(key, host, port))
+        return opened[-1]
+
+    def for_each_door(key: str, host: str, port: int) -> list[socket.socket]:
+        first = _bound(key, host, port, shared=doors > 1)
         opened.append(first)
         for _ in range(doors - 1):
-            opened.append(_bound("amqp_port", wanted.bind, first.getsockname()[1], shared=True, first=False))
-        opened.append(_bound("http_port", wanted.bind, wanted.http_port))
-        opened.append(_bound("metrics_port", wanted.bind, wanted.metrics_port))
+            opened.append(_bound(key, host, first.getsockname()[1], shared=True, first=False))
+        return opened[-doors:]
+
+    try:
+        sockets = Sockets(
+            amqp=for_each_door("amqp_port", plain, wanted.amqp_port),
+            http=one("http_port", plain, wanted.http_port),
+            metrics=one("metrics_port", plain, wanted.metrics_port),
+            amqps=for_each_door("amqps_port", secure, wanted.amqps_port) if tls else [],
+            https=[one("https_port", secure, wanted.https_port)] if tls else [],
+        )
     except ConfigError:
         for sock in opened:
             sock.close()
         raise
     for sock in opened:
         sock.listen(BACKLOG)
-    return Sockets(opened[:doors], opened[doors], opened[doors + 1])
+    return sockets
 
 
 def address(sock: socket.socket) -> str:

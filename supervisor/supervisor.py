@@ -1,17 +1,20 @@
 """Start the processes in order, keep them running, drain them in reverse. No message passes through here.
 
-A stage (controller, shards, front doors) is started when all of the one before are ready: a shard is ready when it has
-recovered, so clients are let in last. On the way down front doors go first, then shards, which put all they hold on
-disk, then the controller. `run` gives the exit status: 0 drained, 1 given up, 2 a child refused its settings.
+The controller comes first. Front doors are started when the first shard has recovered: its queues are served while the
+others still recover. The broker is ready when all are. On the way down front doors go first, then shards, which put all
+they hold on disk, then the controller. `run` gives the exit status: 0 drained, 1 given up, 2 a child refused its
+settings.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +32,8 @@ from supervisor.sockets import Sockets, address, listen
 
 LOOK_INTERVAL_S = 0.25  # how late a silent child or a systemd watchdog may be noticed
 KILL_WAIT_S = 5.0  # for the kernel to take a killed process away
-EXTEND_EACH_S = 5.0  # how often systemd hears that recovery goes on
+EXTEND_EACH_S = 1.0  # how often systemd hears that recovery goes on, and how far it is
+EXTEND_BY_S = 20.0
 DRAINED, GAVE_UP, REFUSED = 0, 1, 2
 
 log = logging.getLogger("supervisor")
@@ -46,6 +50,7 @@ class Slot:
         self.deaths = 0
         self.started_at = 0.0
         self.announced = False  # that its present life is ready
+        self.last_end = ""  # how its life before this one ended
         self.restarts = Restarts(policy.deaths_max, policy.deaths_within_s)
         self.ready = asyncio.Event()
         self.state_without_child = "waiting"
@@ -62,6 +67,7 @@ class Slot:
             "status": child.status if child else "",
             "restarts": self.deaths,
             "started_at": self.started_at,
+            "last_end": self.last_end,
             **({"info": child.info} if child and child.info else {}),
         }
 
@@ -83,6 +89,8 @@ class Supervisor:
         self._stopping = False
         self._started_at = round(time.time(), 3)
         self._dirty = asyncio.Event()
+        self._writing = threading.Lock()
+        self._closed = False
         self._background: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
@@ -104,7 +112,9 @@ class Supervisor:
         listening = self.sockets.listening()
         plans = self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
         self.slots = [Slot(plan, self.settings.supervision) for plan in plans]
-        self._write_now()
+        pointer = {"pid": os.getpid(), "runtime_dir": str(self.runtime.path), "http": address(self.sockets.http)}
+        self._write(self.runtime.path / "status.json", self.describe())
+        self._write(self._data.path / "broker.json", pointer)
         self._warn_of_readers()
 
     def _warn_of_readers(self) -> None:
@@ -138,17 +148,21 @@ class Supervisor:
             log.info("stopping: front doors drain first, then shards, then the controller")
             self._ending.set()
 
+    def reload(self) -> None:
+        """Front doors and the controller read their certificates anew."""
+        log.info("certificates are to be read anew")
+        for slot in self.slots:
+            if slot.plan.section.get("tls") and slot.child is not None and slot.child.state == READY:
+                slot.child.signal(signal.SIGHUP)
+
     def ready_line(self) -> str:
-        amqp, http, metrics = (address(s) for s in (self.sockets.amqp[0], self.sockets.http, self.sockets.metrics))
-        return f"ready: amqp={amqp} http={http} metrics={metrics}"
+        return "ready: " + " ".join(f"{name}={where}" for name, where in self.sockets.addresses().items())
 
     def describe(self) -> dict[str, Any]:
         return {
             "pid": os.getpid(),
             "started_at": self._started_at,
-            "amqp": address(self.sockets.amqp[0]),
-            "http": address(self.sockets.http),
-            "metrics": address(self.sockets.metrics),
+            **self.sockets.addresses(),
             "boot": self.boot,
             "children": [slot.describe() for slot in self.slots],
         }
@@ -161,12 +175,12 @@ class Supervisor:
             stage = [slot for slot in self.slots if slot.plan.kind == kind]
             for slot in stage:
                 slot.keeper = asyncio.create_task(self._keep(slot))
-            if not await self._all_ready(stage):
+            if not await self._ready(stage, 1 if kind == "shard" else len(stage)):
                 return False
-        return True
+        return await self._ready(self.slots, len(self.slots))
 
-    async def _all_ready(self, stage: Sequence[Slot]) -> bool:
-        waiters = [asyncio.create_task(self._ending.wait()), asyncio.create_task(_ready(stage))]
+    async def _ready(self, slots: Sequence[Slot], enough: int) -> bool:
+        waiters = [asyncio.create_task(self._ending.wait()), asyncio.create_task(_ready(slots, enough))]
         await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
         for waiter in waiters:
             waiter.cancel()
@@ -184,7 +198,8 @@ class Supervisor:
                 return self._give_up(f"{slot.plan.name} refused its settings", REFUSED)
             wait_s = slot.restarts.wait_after_death(clock())
             if wait_s is None:
-                return self._give_up(f"{slot.plan.name} died too often: giving up, the broker stops", GAVE_UP)
+                why = f"{slot.plan.name} died too often, at last with {slot.last_end}: giving up, the broker stops"
+                return self._give_up(why, GAVE_UP)
             slot.state_without_child = "waiting"
             slot.child = None
             self._dirty.set()
@@ -207,7 +222,9 @@ class Supervisor:
         status = await child.wait()
         meant = self._stopping and status in (0, -signal.SIGTERM)  # the latter: before it could listen to signals
         level = logging.INFO if meant else logging.ERROR
-        log.log(level, "%s (pid %d) ended: %s", slot.plan.name, child.pid, describe_exit(status))
+        why = f": {child.info['failure']}" if "failure" in child.info else ""
+        slot.last_end = f"{describe_exit(status)}{why}"
+        log.log(level, "%s (pid %d) ended: %s", slot.plan.name, child.pid, slot.last_end)
         return status
 
     def _changed(self, slot: Slot) -> None:
@@ -240,9 +257,16 @@ class Supervisor:
                 next_watchdog = now + watchdog_s
             starting = not all(slot.ready.is_set() for slot in self.slots)
             if (starting or self._stopping) and now >= next_extend:
-                systemd.tell(f"EXTEND_TIMEOUT_USEC={int(4 * EXTEND_EACH_S * 1_000_000)}")
+                systemd.tell(f"EXTEND_TIMEOUT_USEC={int(EXTEND_BY_S * 1_000_000)}", f"STATUS={self._awaited()}")
                 next_extend = now + EXTEND_EACH_S
             await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _awaited(self) -> str:
+        """What a start or a stop waits for, for `systemctl status`."""
+        if self._stopping:
+            return "stopping"
+        waits = (slot for slot in self.slots if slot.child and not slot.ready.is_set())
+        return "; ".join(f"{slot.plan.name}: {slot.child.status or slot.child.state}" for slot in waits if slot.child)
 
     def _kill_if_silent(self, slot: Slot, now: float) -> None:
         child = slot.child
@@ -255,22 +279,29 @@ class Supervisor:
         else:
             return
         if child.silent_for(now) > allowed_s and not child.killed:
-            log.error("%s (pid %d) silent for %g s while %s: killed", slot.plan.name, child.pid, allowed_s, child.state)
+            status = f"; it last said: {child.status}" if child.status else ""
+            why = f"silent for {allowed_s:g} s while {child.state}{status}"
+            log.error("%s (pid %d) %s: killed", slot.plan.name, child.pid, why)
+            # Shown until the kernel lets it go, which it may not do before the disk answers.
+            child.info["failure"] = child.status = f"killed: {why}"
             child.signal(signal.SIGKILL)
+            self._dirty.set()
 
     async def _write_status(self) -> None:
+        """In a thread: both directories may lie on a disk that hangs, and whoever watches the others must not."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            self._write_now()
+            await asyncio.to_thread(self._write, self.runtime.path / "status.json", self.describe())
 
-    def _write_now(self) -> None:
-        pointer = {"pid": os.getpid(), "runtime_dir": str(self.runtime.path), "http": address(self.sockets.http)}
-        try:
-            replace_file(self.runtime.path / "status.json", self.describe())
-            replace_file(self._data.path / "broker.json", pointer)
-        except OSError as error:  # a full disk must not end what keeps the processes running
-            log.error("status cannot be written: %s", error)
+    def _write(self, path: Path, content: dict[str, Any]) -> None:
+        with self._writing:
+            if self._closed:
+                return
+            try:
+                replace_file(path, content)
+            except OSError as error:  # a full disk must not end what keeps the processes running
+                log.error("%s cannot be written: %s", path.name, error)
 
     # -- down ----------------------------------------------------------------------------------------------
 
@@ -301,6 +332,8 @@ class Supervisor:
     def _close(self) -> None:
         for task in self._background:
             task.cancel()
+        with self._writing:  # a thread may be at it
+            self._closed = True
         self.sockets.close()
         self.runtime.remove()
         (self._data.path / "broker.json").unlink(missing_ok=True)
@@ -310,6 +343,12 @@ class Supervisor:
         log.info("stopped")
 
 
-async def _ready(stage: Sequence[Slot]) -> None:
-    for slot in stage:
-        await slot.ready.wait()
+async def _ready(slots: Sequence[Slot], enough: int) -> None:
+    """When `enough` of them have been ready once."""
+    waits = [asyncio.create_task(slot.ready.wait()) for slot in slots]
+    try:
+        for ready in itertools.islice(asyncio.as_completed(waits), enough):
+            await ready
+    finally:
+        for wait in waits:
+            wait.cancel()

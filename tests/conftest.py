@@ -1,9 +1,12 @@
 """How random tests run: no time limit per example, and a failure prints the line that repeats it.
 
+`--seed` is of what plays whole lives of a store or rounds of kills; another each time, printed, and to be given again.
 Asserts in tests/support say what they compared, as those of the tests do.
 """
 
 from __future__ import annotations
+
+import random
 
 import pytest
 from hypothesis import settings
@@ -13,3 +16,32 @@ pytest.register_assert_rewrite("tests.support")
 # A busy machine makes an example slow, not wrong.
 settings.register_profile("shardmq", deadline=None, print_blob=True)
 settings.load_profile("shardmq")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="of the first random life and of the kills")
+    parser.addoption("--histories", type=int, default=3000, help="random lives of each kind (make torture)")
+    parser.addoption("--rounds", type=int, default=100, help="of kills (make torture)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.seed is None:
+        config.option.seed = random.SystemRandom().randrange(1 << 32)
+
+
+_lives_played: list[int] = []
+
+
+@pytest.fixture
+def lives_played() -> list[int]:
+    """Seeds of the random lives of stores that this run has played, to be told at its end."""
+    return _lives_played
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _lives_played:
+        terminalreporter.write_line(f"{len(_lives_played)} random lives of a store, --seed {config.option.seed}")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"--seed {config.option.seed}"

@@ -181,7 +181,7 @@ cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept no
                 row.ttl_ms = read_ttl(p + 1, length, &row.flags)
             elif bit == 4:
                 row.flags |= C_HAS_USER_ID
-            elif bit == 9 and length >= 21 and memcmp(p + 1, <const char *>b"amq.rabbitmq.reply-to", 21) == 0:
+            elif bit == 9 and length == 21 and memcmp(p + 1, <const char *>b"amq.rabbitmq.reply-to", 21) == 0:
                 row.flags |= C_DIRECT_REPLY_TO
             p += 1 + length
     if p != end:

@@ -94,6 +94,18 @@ def without_header(message: bytes, name: str) -> bytes:
     start, end = headers
     kept = _without_key(props[start + 4 : end], name.encode())
     props = props[:start] + _U32.pack(len(kept)) + kept + props[end:]
+    return _stored(exchange, key, props, body)
+
+
+def with_reply_to(message: bytes, name: str) -> bytes:
+    """The stored message with this in place of the reply_to it has; everything else stays as it was, byte for byte."""
+    exchange, key, props, body = read_stored(message)
+    start, end = next((start, end) for field, _, start, end in _fields(props) if field == "reply_to")
+    said = name.encode()
+    return _stored(exchange, key, props[:start] + bytes([len(said)]) + said + props[end:], body)
+
+
+def _stored(exchange: bytes, key: bytes, props: bytes, body: bytes) -> bytes:
     names = bytes([len(exchange)]) + exchange + bytes([len(key)]) + key
     return _STORED.pack(len(body), len(props)) + names + props + body
 

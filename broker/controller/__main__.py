@@ -9,6 +9,7 @@ import sys
 import msgspec
 import uvloop
 
+from broker.config import ConfigError
 from broker.controller.config import ControllerConfig, read_config
 from broker.controller.definitions import DefinitionsError
 from broker.controller.server import serve
@@ -34,7 +35,7 @@ def run(config: ControllerConfig) -> int:
     )
     try:
         return uvloop.run(serve(config))
-    except DefinitionsError as error:
+    except (ConfigError, DefinitionsError) as error:
         print(f"controller: {error}", file=sys.stderr)
         return BAD_CONFIG
 

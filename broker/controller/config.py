@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from broker.config import Tls
+
 SHARDS_MAX = 64
 DOORS_MAX = 1024
 
@@ -13,7 +15,8 @@ DOORS_MAX = 1024
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """`boot` names one life of the broker: what is not durable outlives a restart of the controller within it.
 
-    `http_fds` and `metrics_fds` are listening sockets the supervisor opened. Keys of other processes are passed over.
+    `http_fds`, `https_fds` and `metrics_fds` are listening sockets the supervisor opened. Keys of other processes are
+    passed over.
     """
 
     data_dir: str
@@ -23,6 +26,8 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     doors: Annotated[int, msgspec.Meta(ge=1, le=DOORS_MAX)] = 1
     http_fds: list[int] = []
     metrics_fds: list[int] = []
+    https_fds: list[int] = []
+    tls: Tls | None = None
     http_address: str = ""
     default_user: str = "guest"
     default_pass: str = "guest"

@@ -157,12 +157,15 @@ class Decisions:
         if current is not None:
             checks.check_same_queue(current, ask.durable, ask.auto_delete, owner, ask.exclusive, ask.arguments)
             return Decision(result=_counted(name), count=current)
-        if name:
-            checks.check_new_name("queue", name)
-        else:
+        # Front doors ask for such a name on their own account only, and always for one of their connections.
+        is_reply_queue = checks.is_reply_queue(name) and ask.exclusive and owner != ""
+        if not name:
             name = self._new_name()
+        elif not is_reply_queue:
+            checks.check_new_name("queue", name)
         checks.check_queue_arguments(ask.vhost, name, ask.arguments)
-        self._check_queue_limit(vhost)
+        if not is_reply_queue:
+            self._check_queue_limit(vhost)
         put = QueuePut(
             ask.vhost,
             name,

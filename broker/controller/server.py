@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from broker.catalog import Catalog
+from broker.certificates import Certificates
 from broker.changes import AnyChange, PermissionPut, UserPut, VhostPut
+from broker.config import ConfigError
 from broker.control import Ask, ConnectionInfo
 from broker.controller.access import hash_password
 from broker.controller.authority import Authority
@@ -24,6 +26,7 @@ from broker.controller.definitions import Definitions, DefinitionsError
 from broker.controller.links import DoorLinks
 from broker.controller.presence import Presence, door_of
 from broker.controller.shard_links import ShardLinks
+from shardd.wire import messages as wire
 from supervisor import notify
 
 WATCHDOG_S = 1.0
@@ -41,10 +44,11 @@ class Controller:
         self.definitions = Definitions(Path(config.data_dir), config.boot)
         self.presence = Presence()
         self.links = DoorLinks(config.boot, config.doors)
-        self.shards = ShardLinks(config.shards, secrets.randbelow(0xFFFFFFFE) + 1)
+        self.shards = ShardLinks(config.shards, wire.incarnation_at(time.monotonic_ns()))
         self.authority = Authority(
             load_or_begin(self.definitions, config), self.definitions, self.links, self.shards, self.presence
         )
+        self.certificates = None if config.tls is None else Certificates(config.tls)
         self.links.handler = self
         self.shards.handler = self.authority
 
@@ -74,6 +78,16 @@ class Controller:
         await self.shards.stop()
         self.definitions.close()
         return status
+
+    def reload(self) -> None:
+        """New HTTPS connections are shown the certificates as they are on disk now."""
+        if self.certificates is None:
+            return
+        try:
+            self.certificates.reload()
+            log.info("certificates are read anew")
+        except ConfigError as error:
+            log.error("certificates stay as they were: %s", error)
 
     # -- news from front doors (links.Handler) -----------------------------------------------------------
 
@@ -140,11 +154,19 @@ def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog
 async def start_http(controller: Controller) -> Any:
     """The HTTP API, imported only when there is a socket for it; None without."""
     config = controller.config
-    if not config.http_fds and not config.metrics_fds:
+    if not config.http_fds and not config.https_fds and not config.metrics_fds:
         return None
     from broker.controller.management import app
 
-    return await app.start(controller.authority, controller.presence, controller.shards, controller.links, config)
+    certificates = controller.certificates
+    return await app.start(
+        controller.authority,
+        controller.presence,
+        controller.shards,
+        controller.links,
+        config,
+        None if certificates is None else certificates.http_context(),
+    )
 
 
 def _status_of(writer: asyncio.Task[None]) -> int:
@@ -174,4 +196,6 @@ async def serve(config: ControllerConfig) -> int:
             stop.set()
 
         loop.add_reader(lifeline, supervisor_gone)
-    return await Controller(config).run(stop)
+    controller = Controller(config)
+    loop.add_signal_handler(signal.SIGHUP, controller.reload)
+    return await controller.run(stop)

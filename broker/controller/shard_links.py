@@ -12,6 +12,7 @@ import asyncio
 import logging
 from asyncio import Future
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,9 @@ from shardd.wire import messages as wire
 ANSWER_S_MAX = 15.0  # a shard that restarts has this long to recover before declares on it fail
 STATS_S_MAX = 2.0
 JOIN_AGAIN_S = 1.0
+# Front doors attach their consumers to a new process of a shard as soon as they hear of it; what has none after this
+# long has lost them.
+ABANDONED_S = 5.0
 WAITING_MAX = 100_000  # requests one shard has not answered
 
 log = logging.getLogger(__name__)
@@ -58,6 +62,7 @@ class Shard:
         self.ready = False
         self.alarm = ""
         self.waiting: dict[int, _Waiting] = {}
+        self.used: set[int] = set()  # auto-delete queues that have had a consumer, whatever process it was
 
 
 class ShardLinks:
@@ -171,14 +176,18 @@ class ShardLinks:
             return  # of a process that is gone, or to one
         assert self.handler is not None
         match message:
-            case wire.Done() | wire.Refused() | wire.StatsReply():
+            case wire.Done() | wire.Refused() | wire.StatsReply() | wire.Attached():
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:
                     waiting.timer.cancel()
+                    if isinstance(waiting.message, wire.DeleteQueue) and isinstance(message, wire.Done):
+                        shard.used.discard(waiting.message.queue)
                     if not waiting.reply.done():
                         waiting.reply.set_result(message)
             case wire.AutoDeleted():
                 self.handler.queue_gone(message.queue, message.reason)
+            case wire.Used():
+                shard.used.add(message.queue)
             case wire.Alarm():
                 shard.alarm = message.reason
 
@@ -196,8 +205,22 @@ class ShardLinks:
             log.info("shard %d (pid %d) is ready", shard.number, hello.pid)
             if new:
                 self._reconcile(shard)
+            asyncio.get_running_loop().call_later(ABANDONED_S, self._let_abandoned_go, shard, epoch)
             for waiting in shard.waiting.values():
                 self._send(shard, waiting.message)
+
+    def _let_abandoned_go(self, shard: Shard, epoch: int) -> None:
+        """Auto-delete queues whose last consumer left while their shard was away, or died with its front door: for the
+        new process they have never had one. A consumer of ours comes and leaves, so that it counts."""
+        if shard.epoch != epoch or self.handler is None:
+            return
+        known = {spec.id for spec in self.handler.queues_of_shard(shard.number) if spec.auto_delete}
+        shard.used &= known
+        for queue in shard.used:
+            self._number += 1
+            numbers = [self._number]
+            for ask in (partial(visit, queue=queue, consumer=self._number), partial(wire.Release, consumers=numbers)):
+                self.request(shard.number, ask).add_done_callback(_log_failure)
 
     def _reconcile(self, shard: Shard) -> None:
         """A shard that ran before this controller may have missed the last changes of the one before."""
@@ -221,6 +244,14 @@ class ShardLinks:
 
     def _drop(self, shard: int, queue: int) -> None:
         self.request(shard, lambda n: wire.DeleteQueue(n, queue)).add_done_callback(_log_failure)
+
+
+def visit(request: int, *, queue: int, consumer: int) -> wire.Attach:
+    """Takes no message: it is given none without a Grant."""
+    return wire.Attach(
+        request=request, queue=queue, consumer=consumer, connection=0, channel=0, tag="", no_ack=False,
+        exclusive=False, priority=0, prefetch=0, granted=True, resumed=True,
+    )  # fmt: skip
 
 
 def _log_failure(reply: Future[Any]) -> None:

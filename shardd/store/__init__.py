@@ -1,10 +1,14 @@
-"""The segment store as a library: append, read, settle, sync. Files and formats are drawn in segment.py and acks.py."""
+"""Stores as a library. `SegmentStore`: append, read, settle, sync; files and formats are drawn in segment.py, acks.py.
+`StreamLog`: append, read again and again, retain; they are drawn in stream_segment.py, chunk.pyx, positions.py."""
 
 from shardd.store.errors import Closed, Corrupt, DiskFull, FormatTooNew, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles
+from shardd.store.positions import TooManyNames
 from shardd.store.record import Arrival
 from shardd.store.recovery import Damage
 from shardd.store.store import SegmentStore, SyncJob
+from shardd.store.stream import StreamLog, StreamSync, filter_of, wanted_filters
+from shardd.store.stream_reading import Messages, StreamCache
 
 __all__ = [
     "Arrival",
@@ -14,9 +18,16 @@ __all__ = [
     "DiskFull",
     "Files",
     "FormatTooNew",
+    "Messages",
     "OsFiles",
     "SegmentStore",
     "StoreError",
     "StoreFailed",
+    "StreamCache",
+    "StreamLog",
+    "StreamSync",
     "SyncJob",
+    "TooManyNames",
+    "filter_of",
+    "wanted_filters",
 ]

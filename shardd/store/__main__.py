@@ -6,6 +6,8 @@
     python -m shardd.store salvage DIR OUT   copy what is readable and not settled into the new directory OUT
 
 DIR is one store (DATA/shard-00/<hash of the vhost>), one shard's directory, or the data directory with all of them.
+Streams in it are looked at too: all their messages count and are dumped, with their offset. What is damaged in a stream
+costs no other message, so salvage takes its files as they are.
 Exit status: 0 good, 1 damage found, 2 wrong usage, the broker runs, or the files cannot be understood.
 """
 
@@ -16,6 +18,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import shutil
 import struct
 import sys
 from collections.abc import Callable
@@ -25,10 +28,11 @@ from shardd.store.files import OsFiles
 from shardd.store.inspection import NO_PRIORITY, NONE, Message, Tally, contents, is_store
 from shardd.store.recovery import Damage
 from shardd.store.salvage import salvage
+from shardd.store.stream_inspection import StreamContents, is_stream
 
 GOOD, DAMAGED, USAGE = 0, 1, 2
-# From a store up to the data directory, which has the lock.
-LEVELS_MAX = 2
+# From a stream up to the data directory, which has the lock.
+LEVELS_MAX = 3
 
 
 class Refused(Exception):
@@ -44,6 +48,10 @@ def main(arguments: list[str]) -> int:
         locks = hold_off_broker(paths[0])
         try:
             damage = COMMANDS[command](*paths)
+            sys.stdout.flush()
+        except BrokenPipeError:  # who reads has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return GOOD
         finally:
             for lock in locks:
                 os.close(lock)
@@ -74,61 +82,96 @@ def hold_off_broker(directory: str) -> list[int]:
     return locks
 
 
-def stores_in(directory: str) -> list[str]:
-    """Paths of the stores in it, relative to it; itself is "."."""
+def stores_in(directory: str) -> tuple[list[str], list[str]]:
+    """Paths of the stores and of the streams in it, relative to it; itself is "."."""
     if not os.path.isdir(directory):
         raise Refused(f"{directory}: not a directory")
-    found = []
+    stores, streams = [], []
     for path, folders, _ in os.walk(directory):
         folders.sort()
         relative = os.path.relpath(path, directory)
+        level = 0 if relative == "." else relative.count("/") + 1
         if is_store(OsFiles(), path):
-            found.append(relative)
+            stores.append(relative)
+        elif is_stream(OsFiles(), path):
+            streams.append(relative)
+        if level >= LEVELS_MAX:
             folders.clear()
-        elif relative.count("/") >= LEVELS_MAX - 1 and relative != ".":
-            folders.clear()
-    if not found:
+    if not stores and not streams:
         raise Refused(f"{directory}: no store's files in it")
-    return found
+    return stores, streams
 
 
 def verify(directory: str) -> list[Damage]:
     damage: list[Damage] = []
-    for relative in stores_in(directory):
+    stores, streams = stores_in(directory)
+    for relative in stores:
         tally = Tally()
-        segments = 0
+        segments, before = 0, len(damage)
         for one in contents(OsFiles(), f"{directory}/{relative}"):
             segments += 1
             tally.add(one)
             damage += told(relative, one.damage)
+        places = damage[before:]
         print(
             f"{relative}: {segments} segments, {tally.records} records, {tally.messages} messages, "
             f"{tally.live_messages} of them not settled"
+            + (f"; damaged places: {len(places)}, of {bytes_of(places)} bytes" if places else "")
+        )
+        kept = [name for name in OsFiles().list(f"{directory}/{relative}") if name.startswith("damaged.")]
+        if kept:
+            print(f"{relative}: kept aside by former starts, remove when no longer wanted: {', '.join(kept)}")
+    for relative in streams:
+        stream = StreamContents(OsFiles(), f"{directory}/{relative}")
+        tallies = list(stream.tallies())
+        damage += told(relative, stream.damage)
+        print(
+            f"{relative}: a stream, {len(tallies)} segments, {sum(one.chunks for one in tallies)} chunks, "
+            f"{sum(one.messages for one in tallies)} messages, next offset {stream.next_offset}"
         )
     return damage
 
 
+def bytes_of(damage: list[Damage]) -> int:
+    return sum(one.stop - one.start for one in damage)
+
+
 def stats(directory: str) -> list[Damage]:
     damage: list[Damage] = []
-    for relative in stores_in(directory):
+    stores, streams = stores_in(directory)
+    for relative in stores:
         for one in contents(OsFiles(), f"{directory}/{relative}"):
             tally = Tally()
             tally.add(one)
             file = os.path.normpath(f"{relative}/{os.path.basename(one.segment.path)}")
             print(json.dumps({"file": file} | dataclasses.asdict(tally)))
             damage += told(relative, one.damage)
+    for relative in streams:
+        stream = StreamContents(OsFiles(), f"{directory}/{relative}")
+        for segment in stream.tallies():
+            file = os.path.normpath(f"{relative}/{segment.file}")
+            print(json.dumps(dataclasses.asdict(segment) | {"file": file}))
+        damage += told(relative, stream.damage)
     return damage
 
 
 def dump(directory: str) -> list[Damage]:
     damage: list[Damage] = []
-    for relative in stores_in(directory):
+    stores, streams = stores_in(directory)
+    for relative in stores:
         where = {} if relative == "." else {"store": relative}
         for one in contents(OsFiles(), f"{directory}/{relative}"):
             for message in one.messages():
                 if message.live:
                     print(json.dumps(where | readable(message)))
             damage += told(relative, one.damage)
+    for relative in streams:
+        stream = StreamContents(OsFiles(), f"{directory}/{relative}")
+        where = {} if relative == "." else {"stream": relative}
+        for found in stream.messages():
+            told_of_it = {"offset": found.offset, "timestamp": found.timestamp} | readable_stored(found.stored)
+            print(json.dumps(where | told_of_it))
+        damage += told(relative, stream.damage)
     return damage
 
 
@@ -138,7 +181,8 @@ def rescue(directory: str, target: str) -> list[Damage]:
     if os.path.realpath(target).startswith(f"{os.path.realpath(directory)}/"):
         raise Refused(f"{target} lies in {directory}")
     damage: list[Damage] = []
-    for relative in stores_in(directory):
+    stores, streams = stores_in(directory)
+    for relative in stores:
         outcome = salvage(OsFiles(), f"{directory}/{relative}", os.path.normpath(f"{target}/{relative}"))
         damage += told(relative, outcome.damage)
         print(
@@ -146,21 +190,22 @@ def rescue(directory: str, target: str) -> list[Damage]:
             f"{outcome.settled} settled, {outcome.left_behind_bytes()} unreadable bytes"
             + ("" if outcome.clean else "; no clean stop, so all count as delivered before")
         )
+    for relative in streams:
+        shutil.copytree(f"{directory}/{relative}", os.path.normpath(f"{target}/{relative}"), dirs_exist_ok=True)
+        print(f"{relative}: a stream, its files copied as they are")
+    print(f"to go on with what was rescued, put the stores in {target} in the place of those in {directory}")
     return damage
 
 
 def told(relative: str, damage: list[Damage]) -> list[Damage]:
     for one in damage:
         file = os.path.normpath(f"{relative}/{one.file}")
-        print(f"{file}: {one.what}, bytes {one.start} to {one.stop}", file=sys.stderr)
+        where = f"bytes {one.start} to {one.stop} ({one.stop - one.start} bytes)"
+        print(f"{file}: {one.what}, {where}: {MEANINGS[one.what]}", file=sys.stderr)
     return damage
 
 
 def readable(message: Message) -> dict[str, object]:
-    stored = message.stored
-    body_bytes, props_bytes = struct.unpack_from("<II", stored)
-    key = 9 + stored[8]
-    props = key + 1 + stored[key]
     return {
         "segment": message.segment,
         "position": message.position,
@@ -169,6 +214,14 @@ def readable(message: Message) -> dict[str, object]:
         "ttl_ms": None if message.ttl_ms == NONE else message.ttl_ms,
         "priority": None if message.priority == NO_PRIORITY else message.priority,
         "persistent": bool(message.flags & 1),
+    } | readable_stored(message.stored)
+
+
+def readable_stored(stored: bytes) -> dict[str, object]:
+    body_bytes, props_bytes = struct.unpack_from("<II", stored)
+    key = 9 + stored[8]
+    props = key + 1 + stored[key]
+    return {
         "exchange": stored[9:key].decode(errors="replace"),
         "routing_key": stored[key + 1 : props].decode(errors="replace"),
         "properties_base64": base64.b64encode(stored[props : props + props_bytes]).decode(),
@@ -176,6 +229,15 @@ def readable(message: Message) -> dict[str, object]:
         "body_base64": base64.b64encode(stored[props + props_bytes :]).decode(),
     }
 
+
+MEANINGS = {
+    "torn": "the end was not written whole and not confirmed; the next start cuts it off",
+    "corrupt": "messages in it are lost, all others can be read",
+    "header": "what is in the file cannot be told; its messages are lost",
+    "unreadable": "the disk does not give these bytes; messages in them are lost, all others can be read",
+    "mendable": "the header is damaged but the index tells it; the next start mends it, nothing is lost",
+    "untrue": "the index does not say what is in the segment; removed, the next start makes it anew",
+}
 
 COMMANDS: dict[str, Callable[..., list[Damage]]] = {
     "verify": verify,

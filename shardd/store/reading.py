@@ -2,6 +2,9 @@
 
 A queue's backlog is read from front to back: one read of the disk should serve thousands of messages. A message here
 and there should not cost a megabyte each. So a window begins small and doubles each time the next one follows it.
+
+What was written may not be what is read. A crc covers a record of many messages, so who goes beyond what was checked
+takes the way through the records before it, once; after that any message of them is read alone.
 """
 
 from __future__ import annotations
@@ -46,12 +49,34 @@ class Windows:
         for window in reversed(self.windows):
             if window.holds(segment.number, position):
                 return window
+        if position >= segment.checked:
+            return self._check_up_to(segment, handle, position)
         window = self._read(segment, handle, position, self._next_bytes(segment, position))
         size = record.message_bytes_at(window.data, 0)
-        if size == 0 or position + size > segment.used:
+        if size == 0 or position + size > segment.checked:
             raise Corrupt(f"no message at byte {position} of {segment.path}")
         if size > window.used:
             window = self._read(segment, handle, position, size)
+        return self._keep(window)
+
+    def _check_up_to(self, segment: Segment, handle: int, position: int) -> Window:
+        """The window with the record that `position` is in; what lies between was found good."""
+        while True:
+            start = segment.checked
+            window = self._read(segment, handle, start, self._next_bytes(segment, start))
+            end, needed = record.sound_until(window.data, 0, window.used, segment.salt)
+            if end == 0 and start + needed <= segment.used and needed:
+                window = self._read(segment, handle, start, needed)
+                end, needed = record.sound_until(window.data, 0, window.used, segment.salt)
+            if end == 0:
+                raise Corrupt(f"the record at byte {start} of {segment.path} is damaged")
+            window.used = end
+            segment.checked = start + end
+            self._keep(window)
+            if position < segment.checked:
+                return window
+
+    def _keep(self, window: Window) -> Window:
         # A huge message is not worth the memory of keeping.
         if len(window.data) <= WINDOW_BYTES_MAX:
             self.windows.append(window)
@@ -77,7 +102,8 @@ class Windows:
         return WINDOW_BYTES_MAX if walking and position < SEQUENCE_GAP_BYTES else WINDOW_BYTES_MIN
 
     def _read(self, segment: Segment, handle: int, position: int, size: int) -> Window:
-        size = max(min(size, segment.used - position), 0)
+        known = segment.checked if position < segment.checked else segment.used
+        size = max(min(size, known - position), 0)
         data = bytearray(size)
         try:
             with memoryview(data) as view:

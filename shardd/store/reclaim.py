@@ -97,6 +97,10 @@ class Reclaimer:
             segment.handle = None
         self._remove_companions(segment)
 
+    def drop_index(self, segment: Segment) -> None:
+        segment.has_index = False
+        self.files.remove(f"{self.directory}/{file_name('index', segment.number)}")
+
     def _remove_companions(self, segment: Segment) -> None:
         for kind, there in (("index", segment.has_index), ("acks", segment.acks_end > 0)):
             if there:

@@ -28,28 +28,16 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+from shardd.store.layout cimport RECORD_HEADER, message_bytes, put32, record_bytes, u16, u32, u64
+
 cdef extern from "../crc32c.h" nogil:
     int crc32c_hardware
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
     uint32_t c_crc32c_tables "crc32c_tables"(uint32_t crc, const uint8_t *p, size_t n)
     void crc32c_start()
 
-cdef extern from *:
-    """
-    static inline uint16_t shardd_u16(const unsigned char *p) { uint16_t v; memcpy(&v, p, 2); return v; }
-    static inline uint32_t shardd_u32(const unsigned char *p) { uint32_t v; memcpy(&v, p, 4); return v; }
-    static inline uint64_t shardd_u64(const unsigned char *p) { uint64_t v; memcpy(&v, p, 8); return v; }
-    static inline void shardd_put32(unsigned char *p, uint32_t v) { memcpy(p, &v, 4); }
-    """
-    uint16_t u16 "shardd_u16"(const uint8_t *p) noexcept nogil
-    uint32_t u32 "shardd_u32"(const uint8_t *p) noexcept nogil
-    uint64_t u64 "shardd_u64"(const uint8_t *p) noexcept nogil
-    void put32 "shardd_put32"(uint8_t *p, uint32_t v) noexcept nogil
-
 crc32c_start()
 
-cdef uint32_t RECORD_HEADER = 28
-cdef uint32_t MESSAGE_BYTES_MIN = 10
 cdef uint32_t NONE = 0xFFFFFFFF
 cdef uint64_t POSITION_LIMIT = 1 << 28
 # Room that a segment's own header may take before the first record.
@@ -186,33 +174,6 @@ cdef int64_t id_table_add(IdTable *table, uint32_t key) except -1 nogil:
 
 
 # -- one record ---------------------------------------------------------------------------------------
-
-cdef inline uint64_t record_bytes(const uint8_t *record, uint64_t room) noexcept nogil:
-    """Length of the record if its header can be true, else 0."""
-    cdef uint64_t length, fixed, count
-    if room < RECORD_HEADER:
-        return 0
-    length = u32(record)
-    fixed = RECORD_HEADER + 4 * <uint64_t>u16(record + 24)
-    count = u32(record + 20)
-    if length & 7 or length > room or fixed == RECORD_HEADER or count == 0 or length < fixed:
-        return 0
-    if count * MESSAGE_BYTES_MIN > length - fixed:
-        return 0
-    return length
-
-
-cdef inline uint64_t message_bytes(const uint8_t *message, uint64_t room) noexcept nogil:
-    """Length of the stored message that begins here, or 0 when it does not end within `room`."""
-    cdef uint64_t n, total
-    if room < MESSAGE_BYTES_MIN:
-        return 0
-    n = message[8]
-    if 10 + n > room:
-        return 0
-    total = 10 + n + message[9 + n] + u32(message + 4) + <uint64_t>u32(message)
-    return total if total <= room else 0
-
 
 cdef inline int walk(const uint8_t *record, uint64_t length, uint64_t *offsets, uint64_t *body_bytes) noexcept nogil:
     """Offsets of the messages within the record; 0, or -1 when they do not fill it."""
@@ -651,6 +612,27 @@ def scan(bytearray segment, unsigned long long start, unsigned long long stop, u
     finally:
         free(out.data)
         free(offsets.data)
+
+
+def sound_until(bytearray data, unsigned long long start, unsigned long long stop, uint32_t salt) -> tuple:
+    """(end, needed): the records of data[start:stop] are good up to `end`. `needed`: bytes from there on without which
+    the next one cannot be judged; 0: there is none, or it is bad."""
+    cdef const uint8_t *bytes_of = <const uint8_t*>PyByteArray_AS_STRING(data)
+    cdef uint64_t at = start, length
+    if stop > <unsigned long long>PyByteArray_GET_SIZE(data):
+        raise ValueError("there is less than said")
+    while at < stop:
+        if stop - at < 8:
+            return at, RECORD_HEADER
+        length = u32(bytes_of + at)
+        if length > stop - at:
+            return at, length
+        if record_bytes(bytes_of + at, stop - at) == 0:
+            break
+        if c_crc32c(0, bytes_of + at + 8, length - 8) ^ salt != u32(bytes_of + at + 4):
+            break
+        at += length
+    return at, 0
 
 
 def torn_bytes(bytearray segment, unsigned long long end, unsigned long long stop) -> int:

@@ -13,6 +13,7 @@ delivered before, and carries the flag.
 
 from __future__ import annotations
 
+import errno
 import struct
 from array import array
 from collections.abc import Callable, Collection, Mapping
@@ -28,23 +29,31 @@ from shardd.store.segment import (
     Segment,
     decode_header,
     decode_index,
+    encode_header,
     encode_index,
     file_name,
     parse_name,
     refuse_newer,
+    salt_told,
 )
 
 STATE_MAGIC = b"SHMQSTAT"
-KINDS = ("msgs", "index", "acks", "spare", "lost")
+KINDS = ("msgs", "index", "acks", "spare", "lost", "damaged")
+# Of damaged bytes, copied aside in one recovery; beyond, they are only told.
+DAMAGED_BYTES_MAX = 64 << 20
 REDELIVERED = 1
+# What a disk that cannot read somewhere is asked for at a time.
+BLOCK_BYTES = 4096
 
-Progress = Callable[[int, int], None]
+# Bytes of message files gone through, of how many; messages found in them so far, settled ones too.
+Progress = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """`what`: torn (the end of a segment cut off), corrupt (bad bytes between good records), header (no good record can
-    be told; the file is kept as lost.N)."""
+    """`what`: torn (the end of a segment cut off), corrupt (bad bytes between good records, kept in damaged.N), header
+    (no good record can be told; the file is kept as lost.N), mendable (a header that the index can tell: no loss),
+    unreadable (the disk does not give these bytes; for those who only look, a start fails)."""
 
     file: str
     what: str
@@ -91,7 +100,8 @@ def recover(
     found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
     if state is not None:
         found.next_number = max(found.next_number, state.next_number)
-    for done, number in enumerate(numbers):
+    bytes_total, bytes_done, messages = sum(reader.sizes[number] for number in numbers), 0, 0
+    for number in numbers:
         loaded = reader.load(number)
         found.damage += loaded.damage if loaded else []
         if loaded is not None and loaded.segment.capacity:
@@ -99,8 +109,10 @@ def recover(
             fresh = state is not None and number < state.next_number
             count_in(collector, loaded, pairs, 0 if fresh else REDELIVERED)
             found.segments.append(loaded.segment)
+            messages += loaded.segment.messages
+        bytes_done += reader.sizes[number]
         if progress is not None:
-            progress(done + 1, len(numbers))
+            progress(bytes_done, bytes_total, messages)
     reader.release()
     # Not before every segment was understood: a program that is too old must not cost the clean stop.
     remove_state(files, directory)
@@ -140,6 +152,8 @@ class Reader:
         self.directory = directory
         self.sync = sync
         self.buffer = bytearray()
+        self.damaged_room = DAMAGED_BYTES_MAX
+        self.sizes: dict[int, int] = {}  # of the message files whose headers were looked at
 
     def release(self) -> None:
         self.buffer = bytearray()
@@ -175,6 +189,7 @@ class Reader:
     def _header(self, number: int) -> tuple[int, int, int, int] | None:
         handle = self.files.open(f"{self.directory}/{file_name('msgs', number)}", read_only=True)
         try:
+            self.sizes[number] = self.files.size(handle)
             head = bytearray(HEADER_BYTES)
             with memoryview(head) as view:
                 return decode_header(head[: self.files.read_into(handle, view, 0)])
@@ -193,11 +208,19 @@ class Reader:
             with memoryview(head) as view:
                 self.files.read_into(handle, view, 0)
             header = decode_header(head)
+            damage: list[Damage] = []
+            if header is None and any(head) and (salt := self._salt_told(number)) is not None:
+                header = (number, salt, size, 0)
+                damage = [Damage(name, "mendable", 0, HEADER_BYTES)]
+                if repair:
+                    self.files.write(handle, encode_header(number, salt, size), 0)
             if header is None or header[0] != number:
                 return self._without_header(name, header is not None or not any(head), size, repair)
             segment = Segment(number, header[1], header[2], path, None, sealed=True, first=header[3])
             loaded = self._from_index(segment, size) if index else None
-            return loaded or self._from_scan(segment, handle, size, repair)
+            loaded = loaded or self._from_scan(segment, handle, size, repair)
+            loaded.damage = damage + loaded.damage
+            return loaded
         finally:
             self.files.close(handle)
 
@@ -213,6 +236,9 @@ class Reader:
         if repair and data and segment.acks_end == 0:
             self.files.remove(path)
         return pairs
+
+    def _salt_told(self, number: int) -> int | None:
+        return salt_told(self.read_whole(f"{self.directory}/{file_name('index', number)}"), number)
 
     def _without_header(self, name: str, never_written: bool, size: int, repair: bool) -> Loaded | None:
         path = f"{self.directory}/{name}"
@@ -247,18 +273,61 @@ class Reader:
     def _from_scan(self, segment: Segment, handle: int, size: int, repair: bool) -> Loaded:
         if len(self.buffer) < size:
             self.buffer = bytearray(size)
+        unreadable: list[tuple[int, int]] = []
         with memoryview(self.buffer) as view, view[:size] as part:
-            size = self.files.read_into(handle, part, 0)
+            try:
+                size = self.files.read_into(handle, part, 0)
+            except OSError as error:
+                # A start must not take for lost what a better cable may bring back; who only looks wants the rest.
+                if repair or error.errno != errno.EIO:
+                    raise OSError(error.errno, f"{error.strerror}: reading {segment.path}") from error
+                unreadable = self._read_in_blocks(handle, part)
         abstracts, end, holes = record.scan(self.buffer, HEADER_BYTES, size, segment.salt)
-        segment.used = segment.flushed = end
+        segment.used = segment.flushed = segment.checked = end
         name = file_name("msgs", segment.number)
-        damage = [Damage(name, "corrupt", start, stop) for start, stop in holes]
+        damage = [Damage(name, "unreadable", start, stop) for start, stop in unreadable]
+        damage += [Damage(name, "corrupt", start, stop) for start, stop in holes]
         torn = record.torn_bytes(self.buffer, end, size)
         if torn:
             damage.append(Damage(name, "torn", end, end + torn))
         if repair and self.sync and not damage:
             self._write_index(segment, handle, abstracts)
+        if repair and holes:
+            self._keep_aside(segment, holes)
         return Loaded(segment, abstracts, damage)
+
+    def _read_in_blocks(self, handle: int, target: memoryview) -> list[tuple[int, int]]:
+        """What the disk gives; zeros elsewhere: (from, to) of that."""
+        missing: list[tuple[int, int]] = []
+        for start in range(0, len(target), BLOCK_BYTES):
+            stop = min(start + BLOCK_BYTES, len(target))
+            try:
+                self.files.read_into(handle, target[start:stop], start)
+            except OSError:
+                target[start:stop] = bytes(stop - start)
+                if missing and missing[-1][1] == start:
+                    start = missing.pop()[0]
+                missing.append((start, stop))
+        return missing
+
+    def _keep_aside(self, segment: Segment, holes: list[tuple[int, int]]) -> None:
+        """The segment's file goes when its good messages are settled. What was damaged stays in damaged.N: header and
+        bad bytes at the places they had, holes elsewhere. Nobody reads it but people."""
+        self.damaged_room -= sum(stop - start for start, stop in holes)
+        if self.damaged_room < 0:
+            return
+        try:
+            handle = self.files.open(f"{self.directory}/{file_name('damaged', segment.number)}", create=True)
+            try:
+                for start, stop in [(0, HEADER_BYTES), *holes]:
+                    self.files.write(handle, bytes(self.buffer[start:stop]), start)
+                if self.sync:
+                    self.files.sync(handle)
+            finally:
+                self.files.close(handle)
+        except OSError as error:
+            if not is_full(error):
+                raise
 
     def _write_index(self, segment: Segment, handle: int, abstracts: bytes) -> None:
         """So that the next start need not scan it again. The bytes may still be in the page cache alone: sync first."""

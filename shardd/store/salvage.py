@@ -24,7 +24,7 @@ class Outcome:
     damage: list[Damage] = field(default_factory=list)
 
     def left_behind_bytes(self) -> int:
-        return sum(one.stop - one.start for one in self.damage if one.file.startswith(("msgs", "lost")))
+        return sum(one.stop - one.start for one in self.damage if one.what in ("torn", "corrupt", "header"))
 
 
 def salvage(files: Files, source: str, target: str) -> Outcome:

@@ -77,6 +77,7 @@ class Segment:
     moves: Moves | None = None  # since this process merged it: from entries that queues know to those on disk
     numbers: list[int] = field(default_factory=list)  # under which queues know it, when it has moves
     stays: bool = False  # not to be merged with others
+    checked: int = HEADER_BYTES  # up to where the file's records were found good when they were read back
 
     def room(self) -> int:
         return self.capacity - self.used - END_BYTES
@@ -139,6 +140,15 @@ def refuse_newer(name: str, version: int, known: int = FORMAT) -> None:
     """Of a header whose crc is good. Guessing at a later format would throw away what it says."""
     if version > known:
         raise FormatTooNew(f"{name} has format {version}, this program knows up to {known}")
+
+
+def salt_told(index: bytes, number: int) -> int | None:
+    """What a good index says of its segment, which cannot say it itself any more."""
+    if len(index) < INDEX_HEADER.size:
+        return None
+    magic, version, crc, of_number, salt, _, _ = INDEX_HEADER.unpack_from(index)
+    good = magic == INDEX_MAGIC and of_number == number and crc == record.crc32c(memoryview(index)[16:], version)
+    return int(salt) if good else None
 
 
 def encode_index(number: int, salt: int, end: int, abstracts: bytes) -> bytes:

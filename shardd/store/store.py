@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from shardd.store import acks, compaction, recovery, returns
-from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
+from shardd.store.errors import Closed, Corrupt, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.reading import Windows
 from shardd.store.reclaim import Reclaimer, Spare
@@ -179,7 +179,8 @@ class SegmentStore:
         for segment in [*self._in_memory, *([self._open] if self._open else [])]:
             if segment.flushed and segment.index is None and not segment.has_index:
                 segment.index = segment.make_index()
-        unsynced = list(self._unsynced.values())
+        # Without syncs nobody keeps count of what is only in the page cache: a clean stop makes sure of all.
+        unsynced = list(self._unsynced.values()) if self.sync else [each for each in self._distinct() if each.flushed]
         for segment in unsynced:
             self._files.sync(self._handle(segment))
         for segment in self._distinct():
@@ -397,9 +398,23 @@ class SegmentStore:
 
     def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
         """Stored messages of entries[:n], back to back, and the body_bytes of each: as many as fit in `bytes_max`, but
-        at least one."""
+        at least one. After Corrupt close the store: the next recovery reads every record and leaves out what is bad."""
         if self._state != "open":
             raise Closed("the store is not open")
+        try:
+            return self._read(entries, bytes_max)
+        except Corrupt:
+            self._distrust()
+            raise
+
+    def _distrust(self) -> None:
+        """Where one record is damaged others may be. Without indexes a recovery believes none unread."""
+        for segment in self._distinct():
+            self._forget_index(segment)
+            if segment.has_index:
+                self._quietly(self._reclaimer.drop_index, segment)
+
+    def _read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
         blobs: list[bytes] = []
         sizes: array[int] = array("I")
         for number, start, stop in segment_runs(entries):
@@ -720,5 +735,6 @@ class SegmentStore:
             "appended_bytes": self._counters.appended_bytes,
             "written_bytes": self._counters.written_bytes,
             "syncs": self._counters.syncs,
-            "damaged": len(self._counters.damage),
+            "damaged": sum(one.what in ("corrupt", "header") for one in self._counters.damage),
+            "torn": sum(one.what == "torn" for one in self._counters.damage),
         }

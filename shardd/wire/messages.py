@@ -5,7 +5,7 @@ A ZeroMQ message is one part. Its first 16 bytes are the same for all:
      0  u8   kind        one of the constants below
      1  u8   WIRE_VERSION
      2  u16  peer        who of the front doors (0..F-1), or CONTROLLER
-     4  u32  incarnation of that peer: a new number each time its process starts
+     4  u32  incarnation of that peer: a new, higher number each time its process starts
      8  u32  epoch of the shard: a new number each time the shard's process starts
     12  u32  shard       which shard
 
@@ -33,11 +33,22 @@ CONFIRMED = 4  # shard to peer: batches up to a number are on stable storage; re
 CREDIT = 5  # both ways: bytes taken off the other's hands
 CONTROL = 6  # both ways: one struct below
 
+# Reasons of an Alarm that more than people act on.
+LOW_ON_DISK = "low on disk"
+DISK_STALLED = "disk does not answer"
+# An incarnation is the time since the machine started, in steps shorter than a process takes to start.
+INCARNATION_STEP_NS = 100_000_000
+
 # Settle kinds, also used by codec.pyx.
 ACK = 0
 REJECT = 1  # drop or dead-letter
 REQUEUE = 2  # back to the old place, redelivered
 RETURN = 3  # back to the old place, never seen by a client: not redelivered
+
+
+def incarnation_at(monotonic_ns: int) -> int:
+    """Of a process that starts now. Clocks that people set would go back; this one lasts 13 years."""
+    return monotonic_ns // INCARNATION_STEP_NS + 1
 
 
 class Message(msgspec.Struct, tag_field="t", array_like=True, frozen=True):
@@ -63,7 +74,8 @@ class Join(Message, tag="join", frozen=True):
     """Peer to shard, at start and after each Hello of a new epoch: send me your Hello at `endpoint`.
 
     A Join with a new incarnation also says that the former process of this peer is gone: all its
-    consumers go, their unsettled deliveries are requeued.
+    consumers go, their unsettled deliveries are requeued. One with a lower incarnation than was heard of comes late,
+    from a process that is gone.
     """
 
     endpoint: str
@@ -131,6 +143,13 @@ class AutoDeleted(Message, tag="auto-deleted", frozen=True):
     reason: str  # "auto-delete" or "expired"
 
 
+class Used(Message, tag="used", frozen=True):
+    """Shard to controller: this auto_delete queue has a consumer, for the first time in the shard's life; again to a
+    new controller. A later life of the shard does not know it, and would wait for ever for the last one to leave."""
+
+    queue: int
+
+
 class Stats(Message, tag="stats", frozen=True):
     """Controller to shard. Answered by StatsReply."""
 
@@ -173,7 +192,10 @@ class StatsReply(Message, tag="stats-reply", frozen=True):
 
 
 class Alarm(Message, tag="alarm", frozen=True):
-    """Shard to all peers: publishing must pause (reason "low on disk", ...) or may go on (reason "")."""
+    """Shard to all peers: publishing must pause (for a reason, in words for people) or may go on (reason "").
+
+    DISK_STALLED besides means: whoever waits for a confirm is told no. What was published may be stored all the same.
+    """
 
     reason: str
 
@@ -348,7 +370,7 @@ class Refused(Message, tag="refused", frozen=True):
 
 
 Control = (
-    Join | Hello | Gone | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Stats | StatsReply | Alarm
-    | Attach | Attached | Detach | Release | Grant | Tune | Ungranted | Cancelled | Get | Got | GotAgain | Count | Purge
-    | DeadLetters | Departed | Done | Refused
+    Join | Hello | Gone | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats | StatsReply
+    | Alarm | Attach | Attached | Detach | Release | Grant | Tune | Ungranted | Cancelled | Get | Got | GotAgain | Count
+    | Purge | DeadLetters | Departed | Done | Refused
 )  # fmt: skip

@@ -133,7 +133,7 @@ def _url_of(data_dir: Path) -> str:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
+    if value is None or value == []:
         return ""
     if isinstance(value, float):
         return f"{value:.1f}".removesuffix(".0")

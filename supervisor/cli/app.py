@@ -53,7 +53,8 @@ def options(
 
 for command in COMMANDS:
     app.command(command.__name__)(command)  # typer's own naming would turn list_queues into list-queues
-app.add_typer(storage.app, name="storage")
+app.add_typer(storage.app, name="store")
+app.add_typer(storage.app, name="storage", hidden=True)  # its former name
 
 
 def main() -> None:

@@ -30,8 +30,8 @@ from supervisor.cli.api import (
 
 STOP_POLL_S = 0.05
 # What fits on a terminal; `--formatter json` has everything the broker tells.
-PROCESS_COLUMNS = ["name", "pid", "state", "restarts", "uptime", "rss_bytes"]
-SHARD_COLUMNS = ["shard", "pid", "ready", "queues", "live_messages", "live_bytes", "disk_bytes", "alarm"]
+PROCESS_COLUMNS = ["name", "pid", "state", "restarts", "uptime", "rss_bytes", "status"]
+SHARD_COLUMNS = ["shard", "pid", "ready", "queues", "live_messages", "live_bytes", "disk_bytes", "alarm", "warnings"]
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -43,6 +43,12 @@ def start(
     amqp_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
     http_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
     metrics_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
+    amqps_port: Annotated[str | None, typer.Option(help="With a certificate. 0: any free one.")] = None,
+    https_port: Annotated[str | None, typer.Option(help="With a certificate. 0: any free one.")] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, PEM: listen for TLS too.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its key, PEM, unless it lies in the same file.")] = None,
+    tls_ca: Annotated[str | None, typer.Option(help="Who may have signed clients' certificates, PEM.")] = None,
+    tls_verify: Annotated[str | None, typer.Option(help="none or peer: ask clients for certificates.")] = None,
     shards: Annotated[str | None, typer.Option(help="A number, or auto: one per core.")] = None,
     front_doors: Annotated[str | None, typer.Option(help="Processes that speak AMQP.")] = None,
     durability: Annotated[str | None, typer.Option(help="fsync or page-cache.")] = None,

@@ -1,4 +1,4 @@
-"""storage verify, stats, dump, salvage: a stopped broker's files, read by the store itself in a process of its own."""
+"""store verify, stats, dump, salvage: a stopped broker's files, read by the store itself in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,33 +16,38 @@ Directory = Annotated[
 ]
 Target = Annotated[Path, typer.Argument(metavar="OUT", help="A directory that is not there yet.")]
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Look into a stopped broker's message files. Exit status: 0 good, 1 damage found, 2 not possible.",
+STATUSES = (
+    "Exit status: 0 all is well; 1 damage found, told on standard error by file, byte range and what it costs (all "
+    "else is done); 2 nothing done: wrong usage, a broker runs on these files, or they are of a later version."
 )
 
+app = typer.Typer(no_args_is_help=True, help="Look into a stopped broker's message files.", epilog=STATUSES)
 
-@app.command()
+
+@app.command(epilog=STATUSES)
 def verify(directory: Directory) -> None:
-    """Check every record; what is damaged is told by file and byte range."""
+    """Check every record; what is damaged is told by file and byte range. Changes nothing."""
     _run("verify", directory)
 
 
-@app.command()
+@app.command(epilog=STATUSES)
 def stats(directory: Directory) -> None:
-    """A line of JSON per segment: live and dead messages and bytes."""
+    """A line of JSON per segment: live and dead messages and bytes. Changes nothing."""
     _run("stats", directory)
 
 
-@app.command()
+@app.command(epilog=STATUSES)
 def dump(directory: Directory) -> None:
-    """Every message that is not settled as a line of JSON."""
+    """Every message that is not settled as a line of JSON: body and AMQP properties in base64, queues by the id
+    that each keeps for life. Changes nothing."""
     _run("dump", directory)
 
 
-@app.command()
+@app.command(epilog=STATUSES)
 def salvage(directory: Directory, target: Target) -> None:
-    """Copy what is readable and not settled into new files; the old ones stay as they are."""
+    """Copy what is readable and not settled into new files, in order; the old ones stay as they are. To go on with
+    them put the stores in OUT in the place of those in DIR. A start does as much by itself with damaged records; this
+    is for disks that cannot be read everywhere, and to look before."""
     _run("salvage", directory, target)
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from broker.catalog import Catalog
@@ -254,6 +255,7 @@ async def test_users_and_permissions_are_in_force_when_answered(world: World) ->
     assert not world.doors.copy.may("u", "/", "configure", "abc")
 
 
+@pytest.mark.row("A4.12")
 async def test_a_vhosts_queue_limit_is_kept(world: World) -> None:
     await world.authority.put_parameter("/", "vhost-limits", "limits", {"max-queues": 1})
     assert (await world.ask(declare("a"))).code == 0

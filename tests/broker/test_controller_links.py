@@ -38,24 +38,25 @@ class Shard:
         self.push.connect(f"ipc://{runtime_dir}/controller.sock")
         self.received: list[Any] = []
         self.incarnation = 0
+        self.epoch = EPOCH
 
-    async def run(self, epoch: int) -> None:
-        await self._send(epoch, wire.Hello(1, ready=False))
+    async def run(self) -> None:
+        await self.say(wire.Hello(1, ready=False))
         while True:
             data = await self.pull.recv()
             head, message = envelope.read(data), envelope.read_control(data)
             self.incarnation = head.incarnation
-            if head.epoch != epoch:
+            if head.epoch != self.epoch:
                 continue
             self.received.append(message)
             match message:
                 case wire.Assign():
-                    await self._send(epoch, wire.Hello(1, ready=True))
-                case wire.CreateQueues() | wire.Count():
-                    await self._send(epoch, wire.Done(message.request))
+                    await self.say(wire.Hello(1, ready=True))
+                case wire.CreateQueues() | wire.Count() | wire.Release():
+                    await self.say(wire.Done(message.request))
 
-    async def _send(self, epoch: int, message: Any) -> None:
-        await self.push.send(envelope.control(wire.CONTROLLER, self.incarnation, epoch, 0, message))
+    async def say(self, message: Any) -> None:
+        await self.push.send(envelope.control(wire.CONTROLLER, self.incarnation, self.epoch, 0, message))
 
     def close(self) -> None:
         self.pull.close()
@@ -84,7 +85,7 @@ async def world(doors: int) -> AsyncIterator[World]:
     with tempfile.TemporaryDirectory() as name:
         world, stop = World(Path(name), doors), asyncio.Event()
         running = asyncio.create_task(world.controller.run(stop))
-        shard = asyncio.create_task(world.shard.run(EPOCH))
+        shard = asyncio.create_task(world.shard.run())
         async with asyncio.timeout(10):
             while not world.controller.shards.shards or not world.controller.shards.shards[0].ready:
                 await asyncio.sleep(0.005)
@@ -117,6 +118,31 @@ async def test_the_first_start_has_a_vhost_and_a_guest(world: World) -> None:
     _, writer, catalog = await enter(world)
     assert catalog.password_ok("guest", "guest")
     assert catalog.may("guest", "/", "configure", "anything")
+    writer.close()
+
+
+async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_life_of_their_shard(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.controller.shard_links.ABANDONED_S", 0.01)
+    reader, writer, _ = await enter(world)
+    for number, auto_delete in ((1, True), (2, True), (3, False)):
+        declare = QueueDeclare("/", f"q{number}", False, auto_delete, False, {})
+        writer.write(encode(Ask(number, declare, "0.1.9", "guest")))
+        changes = await read(reader)
+        writer.write(encode(Applied(changes.version)))
+        await read(reader)
+    ids = {
+        name: queue.id for name in ("q1", "q2", "q3") if (queue := world.controller.authority.catalog.queue("/", name))
+    }
+    for name in ("q1", "q3"):
+        await world.shard.say(wire.Used(ids[name]))
+    world.shard.epoch += 1
+    await world.shard.say(wire.Hello(2, ready=False))
+    async with asyncio.timeout(5):
+        while not any(isinstance(message, wire.Release) for message in world.shard.received):
+            await asyncio.sleep(0.005)
+    assert [message.queue for message in world.shard.received if isinstance(message, wire.Attach)] == [ids["q1"]]
     writer.close()
 
 

@@ -77,11 +77,13 @@ def test_a_client_that_does_not_expect_a_refusal_sees_only_the_stream_end(client
     assert not refused.value.tell
 
 
+@pytest.mark.row("A1.6")
 @pytest.mark.parametrize("peer", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1", ""])
 def test_guest_enters_from_this_host(peer: str) -> None:
     assert enter("PLAIN", b"\0guest\0guest", peer) == "guest"
 
 
+@pytest.mark.row("A1.6")
 @pytest.mark.parametrize("peer", ["10.0.0.7", "::ffff:10.0.0.7", "fe80::1%eth0", "2001:db8::1", "not an address"])
 def test_guest_enters_from_nowhere_else(peer: str) -> None:
     with pytest.raises(LoginRefused, match="user 'guest' can only connect via localhost"):
@@ -119,6 +121,7 @@ LIMIT = {"max-connections": 2}
 NONE = {"max-connections": -1}
 
 
+@pytest.mark.row("A1.9")
 @pytest.mark.parametrize(
     ("vhost", "connected", "text"),
     [
@@ -143,6 +146,42 @@ def test_a_negative_limit_is_none() -> None:
     known = catalog()
     known.apply(ParameterPut("/", "vhost-limits", "limits", NONE))
     login.check_open(known, "u", "/", Connected(100, 100, 100))
+
+
+@pytest.mark.row("A2.5")
+def test_a_users_channels_are_counted_only_where_there_is_a_limit() -> None:
+    known = catalog()
+    asked: list[str] = []
+
+    def opened(user: str) -> int:
+        asked.append(user)
+        return 2
+
+    login.check_channel_open(known, "u", opened)
+    assert asked == []
+    known.apply(ParameterPut("", "user-limits", "u", {"max-channels": 3}))
+    login.check_channel_open(known, "u", opened)
+    known.apply(ParameterPut("", "user-limits", "u", {"max-channels": 2}))
+    text = r"number of channels opened for user 'u' has reached the maximum allowed user limit of \(2\)"
+    with pytest.raises(ConnectionException, match=text) as refused:
+        login.check_channel_open(known, "u", opened)
+    assert refused.value.code == 530
+
+
+def test_who_showed_a_certificate_enters_as_whom_it_names_and_nobody_else_does() -> None:
+    def external(name: str, has_certificate: bool = True, peer: str = "10.0.0.7") -> str:
+        tls = login.TlsPeer("tlsv1.3", "", name, has_certificate)
+        return login.authenticate(
+            "EXTERNAL", b"", CLOSES, catalog(), peer_host=peer, loopback_users=frozenset({"guest"}), tls=tls
+        )
+
+    assert external("u") == "u" and external("guest", peer="::1") == "guest"
+    for name in ("nobody", "", "guest"):
+        with pytest.raises(LoginRefused) as refused:
+            external(name)
+        assert refused.value.tell and "mechanism EXTERNAL" in refused.value.answer.text
+    with pytest.raises(ConnectionException, match="unknown authentication mechanism 'EXTERNAL'"):
+        external("u", has_certificate=False)
 
 
 def test_server_properties_promise_all_nine_capabilities() -> None:

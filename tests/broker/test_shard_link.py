@@ -109,6 +109,8 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     for shard in shards:
         await shard.greet()
     await asyncio.wait_for(starting, 5)
+    await heard.until(lambda: len(heard.room) == len(shards))
+    heard.room.clear()
     yield Pair(links, heard, shards)
     links.stop()
     for shard in shards:
@@ -129,6 +131,20 @@ async def test_refused_messages_are_named_before_the_batch_is_confirmed(pair: Pa
     await pair.shards[0].send(lambda *who: envelope.confirmed(*who, 1, [(5, 1, 2, 2)]))
     await pair.heard.until(lambda: len(waits.log) > 1)
     assert waits.log == [(5, 1, 2, 2), "confirmed"]
+
+
+async def test_while_a_disk_does_not_answer_who_waits_for_a_confirm_is_told_no(pair: Pair) -> None:
+    before = pair.publish()
+    pair.links.set_stalled(0, True)
+    during = pair.publish()
+    pair.links.tick()
+    assert (before.log, during.log) == (["lost"], ["lost"])
+    pair.links.set_stalled(0, False)
+    after = pair.publish()
+    pair.links.tick()
+    await pair.shards[0].send(lambda *who: envelope.confirmed(*who, 3))
+    await pair.heard.until(lambda: after.log)
+    assert (before.log, during.log, after.log) == (["lost"], ["lost"], ["confirmed"])
 
 
 async def test_what_a_killed_shard_did_not_confirm_is_lost_and_said_so(pair: Pair) -> None:

@@ -101,9 +101,6 @@ class FakeSession:
     def reply(self, channel_number: int, method: base.Frame) -> None:
         self.replies.append((channel_number, method))
 
-    def reply_to_is_alive(self, name: str) -> bool:
-        return name == "amq.rabbitmq.reply-to.alive"
-
 
 class FakeChannel:
     def __init__(self, last_queue: str = "") -> None:
@@ -262,8 +259,16 @@ def test_who_consumes_needs_the_queue_its_owner_and_the_right_to_read(name: str,
 
 
 def test_the_private_reply_to_name_can_be_looked_for() -> None:
-    reply = done(FakeSession(), Queue.Declare(queue="amq.rabbitmq.reply-to.alive", passive=True))
-    assert (reply.message_count, reply.consumer_count) == (0, 1)
+    """By everybody, though it belongs to another connection; for all else it is not there."""
+    private = "amq.rabbitmq.reply-to.alive"
+    session = FakeSession(QueuePut("/", private, 4, 0, owner="0.1.2"), SOURCE)
+    for name in (private, "amq.rabbitmq.reply-to"):
+        for passive in (True, False):
+            reply = done(session, Queue.Declare(queue=name, passive=passive))
+            assert (reply.queue, reply.message_count, reply.consumer_count) == (name, 0, 1)
+    assert refused(session, Queue.Purge(queue=private)) == (404, f"no queue '{private}' in vhost '/'")
+    assert done(session, Queue.Delete(queue=private)).message_count == 0
+    assert session.catalog.queue("/", private) is not None
 
 
 def test_what_the_controller_refuses_ends_the_channel_or_for_hard_codes_the_connection() -> None:

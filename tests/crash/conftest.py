@@ -7,14 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.kill_rounds import SETTINGS
 from tests.support.real_broker import RealBroker
-
-# Tests kill one kind more often than a broker that is well ever sees.
-SETTINGS = """
-[supervision]
-deaths_max = 100
-deaths_within_s = 3  # the waits between two lives grow with the deaths of this long
-"""
 
 _numbers = itertools.count(1)
 

@@ -6,16 +6,14 @@ import asyncio
 import contextlib
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import aio_pika
 import aiormq
-import pika
 import pytest
 
-from tests.support.crash_clients import Publishing, connected, wait_for
+from tests.support.crash_clients import Listener, Publishing, connected, wait_for
 from tests.support.real_broker import RealBroker
 
 DISK_MIB = 64
@@ -58,37 +56,6 @@ def broker(small_disk: Path, tmp_path: Path, free_min_mib: int) -> Iterator[Real
         made.stop()
     finally:
         made.clean_up()
-
-
-class Listener:
-    """A publisher that hears whether it is blocked."""
-
-    def __init__(self, broker: RealBroker) -> None:
-        self.reasons: list[str] = []
-        self.blocked = False
-        self._going = True
-        self._connection = pika.BlockingConnection(pika.URLParameters(broker.url))
-        self._connection.add_on_connection_blocked_callback(self._on_blocked)
-        self._connection.add_on_connection_unblocked_callback(self._on_unblocked)
-        self._connection.channel().basic_publish("", "nowhere", b"")
-        self._thread = threading.Thread(target=self._listen)
-        self._thread.start()
-
-    def _on_blocked(self, connection: object, method: pika.frame.Method[pika.spec.Connection.Blocked]) -> None:
-        self.reasons.append(method.method.reason)
-        self.blocked = True
-
-    def _on_unblocked(self, connection: object, method: object) -> None:
-        self.blocked = False
-
-    def _listen(self) -> None:
-        while self._going:
-            self._connection.process_data_events(0.05)
-        self._connection.close()
-
-    def stop(self) -> None:
-        self._going = False
-        self._thread.join(5)
 
 
 async def test_publishers_are_blocked_and_nothing_confirmed_is_lost(broker: RealBroker) -> None:

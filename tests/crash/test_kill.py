@@ -107,6 +107,7 @@ class Load:
         for thread in self._consumers:
             if thread.ident is None:
                 thread.start()
+        self._arrived = self._arrived[0], time.monotonic()  # those that start only now have had no time yet
         with contextlib.suppress(AssertionError):  # the check says what is missing
             wait_until(self._is_still, "all confirmed messages to arrive", QUIET_S)
         self._consuming.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ import aiormq
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
-from tests.support.crash_clients import Publishing, connected, drained, wait_for
+from tests.support.crash_clients import Publishing, connected, connected_to_both_doors, drained, wait_for
 from tests.support.real_broker import RealBroker
 
 ANSWER_S_MAX = 3.0
@@ -105,17 +106,18 @@ async def test_each_vhosts_messages_are_in_it_though_their_shard_was_away_when_t
 
 def _make_vhost(broker: RealBroker, name: str) -> None:
     for path, body in ((f"vhosts/{name}", b"{}"), (f"permissions/{name}/guest", _ALL)):
-        headers = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q=", "Content-Type": "application/json"}
+        headers = {"Authorization": _GUEST, "Content-Type": "application/json"}
         request = urllib.request.Request(f"http://{broker.http}/api/{path}", body, headers, method="PUT")
         urllib.request.urlopen(request, timeout=5).close()
 
 
+_GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
 _ALL = b'{"configure": ".*", "write": ".*", "read": ".*"}'
 
 
-async def _stopped_at_birth(broker: RealBroker, old: int) -> int:
+async def _stopped_at_birth(broker: RealBroker, old: int, shard: int = 0) -> int:
     end = time.monotonic() + 10
-    while (pid := broker.pid("shard", 0)) in (0, old):
+    while (pid := broker.pid("shard", shard)) in (0, old):
         assert time.monotonic() < end
         await asyncio.sleep(0.005)
     os.kill(pid, signal.SIGSTOP)
@@ -193,7 +195,7 @@ async def test_a_shard_that_dies_again_and_again_also_while_it_recovers_loses_no
 def _until_ready(broker: RealBroker, old: int) -> None:
     from tests.support.real_broker import wait_until
 
-    wait_until(lambda: broker._is_replaced("shard", 1, old), "the shard to be back", 30)
+    wait_until(lambda: broker.is_replaced("shard", 1, old), "the shard to be back", 30)
 
 
 async def test_commit_ok_means_stored(broker: RealBroker, name: str) -> None:
@@ -246,6 +248,42 @@ async def test_a_queue_deleted_while_its_shard_is_away_cancels_its_consumers(bro
         await wait_for(lambda: not set(tags) & set(consumers), "basic.cancel of every consumer")
 
 
+@pytest.mark.parametrize("kind", ["client", "front-door"])
+async def test_an_auto_delete_queue_goes_though_its_last_consumer_left_while_its_shard_was_away(
+    broker: RealBroker, name: str, kind: str
+) -> None:
+    """The next life of the shard has never seen a consumer there."""
+    async with connected_to_both_doors(broker) as (leaving, staying):
+        channel, looking = await leaving.channel(), await staying.channel()
+        queues = [await channel.declare_queue(f"{name}-{n}", auto_delete=True) for n in range(6)]  # on both shards
+        kept = await looking.declare_queue(f"{name}-kept", auto_delete=True)
+        for queue in queues:
+            await queue.consume(_collector([]))
+        await kept.consume(_collector([]))
+        pids = [await _stopped_at_birth(broker, kill(broker, shard), shard) for shard in range(SHARDS)]
+        try:
+            if kind == "client":
+                await leaving.close()
+            else:
+                os.kill(broker.pid(kind, 0), signal.SIGKILL)
+                await asyncio.sleep(0.2)  # heard of before the shards are back
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        gone_within_s = 20.0
+        end = time.monotonic() + gone_within_s
+        while left := {queue.name for queue in queues} & await asyncio.to_thread(_queue_names, broker):
+            assert time.monotonic() < end, f"still there: {left}"
+            await asyncio.sleep(0.1)
+        await looking.declare_queue(kept.name, passive=True)
+
+
+def _queue_names(broker: RealBroker) -> set[str]:
+    request = urllib.request.Request(f"http://{broker.http}/api/queues", headers={"Authorization": _GUEST})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return {queue["name"] for queue in json.load(answer)}
+
+
 @pytest.mark.parametrize("kind", ["controller", "shard"])
 async def test_what_was_declared_is_there_whatever_was_killed_meanwhile(
     broker: RealBroker, name: str, kind: str
@@ -255,7 +293,7 @@ async def test_what_was_declared_is_there_whatever_was_killed_meanwhile(
         declared: list[str] = []
 
         async def declare() -> None:
-            while len(declared) < 1000 and time.monotonic() < end:
+            while len(declared) < 1000 and (time.monotonic() < end or len(declared) <= 20):
                 queue = await channel.declare_queue(f"{name}-{len(declared)}", durable=True)
                 await queue.bind("amq.topic", queue.name)
                 declared.append(queue.name)
@@ -265,8 +303,7 @@ async def test_what_was_declared_is_there_whatever_was_killed_meanwhile(
         for _ in range(2):
             await asyncio.sleep(0.4)
             await asyncio.to_thread(broker.kill, kind, 0)
-        await asyncio.wait_for(declaring, 20)
-        assert len(declared) > 20
+        await asyncio.wait_for(declaring, 60)
         topic = await channel.get_exchange("amq.topic")
         for queue in declared[:: max(1, len(declared) // 20)]:
             await topic.publish(aio_pika.Message(b"", delivery_mode=2), queue)

@@ -51,6 +51,7 @@ class FakeShards:
         self.ids: set[int] = set()
         self.asked = 0
         self.silent = False
+        self.process: dict[int, dict[str, float]] = {0: {"rss_bytes": 1.0}, 1: {}}
 
     def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]:
         sent = message(1)
@@ -68,7 +69,10 @@ class FakeShards:
             await asyncio.Event().wait()
         queues = [wire.QueueStats(id, 3, 1, 1, 30, 10, 5, 2, 1, 0, 0) for id in self.ids]
         consumers = [wire.ConsumerStats(id, 0, 1, 1, "tag", False, False, 10, True) for id in self.ids]
-        return {0: wire.StatsReply(1, queues, consumers, {"rss_bytes": 1.0}), 1: wire.StatsReply(1, [], [], {})}
+        return {
+            0: wire.StatsReply(1, queues, consumers, self.process[0]),
+            1: wire.StatsReply(1, [], [], self.process[1]),
+        }
 
 
 @dataclass

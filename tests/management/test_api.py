@@ -246,6 +246,42 @@ async def test_checks_fail_with_503_and_a_reason(made: Api) -> None:
         assert found["reason"]
 
 
+async def test_a_stalled_disk_is_no_service_and_no_disk_that_is_full(made: Api) -> None:
+    made.shards.shards[0].alarm = "disk does not answer"
+    for path in ("alarms", "is-in-service", "ready-to-serve-clients"):
+        status, found = await made.call("GET", f"/api/health/checks/{path}")
+        assert (status, found["status"]) == (503, "failed"), path
+    assert (await made.get("/api/nodes"))[0]["disk_free_alarm"] is False
+
+
+async def test_what_an_operator_should_look_at_is_told_while_all_is_served(made: Api) -> None:
+    made.shards.process[0] = {
+        "disk_free_bytes": 9e6,
+        "disk_free_warn_bytes": 10e6,
+        "disk_free_min_bytes": 5e6,
+        "damaged": 2,
+    }
+    status, found = await made.call("GET", "/api/health/checks/alarms")
+    texts = [
+        "low on disk soon: 9 MB free",
+        "2 damaged places found in message files at the last start, see the log",
+    ]
+    assert (status, found["status"]) == (200, "ok")
+    assert found["warnings"] == [{"shard": 0, "warning": text} for text in texts]
+    assert [row["warnings"] for row in await made.get("/api/shards")] == [texts, []]
+    node = (await made.get("/api/nodes"))[0]
+    assert (node["disk_free"], node["disk_free_limit"], node["disk_free_alarm"]) == (9_000_000, 5_000_000, False)
+    made.shards.shards[0].alarm = "low on disk"
+    metrics = (await (await made.client.get("/metrics")).read()).decode()
+    for line in (
+        "rabbitmq_alarms_free_disk_space_watermark 1.0",
+        "rabbitmq_disk_space_available_limit_bytes 5e+06",
+        'shardmq_shard_alarm{alarm="low on disk",process="shard-0",shard="0"} 1.0',
+        'shardmq_shard_warnings{process="shard-0",shard="0"} 2.0',
+    ):
+        assert line in metrics, line
+
+
 async def test_users_go_many_at_once(made: Api) -> None:
     status, _ = await made.call("POST", "/api/users/bulk-delete", {"users": ["nobody", "not there", "manager"]})
     assert status == 204

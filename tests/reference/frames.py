@@ -68,7 +68,7 @@ def facts(props: bytes) -> Facts:
                 flags |= BAD_EXPIRATION
         elif bit == 4:
             flags |= HAS_USER_ID
-        elif bit == 9 and value.startswith(b"amq.rabbitmq.reply-to"):
+        elif bit == 9 and value == b"amq.rabbitmq.reply-to":
             flags |= DIRECT_REPLY_TO
     if at != len(props):
         return ttl, mode, priority, BAD_PROPERTIES

@@ -40,8 +40,11 @@ class FaultyHome:
     def keep_only(self, vhosts: Collection[str]) -> None:
         assert set(vhosts) == set(VHOST_OF.values())
 
-    def progress(self, vhost: str, done: int, total: int) -> None:
-        assert 0 < done <= total
+    def recovered(self, vhost: str, store: object) -> None:
+        pass
+
+    def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
+        assert 0 <= bytes_done <= bytes_total
 
 
 @dataclass

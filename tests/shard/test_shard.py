@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from broker.controller.shard_links import visit
 from shardd.peers import PUBLISH_CREDIT_BYTES
 from shardd.shard import Shard
 from shardd.wire import codec, envelope
@@ -152,6 +153,53 @@ def test_a_new_controller_hears_of_queues_whose_end_the_old_one_may_have_missed(
     assert m.AutoDeleted(2, "auto-delete") in bench.turn(m.CONTROLLER)
     bench.join(m.CONTROLLER, 4)
     assert bench.turn(m.CONTROLLER) == [m.Hello(1, ready=True), m.AutoDeleted(2, "auto-delete")]
+
+
+AUTO = m.QueueSpec(2, "/", "auto", False, auto_delete=True)
+
+
+def test_the_controller_hears_once_that_an_auto_delete_queue_has_had_a_consumer() -> None:
+    bench = Bench()
+    bench.tell(m.CreateQueues(1, [AUTO]), m.CONTROLLER, 3)
+    for consumer in (7, 8):
+        bench.tell(m.Attach(50, 2, consumer, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0))
+    assert bench.turn(m.CONTROLLER).count(m.Used(2)) == 1
+    bench.join(m.CONTROLLER, 4)
+    assert bench.turn(m.CONTROLLER) == [m.Hello(1, ready=True), m.Used(2)]
+
+
+def test_an_auto_delete_queue_nobody_came_back_to_goes_when_the_controller_has_looked() -> None:
+    """Its consumers were another process's; the controller comes and leaves as one that takes nothing."""
+    for somebody in (False, True):
+        bench = Bench()
+        bench.tell(m.CreateQueues(1, [AUTO]), m.CONTROLLER, 3)
+        if somebody:
+            bench.tell(m.Attach(50, 2, 7, 9, 1, "tag", no_ack=False, exclusive=True, priority=0, prefetch=0))
+        bench.turn(m.CONTROLLER)
+        bench.tell(visit(2, queue=2, consumer=1), m.CONTROLLER, 3)
+        bench.tell(m.Release(3, [1]), m.CONTROLLER, 3)
+        said = bench.turn(m.CONTROLLER)
+        assert (m.AutoDeleted(2, "auto-delete") in said) is not somebody
+        assert m.Attached(2) in said and m.Done(3) in said
+
+
+def test_the_late_words_of_a_dead_front_door_do_not_drive_out_its_successor() -> None:
+    bench = Bench()
+    bench.join(0, 6)
+    bench.tell(m.Attach(50, 1, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0), 0, 6)
+    bench.join(0, 5)
+    bench.tell(m.Gone(0, 5), m.CONTROLLER, 3)
+    assert len(bench.shard.queues[1].consumers) == 1
+
+
+def test_what_a_dead_front_door_said_before_its_end_counts_for_nothing_behind_the_news_of_it() -> None:
+    bench = Bench()
+    bench.tell(m.Gone(0, 5), m.CONTROLLER, 3)
+    bench.join(0, 5)
+    bench.tell(m.Attach(50, 1, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0))
+    assert not len(bench.shard.queues[1].consumers)
+    bench.join(0, 6)
+    assert bench.turn() == [m.Hello(1, ready=True)]
 
 
 def test_a_window_stops_deliveries_until_credit() -> None:
@@ -376,3 +424,13 @@ def test_a_consumer_that_comes_behind_a_publish_finds_it_with_the_one_before() -
     bench.attach(2, priority=5)
     bench.publish(1)
     assert sorted(deliveries(bench.turn())) == [(1, 1), (2, 1)]
+
+
+def test_what_an_ack_made_room_for_is_delivered_before_the_cancel_behind_it() -> None:
+    bench = Bench()
+    bench.attach(prefetch=1)
+    bench.publish(2)
+    assert deliveries(bench.turn()) == [(1, 1)]
+    bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, m.ACK, 1, 1)]), 1000)
+    bench.tell(m.Detach(60, 1))
+    assert bench.turn() == [("deliver", [(1, 2, False, 1)]), m.Done(60)]

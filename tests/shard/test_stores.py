@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from shardd.config import ShardConfig
+from shardd.disk import Calls
 from shardd.server import Stores
 
 
 def test_only_stores_of_other_vhosts_go(tmp_path: Path) -> None:
-    stores = Stores(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096))
+    stores = Stores(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096), Calls())
     for vhost in ("kept", "gone"):
         store = stores.open(vhost)
         store.recover([])
@@ -31,7 +32,7 @@ def test_only_stores_of_other_vhosts_go(tmp_path: Path) -> None:
 
 
 def test_a_vhost_never_opened_is_removed_or_was_never_there(tmp_path: Path) -> None:
-    stores = Stores(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096))
+    stores = Stores(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096), Calls())
     store = stores.open("old")
     store.recover([])
     store.close({})
@@ -45,11 +46,11 @@ def test_a_recovery_tells_how_far_it_is_at_most_twice_a_second(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    stores = Stores(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096))
+    stores = Stores(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096), Calls())
     with caplog.at_level(logging.INFO, "shardd.server"):
         for done in range(1, 21):
-            stores.progress("/", done, 20)
+            stores.progress("/", done * 1_000_000, 20_000_000, done * 1000)
             clock[0] += 0.1
     told = [record.getMessage() for record in caplog.records]
-    assert told[0] == "recovering /: 1 of 20 segments, 5 %"
+    assert told[0] == "recovering 5 %: vhost /, 1.0 of 20.0 MB, 1,000 messages"
     assert 2 <= len(told) <= 4

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import errno
+import random
 import struct
 from array import array
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from shardd.store import DiskFull, FormatTooNew, SegmentStore, StoreFailed
+from shardd.store import Corrupt, DiskFull, FormatTooNew, SegmentStore, StoreFailed, recovery
 from shardd.store.record import crc32c
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
+
+RECORD_BYTES = 3 * 200 + 64  # more than any of three short messages takes
 
 
 def one(number: int, size: int = 300) -> bytes:
@@ -129,6 +134,116 @@ def test_a_damaged_record_is_skipped_told_by_name_and_costs_no_other() -> None:
     ((damage),) = store.damage
     assert (damage.what, damage.file) == ("corrupt", name.removeprefix("d/"))
     assert damage.start < (entries[3] & 0xFFFFFFFF) >> 4 < damage.stop
+    segment, kept = files.names[name].data, files.names[name.replace("msgs", "damaged")].data
+    assert kept[:64] == segment[:64] and kept[damage.start :] == segment[damage.start : damage.stop], "kept for people"
+    assert not any(kept[64 : damage.start])
+
+
+def test_more_damage_than_is_kept_aside_is_still_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "DAMAGED_BYTES_MAX", 100)
+    files = FaultyFiles()
+    store = opened(files)
+    entries = store.append(b"".join(one(number) for number in range(8)))[0].entries
+    store.flush()
+    files = files.restarted(power_cut=False)
+    (name,) = [name for name in files.names if "msgs" in name]
+    files.names[name].data[((entries[3] & 0xFFFFFFFF) >> 4) + 100] ^= 1
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    assert len(store.recover([1])[1].entries) == 7 and len(store.damage) == 1
+    assert not any("damaged" in name for name in files.names)
+
+
+def test_a_damaged_header_that_the_index_can_tell_is_mended_and_costs_nothing() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    entries = store.append(b"".join(one(number) for number in range(8)))[0].entries
+    sync(store)
+    store.close({1: entries})
+    (name,) = [name for name in files.names if "msgs" in name]
+    files.names[name].data[20] ^= 1
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    found = store.recover([1])[1].entries
+    assert found == entries and len(read_all(store, found)) == 8
+    assert [damage.what for damage in store.damage] == ["mendable"]
+    store.close({1: entries})
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    assert store.recover([1])[1].entries == entries and not store.damage
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["in the same life", "after a clean stop"])
+def test_what_broke_behind_a_good_index_is_never_read_and_costs_no_other(again: bool) -> None:
+    """A recovery believes the index and reads no record: who reads it does."""
+    files = FaultyFiles()
+    store = opened(files)
+    batches = [b"".join(one(number) for number in range(start, start + 4)) for start in range(0, 40, 4)]
+    entries = array("Q", [entry for batch in batches for entry in store.append(batch)[0].entries])
+    sync(store)
+    if again:
+        store.close({1: entries})
+        store = SegmentStore("d", files=files, segment_bytes=4096)
+        assert list(store.recover([1])[1].entries) == list(entries)
+    bad = entries[5]
+    name = f"d/msgs.{bad >> 32:010d}"
+    files.names[name].data[((bad & 0xFFFFFFFF) >> 4) + 100] ^= 1
+    assert read_all(store, entries[:5]) and any("index." in name for name in files.names)
+    with pytest.raises(Corrupt, match=f"the record at byte .* of {name} is damaged"):
+        store.read(entries[5:], 1 << 30)
+    assert not any("index." in name for name in files.names)
+    store.close(None)
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    found = store.recover([1])[1].entries
+    assert [entry & ~15 for entry in found] == [entry for entry in entries if entry != bad]
+    assert [damage.what for damage in store.damage] == ["corrupt"]
+    assert len(read_all(store, found)) == 39
+
+
+def read_in_small_pieces(store: SegmentStore, entries: array[int]) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < len(entries):
+        found += split_messages(store.read(entries[len(found) :], 700)[0])
+    return found
+
+
+@settings(max_examples=200)
+@given(st.randoms(use_true_random=False), st.booleans(), st.integers(1, 3))
+def test_whatever_bits_flip_no_damaged_message_is_read_and_only_what_is_beside_them_is_lost(
+    pick: random.Random, clean: bool, flips: int
+) -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    sent: dict[int, bytes] = {}
+    for start in range(0, 60, 3):
+        numbers = range(start, start + 3)
+        bodies = tuple(encode_message(b"%d " % number * 60, b"", b"") for number in numbers)
+        entries = store.append(Record((1,), bodies).encode())[0].entries
+        sent.update(zip(entries, bodies, strict=True))
+    sync(store)
+    store.close({1: array("Q", sent)} if clean else None)
+    names = sorted(name for name in files.names if "spare" not in name)
+    hit: dict[str, set[int]] = {}
+    for _ in range(flips):
+        name = pick.choice(names)
+        at = pick.randrange(len(files.names[name].data))
+        files.names[name].data[at] ^= 1 << pick.randrange(8)
+        hit.setdefault(name, set()).add(at)
+    for _ in range(2):
+        store = SegmentStore("d", files=files, segment_bytes=4096)
+        arrivals = store.recover([1])
+        found = arrivals[1].entries if arrivals else array("Q")
+        try:
+            bodies_found = read_in_small_pieces(store, found)
+            break
+        except Corrupt:
+            store.close(None)
+    else:
+        raise AssertionError("found damaged again by the one who reads, after all was read anew")
+    assert bodies_found == [sent[entry & ~15] for entry in found]
+    lost = set(sent) - {entry & ~15 for entry in found}
+    for entry in lost:
+        places = hit.get(f"d/msgs.{entry >> 32:010d}", set())
+        index = f"d/index.{entry >> 32:010d}"
+        near = any(abs(at - ((entry & 0xFFFFFFFF) >> 4)) < RECORD_BYTES for at in places)
+        assert near or (min(places, default=64) < 64 and (index in hit or index not in names)), (entry, hit)
 
 
 def test_a_segment_without_a_good_header_is_kept_aside_and_told() -> None:

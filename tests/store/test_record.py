@@ -117,6 +117,27 @@ def test_a_scan_finds_every_good_record_and_no_other(batch: list[Record], salt: 
         assert facts == (list(arrival.facts) if arrival.facts is not None else [0] * len(facts))
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.lists(records, min_size=1, max_size=6), st.integers(1, 0xFFFFFFFF), st.randoms(use_true_random=False))
+def test_records_are_sound_up_to_the_first_that_is_bad_or_not_all_there(
+    batch: list[Record], salt: int, pick: random.Random
+) -> None:
+    whole = b"".join(one.encode(salt) for one in batch)
+    data = bytearray(whole)
+    for _ in range(pick.choice([0, 0, 1, 3])):
+        data[pick.randrange(len(data))] ^= 1 << pick.randrange(8)
+    stop = pick.choice([len(data), pick.randrange(len(data) + 1)])
+    end = 0
+    while end < stop and (found := decode_record(bytes(data[:stop]), end, salt)) is not None:
+        end = found[2]
+    got, needed = record.sound_until(data, 0, stop, salt)
+    assert got == end
+    if needed:
+        assert end + needed > stop
+    elif end < stop:
+        assert decode_record(bytes(data), end, salt) is None, "it is whole, and good"
+
+
 @given(st.binary(max_size=400), st.integers(0, 0xFFFFFFFF))
 def test_garbage_is_no_record(garbage: bytes, salt: int) -> None:
     abstracts, end, holes = record.scan(bytearray(64) + garbage, 64, 64 + len(garbage), salt)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import json
 import os
+import re
 from array import array
 from pathlib import Path
 
@@ -13,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.store import SegmentStore
+from shardd.store import SegmentStore, StoreFailed, StreamLog
 from shardd.store.__main__ import main
+from shardd.store.record import crc32c
 from shardd.store.salvage import salvage
 from tests.reference.record import Record, encode_message, split_messages
+from tests.support.faulty_files import FaultyFiles
 from tests.support.store_history import DIRECTORY, History
 
 Output = pytest.CaptureFixture[str]
@@ -85,7 +89,7 @@ def test_damage_is_told_by_file_and_byte_range_and_all_else_is_salvaged(tmp_path
     assert main(["verify", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert told.startswith("s/msgs.0000000001: corrupt, bytes ")
-    start, stop = (int(word) for word in told.split()[-3::2])
+    start, stop = map(int, re.search(r"bytes (\d+) to (\d+) ", told).groups())  # type: ignore[union-attr] # it is there
     assert start < position < stop
     assert main(["salvage", str(tmp_path / "s"), str(tmp_path / "new")]) == 1
     output = capsys.readouterr()
@@ -106,9 +110,57 @@ def test_a_torn_acks_file_and_a_lost_header_are_told(tmp_path: Path, capsys: Out
         file.write(b"torn")
     with open(tmp_path / "msgs.0000000002", "r+b") as file:
         file.write(b"?")
+    (tmp_path / "index.0000000002").unlink()
     assert main(["verify", str(tmp_path)]) == 1
     told = capsys.readouterr().err.splitlines()
-    assert told == [f"acks.0000000001: torn, bytes {size} to {size + 4}", "msgs.0000000002: header, bytes 0 to 4096"]
+    assert [line.rpartition(":")[0] for line in told] == [
+        f"acks.0000000001: torn, bytes {size} to {size + 4} (4 bytes)",
+        "msgs.0000000002: header, bytes 0 to 4096 (4096 bytes)",
+    ]
+
+
+class BadSector(FaultyFiles):
+    bad = range(0)
+
+    def read_into(self, handle: int, target: memoryview, position: int) -> int:
+        if position < self.bad.stop and position + len(target) > self.bad.start and self.is_message_file(handle):
+            raise OSError(errno.EIO, "a bad sector")
+        return super().read_into(handle, target, position)
+
+    def is_message_file(self, handle: int) -> bool:
+        return any(self.names[name] is self.handles[handle] for name in self.names if "msgs." in name)
+
+
+def test_where_the_disk_cannot_be_read_a_start_refuses_and_salvage_rescues_the_rest() -> None:
+    files = BadSector()
+    store = SegmentStore("d", files=files, segment_bytes=1 << 16)
+    store.recover([1])
+    entries = store.append(b"".join(one(number) for number in range(100)))[0].entries
+    store.flush()
+    store.close(None)
+    files.bad = range(9000, 9100)
+    for name in [name for name in files.names if "index." in name]:
+        del files.names[name]
+    with pytest.raises(StoreFailed, match="a bad sector"):
+        SegmentStore("d", files=files, segment_bytes=1 << 16).recover([1])
+    outcome = salvage(files, "d", "new")
+    touched = [n for n, entry in enumerate(entries) if 8192 - 400 < (entry & 0xFFFFFFFF) >> 4 < 12288]
+    assert [(one.what, one.start, one.stop) for one in outcome.damage[:1]] == [("unreadable", 8192, 12288)]
+    assert 100 - len(touched) <= outcome.messages < 100
+    store = SegmentStore("new", files=files, segment_bytes=1 << 16)
+    assert len(store.recover([1])[1].entries) == outcome.messages
+
+
+def test_a_header_that_the_index_can_tell_is_told_as_no_loss(tmp_path: Path, capsys: Output) -> None:
+    made(tmp_path / "s")
+    with open(tmp_path / "s/msgs.0000000002", "r+b") as file:
+        file.write(b"?")
+    assert main(["verify", str(tmp_path / "s")]) == 1
+    output = capsys.readouterr()
+    assert "msgs.0000000002: mendable, bytes 0 to 64 " in output.err
+    assert "20 messages, 18 of them not settled" in output.out
+    assert main(["salvage", str(tmp_path / "s"), str(tmp_path / "new")]) == 1
+    assert "18 messages copied" in capsys.readouterr().out
 
 
 def test_nothing_is_touched_while_a_broker_holds_the_data_directory(tmp_path: Path, capsys: Output) -> None:
@@ -176,3 +228,62 @@ def contents_of(history: History, directory: str) -> dict[int, list[tuple[bytes,
         facts = arrival.facts or [0] * len(messages)
         found[queue] = list(zip(messages, flags, facts, arrival.times or (), strict=True))
     return found
+
+
+def a_stream(directory: Path, count: int = 30) -> None:
+    log = StreamLog(str(directory), segment_bytes=4096)
+    log.recover()
+    for number in range(count):
+        log.append(one(number))
+    log.store_position(b"audit", 3)
+    log.close()
+
+
+def test_a_stream_is_counted_told_and_dumped_offset_by_offset(tmp_path: Path, capsys: Output) -> None:
+    store = tmp_path / "shard-00" / "vhost"
+    made(store)
+    a_stream(store / "stream-7")
+    assert main(["verify", str(tmp_path)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("shard-00/vhost: 2 segments")
+    assert told[1] == "shard-00/vhost/stream-7: a stream, 3 segments, 30 chunks, 30 messages, next offset 30"
+    assert main(["stats", str(store / "stream-7")]) == 0
+    found = lines(capsys.readouterr().out)
+    assert found[0]["first_offset"] == 0 and found[-1]["next_offset"] == 30
+    assert [line["file"] for line in found] == [f"log.{line['first_offset']:020d}" for line in found]
+    assert sum(int(str(line["messages"])) for line in found) == 30
+    assert main(["dump", str(store / "stream-7")]) == 0
+    found = lines(capsys.readouterr().out)
+    assert [(line["offset"], line["routing_key"]) for line in found] == [(at, str(at)) for at in range(30)]
+    assert found[3]["body_base64"] == base64.b64encode(b"body 3" * 40).decode() and found[3]["timestamp"] == 5
+    assert main(["salvage", str(tmp_path), str(tmp_path) + "-new"]) == 0
+    log = StreamLog(str(tmp_path) + "-new/shard-00/vhost/stream-7")
+    log.recover()
+    assert log.next_offset == 30 and log.position(b"audit") == 3
+
+
+def test_damage_in_a_stream_is_told_by_file_and_byte_range_and_nothing_is_changed(
+    tmp_path: Path, capsys: Output
+) -> None:
+    a_stream(tmp_path)
+    (index, *_) = sorted(tmp_path.glob("index.*"))
+    data = bytearray(index.read_bytes())
+    data[40] ^= 1  # it says that the segment ends with another offset, and its crc is good
+    data[12:16] = crc32c(bytes(data[16:]), 1).to_bytes(4, "little")
+    index.write_bytes(data)
+    (_, log, *_) = sorted(tmp_path.glob("log.*"))
+    with log.open("r+b") as file:
+        file.seek(500)
+        file.write(b"?")
+    (tmp_path / "positions").write_bytes((tmp_path / "positions").read_bytes() + b"torn")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main(["verify", str(tmp_path)]) == 1
+    output = capsys.readouterr()
+    told = dict(line.split(": ", 1) for line in output.err.splitlines())
+    assert told.keys() == {index.name, log.name, "positions"}
+    assert told[index.name].startswith("untrue") and told["positions"].startswith("torn")
+    start, stop = (int(word) for word in told[log.name].removeprefix("corrupt, bytes ").split(" to "))
+    assert start <= 500 < stop and "29 messages" in output.out
+    assert main(["dump", str(tmp_path)]) == 1
+    assert len(lines(capsys.readouterr().out)) == 29
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

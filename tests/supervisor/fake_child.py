@@ -1,7 +1,8 @@
 """A child that keeps its part of the bargain, or on demand does not. Its section: {name, journal, does}.
 
-`does`: "well", "exits N", "hangs" (never ready), "falls silent" (ready, asks to be watched, says no more),
-"will not stop" (ignores SIGTERM). What happens is appended to the journal, one line per event.
+`does`: "well", "exits N", "hangs" (never ready), "recovers" (never ready, says how far it is), "falls silent" (ready,
+asks to be watched, says no more), "will not stop" (ignores SIGTERM). What happens is appended to the journal, one line
+per event.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def main() -> int:
     write("started")
     if does.startswith("exits"):
         return int(does.split()[1])
-    if does != "hangs":
+    if does == "recovers":
+        notify.status("recovering 43 %")
+    elif does != "hangs":
         write("ready")
         notify.ready(says=name)
     if does == "falls silent":

@@ -25,6 +25,10 @@ DOCUMENTED = Path(__file__).parents[2] / "deploy" / "broker.toml"
         ('[shards]\ndurability = "maybe"', "shards.durability: invalid enum value 'maybe'"),
         ("shards = 3", "shards: expected `object`, got `int`"),
         ("= 3", "not TOML"),
+        ('[tls]\nkey = "k"', "tls: there is no cert"),
+        ('[tls]\ncert = "c"\nverify = "peer"', "tls: verify is peer, but there is no ca to verify by"),
+        ('[tls]\ncert = "c"\nmin_version = "1.1"', "tls.min_version: invalid enum value '1.1'"),
+        ('[tls]\ncert = "c"\nsni = [{ host = "x" }]', "tls.sni[0]: object missing required field `cert`"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(tmp_path: Path, text: str, says: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.config import FrontDoors, Settings, Shards
+from supervisor.config import FrontDoors, Settings, Shards, Tls
 from supervisor.plan import STAGES, Listening, children, shard_count
 
 
@@ -33,6 +33,19 @@ def test_each_front_door_is_told_its_own_socket_and_the_controller_those_for_ope
     doors = [plan for plan in plans if plan.kind == "front-door"]
     assert [(door.section["listen_fds"], door.fds) for door in doors] == [([10], (10,)), ([11], (11,))]
     assert plans[0].fds == (5, 6)
+
+
+def test_tls_comes_with_a_certificate_and_brings_a_socket_for_each_front_door_and_one_for_operators() -> None:
+    sockets = Listening((10, 11), (5,), (6,), "127.0.0.1:15672", amqps_fds=(20, 21), https_fds=(7,))
+    settings = Settings(front_doors=FrontDoors(count=2), tls=Tls(cert="c.pem"))
+    controller, _, *doors = children(settings, 1, "/run/x", "b", sockets)
+    assert [(door.section["listen_fds"], door.section["tls_listen_fds"], door.fds) for door in doors] == [
+        ([10], [20], (10, 20)),
+        ([11], [21], (11, 21)),
+    ]
+    assert controller.fds == (5, 7, 6) and controller.section["https_fds"] == (7,)
+    assert all(plan.section["tls"]["cert"] == "c.pem" for plan in (controller, *doors))
+    assert children(Settings(), 1, "/run/x", "b", listening(1))[0].section["tls"] is None
 
 
 def test_every_child_is_told_where_to_read_its_section_which_is_not_on_its_command_line() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 
 class Process:
-    def __init__(self, tmp_path: Path) -> None:
+    """`terminal`: a descriptor of the one it is started in; else it has none."""
+
+    def __init__(self, tmp_path: Path, terminal: int | None = None) -> None:
         ports = ["--bind=127.0.0.1", "--amqp-port=0", "--http-port=0", "--metrics-port=0", "--shards=1"]
         command = [sys.executable, "-m", "tests.supervisor.fake_broker", str(tmp_path / "journal")]
         self.popen = subprocess.Popen(
@@ -23,6 +29,8 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=(tmp_path / "log").open("a"),
             text=True,
+            start_new_session=True,
+            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
         )
         assert self.popen.stdout is not None
         self.ready_line = self.popen.stdout.readline()
@@ -46,6 +54,24 @@ def test_a_signal_drains_and_the_status_is_0(tmp_path: Path, process: Process, n
     drained = [line for line in (tmp_path / "journal").read_text().splitlines() if line.endswith("drained")]
     assert (tmp_path / "log").read_text().splitlines()[-1].endswith("INFO supervisor: stopped")
     assert drained == ["front-door-0 drained", "shard-0 drained", "controller drained"]
+
+
+def test_sighup_is_a_reload_and_ends_nothing(tmp_path: Path, process: Process) -> None:
+    process.popen.send_signal(signal.SIGHUP)
+    process.popen.send_signal(signal.SIGTERM)
+    process.popen.communicate(timeout=20)
+    assert process.popen.returncode == 0
+    assert "certificates are to be read anew" in (tmp_path / "log").read_text()
+
+
+def test_the_end_of_its_terminal_drains_the_broker(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = Process(tmp_path, theirs)
+    os.close(theirs)
+    os.close(ours)
+    process.popen.communicate(timeout=20)
+    assert process.popen.returncode == 0
+    assert (tmp_path / "log").read_text().splitlines()[-1].endswith("INFO supervisor: stopped")
 
 
 def test_when_the_supervisor_is_killed_its_children_drain_and_a_new_broker_starts_after_them(

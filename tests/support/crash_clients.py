@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import aio_pika
 import aiormq
+import pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
 from tests.support.real_broker import RealBroker
@@ -53,6 +55,37 @@ class Publishing:
         """Raises what a publish met other than a nack; a publish in silence is a TimeoutError."""
         self._going = False
         await asyncio.wait_for(asyncio.gather(*self._tasks), 20)
+
+
+class Listener:
+    """A publisher that hears whether it is blocked, and why."""
+
+    def __init__(self, broker: RealBroker) -> None:
+        self.reasons: list[str] = []
+        self.blocked = False
+        self._going = True
+        self._connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+        self._connection.add_on_connection_blocked_callback(self._on_blocked)
+        self._connection.add_on_connection_unblocked_callback(self._on_unblocked)
+        self._connection.channel().basic_publish("", "nowhere", b"")
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _on_blocked(self, connection: object, method: pika.frame.Method[pika.spec.Connection.Blocked]) -> None:
+        self.reasons.append(method.method.reason)
+        self.blocked = True
+
+    def _on_unblocked(self, connection: object, method: object) -> None:
+        self.blocked = False
+
+    def _listen(self) -> None:
+        while self._going:
+            self._connection.process_data_events(0.05)
+        self._connection.close()
+
+    def stop(self) -> None:
+        self._going = False
+        self._thread.join(5)
 
 
 @contextlib.asynccontextmanager

@@ -142,5 +142,8 @@ class DictHome:
     def keep_only(self, vhosts: Collection[str]) -> None:
         self.found = {vhost: store for vhost, store in self.found.items() if vhost in vhosts}
 
-    def progress(self, vhost: str, done: int, total: int) -> None:
+    def recovered(self, vhost: str, store: object) -> None:
+        pass
+
+    def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         pass

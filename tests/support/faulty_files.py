@@ -1,4 +1,5 @@
-"""A disk in memory that loses what was not synced, tears writes, is full, or breaks: a `Files` for the store's tests.
+"""A disk in memory that loses what was not synced, tears writes, is full, breaks, or hangs: a `Files` for the store's
+tests.
 
 Names and contents are kept apart, as on a real disk. Names last in the order they were changed (some first part of the
 changes since the last directory sync survives a power cut); contents last sector by sector in any combination.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import random
+import threading
 from dataclasses import dataclass, field
 
 
@@ -19,6 +21,14 @@ class Inode:
 
     def copy(self) -> Inode:
         return Inode(bytearray(self.data), bytearray(self.stable), set(self.dirty))
+
+
+class Hang:
+    """A call that does not return until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.over = threading.Event()
 
 
 class PowerCut(BaseException):
@@ -39,11 +49,16 @@ class FaultyFiles:
         self.cut_after: int | None = None  # changing calls until the power fails
         self.bytes_max: int | None = None  # room on the disk
         self.sync_lies = False
+        self.hang: dict[str, Hang] = {}  # the next call of that name
 
     # -- faults ---------------------------------------------------------------------------------------
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
+        if name in self.hang:
+            hang = self.hang.pop(name)
+            hang.begun.set()
+            hang.over.wait()
         if name in self.fail:
             left, error = self.fail[name]
             if left <= 0:

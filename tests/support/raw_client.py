@@ -36,6 +36,13 @@ def publish(channel: int, exchange: str, key: str, content: bytes, *, mandatory:
     return method(channel, said) + content_header(channel, len(content)) + bodies
 
 
+def with_properties(channel: int, exchange: str, key: str, content: bytes, **properties: object) -> bytes:
+    """A publish whose content header says these."""
+    said = commands.Basic.Publish(exchange=exchange, routing_key=key)
+    head: bytes = frame.marshal(header.ContentHeader(0, len(content), commands.Basic.Properties(**properties)), channel)
+    return method(channel, said) + head + raw_frame(3, channel, content)
+
+
 class RawClient:
     """Connected; `shake_hands` makes it a client like others, as far as wanted."""
 
@@ -94,6 +101,14 @@ class RawClient:
 
     def read(self) -> tuple[int, object] | None:
         """The next frame's channel and content, heartbeats passed over; None at the end of the stream."""
+        data = self.read_frame()
+        if data is None:
+            return None
+        _, channel, what = frame.unmarshal(data)
+        return channel, what
+
+    def read_frame(self) -> bytes | None:
+        """The same as it came."""
         while True:
             if len(self._buffer) >= 7:
                 size = 8 + struct.unpack_from(">I", self._buffer, 3)[0]
@@ -101,8 +116,7 @@ class RawClient:
                     data, self._buffer = self._buffer[:size], self._buffer[size:]
                     if data[0] == 8:
                         continue
-                    _, channel, what = frame.unmarshal(data)
-                    return channel, what
+                    return data
             try:
                 more = self.sock.recv(1 << 16)
             except ConnectionResetError:
@@ -110,6 +124,20 @@ class RawClient:
             if not more:
                 return None
             self._buffer += more
+
+    def message(self) -> tuple[commands.Basic.Properties, bytes]:
+        """The content that follows a deliver, get-ok or return."""
+        read = self.read()
+        assert read is not None and isinstance(read[1], header.ContentHeader), read
+        properties, size, content = read[1].properties, read[1].body_size, b""
+        while len(content) < size:
+            read = self.read()
+            assert read is not None and isinstance(read[1], body.ContentBody), read
+            content += read[1].value
+        return properties, content
+
+    def content(self) -> bytes:
+        return self.message()[1]
 
     def expect(self, kind: type[Expected]) -> Expected:
         """The next method, passing over contents."""

@@ -38,6 +38,7 @@ class RealBroker:
         self._arguments = ["--shards", str(shards), "--front-doors", str(front_doors), *more]
         self._port = 0  # the same after a restart, so that clients may come back
         self.amqp = self.http = self.metrics = ""
+        self.addresses: dict[str, str] = {}  # all there are, by the names of the line `ready:`
         self.start()
 
     def start(self) -> None:
@@ -64,6 +65,7 @@ class RealBroker:
         try:
             for line in self.process.stdout:
                 if found := READY.match(line):
+                    self.addresses = dict(word.split("=", 1) for word in line.split()[1:])
                     return found[1], found[2], found[3]
         finally:
             overdue.cancel()
@@ -110,9 +112,9 @@ class RealBroker:
         """kill -9 one process and wait until another one of its kind is ready."""
         old = self.pid(kind, index)
         os.kill(old, signal.SIGKILL)
-        wait_until(lambda: self._is_replaced(kind, index, old), f"{kind} {index} to come back", START_TIMEOUT_S)
+        wait_until(lambda: self.is_replaced(kind, index, old), f"{kind} {index} to come back", START_TIMEOUT_S)
 
-    def _is_replaced(self, kind: str, index: int, old: int) -> bool:
+    def is_replaced(self, kind: str, index: int, old: int) -> bool:
         for child in self.status()["children"]:
             if child["kind"] == kind and child["index"] == index:
                 return child["pid"] not in (0, old) and child["state"] == "ready"
@@ -126,7 +128,7 @@ class RealBroker:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         self.process.wait(STOP_TIMEOUT_S)
-        wait_until(lambda: not any(_is_running(pid) for pid in pids), "all processes to end", STOP_TIMEOUT_S)
+        wait_until(lambda: not any(is_running(pid) for pid in pids), "all processes to end", STOP_TIMEOUT_S)
 
     def restart(self) -> None:
         """Start again on the same data and port, after stop() or kill_all()."""
@@ -153,7 +155,7 @@ class RealBroker:
         self.process.wait()
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.store_history import History, live_through_power_cut
+from tests.support.store_lives import LIVES
 from tests.torture.big_store import MESSAGES
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
@@ -21,36 +21,7 @@ OPEN_SECONDS_MAX = {"clean": 5.0, "kill": 15.0}
 MEMORY_BYTES_MAX = 24.0
 
 
-def power_cuts(seed: int) -> None:
-    live_through_power_cut(seed)
-
-
-def stops_of_every_kind(seed: int) -> None:
-    history = History(seed)
-    for _ in range(6):
-        history.play(40)
-        end_somehow(history)
-
-
-def much_merging(seed: int) -> None:
-    history = History(seed)
-    for _ in range(4):
-        for _ in range(8):
-            history.play(8)
-            history.sync()
-            history.compact()
-        end_somehow(history)
-
-
-def end_somehow(history: History) -> None:
-    end = history.random.choice(["stop", "kill", "power cut"])
-    if end == "stop":
-        history.stop_cleanly()
-    else:
-        history.crash(power_cut=end == "power cut")
-
-
-@pytest.mark.parametrize("live", [power_cuts, stops_of_every_kind, much_merging])
+@pytest.mark.parametrize("live", LIVES, ids=lambda live: live.__name__)
 def test_every_promise_holds_through_random_lives(live: Callable[[int], None], seeds: range) -> None:
     for seed in seeds:
         try:

@@ -17,6 +17,7 @@ CONTROL: list[wire.Control] = [
     wire.DeleteQueue(2, 7, True, False),
     wire.DropVhost(3, "/"),
     wire.AutoDeleted(7, "expired"),
+    wire.Used(7),
     wire.Stats(4),
     wire.StatsReply(
         5,

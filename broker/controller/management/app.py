@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -69,7 +70,12 @@ class Servers:
 
 
 async def start(
-    authority: Authority, presence: Presence, shard_links: ShardLinks, links: DoorLinks, config: ControllerConfig
+    authority: Authority,
+    presence: Presence,
+    shard_links: ShardLinks,
+    links: DoorLinks,
+    config: ControllerConfig,
+    tls: ssl.SSLContext | None = None,
 ) -> Servers:
     stats = Gatherer(shard_links, links)
     context = Context(authority, presence, shard_links, links, config, stats)
@@ -80,6 +86,8 @@ async def start(
         runners.append(runner)
         for fd in fds:
             await web.SockSite(runner, socket.socket(fileno=fd), backlog=BACKLOG).start()
+    for fd in config.https_fds:
+        await web.SockSite(runners[0], socket.socket(fileno=fd), backlog=BACKLOG, ssl_context=tls).start()
     return Servers(runners)
 
 

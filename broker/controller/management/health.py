@@ -6,6 +6,8 @@ from typing import Any
 
 from broker.controller.management.call import NODE, ApiError, Call, Context, Route, bad_request, check, not_found
 from broker.controller.management.overview import listeners
+from broker.controller.management.processes import warnings
+from shardd.wire.messages import DISK_STALLED
 
 ALIVENESS_QUEUE = "aliveness-test"
 OK = {"status": "ok"}
@@ -24,6 +26,9 @@ def why_out_of_service(context: Context) -> str | None:
     not_ready = [shard.number for shard in context.shards.shards if not shard.ready]
     if not_ready:
         return f"shards not ready: {', '.join(map(str, not_ready))}"
+    stalled = [shard.number for shard in context.shards.shards if shard.alarm == DISK_STALLED]
+    if stalled:
+        return f"{DISK_STALLED}: shards {', '.join(map(str, stalled))}"
     if not context.links.doors():
         return "no front door is connected"
     return None
@@ -37,7 +42,9 @@ async def alarms(call: Call) -> Any:
     found = [{"shard": shard.number, "alarm": shard.alarm} for shard in call.context.shards.shards if shard.alarm]
     if found:
         raise Unhealthy("There are alarms in effect", alarms=found)
-    return OK
+    stats = await call.context.stats.now()
+    warned = [{"shard": shard, "warning": text} for shard, row in stats.shards.items() for text in warnings(row)]
+    return {**OK, "warnings": warned} if warned else OK
 
 
 async def in_service(call: Call) -> Any:

@@ -12,7 +12,7 @@ from broker.controller.management.processes import status
 from broker.routing.types import TYPES
 
 RABBITMQ_VERSION = "3.13.7"  # whose API this is
-PROTOCOLS = {"amqp": "amqp", "http": "http", "metrics": "http/prometheus"}
+PROTOCOLS = {"amqp": "amqp", "amqps": "amqp/ssl", "http": "http", "https": "https", "metrics": "http/prometheus"}
 
 
 def product_version() -> str:
@@ -65,7 +65,7 @@ async def overview(call: Call) -> dict[str, Any]:
         "contexts": [
             {"node": NODE, "description": "management", "path": "/", "port": str(one["port"]), "ssl_opts": []}
             for one in listeners(context)
-            if one["protocol"] == "http"
+            if one["protocol"] in ("http", "https")
         ],
         "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
     }

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from broker.controller.management.call import NODE, Call, Context, Route, not_found
+from broker.controller.management.gathered import Stats
+from shardd.wire.messages import LOW_ON_DISK
 
+# Of what the supervisor writes; `status` and `last_end` are words for people.
+SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_end", "started_at")
+KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -38,7 +43,7 @@ def rows(context: Context) -> list[dict[str, Any]]:
     queues, now = queues_per_shard(context), time.time()
     found, shown = status(context), []
     for child in [_supervisor(found), *found.get("children", [])] if found else []:
-        row = {name: child.get(name) for name in ("name", "kind", "index", "pid", "state", "restarts", "started_at")}
+        row = {name: child.get(name) for name in SHOWN}
         if row["started_at"]:
             row["uptime"] = round(max(0.0, now - row["started_at"]), 3)
         if row["pid"]:
@@ -59,6 +64,16 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
     return rows(call.context)
 
 
+def warnings(numbers: dict[str, float]) -> list[str]:
+    """What an operator should look at though everything is served; `numbers`: what one shard reports."""
+    found = []
+    if numbers.get("disk_free_bytes", 0) < numbers.get("disk_free_warn_bytes", 0):
+        found.append(f"low on disk soon: {numbers['disk_free_bytes'] / 1e6:.0f} MB free")
+    if numbers.get("damaged"):
+        found.append(f"{numbers['damaged']:.0f} damaged places found in message files at the last start, see the log")
+    return found
+
+
 async def shards(call: Call) -> list[dict[str, Any]]:
     queues, stats = queues_per_shard(call.context), await call.context.stats.now()
     return [
@@ -68,13 +83,23 @@ async def shards(call: Call) -> list[dict[str, Any]]:
             "ready": shard.ready,
             "alarm": shard.alarm,
             "queues": queues[shard.number],
+            "warnings": warnings(stats.shards.get(shard.number, {})),
             **stats.shards.get(shard.number, {}),
         }
         for shard in call.context.shards.shards
     ]
 
 
-def node(context: Context) -> dict[str, Any]:
+def disk_room(stats: Stats) -> dict[str, int]:
+    """Free bytes, and those below which publishers are blocked, where it is tightest; {} when no shard answers."""
+    rooms = [
+        (row["disk_free_bytes"], row["disk_free_min_bytes"]) for row in stats.shards.values() if row.keys() >= KEYS
+    ]
+    free, least = min(rooms, default=(None, None))
+    return {} if free is None or least is None else {"disk_free": int(free), "disk_free_limit": int(least)}
+
+
+def node(context: Context, stats: Stats) -> dict[str, Any]:
     alarms = {shard.alarm for shard in context.shards.shards if shard.alarm}
     children = [row for row in rows(context) if row.get("rss_bytes")]
     return {
@@ -85,7 +110,9 @@ def node(context: Context) -> dict[str, Any]:
         "os_pid": str(os.getpid()),
         "mem_used": sum(row["rss_bytes"] for row in children) or rss_bytes(os.getpid()),
         "mem_alarm": any("memory" in alarm for alarm in alarms),
-        "disk_free_alarm": any("disk" in alarm for alarm in alarms),
+        "disk_free_alarm": LOW_ON_DISK in alarms,
+        "alarms": sorted(alarms),
+        **disk_room(stats),
         "partitions": [],
         "uptime": int(max((row.get("uptime", 0) for row in children), default=0) * 1000),
         "rates_mode": "basic",
@@ -93,13 +120,13 @@ def node(context: Context) -> dict[str, Any]:
 
 
 async def nodes(call: Call) -> list[dict[str, Any]]:
-    return [node(call.context)]
+    return [node(call.context, await call.context.stats.now())]
 
 
 async def one_node(call: Call) -> dict[str, Any]:
     if call.part("node") != NODE:
         raise not_found()
-    return node(call.context)
+    return node(call.context, await call.context.stats.now())
 
 
 ROUTES = [

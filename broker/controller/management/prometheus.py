@@ -11,6 +11,7 @@ from broker.controller.management import processes
 from broker.controller.management.call import NODE, Context
 from broker.controller.management.gathered import Stats
 from broker.controller.management.overview import RABBITMQ_VERSION, product_version
+from shardd.wire.messages import LOW_ON_DISK
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -36,7 +37,7 @@ class _Once:
 
 async def text(context: Context, per_object: bool) -> bytes:
     stats = await context.stats.now()
-    metrics = [*_totals(context, stats), *_identity(), *_processes(context, stats)]
+    metrics = [*_totals(context, stats), *_identity(), *_alarms(context, stats), *_processes(context, stats)]
     if per_object:
         metrics.extend(_queues(context, stats))
     return generate_latest(_Once(metrics))
@@ -84,6 +85,23 @@ def _identity() -> Iterator[Metric]:
     )
     build.add_metric([RABBITMQ_VERSION, "shardmq", product_version()], 1)
     yield build
+
+
+def _alarms(context: Context, stats: Stats) -> Iterator[Metric]:
+    alarms = [(shard.number, shard.alarm) for shard in context.shards.shards if shard.alarm]
+    low = any(alarm == LOW_ON_DISK for _, alarm in alarms)
+    yield GaugeMetricFamily("rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", value=low)
+    for key, value in processes.disk_room(stats).items():
+        name = {"disk_free": "available", "disk_free_limit": "available_limit"}[key]
+        yield GaugeMetricFamily(f"rabbitmq_disk_space_{name}_bytes", "Of the file system of the messages", value=value)
+    family = GaugeMetricFamily("shardmq_shard_alarm", "1: in effect", labels=["process", "shard", "alarm"])
+    for shard, alarm in alarms:
+        family.add_metric([f"shard-{shard}", str(shard), alarm], 1)
+    yield family
+    warned = GaugeMetricFamily("shardmq_shard_warnings", "What an operator should look at", labels=["process", "shard"])
+    for shard, numbers in stats.shards.items():
+        warned.add_metric([f"shard-{shard}", str(shard)], len(processes.warnings(numbers)))
+    yield warned
 
 
 def _processes(context: Context, stats: Stats) -> Iterator[Metric]:

@@ -1,0 +1,112 @@
+"""A disk that does not answer is noticed: each call of the stores is timed by a thread that makes none itself.
+
+A call of the kernel cannot be taken back, so nothing is interrupted here: it is only said that one takes too long, and
+when that is over. The loop of the shard may be the one that hangs, so whoever hears it must not wait for the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import ParamSpec, TypeVar
+
+from shardd.store.files import Files
+
+log = logging.getLogger("shardd.disk")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# How late a stall, or its end, may be noticed; less where `stall_s` is less than four of these.
+LOOK_EACH_S = 0.5
+
+
+class Calls:
+    """What is under way: one call per thread at the most, so there are as many as threads that write."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._under_way: dict[int, tuple[float, str]] = {}
+
+    def timed(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
+        """The same function, known to be under way while it lasts."""
+        under_way, clock = self._under_way, self._clock
+
+        def call(*arguments: P.args, **options: P.kwargs) -> R:
+            thread = get_ident()
+            under_way[thread] = (clock(), name)
+            try:
+                return function(*arguments, **options)
+            finally:
+                del under_way[thread]
+
+        return call
+
+    def longest(self) -> tuple[float, str]:
+        """Seconds since the oldest call began, and its name; (0, "") when there is none."""
+        found = min(list(self._under_way.values()), default=None)
+        return (0.0, "") if found is None else (self._clock() - found[0], found[1])
+
+
+class StallWatch:
+    """Says once when a call takes longer than `stall_s`, and once when that is over, both in a thread of its own."""
+
+    def __init__(self, calls: Calls, stall_s: float, stalled: Callable[[str], None], over: Callable[[], None]) -> None:
+        self._calls = calls
+        self._stall_s = stall_s
+        self._stalled = stalled
+        self._over = over
+        self._longest = (0.0, "")
+        self.now = False
+        self._unseen = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="disk watch", daemon=True).start()
+
+    def seen(self) -> bool:
+        """Whether there is a stall, or was one since this was last asked: none passes unseen by the one who asks."""
+        unseen, self._unseen = self._unseen, False
+        return self.now or unseen
+
+    def look(self) -> None:
+        seconds, name = self._calls.longest()
+        if seconds > self._stall_s:
+            self._longest = (seconds, name)
+            if not self.now:
+                self.now = self._unseen = True
+                log.error("the disk does not answer: %s takes %.1f s already; publishers are held back", name, seconds)
+                self._stalled(f"disk does not answer: {name} takes more than {self._stall_s:g} s")
+        elif self.now:
+            self.now = False
+            log.warning("the disk answers again: %s took some %.1f s", self._longest[1], self._longest[0])
+            self._over()
+
+    def _run(self) -> None:
+        each_s = min(LOOK_EACH_S, self._stall_s / 4)
+        while True:
+            time.sleep(each_s)
+            self.look()
+
+
+class WatchedFiles:
+    """`Files` whose calls are known to `Calls` while they last: half a microsecond each, a few of them a batch."""
+
+    def __init__(self, files: Files, calls: Calls) -> None:
+        self.make_directory = calls.timed("mkdir", files.make_directory)
+        self.remove_directory = calls.timed("rmdir", files.remove_directory)
+        self.list = calls.timed("list", files.list)
+        self.open = calls.timed("open", files.open)
+        self.close = calls.timed("close", files.close)
+        self.size = calls.timed("stat", files.size)
+        self.read_into = calls.timed("read", files.read_into)
+        self.write = calls.timed("write", files.write)
+        self.allocate = calls.timed("allocate", files.allocate)
+        self.truncate = calls.timed("truncate", files.truncate)
+        self.sync = calls.timed("sync", files.sync)
+        self.sync_directory = calls.timed("sync of a directory", files.sync_directory)
+        self.rename = calls.timed("rename", files.rename)
+        self.remove = calls.timed("remove", files.remove)
+        self.salt = files.salt

@@ -1,0 +1,53 @@
+from array import array
+
+UNFILTERED: int
+ANY: int
+CHUNK_MESSAGES_BYTES: int
+FILTERS_MAX: int
+
+class Packer:
+    messages: int
+    def pack(
+        self, records: bytes | bytearray | memoryview, offset: int, filters: array[int] | None = None
+    ) -> tuple[bytearray, array[int]]: ...
+
+def seal(chunks: bytearray, start: int, stop: int, salt: int, mark: int) -> None: ...
+def chunk_at(window: bytearray, base: int, used: int, position: int, salt: int) -> tuple[int, int, int, int]: ...
+
+class Copier:
+    position: int
+    offset: int
+    checked: int
+    need: int
+    damaged: bool
+    full: bool
+    def copy(
+        self,
+        window: bytearray,
+        base: int,
+        used: int,
+        position: int,
+        checked: int,
+        salt: int,
+        offset: int,
+        limit: int,
+        bytes_max: int,
+        at_least_one: bool,
+        wanted: array[int] | None,
+    ) -> tuple[bytes, array[int], array[int]]: ...
+
+class Scanner:
+    offset: int
+    end: int
+    dirt: int
+    timestamp: int
+    newest: int
+    last_chunk: int
+    mark: int
+    cursor: int
+    need: int
+    holes: list[tuple[int, int, tuple[int, ...]]]
+    def __init__(self, salt: int, position: int, offset: int, newest: int, limit: int, every: int) -> None: ...
+    def feed(self, window: bytearray, used: int, last: bool) -> None: ...
+    def cut(self, hole: int) -> None: ...
+    def index(self) -> array[int]: ...

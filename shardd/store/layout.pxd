@@ -1,0 +1,50 @@
+# cython: language_level=3
+"""Numbers and lengths in a record and its messages, as record.pyx draws them: shared by record.pyx and chunk.pyx."""
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef extern from *:
+    """
+    #include <string.h>
+    static inline uint16_t shardd_u16(const unsigned char *p) { uint16_t v; memcpy(&v, p, 2); return v; }
+    static inline uint32_t shardd_u32(const unsigned char *p) { uint32_t v; memcpy(&v, p, 4); return v; }
+    static inline uint64_t shardd_u64(const unsigned char *p) { uint64_t v; memcpy(&v, p, 8); return v; }
+    static inline void shardd_put32(unsigned char *p, uint32_t v) { memcpy(p, &v, 4); }
+    static inline void shardd_put64(unsigned char *p, uint64_t v) { memcpy(p, &v, 8); }
+    """
+    uint16_t u16 "shardd_u16"(const uint8_t *p) noexcept nogil
+    uint32_t u32 "shardd_u32"(const uint8_t *p) noexcept nogil
+    uint64_t u64 "shardd_u64"(const uint8_t *p) noexcept nogil
+    void put32 "shardd_put32"(uint8_t *p, uint32_t v) noexcept nogil
+    void put64 "shardd_put64"(uint8_t *p, uint64_t v) noexcept nogil
+
+cdef enum:
+    RECORD_HEADER = 28
+    MESSAGE_BYTES_MIN = 10
+
+
+cdef inline uint64_t record_bytes(const uint8_t *record, uint64_t room) noexcept nogil:
+    """Length of the record if its header can be true, else 0."""
+    cdef uint64_t length, fixed, count
+    if room < RECORD_HEADER:
+        return 0
+    length = u32(record)
+    fixed = RECORD_HEADER + 4 * <uint64_t>u16(record + 24)
+    count = u32(record + 20)
+    if length & 7 or length > room or fixed == RECORD_HEADER or count == 0 or length < fixed:
+        return 0
+    if count * MESSAGE_BYTES_MIN > length - fixed:
+        return 0
+    return length
+
+
+cdef inline uint64_t message_bytes(const uint8_t *message, uint64_t room) noexcept nogil:
+    """Length of the stored message that begins here, or 0 when it does not end within `room`."""
+    cdef uint64_t n, total
+    if room < MESSAGE_BYTES_MIN:
+        return 0
+    n = message[8]
+    if 10 + n > room:
+        return 0
+    total = 10 + n + message[9 + n] + u32(message + 4) + <uint64_t>u32(message)
+    return total if total <= room else 0

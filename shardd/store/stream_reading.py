@@ -1,0 +1,326 @@
+"""Reading segments of streams: open files, windows of bytes and sparse indexes, each kind bounded for all streams that
+share a `StreamCache`; and how one read walks over windows, damage and all. Which offsets may be read is the log's.
+
+A reader is a position and nothing else here: any number of them may read while the log is appended to. What is kept
+for them (windows, places) is a cache that may be forgotten at any time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from shardd.store.chunk import Copier, Packer, Scanner, chunk_at
+from shardd.store.errors import Corrupt
+from shardd.store.files import Files
+from shardd.store.recovery import Damage, Reader
+from shardd.store.stream_segment import (
+    HEADER_BYTES,
+    INDEX_EVERY_BYTES,
+    StreamSegment,
+    decode_index,
+    file_name,
+    last_not_above,
+    last_older,
+)
+
+# Open files of all streams, but for those whose bytes wait for a sync.
+HANDLES_MAX = 64
+WINDOWS_MAX = 8
+WINDOW_BYTES_MIN = 64 << 10
+WINDOW_BYTES_MAX = 1 << 20
+# Indexes of sealed segments in memory: 24 bytes for each INDEX_EVERY_BYTES of segment.
+INDEXES_BYTES_MAX = 4 << 20
+# Bytes one read may look at while it looks for messages that pass its filter.
+LOOK_BYTES_MAX = 4 << 20
+# Places of damage remembered for each segment; beyond this they are looked for, and told, again.
+HOLES_MAX = 1024
+OFFSET_MAX = (1 << 63) - 1
+
+Report = Callable[[Damage], None]
+
+
+@dataclass(slots=True, eq=False)
+class Window:
+    segment: StreamSegment
+    start: int
+    used: int
+    data: bytearray
+    checked: int = 0  # position of the last chunk in it that was found good
+
+    def holds(self, segment: StreamSegment, position: int) -> bool:
+        return self.segment is segment and self.start <= position < self.start + self.used
+
+
+@dataclass(slots=True)
+class Messages:
+    """What one read found. `runs`: (first offset, count) of messages with consecutive offsets; between runs lies what
+    is damaged, or did not pass the filter. With no messages and `next_offset` moved on: read on from there."""
+
+    blob: bytes  # stored messages back to back
+    sizes: array[int]  # body_bytes of each
+    runs: array[int]
+    next_offset: int
+
+
+class StreamCache:
+    """What the streams of a process share."""
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        handles_max: int = HANDLES_MAX,
+        indexes_bytes_max: int = INDEXES_BYTES_MAX,
+        read_only: bool = False,
+    ) -> None:
+        self.files = files
+        self.read_only = read_only
+        self.handles_max = handles_max
+        self.indexes_bytes_max = indexes_bytes_max
+        self._handles: OrderedDict[StreamSegment, int] = OrderedDict()  # last used last
+        self._pinned: set[StreamSegment] = set()
+        self._windows: list[Window] = []  # last used last
+        self._indexed: OrderedDict[StreamSegment, int] = OrderedDict()  # bytes of index
+        self._indexes_bytes = 0
+        self.copier = Copier()
+        self.packer = Packer()
+
+    # -- open files -----------------------------------------------------------------------------------
+
+    def handle(self, segment: StreamSegment) -> int:
+        handle = self._handles.get(segment)
+        if handle is None:
+            handle = self.files.open(segment.path, read_only=self.read_only)
+            self.adopt(segment, handle)
+        else:
+            self._handles.move_to_end(segment)
+        return handle
+
+    def adopt(self, segment: StreamSegment, handle: int) -> None:
+        """An open file of the segment's, to be closed when there are too many that nothing waits for."""
+        self._handles[segment] = handle
+        excess = len(self._handles) - self.handles_max
+        if excess > 0:
+            idle = [other for other in self._handles if other not in self._pinned and other is not segment]
+            for other in idle[:excess]:
+                self.files.close(self._handles.pop(other))
+
+    def pin(self, segment: StreamSegment) -> None:
+        """Its file stays open: the error of a failed write-back is told only to who had it open."""
+        self._pinned.add(segment)
+
+    def unpin(self, segment: StreamSegment) -> None:
+        self._pinned.discard(segment)
+
+    def forget(self, segment: StreamSegment) -> None:
+        """It is gone, or its log is closed."""
+        self._pinned.discard(segment)
+        handle = self._handles.pop(segment, None)
+        self._windows = [window for window in self._windows if window.segment is not segment]
+        self._indexes_bytes -= self._indexed.pop(segment, 0)
+        if handle is not None:
+            self.files.close(handle)
+
+    # -- windows --------------------------------------------------------------------------------------
+
+    def window(self, segment: StreamSegment, position: int, size: int) -> Window:
+        """One that holds the byte at `position`; `size` bytes from there on if it must be read."""
+        for i in range(len(self._windows) - 1, -1, -1):
+            if self._windows[i].holds(segment, position):
+                self._windows.append(self._windows.pop(i))
+                return self._windows[-1]
+        return self.load(segment, position, size)
+
+    def load(self, segment: StreamSegment, position: int, size: int) -> Window:
+        """From `position` on, as far as the segment lasts."""
+        size = max(min(size, segment.synced - position), 0)
+        data = self._buffer(size)
+        try:
+            with memoryview(data) as view, view[:size] as part:
+                used = self.files.read_into(self.handle(segment), part, position)
+        except OSError as error:
+            raise Corrupt(f"cannot read byte {position} of {segment.path}: {error}") from error
+        if used != size:
+            raise Corrupt(f"{segment.path} ends at byte {position + used}, {segment.synced} bytes were written")
+        window = Window(segment, position, used, data)
+        # A huge message is not worth the memory of keeping.
+        if len(data) <= WINDOW_BYTES_MAX:
+            self._windows.append(window)
+        return window
+
+    def _buffer(self, size: int) -> bytearray:
+        """Warm pages of the window that was used least, if they are enough."""
+        while len(self._windows) >= WINDOWS_MAX:
+            oldest = self._windows.pop(0)
+            if len(oldest.data) >= size:
+                return oldest.data
+        return bytearray(size)
+
+    # -- indexes --------------------------------------------------------------------------------------
+
+    def index(self, segment: StreamSegment) -> array[int]:
+        """The sparse index of a segment: from memory, its file, or made anew of its chunks."""
+        if segment.entries is None:
+            self._load_index(segment)
+        elif segment in self._indexed:
+            self._indexed.move_to_end(segment)
+        assert segment.entries is not None
+        return segment.entries
+
+    def keep_index(self, segment: StreamSegment) -> None:
+        """Of a sealed segment: it may go when there is too much of them."""
+        assert segment.entries is not None
+        size = 8 * len(segment.entries)
+        self._indexes_bytes += size - self._indexed.pop(segment, 0)
+        self._indexed[segment] = size
+        while self._indexes_bytes > self.indexes_bytes_max and len(self._indexed) > 1:
+            oldest, size = self._indexed.popitem(last=False)
+            self._indexes_bytes -= size
+            oldest.entries = None
+
+    def _load_index(self, segment: StreamSegment) -> None:
+        try:
+            handle = self.handle(segment)
+            directory = segment.path.rpartition("/")[0]
+            data = Reader(self.files, directory, False).read_whole(f"{directory}/{file_name('index', segment.first)}")
+            if not decode_index(data, segment, self.files.size(handle)):
+                scanner = scan(self.files, handle, segment, segment.used, segment.end)
+                segment.entries, segment.last_chunk = scanner.index(), scanner.last_chunk
+                # Zeros behind the last chunk are room that was set aside and not given back.
+                segment.used = segment.synced = max(scanner.end, scanner.dirt)
+        except OSError as error:
+            raise Corrupt(f"cannot read {segment.path}: {error}") from error
+        self.keep_index(segment)
+
+
+def scan(files: Files, handle: int, segment: StreamSegment, size: int, limit: int) -> Scanner:
+    """Every chunk of a file of `size` bytes checked, window after window. Offsets from `limit` on are no good."""
+    scanner = Scanner(segment.salt, HEADER_BYTES, segment.first, segment.newest_before, limit, INDEX_EVERY_BYTES)
+    window = bytearray(min(WINDOW_BYTES_MAX, max(size - HEADER_BYTES, 0)))
+    while scanner.cursor < size:
+        wanted = max(WINDOW_BYTES_MAX, scanner.need)
+        if len(window) < min(wanted, size - scanner.cursor):
+            window = bytearray(min(wanted, size - scanner.cursor))
+        with memoryview(window) as view:
+            used = files.read_into(handle, view, scanner.cursor)
+        used = min(used, size - scanner.cursor)
+        scanner.feed(window, used, used == 0 or scanner.cursor + used >= size)
+        if used == 0:
+            break
+    return scanner
+
+
+@dataclass(slots=True)
+class Walk:
+    """One read on its way: where it is, what it has, what it may still take."""
+
+    cache: StreamCache
+    offset: int
+    limit: int  # offsets from here on are not to be seen
+    bytes_max: int
+    wanted: array[int] | None
+    report: Report
+    blobs: list[bytes]
+    sizes: array[int]
+    runs: array[int]
+    look_bytes: int = LOOK_BYTES_MAX
+    full: bool = False
+
+    def through(self, segment: StreamSegment) -> None:
+        """Take what is wanted of one segment; `offset` is behind it afterwards, or the read has enough."""
+        position = segment.places.get(self.offset) or last_not_above(self.cache.index(segment), self.offset)
+        size = min(max(WINDOW_BYTES_MIN, 2 * self.bytes_max), WINDOW_BYTES_MAX)
+        copier = self.cache.copier
+        while position < segment.synced and not self.full:
+            window, before = self.cache.window(segment, position, size), position
+            position = self._copy(window, position)
+            if copier.need:
+                position = self._more(window, position, copier.need)
+            elif copier.damaged:
+                position = skip(self.cache, segment, position, self.report)
+            elif position == before or self.look_bytes <= 0:
+                self.full = True
+        segment.remember_place(self.offset, position)
+        if not self.full:
+            self.offset = max(self.offset, min(segment.end, self.limit))
+
+    def _copy(self, window: Window, position: int) -> int:
+        copier = self.cache.copier
+        blob, sizes, runs = copier.copy(
+            window.data, window.start, window.used, position, window.checked, window.segment.salt,
+            self.offset, self.limit, self.bytes_max, not self.blobs, self.wanted,
+        )  # fmt: skip
+        window.checked = copier.checked
+        if sizes:
+            self.blobs.append(blob)
+            self.sizes += sizes
+            self._add_runs(runs)
+            self.bytes_max = max(self.bytes_max - len(blob), 0)
+        self.look_bytes -= copier.position - position
+        self.offset = copier.offset
+        self.full = copier.full or self.offset >= self.limit or (self.bytes_max == 0 and bool(self.blobs))
+        return copier.position
+
+    def _add_runs(self, runs: array[int]) -> None:
+        if self.runs and self.runs[-2] + self.runs[-1] == runs[0]:
+            self.runs[-1] += runs[1]
+            runs = runs[2:]
+        self.runs += runs
+
+    def _more(self, window: Window, position: int, need: int) -> int:
+        """The window ended within a chunk: one that begins with it. What ends behind the segment is no chunk."""
+        segment = window.segment
+        if window.start + window.used >= segment.synced:
+            return skip(self.cache, segment, position, self.report)
+        if need <= WINDOW_BYTES_MAX:
+            self.cache.load(segment, position, max(need, min(2 * self.bytes_max, WINDOW_BYTES_MAX)))
+            return position
+        after = self._copy(self.cache.load(segment, position, need), position)
+        if self.cache.copier.damaged or self.cache.copier.need:
+            return skip(self.cache, segment, position, self.report)
+        return after
+
+
+def skip(cache: StreamCache, segment: StreamSegment, position: int, report: Report) -> int:
+    """Position of the next good chunk behind damage, which is told once."""
+    stop = segment.holes.get(position)
+    if stop is None:
+        if len(segment.holes) >= HOLES_MAX:
+            segment.holes.clear()
+        stop = segment.holes[position] = _next_good(cache, segment, position)
+        report(Damage(segment.path.rpartition("/")[2], "corrupt", position, stop))
+    return stop
+
+
+def _next_good(cache: StreamCache, segment: StreamSegment, position: int) -> int:
+    scanner = Scanner(segment.salt, position, segment.first, 0, OFFSET_MAX, INDEX_EVERY_BYTES)
+    while scanner.cursor < segment.synced:
+        window = cache.load(segment, scanner.cursor, max(WINDOW_BYTES_MIN, scanner.need))
+        scanner.feed(window.data, window.used, window.start + window.used >= segment.synced)
+        if scanner.holes:
+            return scanner.holes[0][1]
+    return segment.synced
+
+
+def chunks(
+    cache: StreamCache, segment: StreamSegment, position: int, report: Report
+) -> Iterator[tuple[Window, int, int, int, int]]:
+    """(window, position, first offset, count, timestamp) of each good chunk from `position` on, whole in its window."""
+    while position < segment.synced:
+        window = cache.window(segment, position, WINDOW_BYTES_MIN)
+        length, first, count, timestamp = chunk_at(window.data, window.start, window.used, position, segment.salt)
+        while length == 0 and first and window.start + window.used < segment.synced:
+            window = cache.load(segment, position, first)
+            length, first, count, timestamp = chunk_at(window.data, position, window.used, position, segment.salt)
+        if length:
+            yield window, position, first, count, timestamp
+        position = position + length if length else skip(cache, segment, position, report)
+
+
+def chunk_newer(cache: StreamCache, segment: StreamSegment, timestamp: int, report: Report) -> int | None:
+    """First offset of the first good chunk of the segment with a timestamp not before `timestamp`."""
+    position = last_older(cache.index(segment), timestamp)
+    return next((one[2] for one in chunks(cache, segment, position, report) if one[4] >= timestamp), None)

@@ -1,0 +1,700 @@
+"""Section A of the feature table, messages: publish, confirm, consume, acknowledge, recover, reply, commit."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+from pamqp import base
+from pamqp.commands import Basic, Channel, Confirm, Queue, Tx
+
+from tests.features.conftest import Api
+from tests.support.raw_client import RawClient, content_header, method, publish, with_properties
+from tests.support.real_broker import RealBroker, wait_until
+
+REPLY_TO = "amq.rabbitmq.reply-to"
+
+
+def declare(client: RawClient, name: str, **how: Any) -> None:
+    client.ask(1, Queue.Declare(queue=name, **{"exclusive": True, **how}), Queue.DeclareOk)
+
+
+def got(client: RawClient, queue: str, channel: int = 1) -> bytes:
+    """The next message, acknowledged at once."""
+    client.ask(channel, Basic.Get(queue=queue, no_ack=True), Basic.GetOk)
+    return client.content()
+
+
+def is_empty(client: RawClient, queue: str, channel: int = 1) -> bool:
+    return bool(client.ask(channel, Basic.Get(queue=queue, no_ack=True), Basic.GetEmpty))
+
+
+def delivered(client: RawClient) -> tuple[Basic.Deliver, bytes]:
+    return client.expect(Basic.Deliver), client.content()
+
+
+# -- publish --------------------------------------------------------------------------------------------
+
+# Properties of a publish to the queue NAME, or what is published, and how the channel ends.
+REFUSALS: list[tuple[str, str, Any, int, str]] = [
+    ("A5.1", "exchange", publish(1, "no-such", "k", b"x"), 404, "NOT_FOUND - no exchange 'no-such' in vhost '/'"),
+    ("A5.4", "size", method(1, Basic.Publish()) + content_header(1, 1048577), 406,
+     "PRECONDITION_FAILED - message size 1048577 is larger than configured max size 1048576"),
+    ("A5.5", "word", {"expiration": "abc"}, 406, "PRECONDITION_FAILED - invalid expiration 'abc': no_integer"),
+    ("A5.5", "left over", {"expiration": "12ms"}, 406,
+     "PRECONDITION_FAILED - invalid expiration '12ms': {leftover_string,\"ms\"}"),
+    ("A5.5", "negative", {"expiration": "-1"}, 406,
+     "PRECONDITION_FAILED - invalid expiration '-1': {value_negative,-1}"),
+    ("A5.5", "large", {"expiration": "4294967296"}, 406,
+     "PRECONDITION_FAILED - invalid expiration '4294967296': {value_too_big,4294967296}"),
+    ("A5.6", "user id", {"user_id": "nobody"}, 406,
+     "PRECONDITION_FAILED - user_id property set to 'nobody' but authenticated user was 'guest'"),
+    ("A5.7", "CC", {"headers": {"CC": "k"}}, 406,
+     'PRECONDITION_FAILED - invalid message: {unacceptable_type_in_header,"CC",longstr}'),
+    ("A5.7", "BCC", {"headers": {"BCC": 1}}, 406,
+     'PRECONDITION_FAILED - invalid message: {unacceptable_type_in_header,"BCC",signedint}'),
+    ("A7.2", "no consumer", {"reply_to": REPLY_TO}, 406, "PRECONDITION_FAILED - fast reply consumer does not exist"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "text"), [pytest.param(*case[2:], id=f"{case[0]} {case[1]}") for case in REFUSALS]
+)
+def test_a_publish_that_cannot_be_ends_the_channel_in_rabbitmqs_words(
+    client: RawClient, name: str, what: Any, code: int, text: str
+) -> None:
+    declare(client, name)
+    client.ask(1, Confirm.Select(), Confirm.SelectOk)
+    data = what if isinstance(what, bytes) else with_properties(1, "", name, b"x", **what)
+    client.send(data + publish(1, "", name, b"behind it: dropped, neither acked nor nacked"))
+    client.expect_channel_close(1, code, text)
+    assert is_empty(client, name, 2)
+
+
+@pytest.mark.row("A5.2", "A5.8", "A5.11")
+def test_an_unroutable_message_is_returned_before_it_is_acknowledged(client: RawClient, name: str) -> None:
+    client.ask(1, Confirm.Select(), Confirm.SelectOk)
+    client.send(publish(1, "amq.direct", name, b"silent") + publish(1, "amq.direct", name, b"back", mandatory=True))
+    said: list[Any] = []
+    while not (said and isinstance(said[-1], Basic.Ack) and said[-1].delivery_tag == 2):
+        read = client.read()
+        assert read is not None
+        said.append(read[1])
+    assert [type(one) for one in said if isinstance(one, base.Frame)] == [Basic.Ack, Basic.Return, Basic.Ack]
+    returned = next(one for one in said if isinstance(one, Basic.Return))
+    assert (returned.reply_code, returned.reply_text) == (312, "NO_ROUTE")
+    assert (returned.exchange, returned.routing_key) == ("amq.direct", name)
+    assert [one.value for one in said if hasattr(one, "value")] == [b"back"]
+
+
+@pytest.mark.row("A5.2", "A5.8")
+def test_each_ack_comes_behind_the_returns_of_its_messages(client: RawClient, name: str) -> None:
+    """Many in one write, every third of them unroutable."""
+    declare(client, name)
+    client.ask(1, Confirm.Select(), Confirm.SelectOk)
+    keys = [name if number % 3 else "nowhere" for number in range(300)]
+    client.send(b"".join(publish(1, "", key, str(at).encode(), mandatory=True) for at, key in enumerate(keys, 1)))
+    acked, returned = 0, set()
+    while acked < 300:
+        read = client.read()
+        assert read is not None
+        if isinstance(read[1], Basic.Return):
+            returned.add(int(client.content()))
+        elif isinstance(read[1], Basic.Ack):
+            tag = read[1].delivery_tag
+            through = range(acked + 1, tag + 1) if read[1].multiple else [tag]
+            assert {at for at in through if keys[at - 1] == "nowhere"} <= returned
+            acked = max(acked, tag)
+    assert len(returned) == 100
+
+
+@pytest.mark.row("A5.3")
+def test_immediate_is_not_implemented(client: RawClient, name: str) -> None:
+    client.send(method(1, Basic.Publish(routing_key=name, immediate=True)) + content_header(1, 0))
+    client.expect_close(540, "NOT_IMPLEMENTED - immediate=true")
+
+
+@pytest.mark.row("A5.5")
+def test_expiration_zero_means_now_or_never(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.send(with_properties(1, "", name, b"never", expiration="0"))
+    assert is_empty(client, name)
+    client.ask(1, Basic.Consume(queue=name, no_ack=True), Basic.ConsumeOk)
+    client.send(with_properties(1, "", name, b"now", expiration="0"))
+    assert delivered(client)[1] == b"now"
+
+
+@pytest.mark.row("A5.6")
+def test_a_user_id_that_is_right_stays(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.send(with_properties(1, "", name, b"x", user_id="guest"))
+    client.ask(1, Basic.Get(queue=name), Basic.GetOk)
+    assert client.message()[0].user_id == "guest"
+
+
+@pytest.mark.row("A5.7")
+def test_cc_and_bcc_name_more_queues_and_bcc_is_not_told(client: RawClient, name: str) -> None:
+    queues = [name, f"{name}-cc", f"{name}-bcc"]
+    for queue in queues:
+        declare(client, queue)
+    headers = {"CC": [queues[1], 5, "nowhere"], "BCC": [queues[2], queues[1]], "other": 1}
+    client.send(with_properties(1, "", name, b"x", headers=headers))
+    for queue in queues:
+        client.ask(1, Basic.Get(queue=queue, no_ack=True), Basic.GetOk)
+        properties, content = client.message()
+        assert content == b"x" and properties.headers == {"CC": headers["CC"], "other": 1}
+        assert is_empty(client, queue)
+
+
+@pytest.mark.row("A5.8")
+def test_confirms_count_from_the_first_publish_after_select(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.send(publish(1, "", name, b"before"))
+    client.send(method(1, Confirm.Select(nowait=True)))
+    client.ask(1, Confirm.Select(), Confirm.SelectOk)  # once more is no error
+    client.send(publish(1, "", name, b"x") * 5)
+    acked: set[int] = set()
+    while acked != {1, 2, 3, 4, 5}:
+        said = client.expect(Basic.Ack)
+        acked |= set(range(1, said.delivery_tag + 1)) if said.multiple else {said.delivery_tag}
+
+
+@pytest.mark.row("A5.9")
+def test_a_message_that_one_queue_refuses_is_nacked_though_another_took_it(client: RawClient, name: str) -> None:
+    declare(client, name)
+    declare(client, f"{name}-full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    for queue in (name, f"{name}-full"):
+        client.ask(1, Queue.Bind(queue=queue, exchange="amq.fanout"), Queue.BindOk)
+    client.ask(1, Confirm.Select(), Confirm.SelectOk)
+    client.send(publish(1, "amq.fanout", "", b"1"))
+    assert client.expect(Basic.Ack).delivery_tag == 1
+    client.send(publish(1, "amq.fanout", "", b"2"))
+    assert client.expect(Basic.Nack).delivery_tag == 2
+    assert [got(client, name, 2), got(client, name, 2), got(client, f"{name}-full", 2)] == [b"1", b"2", b"1"]
+
+
+@pytest.mark.row("A5.10")
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (Confirm.Select(), Tx.Select(), "cannot switch from confirm to tx mode"),
+        (Tx.Select(), Confirm.Select(), "cannot switch from tx to confirm mode"),
+    ],
+)
+def test_a_channel_is_in_one_mode(client: RawClient, first: Any, second: Any, text: str) -> None:
+    client.send(method(1, first))
+    client.read()
+    client.send(method(1, second))
+    client.expect_channel_close(1, 406, f"PRECONDITION_FAILED - {text}")
+
+
+@pytest.mark.row("A5.12")
+def test_a_transient_message_is_in_a_durable_queue_until_the_broker_stops(client: RawClient, name: str) -> None:
+    declare(client, name, durable=True, exclusive=False)
+    for mode in (1, 2):
+        client.send(with_properties(1, "", name, bytes([mode]), delivery_mode=mode))
+    assert [got(client, name), got(client, name)] == [b"\x01", b"\x02"]
+    client.ask(1, Queue.Delete(queue=name), Queue.DeleteOk)
+
+
+@pytest.mark.row("A5.13")
+def test_properties_and_headers_of_every_kind_come_back(client: RawClient, name: str) -> None:
+    when = datetime.datetime(2026, 11, 21, 6, 19, 21, tzinfo=datetime.UTC)
+    headers = {
+        "t": True, "I": -5, "l": 1 << 40, "d": 0.5, "S": "text", "x": bytearray(b"\x00\xff"), "V": None, "T": when,
+        "A": [1, "two", [3.5, None]], "F": {"deep": {"deeper": [True]}},
+    }  # fmt: skip
+    said = {
+        "content_type": "text/plain", "content_encoding": "utf-8", "headers": headers, "delivery_mode": 2,
+        "priority": 7, "correlation_id": "c", "reply_to": "somewhere", "expiration": "60000", "message_id": "m",
+        "timestamp": when, "message_type": "t", "app_id": "a",
+    }  # fmt: skip
+    declare(client, name)
+    client.send(with_properties(1, "", name, b"x", **said))
+    client.ask(1, Basic.Get(queue=name), Basic.GetOk)
+    back = dict(client.message()[0])
+    assert {key: back[key] for key in said} == said
+
+
+# -- consume --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("A6.1", "A6.14")
+def test_a_consumer_gets_a_tag_and_deliveries_their_fields(client: RawClient, name: str) -> None:
+    declare(client, name)
+    tag = client.ask(1, Basic.Consume(queue=name, no_local=True), Basic.ConsumeOk).consumer_tag
+    assert tag.startswith("amq.ctag-")
+    client.send(publish(1, "", name, b"1") + publish(1, "amq.direct", "none", b"") + publish(1, "", name, b"2"))
+    for number in (1, 2):
+        said, content = delivered(client)
+        assert (said.consumer_tag, said.delivery_tag, said.redelivered) == (tag, number, False)
+        assert (said.exchange, said.routing_key, content) == ("", name, str(number).encode())
+
+
+@pytest.mark.row("A6.1")
+def test_a_tag_is_used_once(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.ask(1, Basic.Consume(queue=name, consumer_tag="t"), Basic.ConsumeOk)
+    client.ask(2, Basic.Consume(queue=name, consumer_tag="t"), Basic.ConsumeOk)
+    client.send(method(1, Basic.Consume(queue=name, consumer_tag="t")))
+    client.expect_close(530, "NOT_ALLOWED - attempt to reuse consumer tag 't'")
+
+
+@pytest.mark.parametrize("verb", [pytest.param(Basic.Consume, id="A6.1"), pytest.param(Basic.Get, id="A6.9")])
+def test_a_queue_that_is_not_there_is_not_consumed(client: RawClient, name: str, verb: Any) -> None:
+    client.send(method(1, verb(queue=name)))
+    client.expect_channel_close(1, 404, f"NOT_FOUND - no queue '{name}' in vhost '/'")
+    client.send(method(2, verb(queue="")))
+    client.expect_channel_close(2, 404, "NOT_FOUND - no previously declared queue")
+
+
+@pytest.mark.row("A6.2")
+@pytest.mark.parametrize("first_is_exclusive", [True, False])
+def test_an_exclusive_consumer_is_alone(client: RawClient, name: str, first_is_exclusive: bool) -> None:
+    declare(client, name)
+    client.ask(1, Basic.Consume(queue=name, exclusive=first_is_exclusive), Basic.ConsumeOk)
+    client.send(method(2, Basic.Consume(queue=name, exclusive=not first_is_exclusive)))
+    client.expect_channel_close(2, 403, f"ACCESS_REFUSED - queue '{name}' in vhost '/' in exclusive use")
+
+
+@pytest.mark.row("A6.3")
+def test_higher_priorities_are_served_first_and_equals_in_turn(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.ask(1, Basic.Qos(prefetch_count=2), Basic.QosOk)
+    for tag, priority in (("low", -1), ("high-1", 5), ("high-2", 5)):
+        consume = Basic.Consume(queue=name, consumer_tag=tag, arguments={"x-priority": priority})
+        client.ask(1, consume, Basic.ConsumeOk)
+    tags = []
+    for number in range(6):
+        client.send(publish(2, "", name, str(number).encode()))
+        tags.append(delivered(client)[0].consumer_tag)
+    assert sorted(tags[:4]) == ["high-1", "high-1", "high-2", "high-2"] and tags[0] != tags[1]
+    assert tags[4:] == ["low", "low"]
+
+
+@pytest.mark.row("A6.4")
+def test_a_consumer_hears_that_its_queue_is_gone_if_its_client_can(broker: RealBroker, name: str) -> None:
+    with RawClient(broker.port) as client, RawClient(broker.port) as other:
+        client.shake_hands(channels=1)
+        other.shake_hands(channels=1)
+        declare(client, name, exclusive=False)
+        client.ask(1, Basic.Consume(queue=name, consumer_tag="t"), Basic.ConsumeOk)
+        other.ask(1, Queue.Delete(queue=name), Queue.DeleteOk)
+        told = client.expect(Basic.Cancel)
+        assert (told.consumer_tag, told.nowait) == ("t", True)
+        client.ask(1, Basic.Qos(), Basic.QosOk)
+
+
+@pytest.mark.row("A6.5")
+def test_a_channel_has_so_many_consumers_and_no_more(client: RawClient, name: str) -> None:
+    declare(client, name)
+    for _ in range(5):
+        client.ask(1, Basic.Consume(queue=name), Basic.ConsumeOk)
+    client.ask(2, Basic.Consume(queue=name), Basic.ConsumeOk)
+    client.send(method(1, Basic.Consume(queue=name)))
+    client.expect_close(530, "NOT_ALLOWED - reached maximum (5) of consumers per channel")
+
+
+@pytest.mark.row("A6.6")
+def test_a_single_consumer_is_active_and_the_next_takes_over(client: RawClient, name: str) -> None:
+    declare(client, name, arguments={"x-single-active-consumer": True})
+    for tag in ("a", "b"):
+        client.ask(1, Basic.Consume(queue=name, consumer_tag=tag, no_ack=True), Basic.ConsumeOk)
+    client.send(publish(2, "", name, b"x") * 3)
+    assert [delivered(client)[0].consumer_tag for _ in range(3)] == ["a", "a", "a"]
+    client.ask(1, Basic.Cancel(consumer_tag="a"), Basic.CancelOk)
+    client.send(publish(2, "", name, b"x"))
+    assert delivered(client)[0].consumer_tag == "b"
+
+
+@pytest.mark.row("A6.15")
+def test_a_message_for_a_waiting_consumer_is_never_ready_in_between(client: RawClient, name: str) -> None:
+    """Not even expired: it is handed over at once, be its time ever so short."""
+    declare(client, name, arguments={"x-message-ttl": 0})
+    client.ask(1, Basic.Consume(queue=name, no_ack=True), Basic.ConsumeOk)
+    for number in range(50):
+        client.send(publish(2, "", name, bytes([number])))
+        assert delivered(client)[1] == bytes([number])
+    assert client.ask(2, Queue.Declare(queue=name, passive=True), Queue.DeclareOk).message_count == 0
+
+
+@pytest.mark.row("A6.16")
+def test_a_publisher_is_held_back_while_a_shard_is_behind_and_nothing_is_lost(
+    broker: RealBroker, client: RawClient, name: str, api: Api
+) -> None:
+    """The shard sleeps; what it is given is bounded, so the client's writes come to a stop and its state is flow."""
+    declare(client, name)
+    client.ask(1, Confirm.Select(), Confirm.SelectOk)
+    port = client.sock.getsockname()[1]
+    flood = publish(1, "", name, bytes(50_000)) * 1000
+    sending = threading.Thread(target=client.send, args=(flood,), daemon=True)
+    shards = [broker.pid("shard", index) for index in range(2)]
+    for pid in shards:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        sending.start()
+        wait_until(lambda: _state(api, port) == "flow", "the publisher to be held back", 10)
+        assert sending.is_alive()
+    finally:
+        for pid in shards:
+            os.kill(pid, signal.SIGCONT)
+    acked = 0
+    while acked < 1000:
+        acked = client.expect(Basic.Ack).delivery_tag
+    sending.join()
+    assert client.ask(1, Queue.Purge(queue=name), Queue.PurgeOk).message_count == 1000
+
+
+def _state(api: Api, port: int) -> str:
+    return next(str(one["state"]) for one in api("/api/connections") if one["peer_port"] == port)
+
+
+@pytest.mark.row("A6.8")
+def test_what_is_unacknowledged_stays_so_after_a_cancel(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.ask(1, Basic.Consume(queue=name, consumer_tag="t"), Basic.ConsumeOk)
+    client.send(publish(1, "", name, b"x"))
+    delivered(client)
+    client.ask(1, Basic.Cancel(consumer_tag="t"), Basic.CancelOk)
+    client.ask(1, Basic.Cancel(consumer_tag="unknown"), Basic.CancelOk)
+    assert is_empty(client, name)
+    client.send(method(1, Basic.Nack(1)))
+    assert got(client, name) == b"x"
+
+
+@pytest.mark.row("A6.9")
+def test_get_counts_what_is_left(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.send(publish(1, "", name, b"1") + publish(1, "", name, b"2"))
+    said = client.ask(1, Basic.Get(queue=name), Basic.GetOk)
+    assert (said.message_count, said.delivery_tag, said.redelivered) == (1, 1, False)
+    assert (said.exchange, said.routing_key) == ("", name)
+
+
+@pytest.mark.parametrize(
+    ("settle", "left"),
+    [
+        pytest.param([Basic.Ack(2)], [b"1", b"3"], id="A6.10 one"),
+        pytest.param([Basic.Ack(2, multiple=True)], [b"3"], id="A6.10 multiple"),
+        pytest.param([Basic.Ack(0, multiple=True)], [], id="A6.10 all"),
+        pytest.param([Basic.Nack(2, multiple=True, requeue=False)], [b"3"], id="A6.10 nack without requeue"),
+        pytest.param([Basic.Reject(3, requeue=False)], [b"1", b"2"], id="A6.10 reject without requeue"),
+        pytest.param([Basic.Nack(3), Basic.Reject(1), Basic.Nack(2)], [b"1", b"2", b"3"], id="A6.11 in place"),
+    ],
+)
+def test_what_is_settled_is_gone_and_the_rest_goes_back_in_order(
+    client: RawClient, name: str, settle: list[base.Frame], left: list[bytes]
+) -> None:
+    declare(client, name)
+    client.send(b"".join(publish(1, "", name, body) for body in (b"1", b"2", b"3")))
+    for _ in range(3):
+        client.ask(2, Basic.Get(queue=name), Basic.GetOk)
+    client.send(b"".join(method(2, what) for what in settle))
+    client.ask(2, Basic.Recover(requeue=True), Basic.RecoverOk)
+    assert [got(client, name) for _ in left] == left
+    assert is_empty(client, name)
+
+
+@pytest.mark.row("A6.10")
+@pytest.mark.parametrize("what", [Basic.Ack(7), Basic.Nack(7), Basic.Reject(7), Basic.Ack(7, multiple=True)])
+def test_an_unknown_tag_ends_the_channel(client: RawClient, what: base.Frame) -> None:
+    client.send(method(1, what))
+    client.expect_channel_close(1, 406, "PRECONDITION_FAILED - unknown delivery tag 7")
+
+
+@pytest.mark.row("A6.12")
+@pytest.mark.parametrize("whole_channel", [True, False])
+def test_prefetch_bounds_what_is_unacknowledged(client: RawClient, name: str, whole_channel: bool) -> None:
+    declare(client, name)
+    client.ask(1, Basic.Qos(prefetch_count=2, global_=whole_channel), Basic.QosOk)
+    for tag in ("a", "b"):
+        client.ask(1, Basic.Consume(queue=name, consumer_tag=tag), Basic.ConsumeOk)
+    client.send(publish(2, "", name, b"x") * 10)
+    for _ in range(2 if whole_channel else 4):
+        delivered(client)
+    assert client.ask(2, Queue.Declare(queue=name, passive=True), Queue.DeclareOk).message_count == (
+        8 if whole_channel else 6
+    )
+
+
+@pytest.mark.row("A6.12")
+def test_a_prefetch_in_bytes_is_not_implemented(client: RawClient) -> None:
+    client.send(method(1, Basic.Qos(prefetch_size=9)))
+    client.expect_close(540, "NOT_IMPLEMENTED - prefetch_size!=0 (9)")
+
+
+@pytest.mark.row("A6.13")
+def test_recover_gives_everything_again_in_order_behind_its_answer(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.ask(1, Basic.Consume(queue=name), Basic.ConsumeOk)
+    client.send(b"".join(publish(1, "", name, body) for body in (b"1", b"2", b"3")))
+    for _ in range(3):
+        delivered(client)
+    client.ask(1, Basic.Recover(requeue=True), Basic.RecoverOk)
+    again = [delivered(client) for _ in range(3)]
+    assert [(said.delivery_tag, said.redelivered, content) for said, content in again] == [
+        (4, True, b"1"), (5, True, b"2"), (6, True, b"3"),
+    ]  # fmt: skip
+
+
+@pytest.mark.row("A6.13")
+def test_what_was_recovered_is_got_by_who_asks_next(client: RawClient, name: str) -> None:
+    """A cancel, a recover and a get in one write."""
+    declare(client, name)
+    client.ask(1, Basic.Consume(queue=name, consumer_tag="t"), Basic.ConsumeOk)
+    client.send(publish(1, "", name, b"1") + publish(1, "", name, b"2"))
+    for _ in range(2):
+        delivered(client)
+    client.send(method(1, Basic.Cancel(consumer_tag="t")) + method(1, Basic.Recover(requeue=True)))
+    client.send(method(1, Basic.Get(queue=name)))
+    client.expect(Basic.CancelOk)
+    client.expect(Basic.RecoverOk)
+    assert client.expect(Basic.GetOk).redelivered
+    assert client.content() == b"1"
+
+
+@pytest.mark.row("A6.8", "A6.13")
+def test_what_an_ack_made_room_for_comes_before_the_cancel_that_follows_it(client: RawClient, name: str) -> None:
+    """All in one write: each takes effect in its turn."""
+    declare(client, name)
+    client.ask(1, Basic.Qos(prefetch_count=2), Basic.QosOk)
+    client.send(b"".join(publish(1, "", name, body) for body in (b"1", b"2", b"3", b"4")))
+    client.ask(1, Basic.Consume(queue=name, consumer_tag="t"), Basic.ConsumeOk)
+    for _ in range(2):
+        delivered(client)
+    client.send(method(1, Basic.Ack(1)) + method(1, Basic.Cancel(consumer_tag="t")))
+    assert delivered(client)[1] == b"3"
+    client.expect(Basic.CancelOk)
+    client.ask(1, Basic.Recover(requeue=True), Basic.RecoverOk)
+    assert [got(client, name) for _ in range(3)] == [b"2", b"3", b"4"]
+
+
+@pytest.mark.row("A6.13")
+def test_recover_without_an_answer_and_recover_to_the_same_consumer(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.send(publish(1, "", name, b"x"))
+    client.ask(1, Basic.Get(queue=name), Basic.GetOk)
+    client.send(method(1, Basic.RecoverAsync(requeue=True)))
+    assert got(client, name) == b"x"
+    client.send(method(1, Basic.Recover(requeue=False)))
+    client.expect_close(540, "NOT_IMPLEMENTED - requeue=false")
+
+
+# -- direct reply-to ------------------------------------------------------------------------------------
+
+
+def ask_for_replies(client: RawClient, channel: int = 1, tag: str = "replies") -> None:
+    client.ask(channel, Basic.Consume(queue=REPLY_TO, no_ack=True, consumer_tag=tag), Basic.ConsumeOk)
+
+
+def private_name(client: RawClient, server: RawClient, queue: str, channel: int = 1) -> str:
+    """What a server of requests reads where the client said amq.rabbitmq.reply-to."""
+    client.send(with_properties(channel, "", queue, b"question", reply_to=REPLY_TO, correlation_id="1"))
+    server.ask(1, Basic.Consume(queue=queue, no_ack=True, consumer_tag="c"), Basic.ConsumeOk)
+    server.expect(Basic.Deliver)
+    properties, content = server.message()
+    server.ask(1, Basic.Cancel(consumer_tag="c"), Basic.CancelOk)
+    assert (content, properties.correlation_id) == (b"question", "1")
+    return str(properties.reply_to)
+
+
+def named(verb: Any, private: str, channel: int = 1, **more: Any) -> bytes:
+    """A method about a private name, which ends with a sign that the client library would not write itself."""
+    assert private.endswith("==")
+    return method(channel, verb(queue=private.replace("==", "::"), **more)).replace(b"::", b"==")
+
+
+@pytest.mark.row("A7.1", "A7.3")
+def test_a_reply_finds_the_one_who_asked(client: RawClient, other: RawClient, name: str) -> None:
+    declare(client, name, exclusive=False)
+    ask_for_replies(client)
+    private = private_name(client, other, name)
+    assert private.startswith(f"{REPLY_TO}.") and len(private) > len(REPLY_TO) + 16
+    other.send(named(Queue.Declare, private, passive=True))
+    seen = other.expect(Queue.DeclareOk)
+    assert (seen.queue, seen.message_count, seen.consumer_count) == (private, 0, 1)
+    other.ask(1, Confirm.Select(), Confirm.SelectOk)
+    other.send(publish(1, "", private, b"answer", mandatory=True))
+    other.expect(Basic.Ack)  # and no return before it
+    said, content = delivered(client)
+    assert (said.consumer_tag, said.redelivered, said.exchange, content) == ("replies", False, "", b"answer")
+    client.ask(1, Queue.Delete(queue=name), Queue.DeleteOk)
+
+
+@pytest.mark.row("A7.1", "A7.3")
+def test_nobody_is_there_for_a_reply_when_who_asked_has_left(client: RawClient, other: RawClient, name: str) -> None:
+    declare(other, name)
+    ask_for_replies(other)
+    private = private_name(other, other, name)
+    other.ask(1, Basic.Cancel(consumer_tag="replies"), Basic.CancelOk)
+
+    def is_gone() -> bool:
+        client.send(named(Queue.Declare, private, 2, passive=True))
+        read = client.read()
+        assert read is not None
+        if isinstance(read[1], Queue.DeclareOk):
+            return False
+        assert isinstance(read[1], Channel.Close)
+        assert (read[1].reply_code, read[1].reply_text) == (404, f"NOT_FOUND - no queue '{private}' in vhost '/'")
+        client.send(method(2, Channel.CloseOk()))
+        return True
+
+    wait_until(is_gone, "the reply queue to go", 10)
+    client.ask(1, Confirm.Select(), Confirm.SelectOk)
+    client.send(publish(1, "", private, b"late", mandatory=True))
+    assert client.expect(Basic.Return).reply_code == 312
+    client.expect(Basic.Ack)
+    ask_for_replies(other)  # anew, by another name
+    assert private_name(other, other, name) != private
+
+
+@pytest.mark.row("A7.1")
+def test_the_name_that_all_share_is_no_queue_but_always_there(client: RawClient) -> None:
+    for passive in (True, False):
+        said = client.ask(1, Queue.Declare(queue=REPLY_TO, passive=passive), Queue.DeclareOk)
+        assert (said.queue, said.message_count, said.consumer_count) == (REPLY_TO, 0, 1)
+    client.send(publish(1, "", REPLY_TO, b"x", mandatory=True))
+    assert client.expect(Basic.Return).reply_code == 312
+
+
+@pytest.mark.row("A7.1")
+def test_each_channel_has_replies_of_its_own_and_private_names_pass_unchanged(
+    client: RawClient, other: RawClient, name: str
+) -> None:
+    declare(client, name, exclusive=False)
+    names = []
+    for channel in (1, 2):
+        ask_for_replies(client, channel, f"t{channel}")
+        names.append(private_name(client, other, name, channel))
+    assert names[0] != names[1]
+    other.send(with_properties(1, "", name, b"passed on", reply_to=names[1]))
+    client.ask(3, Basic.Get(queue=name, no_ack=True), Basic.GetOk)
+    assert client.message()[0].reply_to == names[1]
+    other.send(publish(1, "", names[1], b"2") + publish(1, "", names[0], b"1"))
+    assert {(said.consumer_tag, content) for said, content in (delivered(client), delivered(client))} == {
+        ("t1", b"1"), ("t2", b"2"),
+    }  # fmt: skip
+    client.ask(1, Queue.Delete(queue=name), Queue.DeleteOk)
+
+
+CONSUME_REPLIES = Basic.Consume(queue=REPLY_TO, no_ack=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "text"),
+    [
+        pytest.param(Basic.Consume(queue=REPLY_TO), 406, "PRECONDITION_FAILED - reply consumer cannot acknowledge",
+                     id="A7.2 acknowledge"),
+        pytest.param(CONSUME_REPLIES, 406, "PRECONDITION_FAILED - reply consumer already set", id="A7.2 twice"),
+        pytest.param(Queue.Bind(queue=REPLY_TO, exchange="amq.direct"), 403,
+                     "ACCESS_REFUSED - cannot bind or unbind to a volatile (direct reply-to) queue", id="A7.2 bind"),
+        pytest.param(Queue.Unbind(queue=f"{REPLY_TO}.x", exchange="amq.direct"), 403,
+                     "ACCESS_REFUSED - cannot bind or unbind to a volatile (direct reply-to) queue", id="A7.2 unbind"),
+        pytest.param(Queue.Declare(queue=f"{REPLY_TO}.x"), 404,
+                     f"NOT_FOUND - no queue '{REPLY_TO}.x' in vhost '/'", id="A7.2 declare"),
+        pytest.param(Basic.Get(queue=f"{REPLY_TO}.x"), 404,
+                     f"NOT_FOUND - no queue '{REPLY_TO}.x' in vhost '/'", id="A7.2 get"),
+    ],
+)  # fmt: skip
+def test_replies_are_consumed_in_one_way_only(client: RawClient, asked: base.Frame, code: int, text: str) -> None:
+    ask_for_replies(client)
+    client.send(method(1, asked))
+    client.expect_channel_close(1, code, text)
+
+
+@pytest.mark.row("A7.1")
+def test_a_reply_queue_is_in_no_listing(client: RawClient, api: Api) -> None:
+    ask_for_replies(client)
+    for path in ("queues", "bindings", "consumers"):
+        assert REPLY_TO not in json.dumps(api(f"/api/{path}"))
+
+
+@pytest.mark.row("A7.2")
+def test_a_reply_queue_is_hidden_from_who_knows_its_name(client: RawClient, other: RawClient, name: str) -> None:
+    declare(other, name)
+    ask_for_replies(other)
+    private = private_name(other, other, name)
+    other.send(named(Queue.Delete, private))
+    other.expect(Queue.DeleteOk)
+    for verb in (Basic.Get, Basic.Consume, Queue.Purge):
+        client.send(named(verb, private))
+        client.expect_channel_close(1, 404, f"NOT_FOUND - no queue '{private}' in vhost '/'")
+        client.ask(1, Channel.Open(), Channel.OpenOk)
+    client.send(publish(1, "", private, b"still there"))
+    assert delivered(other)[1] == b"still there"
+
+
+@pytest.mark.row("A7.1")
+def test_replies_cross_front_doors_and_outlive_a_shard(tmp_path: Any, name: str) -> None:
+    """Of several connections some come to each of two front doors; each answers all the others."""
+    broker = RealBroker(tmp_path / "data", front_doors=2, shards=1)
+    clients = [RawClient(broker.port).shake_hands() for _ in range(8)]
+    try:
+        for client in clients:
+            ask_for_replies(client)
+        names = []
+        for at, client in enumerate(clients):
+            declare(client, f"{name}-{at}")
+            names.append(private_name(client, client, f"{name}-{at}"))
+        _answer_all(clients, names)
+        broker.kill("shard")
+        _answer_all(clients, names)
+    finally:
+        for client in clients:
+            client.sock.close()
+        broker.stop()
+        broker.clean_up()
+
+
+def _answer_all(clients: list[RawClient], names: list[str]) -> None:
+    for at, client in enumerate(clients):
+        client.send(b"".join(publish(1, "", private, str(at).encode()) for private in names))
+    for client in clients:
+        assert {delivered(client)[1] for _ in clients} == {str(at).encode() for at in range(len(clients))}
+
+
+# -- transactions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("A7.4")
+@pytest.mark.parametrize("what", [Tx.Commit(), Tx.Rollback()])
+def test_what_is_not_begun_cannot_end(client: RawClient, what: base.Frame) -> None:
+    client.send(method(1, what))
+    client.expect_channel_close(1, 406, "PRECONDITION_FAILED - channel is not transactional")
+
+
+@pytest.mark.row("A7.4")
+def test_nothing_of_a_transaction_is_seen_before_its_commit(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.send(publish(2, "", name, b"old"))
+    client.ask(2, Basic.Qos(), Basic.QosOk)
+    client.ask(1, Tx.Select(), Tx.SelectOk)
+    client.ask(1, Basic.Get(queue=name), Basic.GetOk)
+    client.send(method(1, Basic.Ack(1)) + publish(1, "", name, b"new"))
+    client.ask(1, Basic.Qos(), Basic.QosOk)
+    assert is_empty(client, name, 2)
+    client.ask(1, Tx.Commit(), Tx.CommitOk)
+    assert got(client, name, 2) == b"new"
+    client.ask(1, Channel.Close(200, "", 0, 0), Channel.CloseOk)
+    assert is_empty(client, name, 2)
+
+
+@pytest.mark.row("A7.5")
+def test_a_rollback_drops_publishes_and_takes_acks_back(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.send(publish(2, "", name, b"old"))
+    client.ask(2, Basic.Qos(), Basic.QosOk)
+    client.ask(1, Tx.Select(), Tx.SelectOk)
+    client.ask(1, Basic.Get(queue=name), Basic.GetOk)
+    client.send(method(1, Basic.Ack(1)) + publish(1, "", name, b"new"))
+    client.ask(1, Tx.Rollback(), Tx.RollbackOk)
+    assert is_empty(client, name, 2)  # unacknowledged again, not requeued
+    client.send(method(1, Basic.Ack(1)))
+    client.ask(1, Tx.Commit(), Tx.CommitOk)
+    client.ask(1, Channel.Close(200, "", 0, 0), Channel.CloseOk)
+    assert is_empty(client, name, 2)

@@ -1,0 +1,104 @@
+"""A call of the disk that takes too long is told once, and once when it is over; whoever asks later hears of it too."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from shardd.disk import Calls, StallWatch, WatchedFiles
+from tests.support.faulty_files import FaultyFiles
+
+STALL_S = 10.0
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.told: list[str] = []
+        self.calls = Calls(lambda: self.now)
+        self.calls_the_disk = self.calls.timed("sync", lambda then: then())
+        self.watch = StallWatch(self.calls, STALL_S, self.told.append, lambda: self.told.append("over"))
+
+    def after(self, seconds: float) -> list[str]:
+        self.now += seconds
+        self.told.clear()
+        self.watch.look()
+        return self.told
+
+
+def test_only_a_call_that_takes_too_long_is_told_and_only_once() -> None:
+    bench = Bench()
+
+    def meanwhile() -> None:
+        assert bench.after(STALL_S) == []
+        assert bench.after(0.1) == ["disk does not answer: sync takes more than 10 s"]
+        assert bench.after(100) == []
+
+    bench.calls_the_disk(meanwhile)
+    assert bench.after(0) == ["over"]
+    assert bench.after(100) == []
+
+
+def test_many_short_calls_are_no_long_one() -> None:
+    bench = Bench()
+    for _ in range(100):
+        bench.calls_the_disk(lambda: bench.after(STALL_S / 2))
+        assert bench.told == []
+
+
+def test_a_stall_that_is_over_before_somebody_asks_is_seen_once() -> None:
+    bench = Bench()
+    assert not bench.watch.seen()
+    bench.calls_the_disk(lambda: bench.after(STALL_S + 1))
+    bench.after(0)
+    assert bench.watch.seen()
+    assert not bench.watch.seen()
+
+
+def test_the_call_of_another_thread_counts_and_a_failed_one_ends() -> None:
+    bench, entered, leave = Bench(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        entered.set()
+        leave.wait()
+        raise OSError("and then it fails")
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            bench.calls_the_disk(hang)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    entered.wait()
+    assert bench.after(STALL_S + 1) != []
+    leave.set()
+    thread.join()
+    assert bench.after(0) == ["over"]
+
+
+def test_every_call_that_may_block_is_watched() -> None:
+    """Whatever a store's files can do, but for making up a number."""
+    calls = Calls()
+    seen: set[str] = set()
+
+    class Noting(FaultyFiles):
+        def _call(self, name: str) -> None:
+            assert calls.longest()[1], f"{name} goes unwatched"
+            seen.add(name)
+
+    files = WatchedFiles(Noting(), calls)
+    files.make_directory("d")
+    handle = files.open("d/a", create=True)
+    files.allocate(handle, 16)
+    files.write(handle, b"1234", 0)
+    files.truncate(handle, 2)
+    assert files.read_into(handle, memoryview(bytearray(2)), 0) == files.size(handle) == 2
+    files.sync(handle)
+    files.close(handle)
+    files.rename("d/a", "d/b")
+    files.sync_directory("d")
+    assert files.list("d") == ["b"]
+    files.remove("d/b")
+    files.remove_directory("d")
+    assert files.salt() and calls.longest() == (0.0, "")
+    assert len(seen) == 13

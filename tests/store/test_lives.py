@@ -1,0 +1,76 @@
+"""Whatever becomes of its disk: what a store was to make last is there, in order, once, undamaged.
+
+Thousands of random lives in each run, from another seed each time; `make torture` plays as many as one likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shardd.store import Corrupt
+from tests.support.store_history import History
+from tests.support.store_lives import (
+    LIVES,
+    ConfirmsBeforeSync,
+    ForgetsNames,
+    checksums_not_looked_at,
+    failing_calls,
+    flipped_bits,
+    power_cuts,
+)
+
+LIVES_MIN = 2000
+# A store that is broken is caught within so many lives.
+CANARY_LIVES = 60
+
+
+def test_a_run_plays_thousands_of_lives() -> None:
+    assert sum(LIVES.values()) >= LIVES_MIN
+
+
+@pytest.mark.parametrize("live", LIVES, ids=lambda live: live.__name__)
+def test_every_promise_holds_through_random_lives(
+    live: Callable[[int], None], request: pytest.FixtureRequest, lives_played: list[int]
+) -> None:
+    first = request.config.option.seed
+    for seed in range(first, first + LIVES[live]):
+        try:
+            live(seed)
+        except BaseException:
+            print(f"to see it again: make torture ARGS='--seed {seed} --histories 1 -k {live.__name__}'")
+            raise
+        lives_played.append(seed)
+
+
+@pytest.mark.parametrize("store_class", [ConfirmsBeforeSync, ForgetsNames])
+def test_a_store_that_promises_too_early_is_caught(store_class: type) -> None:
+    caught = 0
+    for seed in range(CANARY_LIVES):
+        try:
+            power_cuts(seed, store_class)
+        except (AssertionError, Corrupt) as error:
+            caught += "was owed" in str(error) or isinstance(error, Corrupt)
+    assert caught
+
+
+@pytest.mark.parametrize("live", [flipped_bits, power_cuts])
+def test_a_store_that_does_not_look_at_checksums_is_caught(live: Callable[[int], None]) -> None:
+    """By bits that flipped on the disk, and by what a power cut left of former lives of a file."""
+    caught = 0
+    with checksums_not_looked_at():
+        for seed in range(CANARY_LIVES):
+            try:
+                live(seed)
+            except (AssertionError, Corrupt, ValueError, IndexError) as error:
+                caught += bool(str(error))
+    assert caught
+
+
+def test_failing_calls_do_meet_full_disks_and_broken_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[History] = []
+    monkeypatch.setattr("tests.support.store_lives.History", lambda seed: seen.append(History(seed)) or seen[-1])
+    for seed in range(CANARY_LIVES):
+        failing_calls(seed)
+    assert any(history.refused for history in seen)

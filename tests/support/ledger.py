@@ -1,0 +1,227 @@
+"""What clients were told over many rounds of kills, and what must be true of it. Complaints are found as it is told.
+
+A key names one channel's publishes, numbered from 1 (bodies as in history.py). A message may go to several queues: what
+is said of deliveries holds for each. Times are of one clock, in seconds.
+
+- A publish is answered once: by an ack or by a nack, never both.
+- What was confirmed is delivered.
+- No body is damaged, foreign, or in a queue it was not sent to.
+- What is delivered as new comes in the order of publishing, and nothing comes twice as new.
+- The order falls back only where something was killed or the consumer left: no more often than that.
+- What was acknowledged, and known to be so to the broker, comes again only if a shard died before it was on disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from tests.support.history import read_body
+
+# An acknowledgement reaches the disk within a second and a sync; more on a machine with other work.
+ACK_LASTS_S = 3.0
+COMPLAINTS_MAX = 20
+
+UNANSWERED, ACKED, NACKED = 0, 1, 2
+NEW, MARKED = 1, 2  # how a message was delivered
+
+
+class Published:
+    """All of one key. Index 0 is not used."""
+
+    def __init__(self, queues: tuple[str, ...]) -> None:
+        self.queues = queues
+        self.answers = bytearray(1)
+
+
+class Arrived:
+    """One key's messages in one queue."""
+
+    def __init__(self) -> None:
+        self.seen = bytearray(1)
+        self.last_new = 0  # delivered without a mark
+        self.last = 0
+        self.falls = 0
+        self.settled_at = array("d", [0.0])  # 0: not known to be settled
+        self.handed_out_at = array("d", [0.0])
+
+    def grow(self, number: int) -> None:
+        more = number + 1 - len(self.seen)
+        if more > 0:
+            self.seen.extend(bytes(more))
+            for times in (self.settled_at, self.handed_out_at):
+                times.frombytes(bytes(8 * more))
+
+
+class Ledger:
+    """Told by the clients of several threads."""
+
+    def __init__(self) -> None:
+        self.complaints: list[str] = []
+        self.kills: list[float] = []  # of shards
+        self.deaths = 0  # of whatever process
+        self.deliveries = 0
+        self._comings: Counter[str] = Counter()  # of consumers, by queue
+        self._published: dict[str, Published] = {}
+        self._arrived: dict[tuple[str, str], Arrived] = defaultdict(Arrived)
+        self._unordered: set[str] = set()
+        self._waiting: Counter[str] = Counter()  # published, and not seen, by queue
+        self._lock = threading.Lock()
+
+    def _complain(self, text: str) -> None:
+        if len(self.complaints) < COMPLAINTS_MAX:
+            self.complaints.append(text)
+
+    def complain(self, text: str) -> None:
+        """Of what a client saw that is no matter of messages."""
+        with self._lock:
+            self._complain(text)
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def may_fall(self, queue: str) -> None:
+        """Its consumers are several, or give messages back: only damage, loss and unmarked repeats are looked for."""
+        self._unordered.add(queue)
+
+    def was_published(self, key: str, queues: tuple[str, ...]) -> int:
+        """The number of the message, to be put into its body."""
+        with self._lock:
+            published = self._published.get(key)
+            if published is None:
+                published = self._published[key] = Published(queues)
+            published.answers.append(UNANSWERED)
+            for queue in queues:
+                self._waiting[queue] += 1
+            return len(published.answers) - 1
+
+    def was_answered(self, key: str, numbers: Iterable[int], answer: int) -> None:
+        with self._lock:
+            answers = self._published[key].answers
+            for number in numbers:
+                if not 0 < number < len(answers):
+                    self._complain(f"key {key}: {number} was answered, but never published")
+                elif answers[number] != UNANSWERED:
+                    self._complain(f"key {key}: {number} was answered twice: {answers[number]}, then {answer}")
+                else:
+                    answers[number] = answer
+                    if answer == NACKED:  # it may come or not
+                        self._waiting.subtract(self._published[key].queues)
+
+    def was_killed(self, now: float, *, shards: bool) -> None:
+        """Some process, a moment after `now`; `shards`: one of these among them."""
+        with self._lock:
+            self.deaths += 1
+            if shards:
+                self.kills.append(now)
+
+    def consumer_came(self, queue: str) -> None:
+        """What the one before it held goes back."""
+        with self._lock:
+            self._comings[queue] += 1
+
+    def was_delivered(
+        self, queue: str, body: bytes, redelivered: bool, now: float, since: float | None = None
+    ) -> tuple[str, int]:
+        """`since`: it was not handed out before, if that is known."""
+        key, number = read_body(body)
+        with self._lock:
+            self.deliveries += 1
+            self._check_delivery(queue, key, number, redelivered, now, now if since is None else since)
+        return key, number
+
+    def was_settled(self, queue: str, known: Iterable[tuple[str, int, float]], now: float) -> None:
+        """Of what was acknowledged: key, number, and a time before which it was not handed out. The queue's shard has
+        answered what was asked behind the acknowledgement."""
+        with self._lock:
+            for key, number, handed_out_at in known:
+                arrived = self._arrived[queue, key]
+                arrived.settled_at[number] = now
+                arrived.handed_out_at[number] = handed_out_at
+
+    def waiting(self, queue: str) -> int:
+        """About how many messages it still has to deliver."""
+        return self._waiting[queue]
+
+    # -- what must be true -----------------------------------------------------------------------------------
+
+    def _check_delivery(self, queue: str, key: str, number: int, redelivered: bool, now: float, since: float) -> None:
+        published = self._published.get(key)
+        if published is None or not 0 < number < len(published.answers):
+            self._complain(f"{queue}: {key}:{number} was delivered, but never published")
+            return
+        if queue not in published.queues:
+            self._complain(f"{queue}: {key}:{number} was delivered, but sent to {published.queues}")
+        arrived = self._arrived[queue, key]
+        arrived.grow(number)
+        # Of several consumers one may look late at what it was given before another was given it again, and settled it.
+        before = arrived.seen[number] if queue not in self._unordered else arrived.seen[number] & NEW
+        if before and not redelivered:
+            self._complain(f"{queue}: {key}:{number} was delivered again without a mark")
+        if queue not in self._unordered:
+            self._check_order(queue, key, arrived, number, redelivered)
+        if 0 < arrived.settled_at[number] < (since if queue in self._unordered else now):
+            self._check_settled(queue, key, arrived, number, now)
+        self._waiting[queue] -= arrived.seen[number] == 0
+        arrived.seen[number] |= MARKED if redelivered else NEW
+
+    def _check_order(self, queue: str, key: str, arrived: Arrived, number: int, redelivered: bool) -> None:
+        if not redelivered:
+            if number < arrived.last_new:
+                self._complain(f"{queue}: {key}:{number} was delivered as new behind {arrived.last_new}")
+            arrived.last_new = number
+        if number <= arrived.last:
+            arrived.falls += 1
+            if arrived.falls > self.deaths + self._comings[queue]:
+                why = f"{self.deaths} deaths and {self._comings[queue]} consumers do not explain {arrived.falls} falls"
+                self._complain(f"{queue}: {key} fell from {arrived.last} to {number}: {why}")
+        arrived.last = number
+
+    def _check_settled(self, queue: str, key: str, arrived: Arrived, number: int, now: float) -> None:
+        """A kill between the delivery and the time its acknowledgement was surely on disk explains it."""
+        first, last = arrived.handed_out_at[number], arrived.settled_at[number] + ACK_LASTS_S
+        at = bisect_left(self.kills, first)
+        if at == len(self.kills) or self.kills[at] > last:
+            age = now - arrived.settled_at[number]
+            self._complain(
+                f"{queue}: {key}:{number} came again {age:.1f} s after it was acknowledged, nothing was killed"
+            )
+
+    def missing(self) -> list[str]:
+        """Confirmed and not (yet) delivered, by queue and key: how many, and the first."""
+        found = []
+        with self._lock:
+            for key, published in self._published.items():
+                for queue in published.queues:
+                    seen = self._arrived[queue, key].seen if (queue, key) in self._arrived else b"\0"
+                    gone = [
+                        number
+                        for number, answer in enumerate(published.answers)
+                        if answer == ACKED and not (number < len(seen) and seen[number])
+                    ]
+                    if gone:
+                        found.append(f"{queue}: {len(gone)} of {key}, first {gone[:5]}")
+        return found
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            answers = [published.answers for published in self._published.values()]
+            return {
+                "published": sum(len(each) - 1 for each in answers),
+                "confirmed": sum(each.count(ACKED) for each in answers),
+                "nacked": sum(each.count(NACKED) for each in answers),
+                "delivered": sum(len(arrived.seen) - arrived.seen.count(0) for arrived in self._arrived.values()),
+                "deaths": self.deaths,
+            }
+
+    def check(self) -> None:
+        """At any time."""
+        assert not self.complaints, "\n".join(self.complaints)
+
+    def check_all(self) -> None:
+        """When all is still."""
+        self.check()
+        missing = self.missing()
+        assert not missing, "confirmed messages were never delivered: " + "; ".join(missing[:COMPLAINTS_MAX])

@@ -1,0 +1,193 @@
+"""The kinds of random lives a store is played through, each a function of its seed alone, and stores that are broken on
+purpose: if the lives do not catch these, they prove nothing.
+
+The disk (faulty_files.py) loses what was not synced sector by sector, of 512 bytes or of 4 KiB, in any combination; it
+tears writes at any byte, is full, breaks or hangs at any call, and flips bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+from shardd.store import Corrupt, SegmentStore, StoreFailed, SyncJob, record
+from tests.support.faulty_files import Hang, PowerCut
+from tests.support.store_history import DIRECTORY, History
+
+# Calls that may fail, and how.
+FAILURES = {
+    "write": (errno.EIO, errno.ENOSPC), "allocate": (errno.ENOSPC, errno.EIO), "open": (errno.ENOSPC, errno.EIO),
+    "sync": (errno.EIO,), "sync_directory": (errno.EIO,), "rename": (errno.EIO,), "truncate": (errno.EIO,),
+    "remove": (errno.EIO,), "read": (errno.EIO,),
+}  # fmt: skip
+
+
+def power_cuts(seed: int, store_class: type[SegmentStore] = SegmentStore) -> None:
+    """Two lives, each ended in the middle of a call."""
+    history = History(seed, store_class=store_class)
+    for _ in range(2):
+        history.files.cut_after = history.random.choice([3, 10, 30, 100, 300])
+        with contextlib.suppress(PowerCut):
+            history.play(60)
+        history.crash(power_cut=True)
+
+
+def failing_calls(seed: int) -> None:
+    """The n-th call of a kind fails, and all after it, until there is room again or the process has ended."""
+    history = History(seed)
+    for _ in range(2):
+        call = history.random.choice(list(FAILURES))
+        history.files.fail[call] = (history.random.choice([0, 1, 3, 10, 30]), history.random.choice(FAILURES[call]))
+        with contextlib.suppress(StoreFailed, Corrupt, OSError):
+            history.play(40)
+            history.files.fail.clear()
+            history.play(10)
+        history.files.fail.clear()
+        history.crash(power_cut=history.random.random() < 0.5)
+
+
+def hanging_syncs(seed: int) -> None:
+    """While a sync hangs, appends, reads and settles go on, nothing is promised; then it ends, or the power does."""
+    history = History(seed)
+    for _ in range(3):
+        history.play(10)
+        history.end_sync()
+        history.append()
+        history.sync_step()
+        if history.job is None:  # all of it was settled, or merged, already
+            continue
+        _hang(history, history.job)
+    history.crash(power_cut=True)
+
+
+def _hang(history: History, job: SyncJob) -> None:
+    hang = history.files.hang["sync"] = Hang()
+    running = threading.Thread(target=job.run, daemon=True)
+    running.start()
+    try:
+        while not hang.begun.wait(0.001) and running.is_alive():
+            pass  # a job that only has a directory to sync does not hang
+        for _ in range(history.random.randint(1, 20)):
+            history.random.choice([history.append, history.append, history.read, history.settle])()
+        if history.random.random() < 0.5:
+            history.crash(power_cut=True)  # of a disk that never came back
+    finally:
+        hang.over.set()
+        running.join()
+    if history.job is job:
+        history.store.finish_sync(job)
+        history.sync_ended()
+
+
+def flipped_bits(seed: int) -> None:
+    """Somewhere in a file of messages, while the process is down: what is lost lay there, nothing damaged comes."""
+    history = History(seed)
+    history.play(60)
+    history.end_sync()
+    before = {queue_id: dict(queue.live) for queue_id, queue in history.queues.items()}
+    must = {queue_id: queue.flushed - queue.settled for queue_id, queue in history.queues.items()}
+    files = history.files.restarted(power_cut=False)
+    names = [name for name in files.names if name.startswith(f"{DIRECTORY}/msgs.")]
+    if not names:
+        return
+    name = history.random.choice(names)
+    data = files.names[name].data
+    data[history.random.randrange(len(data))] ^= 1 << history.random.randrange(8)
+    history.files = files
+    try:
+        history.start_again(power_cut=False)
+    except Corrupt:  # met while reading: the process ends, and the next finds all but what is damaged
+        history.start_again(power_cut=False)
+    number = int(name.rpartition(".")[2])
+    for queue_id, queue in history.queues.items():
+        lost = [message for message in must[queue_id] if message not in queue.live]
+        assert history.merged or all(before[queue_id][message] >> 32 == number for message in lost), "lost elsewhere"
+        # Who was cut off may have told it.
+        assert not lost or history.store.damage or history.recovery_cut, "a loss that nobody is told of"
+
+
+def stops_of_every_kind(seed: int) -> None:
+    history = History(seed)
+    for _ in range(3):
+        history.play(40)
+        end_somehow(history)
+
+
+def much_merging(seed: int) -> None:
+    history = History(seed)
+    for _ in range(2):
+        for _ in range(8):
+            history.play(8)
+            history.sync()
+            history.compact()
+        end_somehow(history)
+
+
+def without_syncs(seed: int) -> None:
+    """What a process that is killed has flushed is there, also where nobody ever syncs."""
+    history = History(seed, sync=False)
+    for _ in range(2):
+        history.play(40)
+        if history.random.random() < 0.3:
+            history.stop_cleanly()
+        else:
+            history.crash(power_cut=False)
+
+
+def end_somehow(history: History) -> None:
+    end = history.random.choice(["stop", "kill", "power cut"])
+    if end == "stop":
+        history.stop_cleanly()
+    else:
+        history.crash(power_cut=end == "power cut")
+
+
+# How many of each one run of all tests plays.
+LIVES: dict[Callable[[int], None], int] = {
+    power_cuts: 900,
+    failing_calls: 500,
+    hanging_syncs: 200,
+    flipped_bits: 250,
+    stops_of_every_kind: 60,
+    much_merging: 40,
+    without_syncs: 100,
+}
+
+
+# -- broken on purpose ---------------------------------------------------------------------------------------
+
+
+class ConfirmsBeforeSync(SegmentStore):
+    def begin_sync(self) -> SyncJob | None:
+        self.flush()
+        return None
+
+
+class ForgetsNames(SegmentStore):
+    """Syncs its files, but not the directory that names them."""
+
+    def begin_sync(self) -> SyncJob | None:
+        job = super().begin_sync()
+        if job is not None:
+            job.with_directory = False
+        return job
+
+
+@contextlib.contextmanager
+def checksums_not_looked_at() -> Iterator[None]:
+    """Recovery takes whatever has a length for a record."""
+    scan = record.scan
+
+    def gullible(segment: bytearray, start: int, stop: int, salt: int) -> tuple[bytes, int, list[tuple[int, int]]]:
+        at = start
+        while at + 8 < stop and 8 < (size := int.from_bytes(segment[at : at + 4], "little")) <= stop - at:
+            crc = record.crc32c(memoryview(segment)[at + 8 : at + size]) ^ salt
+            segment[at + 4 : at + 8] = crc.to_bytes(4, "little")
+            at += size
+        return scan(segment, start, stop, salt)
+
+    with mock.patch.object(record, "scan", gullible):
+        yield
