@@ -7,7 +7,7 @@ is missing behind that was torn off by a power cut: the stream ends there, whate
 A chunk missing before is damage: it is told and its offsets are not used again. After an end without a clean stop the
 chunks of the very last sync have no later mark to speak for them and count as torn when they are bad.
 
-Every segment found is sealed: new chunks go to a new one, so a position is never used twice.
+Every segment found is sealed, but for an empty one: new chunks go to a new one, so a position is never used twice.
 """
 
 from __future__ import annotations
@@ -62,14 +62,12 @@ def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) ->
     uncertain = _without_index(files, directory, found.segments)
     lost = [first for kind, first in names if kind == "lost" or useless.get(file_name(kind, first))]
     useless |= dict.fromkeys(_settle_ends(uncertain, found, lost), "")
-    if found.segments:
-        found.next_offset = found.segments[-1].end
+    found.next_offset = found.segments[-1].end if found.segments else 0
     for first in lost:
         if first >= found.next_offset:
             kind = "lost" if ("lost", first) in names else "log"
-            found.next_offset = max(
-                found.next_offset, _end_of_lost(files, f"{directory}/{file_name(kind, first)}", first)
-            )
+            end = _end_of_lost(files, f"{directory}/{file_name(kind, first)}", first)
+            found.next_offset = max(found.next_offset, end)
     # Not before every header was understood: what a later version wrote stays as it is.
     if repair:
         _put_away(files, directory, useless, indexed - {segment.first for segment in found.segments}, sync)

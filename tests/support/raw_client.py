@@ -80,10 +80,10 @@ class RawClient:
             self.sock.settimeout(PATIENCE_S)
         return sent
 
-    def shake_hands(self, *, channels: int = 1, heartbeat: int = 0) -> RawClient:
+    def shake_hands(self, *, channels: int = 1, heartbeat: int = 0, hears_cancels: bool = True) -> RawClient:
         self.send(HEADER)
         self.expect(commands.Connection.Start)
-        capabilities = {"authentication_failure_close": True, "consumer_cancel_notify": True}
+        capabilities = {"authentication_failure_close": True, "consumer_cancel_notify": hears_cancels}
         properties = {"capabilities": capabilities}
         self.send(method(0, commands.Connection.StartOk(properties, "PLAIN", "\0guest\0guest", "en_US")))
         offered = self.expect(commands.Connection.Tune)
