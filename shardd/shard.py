@@ -17,8 +17,9 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
+from shardd import stats
 from shardd.dead_letters import DeadLetters
-from shardd.peers import Held, Outgoing, Peer
+from shardd.peers import Held, Outgoing, Peer, refused_runs
 from shardd.queues import Arrival, Consumer, Getter, Queue, limits_of
 from shardd.queues import Store as QueueStore
 from shardd.wire import codec, envelope
@@ -171,7 +172,7 @@ class Shard:
             arrivals = store.append(publish.records, indexes=any(map(_may_refuse, known)))
         except self._no_room:
             self.refused_batches += 1
-            held.refused = _runs(message, range(publish.messages), unnumbered=True)
+            held.refused = refused_runs(message, range(publish.messages), unnumbered=True)
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
             self.set_alarm(m.LOW_ON_DISK)
             return
@@ -189,7 +190,7 @@ class Shard:
                 refused.update(turned_away)
             self._dirty[queue] = None
         if refused:
-            held.refused = _runs(message, sorted(refused))
+            held.refused = refused_runs(message, sorted(refused))
 
     def _catch_up(self, queue: Queue, now: int) -> None:
         """Whoever comes, goes or looks finds the queue as if each message had been handed out when it arrived, though
@@ -698,7 +699,7 @@ class Shard:
 
     # -- numbers ---------------------------------------------------------------------------------------
 
-    def _on_stats(self, peer: Peer, stats: m.Stats, now: int) -> None:
+    def _on_stats(self, peer: Peer, asked: m.Stats, now: int) -> None:
         process = self._process_stats()
         process["syncs"] = self._syncs_ended
         process["dead_letters_waiting"] = self.dead_letters.count()
@@ -706,56 +707,6 @@ class Shard:
             for name, value in store.stats().items():
                 if name != "syncs":
                     process[name] = process.get(name, 0) + value
-        queues = [_stats_of(queue) for queue in self.queues.values()]
-        consumers = [_consumer_stats(each) for queue in self.queues.values() for each in queue.consumers]
-        peer.tell(m.StatsReply(stats.request, queues, consumers, process))
-
-
-def _runs(message: bytes, ordinals: Sequence[int], unnumbered: bool = False) -> list[tuple[int, int, int, int]]:
-    """The confirms wanted for these messages of a batch, neighbours together. `unnumbered`: also those without a
-    confirm number, as 0: a transaction must hear that it was not stored."""
-    found: list[tuple[int, int, int, int]] = []
-    for ordinal in ordinals:
-        connection, channel, seq = codec.run_of(message, ordinal)
-        if not seq:
-            if unnumbered and found[-1:] != [(connection, channel, 0, 0)]:
-                found.append((connection, channel, 0, 0))
-            continue
-        if found and found[-1][:2] == (connection, channel) and found[-1][3] + 1 == seq:
-            found[-1] = (connection, channel, found[-1][2], seq)
-        else:
-            found.append((connection, channel, seq, seq))
-    return found
-
-
-def _stats_of(queue: Queue) -> m.QueueStats:
-    counters = queue.counters
-    return m.QueueStats(
-        id=queue.id,
-        ready=queue.ready_count,
-        unacked=queue.unacked_count,
-        consumers=len(queue.consumers),
-        ready_bytes=queue.ready_bytes,
-        unacked_bytes=queue.unacked_bytes,
-        published=counters.published,
-        delivered=counters.delivered,
-        acked=counters.acked,
-        redelivered=counters.redelivered,
-        got=counters.got,
-    )
-
-
-def _consumer_stats(consumer: Consumer) -> m.ConsumerStats:
-    peer = consumer.peer
-    assert isinstance(peer, Peer)
-    return m.ConsumerStats(
-        queue=consumer.queue.id,
-        door=peer.number,
-        connection=consumer.connection,
-        channel=consumer.channel,
-        tag=consumer.tag,
-        no_ack=consumer.no_ack,
-        exclusive=consumer.exclusive,
-        prefetch=consumer.prefetch,
-        active=consumer.queue.consumers.active(consumer),
-    )
+        queues = [stats.of_queue(queue) for queue in self.queues.values()]
+        consumers = [stats.of_consumer(each) for queue in self.queues.values() for each in queue.consumers]
+        peer.tell(m.StatsReply(asked.request, queues, consumers, process))
