@@ -12,8 +12,9 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, Literal, NamedTuple
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -35,12 +36,13 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.routing.table import RoutingTable
+from broker.routing.table import NoTable, RoutingTable
 
 Right = Literal["configure", "write", "read"]
 BindingKey = tuple[str, str, str, str, bytes]  # source, kind, destination, routing key, arguments
 
 DEFAULT_EXCHANGE_RIGHTS_NAME = "amq.default"
+ARGUMENTS_SHARED_MAX = 1_000  # different ones of queues, kept to be shared
 RIGHTS_REMEMBERED_MAX = 10_000  # names per user and vhost whose regexes were tried
 
 PREDECLARED: Final = {
@@ -56,6 +58,8 @@ PREDECLARED: Final = {
 HASHES: Final = {"rabbit_password_hashing_sha256": "sha256", "rabbit_password_hashing_sha512": "sha512"}
 SALT_BYTES = 4
 
+NOTHING_SAID: Final[dict[str, Any]] = {}  # arguments of most things; never changed
+
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -70,13 +74,13 @@ class Vhost:
 
     __slots__ = ("_from", "_to", "description", "exchanges", "name", "queues", "table", "tags")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, table: RoutingTable) -> None:
         self.name = name
         self.description = ""
         self.tags: list[str] = []
         self.exchanges: dict[str, ExchangePut] = {}
         self.queues: dict[str, QueuePut] = {}
-        self.table: RoutingTable = RoutingTable.empty()
+        self.table = table
         self._from: dict[str, dict[BindingKey, BindingPut]] = {}
         self._to: dict[tuple[str, str], dict[BindingKey, BindingPut]] = {}
         for exchange, (type, internal) in PREDECLARED.items():
@@ -87,10 +91,10 @@ class Vhost:
         for bindings in self._from.values():
             yield from bindings.values()
 
-    def bindings_from(self, exchange: str) -> Iterable[BindingPut]:
+    def bindings_from(self, exchange: str) -> Collection[BindingPut]:
         return self._from.get(exchange, {}).values()
 
-    def bindings_to(self, kind: str, destination: str) -> Iterable[BindingPut]:
+    def bindings_to(self, kind: str, destination: str) -> Collection[BindingPut]:
         return self._to.get((kind, destination), {}).values()
 
     def count_from(self, exchange: str) -> int:
@@ -113,7 +117,10 @@ class Vhost:
     def delete_exchange(self, name: str) -> None:
         if self.exchanges.pop(name, None) is None:
             return
-        self._forget(self._from.get(name, {}) | self._to.get(("exchange", name), {}))
+        for key, binding in self._from.pop(name, {}).items():
+            _take_out(self._to, (binding.kind, binding.destination), key)
+        for key, binding in self._to.pop(("exchange", name), {}).items():
+            _take_out(self._from, binding.source, key)
         self.table = self.table.without_exchange(name)
 
     def put_queue(self, put: QueuePut) -> None:
@@ -124,16 +131,27 @@ class Vhost:
     def delete_queue(self, name: str) -> None:
         if self.queues.pop(name, None) is None:
             return
-        self._forget(self._to.get(("queue", name), {}).copy())
+        for key, binding in self._to.pop(("queue", name), {}).items():
+            _take_out(self._from, binding.source, key)
         self.table = self.table.without_queue(name)
 
     def put_binding(self, put: BindingPut) -> None:
-        if put.source not in self.exchanges or self.destination(put.kind, put.destination) is None:
+        source, destination = self.exchanges.get(put.source), self.destination(put.kind, put.destination)
+        if not put.source or source is None or destination is None:
             return
         key = binding_key(put)
         bindings = self._from.setdefault(put.source, {})
         if key in bindings:
             return
+        put = BindingPut(
+            self.name,
+            source.name,
+            sys.intern(put.kind),
+            destination.name,
+            put.routing_key,
+            put.arguments or NOTHING_SAID,
+        )
+        key = (put.source, put.kind, put.destination, put.routing_key, key[4])
         bindings[key] = put
         self._to.setdefault((put.kind, put.destination), {})[key] = put
         self.table = self.table.with_binding(put.source, put.kind, put.destination, put.routing_key, put.arguments)
@@ -142,19 +160,21 @@ class Vhost:
         key = binding_key(gone)
         if key not in self._from.get(gone.source, {}):
             return
-        self._forget({key: self._from[gone.source][key]})
+        _take_out(self._from, gone.source, key)
+        _take_out(self._to, (gone.kind, gone.destination), key)
         self.table = self.table.without_binding(
             gone.source, gone.kind, gone.destination, gone.routing_key, gone.arguments
         )
 
-    def _forget(self, bindings: dict[BindingKey, BindingPut]) -> None:
-        for key, binding in bindings.items():
-            end = (binding.kind, binding.destination)
-            for index, at in ((self._from, binding.source), (self._to, end)):
-                rest = index[at]  # type: ignore[index]  # each index with its own kind of key
-                del rest[key]
-                if not rest:
-                    del index[at]  # type: ignore[arg-type]
+
+_End = TypeVar("_End")
+
+
+def _take_out(index: dict[_End, dict[BindingKey, BindingPut]], end: _End, key: BindingKey) -> None:
+    bindings = index[end]
+    del bindings[key]
+    if not bindings:
+        del index[end]
 
 
 class _Rights:
@@ -179,6 +199,13 @@ class _Rights:
             said = self._said[right, name] = self._patterns[right].search(name) is not None
         return said
 
+    def allow_all(self, name: str) -> bool:
+        said = self._said.get(("all", name))
+        if said is None:
+            said = all(self.allow(right, name) for right in self._patterns)
+            self._said["all", name] = said
+        return said
+
 
 NOTHING = re.compile(r"(?!)")
 
@@ -198,16 +225,21 @@ class State(NamedTuple):
 
 
 class Catalog:
-    """What exists. `version` counts the changes; a copy takes it over from the snapshot it was made of."""
+    """What exists. `version` counts the changes; a copy takes it over from the snapshot it was made of.
 
-    def __init__(self) -> None:
+    `routes`: whether vhosts keep a routing table; the controller, which routes nothing, does without.
+    """
+
+    def __init__(self, *, routes: bool = True) -> None:
         self.version = 0
+        self._routes = routes
         self.vhosts: dict[str, Vhost] = {}
         self.users: dict[str, UserPut] = {}
         self.parameters: dict[tuple[str, str, str], ParameterPut] = {}
         self._rights: dict[tuple[str, str], _Rights] = {}
         self._queues_by_id: dict[int, QueuePut] = {}
         self._queues_by_owner: dict[str, dict[int, QueuePut]] = {}
+        self._arguments: dict[str, dict[str, Any]] = {}  # by what they look like, types told apart
 
     @classmethod
     def rebuilt(cls, version: int, changes: Iterable[AnyChange]) -> Catalog:
@@ -258,6 +290,11 @@ class Catalog:
         rights = self._rights.get((vhost, user))
         return rights is not None and rights.allow(right, name or DEFAULT_EXCHANGE_RIGHTS_NAME)
 
+    def may_all(self, user: str, vhost: str, name: str) -> bool:
+        """Configure, write and read."""
+        rights = self._rights.get((vhost, user))
+        return rights is not None and rights.allow_all(name or DEFAULT_EXCHANGE_RIGHTS_NAME)
+
     def password_ok(self, user: str, password: str) -> bool:
         """Takes the same time for an unknown user, a wrong password and a right one."""
         known = self.users.get(user)
@@ -294,7 +331,8 @@ class Catalog:
     def _vhost_put(self, put: VhostPut) -> None:
         vhost = self.vhosts.get(put.name)
         if vhost is None:
-            vhost = self.vhosts[put.name] = Vhost(put.name)
+            table = RoutingTable.empty() if self._routes else NoTable.empty()
+            vhost = self.vhosts[put.name] = Vhost(put.name, table)
         vhost.description, vhost.tags = put.description, put.tags
 
     def _vhost_delete(self, gone: VhostDelete) -> None:
@@ -337,6 +375,7 @@ class Catalog:
         vhost = self.vhosts.get(put.vhost)
         if vhost is None:
             return
+        put = self._lean(put, vhost.name)
         old = vhost.queues.get(put.name)
         if old is not None:
             self._unindex(old)
@@ -344,6 +383,17 @@ class Catalog:
         self._queues_by_id[put.id] = put
         if put.owner:
             self._queues_by_owner.setdefault(put.owner, {})[put.id] = put
+
+    def _lean(self, put: QueuePut, vhost: str) -> QueuePut:
+        """The same, with what many queues have in common kept once: there may be 100,000, each read from a socket."""
+        arguments = put.arguments and self._shared_arguments(put.arguments)
+        return msgspec.structs.replace(put, vhost=vhost, arguments=arguments or NOTHING_SAID)
+
+    def _shared_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Never changed in place, so that they may be shared."""
+        if len(self._arguments) >= ARGUMENTS_SHARED_MAX:
+            self._arguments.clear()
+        return self._arguments.setdefault(repr(arguments), arguments)
 
     def _queue_delete(self, gone: QueueDelete) -> None:
         vhost = self.vhosts.get(gone.vhost)

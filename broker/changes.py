@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 
-class Change(msgspec.Struct, tag_field="t", array_like=True, frozen=True):
-    """Base of all changes."""
+class Change(msgspec.Struct, tag_field="t", array_like=True, frozen=True, gc=False):
+    """Base of all changes. None is part of a cycle: the collector need not look at 100,000 of them again and again."""
 
 
 class VhostPut(Change, tag="vhost+", frozen=True):

@@ -163,6 +163,12 @@ AnyRequest = ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bin
 # -- controller to front door ---------------------------------------------------------------------------
 
 
+class SnapshotPart(ControlMessage, tag="snapshot-part", frozen=True):
+    """The first changes of the Snapshot that follows, when it is long: what is read at once is garbage at once."""
+
+    changes: list[AnyChange]
+
+
 class Snapshot(ControlMessage, tag="snapshot", frozen=True):
     """The whole catalog as the changes that make it, in an order that can be applied to an empty one."""
 
@@ -201,5 +207,5 @@ class Query(ControlMessage, tag="query", frozen=True):
 
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
-    | Snapshot | Changes | Answer | CloseConnection | Query
+    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Query
 )  # fmt: skip

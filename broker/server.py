@@ -33,7 +33,7 @@ from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
 from broker.tls import Handshake
 from shardd.wire import messages as wire
-from shardd.wire.memory import keep_warm
+from shardd.wire.memory import AfterBursts, collect_seldom, keep_warm
 from supervisor import notify
 
 log = logging.getLogger("broker.server")
@@ -60,6 +60,7 @@ class Door:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._memory = AfterBursts()
         self.links = ShardLinks(config, self.incarnation, self)
         self.catalog_link = CatalogLink(
             f"{config.runtime_dir}/control.sock",
@@ -343,6 +344,7 @@ class Door:
             for client in list(self.clients.values()):
                 client.tick(self.now)
             notify.watchdog()
+            self._memory.look(self.catalog_link.catalog.version)
 
     async def join(self) -> None:
         """Keep telling the shards where this front door is."""
@@ -400,4 +402,5 @@ async def serve(config: BrokerConfig) -> None:
 
 def run(config: BrokerConfig) -> None:
     keep_warm()
+    collect_seldom()
     uvloop.run(serve(config))

@@ -43,7 +43,8 @@ class DeadLetters:
 
     def __init__(self) -> None:
         self.idle = True  # nothing waits: `hand_over` has nothing to do
-        self._sources: dict[Queue, Source] = {}
+        self._sources: dict[int, Source] = {}  # by queue id
+        self._leaving: dict[Queue, None] = {}  # have had departures, and are not forgotten
         self._waiting: dict[Queue, None] = {}  # in turn
         self._later: deque[tuple[int, Queue]] = deque()  # (due, queue that must wait until then)
         self._paused: set[Queue] = set()  # those of _later
@@ -52,33 +53,38 @@ class DeadLetters:
         self._door: tuple[int, int] | None = None  # number and incarnation of the front door that has them
         self._last_number = 0
 
-    def know(self, queue: Queue, vhost: str, name: str) -> None:
+    def know(self, queue_id: int, vhost: str, name: str) -> None:
         """Of a queue with a dead-letter exchange, before it lets anything go."""
-        self._sources[queue] = Source(vhost, name)
+        self._sources[queue_id] = Source(vhost, name)
 
     def forget(self, queue: Queue) -> None:
         """It is deleted; what departs from it still does."""
         if queue.departures is None or not queue.departures.count:
-            self._sources.pop(queue, None)
+            self._sources.pop(queue.id, None)
+            self._leaving.pop(queue, None)
 
     def forget_vhost(self, vhost: str) -> None:
         """Its store is about to be deleted."""
-        for queue in [queue for queue, source in self._sources.items() if source.vhost == vhost]:
+        gone = {queue_id for queue_id, source in self._sources.items() if source.vhost == vhost}
+        for queue_id in gone:
+            del self._sources[queue_id]
+        for queue in [queue for queue in self._leaving if queue.id in gone]:
             queue.departures = None
-            del self._sources[queue]
+            del self._leaving[queue]
             self._waiting.pop(queue, None)
             self._paused.discard(queue)
-        self._later = deque(each for each in self._later if each[1] in self._sources)
-        for number in [number for number, batch in self._handed.items() if batch.queue not in self._sources]:
+        self._later = deque(each for each in self._later if each[1].id not in gone)
+        for number in [number for number, batch in self._handed.items() if batch.queue.id in gone]:
             self._forget_batch(number)
 
     def count(self) -> int:
         """Messages that wait, or are handed over and not answered for."""
-        return sum(queue.departures.count for queue in self._sources if queue.departures is not None)
+        return sum(queue.departures.count for queue in self._leaving if queue.departures is not None)
 
     def have_come(self, queue: Queue) -> None:
         """Something waits in its departures."""
         self.idle = False
+        self._leaving[queue] = None
         if queue not in self._paused:
             self._waiting[queue] = None
 
@@ -127,7 +133,7 @@ class DeadLetters:
         return peers[found]
 
     def _hand_over_some(self, peer: Peer, queue: Queue) -> None:
-        to, source, departures = queue.limits.dead_letters, self._sources[queue], queue.departures
+        to, source, departures = queue.limits.dead_letters, self._sources[queue.id], queue.departures
         assert to is not None and departures is not None
         reason, entries = departures.first(BATCH_MESSAGES)
         blob, sizes = queue.store.read(entries, BATCH_BYTES)
@@ -156,7 +162,8 @@ class DeadLetters:
         if answer.left:
             self._wait(queue, now)
         elif queue.deleted and not queue.departures.count:
-            self._sources.pop(queue, None)
+            self._sources.pop(queue.id, None)
+            self._leaving.pop(queue, None)
         return queue
 
     def _wait(self, queue: Queue, now: int) -> None:

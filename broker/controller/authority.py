@@ -83,6 +83,9 @@ class Connections(Protocol):
     def owners(self, user: str | None = None, vhost: str | None = None) -> list[str]: ...
 
 
+UNDECIDED = Decision()  # never changed
+
+
 class _Asked:
     """One request: then its result, and how much it still waits for."""
 
@@ -92,7 +95,7 @@ class _Asked:
         self.request = request
         self.owner = owner
         self.answer = answer
-        self.decision = Decision()
+        self.decision = UNDECIDED
         self.code = 0
         self.text = ""
         self.waits = 0

@@ -6,7 +6,7 @@ Pure: looks at the catalog, changes nothing, waits for nothing. `authority` make
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,6 +31,10 @@ from broker.changes import (
 )
 from broker.checks import Refusal
 from broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+
+# A queue or exchange with more bindings loses them one by one first: front doors take changes in slices, with messages
+# between them, but one change is one step, however much goes with it.
+BINDINGS_AT_ONCE_MAX = 500
 
 NOT_FOUND = 404
 BAD_REQUEST = 400
@@ -109,7 +113,8 @@ class Decisions:
         if ask.name not in vhost.exchanges:
             return Decision()
         lost = vhost.bindings_to("exchange", ask.name)
-        return Decision([ExchangeDelete(ask.vhost, ask.name), *unbound_exchanges(vhost, lost, {ask.name})])
+        gone = unbound_first([*vhost.bindings_from(ask.name), *lost])
+        return Decision([*gone, ExchangeDelete(ask.vhost, ask.name), *unbound_exchanges(vhost, lost, {ask.name})])
 
     # -- bindings ------------------------------------------------------------------------------------
 
@@ -209,7 +214,9 @@ class Decisions:
         for vhost_name in dict.fromkeys(queue.vhost for queue in queues):
             vhost = self._catalog.vhosts[vhost_name]
             names = [queue.name for queue in queues if queue.vhost == vhost_name]
-            decision.changes.extend(QueueDelete(vhost_name, name) for name in names)
+            for name in names:
+                decision.changes += unbound_first(vhost.bindings_to("queue", name))
+                decision.changes.append(QueueDelete(vhost_name, name))
             lost = [binding for name in names for binding in vhost.bindings_to("queue", name)]
             decision.changes.extend(unbound_exchanges(vhost, lost, set()))
         return decision
@@ -266,6 +273,13 @@ class Decisions:
         if vhost is None:
             raise Refusal(checks.NOT_ALLOWED, f"vhost {name} not found")
         return vhost
+
+
+def unbound_first(bindings: Collection[BindingPut]) -> list[AnyChange]:
+    """Of a thing that is deleted."""
+    if len(bindings) <= BINDINGS_AT_ONCE_MAX:
+        return []
+    return [BindingDelete(b.vhost, b.source, b.kind, b.destination, b.routing_key, b.arguments) for b in bindings]
 
 
 def unbound_exchanges(vhost: Vhost, lost: Iterable[BindingPut], dead: set[str]) -> list[AnyChange]:

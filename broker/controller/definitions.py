@@ -98,7 +98,7 @@ class Definitions:
     def load(self) -> Catalog:
         """The catalog as of the last change that is whole on disk. Leaves the log compacted and open."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        catalog = Catalog()
+        catalog = Catalog(routes=False)
         for name in ("vhosts", "users", "permissions", "parameters"):
             for change in self._read_json(name):
                 catalog.apply(change)
@@ -258,8 +258,9 @@ def is_lasting(change: Definition, catalog: Catalog) -> bool:
     if vhost is None:
         return False
     source, destination = vhost.exchanges.get(change.source), vhost.destination(change.kind, change.destination)
-    ends = (source, destination)
-    return all(end is not None and is_lasting(end, catalog) for end in ends)
+    if source is None or destination is None or not source.durable:
+        return False
+    return is_lasting(destination, catalog)
 
 
 def _replaces(change: Definition, catalog: Catalog, durable: bool) -> bool:

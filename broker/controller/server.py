@@ -27,6 +27,7 @@ from broker.controller.links import DoorLinks
 from broker.controller.presence import Presence, door_of
 from broker.controller.shard_links import ShardLinks
 from shardd.wire import messages as wire
+from shardd.wire.memory import AfterBursts
 from supervisor import notify
 
 WATCHDOG_S = 1.0
@@ -62,7 +63,7 @@ class Controller:
         http = await start_http(self)
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
-        watchdog = asyncio.create_task(_watchdog())
+        watchdog = asyncio.create_task(_watchdog(self.authority.catalog))
         notify.ready()
         log.info("controller is ready, %d queues known", len(list(self.authority.catalog.queues())))
         await stop.wait()
@@ -177,9 +178,11 @@ def _status_of(writer: asyncio.Task[None]) -> int:
     return 1
 
 
-async def _watchdog() -> None:
+async def _watchdog(catalog: Catalog) -> None:
+    memory = AfterBursts()
     while True:
         notify.watchdog()
+        memory.look(catalog.version)
         await asyncio.sleep(WATCHDOG_S)
 
 

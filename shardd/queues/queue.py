@@ -19,7 +19,7 @@ from shardd.queues.departures import Departures
 from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED, Facts
 from shardd.queues.limits import DELIVERY_LIMIT, EXPIRED, MAXLEN, REFUSED, REJECTED, Limits
 from shardd.queues.overdue import Handed
-from shardd.queues.ready import Ready, marked, same_mark, total
+from shardd.queues.ready import Ready, marked, merged, same_mark, total
 from shardd.queues.unacked import Getter
 
 if TYPE_CHECKING:
@@ -625,12 +625,15 @@ class Queue:
 
     def live(self) -> array[int]:
         """All entries, in order: ready as they are, held and departing ones as delivered before."""
-        leaving = self.departures.entries() if self.departures is not None else array("Q")
-        return array("Q", sorted([*self._own(), *marked(leaving)]))
+        if self.departures is None or not self.departures.count:
+            return self._own()
+        return merged(self._own(), marked(array("Q", sorted(self.departures.entries()))))
 
     def _own(self) -> array[int]:
-        held = marked(array("Q", list(self._held())))
-        return array("Q", sorted([*(entry for level in self._levels for entry in level.peek(len(level))), *held]))
+        live = marked(array("Q", sorted(self._held())))
+        for level in self._levels:
+            live = merged(level.peek(len(level)), live)
+        return live
 
     def drop(self) -> int:
         """The queue is deleted; how many messages were ready. What departs is on its way all the same."""
