@@ -157,7 +157,14 @@ class Unbind(Request, tag="unbind", frozen=True):
     arguments: dict[str, Any]
 
 
-AnyRequest = ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | Unbind
+class ConnectionOpen(Request, tag="connection.open", frozen=True):
+    """May this connection, of which a ConnectionUp came before, be open beside the others of its vhost and user? Asked
+    only where one of them has a limit; whoever is up first counts first."""
+
+    user: str
+
+
+AnyRequest = ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | Unbind | ConnectionOpen
 
 
 # -- controller to front door ---------------------------------------------------------------------------

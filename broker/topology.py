@@ -141,6 +141,7 @@ def _exchange_ends(session: Session, method: commands.Exchange.Bind | commands.E
     checks.check_not_default(destination)
     checks.check_not_default(source)
     _check_right(session, "read", "exchange", source)
+    _check_topic(session, source, method.routing_key)
     return source, destination
 
 
@@ -260,6 +261,7 @@ def _queue_ends(
     _check_right(session, "write", "queue", queue)
     checks.check_not_default(source)
     _check_right(session, "read", "exchange", source)
+    _check_topic(session, source, key)
     return source, queue, key
 
 
@@ -300,6 +302,16 @@ async def close_reply_queue(session: Session, name: str) -> None:
 def _check_right(session: Session, right: Right, kind: str, name: str) -> None:
     if not session.catalog.may(session.user, session.vhost, right, name):
         raise _access_refused(session, right, kind, name)
+
+
+def _check_topic(session: Session, exchange: str, key: str) -> None:
+    """Whether this user may have what is published to a topic exchange with keys like this."""
+    catalog, user, vhost = session.catalog, session.user, session.vhost
+    if not catalog.has_topic_permissions(user, vhost):
+        return
+    found = catalog.exchange(vhost, exchange)
+    if found is not None and found.type == "topic" and not catalog.may_topic(user, vhost, "read", exchange, key):
+        raise checks.Refusal(ACCESS_REFUSED, checks.topic_refused("read", vhost, exchange, key, user))
 
 
 def _access_refused(session: Session, right: str, kind: str, name: str) -> checks.Refusal:
@@ -487,6 +499,8 @@ class Pipeline:
     def _surely_done(self, method: base.Frame) -> bool:
         """Whether nothing here speaks against it: the next may be asked without its answer. Another connection may
         still prove this wrong, as if it had come between the two."""
+        if self._session.catalog.has_topic_permissions(self._session.user, self._session.vhost):
+            return False
         match method:
             case commands.Queue.Bind() | commands.Queue.Unbind():
                 there = self._is_there("queue", method.queue) and self._is_there("exchange", method.exchange)
