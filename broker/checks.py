@@ -252,6 +252,8 @@ def _string(value: Any, _: dict[str, Any]) -> str:
 
 def _dead_letter_key(value: Any, arguments: dict[str, Any]) -> str:
     wrong = _string(value, arguments)
+    if not wrong and len(value.encode()) > NAME_BYTES_MAX:
+        return f'"a routing key has at most {NAME_BYTES_MAX} bytes"'
     return wrong or ("" if "x-dead-letter-exchange" in arguments else "routing_key_but_no_dlx_defined")
 
 

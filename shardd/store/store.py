@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from shardd.store import acks, compaction, recovery
+from shardd.store import acks, compaction, recovery, returns
 from shardd.store.errors import Closed, Corrupt, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.reading import Windows
@@ -117,6 +117,7 @@ class SegmentStore:
         self._failure: str = ""
         self._state = "new"
         self._counters = _Counters()
+        self._returns = returns.Returns()
 
     # -- start and stop -------------------------------------------------------------------------------
 
@@ -129,6 +130,7 @@ class SegmentStore:
         assert self._state == "new", "recover is called once"
         try:
             self._files.make_directory(self.directory)
+            returned = returns.read(self._files, self.directory)
             found = recovery.recover(
                 self._files, self.directory, self._reclaimer, queue_ids, timed, self.sync, progress
             )
@@ -142,6 +144,7 @@ class SegmentStore:
             if segment.live == 0:
                 self._retire(segment)
         self._check_usable()
+        self._returns.recover(returned, {arrival.queue_id: arrival.entries for arrival in found.arrivals})
         return {arrival.queue_id: arrival for arrival in found.arrivals}
 
     def close(self, live: Mapping[int, array[int]] | None = None) -> None:
@@ -166,7 +169,7 @@ class SegmentStore:
         self._state = "closed"
         self._release()
         for name in self._files.list(self.directory):
-            if name in ("state", "state.new") or recovery.is_ours(name):
+            if name in ("state", "state.new", returns.NAME, returns.NAME + ".new") or recovery.is_ours(name):
                 self._files.remove(f"{self.directory}/{name}")
         if not self._files.list(self.directory):
             self._files.remove_directory(self.directory)
@@ -185,6 +188,7 @@ class SegmentStore:
                 self._write_index(segment)
             if segment.acks_end:
                 self._sync_acks(segment)
+        self._returns.make_last(self._files, self.directory)
         self._files.sync_directory(self.directory)
         if live is not None:
             placed = {queue_id: self._on_disk(entries) for queue_id, entries in live.items()}
@@ -442,6 +446,8 @@ class SegmentStore:
         """The queue needs these no more. `durable`: a recovery should know it too; written with the next flush."""
         if self._state != "open":
             raise Closed("the store is not open")
+        if self._returns.times:
+            self._returns.forget(queue_id, entries)
         for number, start, stop in segment_runs(entries):
             segment = self._segments[number]
             segment.live -= stop - start
@@ -462,6 +468,14 @@ class SegmentStore:
     def drop_queue(self, queue_id: int, entries: array[int]) -> None:
         """The queue is gone with all it had. Recovery will not be asked for it again, so nothing is remembered."""
         self.settle(queue_id, entries, False)
+
+    def count_returns(self, queue_id: int, entries: array[int]) -> list[int]:
+        """These came back to the queue once more: how often now. Remembered until they are settled, also by a recovery;
+        written with the next flush."""
+        return self._returns.count(queue_id, entries)
+
+    def times_returned(self, queue_id: int, entry: int) -> int:
+        return self._returns.of(queue_id, entry)
 
     def _retire(self, segment: Segment) -> None:
         """Nobody needs it. Its file may be in the hands of a sync."""
@@ -529,6 +543,7 @@ class SegmentStore:
         if self._open is not None:
             self._flush_segment(self._open)
         self._flush_settled()
+        self._returns.write(self._files, self.directory, self._on_disk)
 
     def _flush_segment(self, segment: Segment) -> None:
         if segment.flushed == segment.used or segment.live == 0:
@@ -602,6 +617,8 @@ class SegmentStore:
             path = self._reclaimer.new_path()
             handle = compaction.replace(self._files, self.directory, path, merged, sources[-1], self.sync)
             self._put_in_place(sources, merged, salt, handle)
+            self._returns.places_changed()
+            self._returns.write(self._files, self.directory, self._on_disk)
         except OSError as error:
             if is_full(error) and not self._failure:
                 return 0
