@@ -266,9 +266,7 @@ class _Publishing:
         message = Message(key, said.headers or {}, facts, random.getrandbits(64), tuple(more))
         return copy.to._replace(targets=self._targets(message, copy.deaths))
 
-    def _targets(
-        self, message: Message, died: list[tuple[str, str]]
-    ) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
+    def _targets(self, message: Message, died: list[tuple[str, str]]) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
         by_shard: dict[int, tuple[tuple[int, ...], bool]] = {}
         for name in route_message(self._vhost.table, self._batch.exchange, message).queues:
             if self._batch.reason != deaths.REJECTED and deaths.is_cycle(name, died):
