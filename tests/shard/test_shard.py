@@ -87,6 +87,14 @@ def test_nothing_is_confirmed_before_a_sync_that_began_after_it() -> None:
     assert bench.turn() == [("confirmed", 3, [])]
 
 
+def test_a_message_leaves_before_its_confirm() -> None:
+    bench = Bench()
+    bench.attach()
+    bench.turn()
+    bench.publish(2, sync=False)
+    assert bench.turn() == [("deliver", [(1, 1, False, 2)]), ("confirmed", 1, [])]
+
+
 def test_publishes_are_credited_in_steps_and_every_byte_once() -> None:
     bench = Bench()
     taken = 0
