@@ -20,12 +20,13 @@ import sys
 import threading
 import time
 from collections.abc import Collection
+from typing import Protocol
 
 import zmq
 
 from shardd.config import ShardConfig
 from shardd.peers import Outgoing
-from shardd.shard import LOW_ON_DISK, Shard, Sync
+from shardd.shard import LOW_ON_DISK, Shard
 from shardd.store import DiskFull, SegmentStore, StoreError
 from shardd.wire import envelope
 from shardd.wire.memory import keep_warm
@@ -55,31 +56,35 @@ LAST_SYNC_S = 5.0
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
 
 
-class Syncer:
-    """A thread that runs one sync at a time; `fd` becomes readable when it ended."""
+class Job(Protocol):
+    def run(self) -> None: ...
 
-    def __init__(self) -> None:
+
+class Syncer:
+    """A thread that runs one job at a time; `fd` becomes readable when it ended."""
+
+    def __init__(self, name: str) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.seconds = 0.0
         self.usual_s = QUICK_SYNC_S  # of late; not known to be quick at first
-        self._jobs: queue.SimpleQueue[Sync] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="sync", daemon=True).start()
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def start(self, sync: Sync) -> None:
-        self._jobs.put(sync)
+    def start(self, job: Job) -> None:
+        self._jobs.put(job)
 
     def _run(self) -> None:
         while True:
             self.run(self._jobs.get())
             os.eventfd_write(self.fd, 1)
 
-    def run(self, sync: Sync) -> None:
+    def run(self, job: Job) -> None:
         """In whatever thread this is called."""
         began = time.monotonic()
         try:
-            sync.run()
+            job.run()
         except Exception:  # the owner's thread finds it in the job: finish_sync raises
-            log.debug("sync failed", exc_info=True)
+            log.debug("%s failed", threading.current_thread().name, exc_info=True)
         took = time.monotonic() - began
         self.seconds += took
         self.usual_s += (took - self.usual_s) / USUAL_OF
@@ -145,7 +150,8 @@ class Server:
         self._draining = False
         self._syncing = False
         self._next_tick = 0
-        self._syncer = Syncer()
+        self._syncer = Syncer("sync")
+        self._reclaimer = Syncer("reclaim")
         self.shard = Shard(
             config.shard,
             secrets.randbits(31) | 1,
@@ -213,6 +219,7 @@ class Server:
         poller = zmq.Poller()
         poller.register(self._inbox, zmq.POLLIN)
         poller.register(self._syncer.fd, zmq.POLLIN)
+        poller.register(self._reclaimer.fd, zmq.POLLIN)
         poller.register(wake, zmq.POLLIN)
         lifeline = notify.lifeline_fd()
         if lifeline is not None:
@@ -230,9 +237,13 @@ class Server:
         now = _now()
         if self._syncer.fd in events:
             self._end_sync()
+        if self._reclaimer.fd in events:
+            self._end_reclaim(now)
         taken = self._receive(now) if self._inbox in events else 0
         if now >= self._next_tick:
             self._tick(now)
+        if now >= self.shard.upkeep.due:
+            self._begin_reclaim(now)
         if 0 < taken <= FEW_MESSAGES and self._syncer.usual_s < QUICK_SYNC_S:
             self._send_all(self.shard.turn_end(now))
             if self._sync_here():
@@ -246,7 +257,8 @@ class Server:
             return 0
         now = _now()
         due = self.shard.next_due()
-        at = self._next_tick if due is None else min(due, self._next_tick)
+        at = min(self._next_tick, self.shard.upkeep.due)
+        at = at if due is None else min(due, at)
         return max(0, min(at - now, TICK_MS))
 
     def _receive(self, now: int, most: int = RECEIVE_BURST) -> int:
@@ -308,6 +320,15 @@ class Server:
         os.eventfd_read(self._syncer.fd)
         self._syncing = False
         self.shard.sync_ended()
+
+    def _begin_reclaim(self, now: int) -> None:
+        step = self.shard.begin_reclaim(now)
+        if step is not None:
+            self._reclaimer.start(step)
+
+    def _end_reclaim(self, now: int) -> None:
+        os.eventfd_read(self._reclaimer.fd)
+        self.shard.reclaim_ended(now)
 
     def _drain(self) -> None:
         """Take in what has arrived, make it last, confirm it, close clean. Nothing more is handed out: what waits stays

@@ -1,5 +1,6 @@
 """The segment store as a library: append, read, settle, sync. Files and formats are drawn in segment.py and acks.py."""
 
+from shardd.store.compaction import ReclaimJob
 from shardd.store.errors import Closed, Corrupt, DiskFull, FormatTooNew, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles
 from shardd.store.record import Arrival
@@ -15,6 +16,7 @@ __all__ = [
     "Files",
     "FormatTooNew",
     "OsFiles",
+    "ReclaimJob",
     "SegmentStore",
     "StoreError",
     "StoreFailed",

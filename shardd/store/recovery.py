@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -164,10 +165,10 @@ class Reader:
         """Segments that are there, without those whose survivors are in a merged one too: a power cut left them. Their
         companions go with those of all segments that are not there."""
         replaced: set[int] = set()
-        for number in numbers:
+        for at, number in enumerate(numbers):
             header = self._header(number)
             if header is not None and header[0] == number and header[3]:
-                replaced.update(other for other in numbers if header[3] <= other < number)
+                replaced.update(numbers[bisect_left(numbers, header[3]) : at])
         for number in sorted(replaced) if repair else ():
             self.files.remove(f"{self.directory}/{file_name('msgs', number)}")
         return [number for number in numbers if number not in replaced]

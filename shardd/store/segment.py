@@ -36,6 +36,7 @@ INDEX_HEADER = struct.Struct("<8sIIQIIQ")
 INDEX_MAGIC = b"SHMQINDX"
 # Behind the last record, so that what a recycled file still holds is not taken for a torn record.
 END_BYTES = 8
+LIVE_LIMIT = 1 << 62
 # An index is worth its writing only when reading it is much cheaper than scanning the segment.
 INDEX_SHARE_MAX = 8
 
@@ -76,7 +77,13 @@ class Segment:
     first: int = 0  # of the numbers that this one replaces, as its file says
     moves: Moves | None = None  # since this process merged it: from entries that queues know to those on disk
     numbers: list[int] = field(default_factory=list)  # under which queues know it, when it has moves
-    stays: bool = False  # not to be merged with others
+    forgotten: bytearray = field(default_factory=bytearray)  # pairs that no recovery will ask for, but merging does
+    dead_until: int = 0  # no message below this position is needed
+    recovered: bool = False  # some references may be of queues that are long gone
+    merging: bool = False  # in the hands of a ReclaimJob
+    merge_below: int = LIVE_LIMIT  # not to be merged with more left than this
+    before: Segment | None = None  # its neighbours in publish order
+    after: Segment | None = None
 
     def room(self) -> int:
         return self.capacity - self.used - END_BYTES
