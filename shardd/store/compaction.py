@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from shardd.store.files import Files, remove_files
 from shardd.store.record import segment_runs
-from shardd.store.recovery import Loaded, Reader
+from shardd.store.recovery import Reader
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header
 from shardd.store.survivors import Survivors, moved_again, moved_entries, moved_pairs
 
@@ -122,18 +122,18 @@ class Candidates:
 
     def _around(self, segment: Segment, at_rest: Callable[[Segment], bool]) -> list[Segment]:
         run = [segment]
-        read, live = segment.used, segment.live_bytes()
+        read, live = _read_bytes(segment), segment.live_bytes()
 
         def fits(more: Segment | None) -> bool:
             nonlocal read, live
             if more is None or not self._has_little(more) or not at_rest(more):
                 return False
             alive = more.live_bytes()
-            if len(run) > 1 and (read + more.used > READ_BYTES_MAX or len(run) >= SEGMENTS_MAX):
+            if len(run) > 1 and (read + _read_bytes(more) > READ_BYTES_MAX or len(run) >= SEGMENTS_MAX):
                 return False
             if (live + alive) * 4 > self._segment_bytes * MERGED_QUARTERS_MAX:
                 return False
-            read += more.used
+            read += _read_bytes(more)
             live += alive
             return True
 
@@ -153,6 +153,11 @@ class Candidates:
         if segment.live > segment.merge_below:
             return False
         return segment.live_bytes() * SHRINK_TIMES_MIN + HEADER_BYTES <= segment.capacity or _has_many_acks(segment)
+
+
+def _read_bytes(segment: Segment) -> int:
+    """A guess: with an index, only records of which something is left are read."""
+    return segment.used // 8 if segment.has_index else segment.used
 
 
 def _has_many_acks(segment: Segment) -> bool:
@@ -252,30 +257,53 @@ class ReclaimJob:
             self._write(survivors)
 
     def _collect(self, reader: Reader, source: Source, survivors: Survivors) -> bool:
-        loaded = self._load(reader, source.segment)
-        if loaded is None:
-            source.segment.merge_below = -1
-            return False
-        self.moved_bytes += source.segment.used
-        pairs = reader.load_acks(loaded.segment, repair=False) + source.pairs
         segment = source.segment
-        source.moves = Moves(
-            *survivors.add(reader.buffer, loaded.abstracts, segment.number, pairs, segment.dead_until, source.queue_ids)
-        )
+        try:
+            pairs = reader.read_acks(segment.number, segment.salt) + source.pairs
+            unwanted = (pairs, segment.dead_until, source.queue_ids)
+            abstracts = self._load_some(reader, segment, survivors, unwanted)
+            if abstracts is None:
+                abstracts = self._load_whole(reader, segment)
+        except OSError:
+            abstracts = None
+        if abstracts is None:
+            segment.merge_below = -1
+            return False
+        source.moves = Moves(*survivors.add(reader.buffer, abstracts, segment.number, *unwanted))
         if survivors.size + END_BYTES > self.bytes_max:
             segment.merge_below = segment.live // 2
             return False
         return True
 
-    def _load(self, reader: Reader, segment: Segment) -> Loaded | None:
-        """None when it cannot be read whole: it is left as it is."""
-        try:
-            loaded = reader.load(segment.number, repair=False, index=False)
-        except OSError:
+    def _load_some(
+        self, reader: Reader, segment: Segment, survivors: Survivors, unwanted: tuple[bytes, int, array[int] | None]
+    ) -> bytes | None:
+        """Abstracts of the records of which something is left, and only their bytes; None when no index says where they
+        are, or anything is not as it says."""
+        index = reader.read_index(segment) if segment.has_index else None
+        if index is None or index[0] != segment.used:
             return None
+        self.moved_bytes += len(index[1])
+        handle = self.files.open(segment.path, read_only=True)
+        abstracts = []
+        try:
+            for start, stop in survivors.ranges(index[1], segment.used, *unwanted):
+                some = reader.read_records(handle, start, stop, segment.salt)
+                if some is None:
+                    return None
+                abstracts.append(some)
+                self.moved_bytes += stop - start
+        finally:
+            self.files.close(handle)
+        return b"".join(abstracts)
+
+    def _load_whole(self, reader: Reader, segment: Segment) -> bytes | None:
+        """None when it cannot be read whole: it is left as it is."""
+        loaded = reader.load(segment.number, repair=False, index=False)
+        self.moved_bytes += segment.used
         if loaded is None or loaded.damage or loaded.segment.used != segment.used:
             return None
-        return loaded
+        return loaded.abstracts
 
     def _write(self, survivors: Survivors) -> None:
         first, last = self.sources[0].segment, self.sources[-1].segment

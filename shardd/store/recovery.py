@@ -215,6 +215,25 @@ class Reader:
             self.files.remove(path)
         return pairs
 
+    def read_acks(self, number: int, salt: int) -> bytes:
+        """The pairs as far as they are good."""
+        return acks.decode(self.read_whole(f"{self.directory}/{file_name('acks', number)}"), number, salt)[0]
+
+    def read_index(self, segment: Segment) -> tuple[int, bytes] | None:
+        """(end of the last record, abstracts), None when there is no good one."""
+        data = self.read_whole(f"{self.directory}/{file_name('index', segment.number)}")
+        return decode_index(data, segment.number, segment.salt)
+
+    def read_records(self, handle: int, start: int, stop: int, salt: int) -> bytes | None:
+        """Abstracts of the records from `start` to `stop`, whose bytes come to the same place in the buffer; None when
+        there are other things too."""
+        if len(self.buffer) < stop:
+            self.buffer += bytes(stop - len(self.buffer))
+        with memoryview(self.buffer) as view, view[start:stop] as part:
+            got = self.files.read_into(handle, part, start)
+        abstracts, end, holes = record.scan(self.buffer, start, start + got, salt)
+        return abstracts if end == stop and not holes else None
+
     def _without_header(self, name: str, never_written: bool, size: int, repair: bool) -> Loaded | None:
         path = f"{self.directory}/{name}"
         number = int(name.rpartition(".")[2])

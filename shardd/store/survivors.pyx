@@ -186,6 +186,76 @@ cdef class Survivors:
             raise ValueError("the abstracts are of other bytes")
         return array_of(&self.known), array_of(&self.placed)
 
+    def ranges(self, bytes abstracts, unsigned long long end, bytes settled, unsigned long long dead_until,
+               array.array queue_ids) -> list:
+        """(start, stop) of the records of which something is left, neighbours together; the last record ends at `end`.
+        The rest as for `add`."""
+        cdef const uint8_t *at = <const uint8_t*>PyBytes_AS_STRING(abstracts)
+        cdef const uint8_t *stop = at + PyBytes_GET_SIZE(abstracts)
+        cdef const uint8_t *pairs = <const uint8_t*>PyBytes_AS_STRING(settled)
+        cdef size_t pair_count = PyBytes_GET_SIZE(settled) // 8
+        cdef const uint32_t *wanted = NULL
+        cdef size_t wanted_count = 0
+        cdef PairSet gone
+        cdef Grown found
+        cdef bint good
+        cdef uint64_t first, last
+        cdef size_t i
+        if queue_ids is not None:
+            wanted = <const uint32_t*>queue_ids.data.as_uints
+            wanted_count = len(queue_ids)
+        gone.pairs = NULL
+        memset(&found, 0, sizeof(Grown))
+        try:
+            with nogil:
+                pair_set_fill(&gone, pairs, pair_count)
+                good = self._ranges(
+                    &found, at, stop, end, &gone, dead_until, wanted, wanted_count, queue_ids is None
+                )
+            if not good:
+                raise ValueError("the abstracts are not whole")
+            ranges = []
+            for i in range(found.used // 16):
+                memcpy(&first, found.data + 16 * i, 8)
+                memcpy(&last, found.data + 16 * i + 8, 8)
+                ranges.append((first, last))
+            return ranges
+        finally:
+            free(gone.pairs)
+            free(found.data)
+
+    cdef bint _ranges(self, Grown *found, const uint8_t *at, const uint8_t *stop, uint64_t end, PairSet *gone,
+                      uint64_t dead_until, const uint32_t *wanted, size_t wanted_count,
+                      bint all_wanted) except -1 nogil:
+        cdef uint32_t count, queues, i, position
+        cdef const uint8_t *places
+        cdef uint64_t start
+        cdef bint before = False, live
+        while at < stop:
+            if stop - at < ABSTRACT_HEADER:
+                return False
+            count = u32(at + 12)
+            queues = u16(at + 16)
+            if <uint64_t>(stop - at) < ABSTRACT_HEADER + 4 * <uint64_t>queues + 8 * <uint64_t>count or count == 0:
+                return False
+            places = at + ABSTRACT_HEADER + 4 * <size_t>queues
+            start = <uint64_t>u32(places) - RECORD_HEADER - 4 * <uint64_t>queues
+            live = False
+            for i in range(count):
+                position = u32(places + 8 * i)
+                if position >= dead_until and self._live_of(
+                    at, queues, position, gone, wanted, wanted_count, all_wanted
+                ):
+                    live = True
+                    break
+            if live != before:
+                put64(found, start)
+                before = live
+            at = places + 8 * <size_t>count
+        if before:
+            put64(found, end)
+        return True
+
     cdef bint _add(self, const uint8_t *source, uint64_t size, const uint8_t *at, const uint8_t *stop, uint64_t number,
                    PairSet *gone, uint64_t dead_until, const uint32_t *wanted, size_t wanted_count,
                    bint all_wanted) except -1 nogil:
