@@ -336,6 +336,27 @@ class ReclaimJob:
                 moves.add(*moved_again(before.known, before.placed, here.known, here.placed))
         return moves
 
+    def new_segment(self, merged: Merged) -> Segment:
+        """In the place of all sources; what was settled meanwhile is still to be told."""
+        first, last = self.sources[0].segment, self.sources[-1].segment
+        return Segment(
+            last.number,
+            merged.salt,
+            merged.size,
+            last.path,
+            merged.handle,
+            used=merged.size - END_BYTES,
+            flushed=merged.size - END_BYTES,
+            records=merged.records,
+            messages=merged.messages,
+            references=merged.references,
+            live=sum(source.segment.live for source in self.sources),
+            sealed=True,
+            first=first.first or first.number,
+            moves=merged.moves,
+            numbers=merged.numbers,
+        )
+
     def settled_since(self) -> tuple[bytes, bytes]:
         """Pairs that came after the job was made, to remember and to forget, as they are in the new segment."""
         settled = forgotten = b""

@@ -10,19 +10,20 @@ disk. After StoreFailed nothing is written any more: only what recovery finds is
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from shardd.store import acks, recovery
+from shardd.store import recovery
 from shardd.store.compaction import Candidates, Merged, ReclaimJob, source_of
 from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full, remove_files
+from shardd.store.handles import Handles
 from shardd.store.reading import Windows
 from shardd.store.reclaim import Reclaimer, Spare
 from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
 from shardd.store.recovery import Damage, Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
+from shardd.store.settled import Settled
 
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
@@ -30,16 +31,10 @@ SEGMENT_BYTES_MIN = 4096
 SEALED_BUFFERS_MAX = 1
 # An open segment of which nothing is written and nothing is needed starts anew here, while its pages are in the cache.
 RENEW_BYTES = 256 << 10
-# Settled pairs in memory, of segments that are on disk.
-SETTLED_BYTES_MAX = 1 << 20
-# The same of messages that no recovery will ask for; they are written only because memory has an end.
-FORGOTTEN_BYTES_MAX = 4 << 20
 # Indexes that wait for a sync; beyond this, recovery scans.
 INDEX_BYTES_MAX = 1 << 20
 # Written segments that wait for somebody's sync.
 UNSYNCED_MAX = 64
-# Open files of sealed segments.
-HANDLES_MAX = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -112,12 +107,9 @@ class SegmentStore:
         self._open: Segment | None = None
         self._in_memory: list[Segment] = []  # sealed, with buffer, oldest first
         self._unsynced: dict[int, Segment] = {}
-        self._with_settled: dict[int, Segment] = {}
-        self._with_forgotten: dict[int, Segment] = {}
-        self._settled_bytes = 0
-        self._forgotten_bytes = 0
+        self._settled = Settled(self._files, directory, self._look_at)
         self._index_bytes = 0
-        self._handles: OrderedDict[int, Segment] = OrderedDict()  # of segments without buffer, last used last
+        self._handles = Handles(self._files, self._is_waited_for)
         self._next_number = 1
         self._directory_changed = False
         self._job: SyncJob | None = None
@@ -190,12 +182,14 @@ class SegmentStore:
 
     def _write_all(self, live: Mapping[int, array[int]] | None) -> None:
         self._flush()
+        self._settled.settle_forgotten()  # so that tools count what is needed
+        self._settled.flush()
         for segment in [*self._in_memory, *([self._open] if self._open else [])]:
             if segment.flushed and segment.index is None and not segment.has_index:
                 segment.index = segment.make_index()
         unsynced = list(self._unsynced.values())
         for segment in unsynced:
-            self._files.sync(self._handle(segment))
+            self._files.sync(self._handles.of(segment))
         for segment in self._distinct():
             if segment.index is not None and segment.flushed == segment.used:
                 self._write_index(segment)
@@ -340,7 +334,7 @@ class SegmentStore:
         """A new number for the same file and memory: entries stay in publish order, pages stay warm."""
         del self._segments[segment.number]
         self._candidates.remove(segment)
-        self._with_settled.pop(segment.number, None)
+        self._settled.drop(segment)
         self._open = Segment(
             self._take_number(),
             self._files.salt(),
@@ -373,7 +367,7 @@ class SegmentStore:
             self._reclaimer.give_back_buffer(segment.buffer)
             segment.buffer = None
             self._in_memory.pop(0)
-            self._keep_handle(segment)
+            self._handles.keep(segment)
             self._candidates.look_at(segment)
             if segment.number not in self._unsynced and not self._in_job(segment):
                 self._write_index_if_made(segment)
@@ -381,7 +375,7 @@ class SegmentStore:
             # Nobody asks for a sync, but neither files nor dirty pages may pile up without end.
             oldest = next(iter(self._unsynced.values()))
             if self.sync:
-                self._files.sync(self._handle(oldest))
+                self._files.sync(self._handles.of(oldest))
             del self._unsynced[oldest.number]
 
     def _write_alone(self, segment: Segment, part: memoryview) -> None:
@@ -400,7 +394,7 @@ class SegmentStore:
         self._unsynced[segment.number] = segment
         self._directory_changed = True
         self._counters.written_bytes += len(part)
-        self._keep_handle(segment)
+        self._handles.keep(segment)
 
     # -- read and settle ------------------------------------------------------------------------------
 
@@ -433,7 +427,7 @@ class SegmentStore:
         """Bytes that hold the whole message at `position`, the position they begin at, how many."""
         if segment.buffer is not None:
             return segment.buffer, 0, segment.used
-        window = self._windows.find(segment, self._handle(segment), position)
+        window = self._windows.find(segment, self._handles.of(segment), position)
         return window.data, window.start, window.used
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
@@ -448,15 +442,15 @@ class SegmentStore:
                 self._let_go(segment)
             else:
                 self._remember(segment, queue_id, entries, start, stop, durable)
-        if self._settled_bytes > SETTLED_BYTES_MAX and not self._failure:
-            self._quietly(self._flush_settled)
+        if self._settled.is_much and not self._failure:
+            self._quietly(self._settled.flush)
 
     def _let_go(self, segment: Segment) -> None:
         if segment is not self._open:
             self._retire(segment)
             return
         segment.dead_until = segment.used
-        self._forget_forgotten(segment)
+        self._settled.drop_forgotten(segment)
 
     def _remember(
         self, segment: Segment, queue_id: int, entries: array[int], start: int, stop: int, durable: bool
@@ -465,36 +459,9 @@ class SegmentStore:
         if segment.moves is not None:
             entries, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
         pairs = settled_pairs(queue_id, entries, start, stop)
-        self._note(segment, pairs if durable else b"", b"" if durable else pairs)
-        if segment.live * 4 <= segment.references and segment.sealed and not segment.merging:
-            self._candidates.look_at(segment)
-
-    def _note(self, segment: Segment, settled: bytes, forgotten: bytes) -> None:
-        if settled:
-            segment.settled += settled
-            self._with_settled[segment.number] = segment
-            if segment.flushed:
-                self._settled_bytes += len(settled)
-        if forgotten:
-            segment.forgotten += forgotten
-            self._with_forgotten[segment.number] = segment
-            self._forgotten_bytes += len(forgotten)
-            if self._forgotten_bytes > FORGOTTEN_BYTES_MAX:
-                self._settle_forgotten()
-
-    def _settle_forgotten(self) -> None:
-        """Of segments that are on disk: written like the others with the next flush."""
-        for segment in [one for one in self._with_forgotten.values() if one.flushed and not one.merging]:
-            segment.settled += segment.forgotten
-            self._settled_bytes += len(segment.forgotten)
-            self._with_settled[segment.number] = segment
-            self._forget_forgotten(segment)
-
-    def _forget_forgotten(self, segment: Segment) -> None:
-        if segment.forgotten:
-            self._forgotten_bytes -= len(segment.forgotten)
-            segment.forgotten = bytearray()
-            del self._with_forgotten[segment.number]
+        self._settled.note(segment, pairs if durable else b"", b"" if durable else pairs)
+        if segment.live * 4 <= segment.references:
+            self._look_at(segment)
 
     def drop_queue(self, queue_id: int, entries: array[int]) -> None:
         """The queue is gone with all it had. Recovery will not be asked for it again, so nothing is remembered."""
@@ -516,12 +483,13 @@ class SegmentStore:
     def _forget_state(self, segment: Segment) -> None:
         """What is kept beside the file of one that is gone."""
         self._unsynced.pop(segment.number, None)
-        self._with_settled.pop(segment.number, None)
-        self._handles.pop(segment.number, None)
+        self._settled.drop(segment)
+        self._handles.drop(segment)
         self._windows.forget(segment.number)
         self._forget_index(segment)
-        self._forget_forgotten(segment)
-        segment.settled = bytearray()
+
+    def _is_waited_for(self, segment: Segment) -> bool:
+        return segment.number in self._unsynced or self._in_job(segment)
 
     def _in_job(self, segment: Segment) -> bool:
         return self._job is not None and any(segment is held for held, _, _ in self._job.segments)
@@ -543,7 +511,7 @@ class SegmentStore:
         self.flush()
         if not self.sync or not (self._unsynced or self._directory_changed):
             return None
-        held = [(segment, self._handle(segment), segment.flushed) for segment in self._unsynced.values()]
+        held = [(segment, self._handles.of(segment), segment.flushed) for segment in self._unsynced.values()]
         spares = self._reclaimer.unlasting()
         with_directory = self._directory_changed or bool(spares)
         self._job = SyncJob(self._files, self.directory, held, spares, self._replaced, with_directory)
@@ -573,7 +541,7 @@ class SegmentStore:
             self._flush_segment(segment)
         if self._open is not None:
             self._flush_segment(self._open)
-        self._flush_settled()
+        self._settled.flush()
 
     def _flush_segment(self, segment: Segment) -> None:
         if segment.flushed == segment.used or segment.live == 0:
@@ -589,29 +557,6 @@ class SegmentStore:
             self._files.rename(segment.path, path)
             segment.path = path
             self._directory_changed = True
-
-    def _flush_settled(self) -> None:
-        """Pairs of segments that are on disk. With a full disk they wait."""
-        # Not of those being merged: the job would not see it.
-        for segment in [one for one in self._with_settled.values() if one.flushed and not one.merging]:
-            path = f"{self.directory}/{file_name('acks', segment.number)}"
-            head = b"" if segment.acks_end else acks.encode_header(segment.number, segment.salt)
-            data = head + acks.encode_block(segment.settled, segment.salt)
-            try:
-                handle = self._files.open(path, create=True)
-                try:
-                    self._files.write(handle, data, segment.acks_end)
-                finally:
-                    self._files.close(handle)
-            except OSError as error:
-                if is_full(error):
-                    break
-                raise
-            segment.acks_end += len(data)
-            segment.settled = bytearray()
-            del self._with_settled[segment.number]
-            self._candidates.look_at(segment)
-        self._settled_bytes = 0
 
     def _write_index_if_made(self, segment: Segment) -> None:
         if segment.index is not None:
@@ -691,6 +636,10 @@ class SegmentStore:
             source.segment.merging = False
         self._reclaim = None
 
+    def _look_at(self, segment: Segment) -> None:
+        if segment.sealed and not segment.merging:
+            self._candidates.look_at(segment)
+
     def _is_at_rest(self, segment: Segment) -> bool:
         """On stable storage, and nothing else goes on with it."""
         unsynced = self.sync and segment.number in self._unsynced
@@ -700,12 +649,7 @@ class SegmentStore:
         last = sources[-1]
         self._files.rename(job.path, last.path)
         self._directory_changed = True
-        new = Segment(last.number, merged.salt, merged.size, last.path, merged.handle, sealed=True)
-        new.first = sources[0].first or sources[0].number
-        new.used = new.flushed = merged.size - END_BYTES
-        new.records, new.messages, new.references = merged.records, merged.messages, merged.references
-        new.live = sum(segment.live for segment in sources)
-        new.moves, new.numbers = merged.moves, merged.numbers
+        new = job.new_segment(merged)
         settled, forgotten = job.settled_since()
         for segment in sources:
             self._forget_state(segment)
@@ -714,8 +658,8 @@ class SegmentStore:
         for number in new.numbers:
             self._segments[number] = new
         self._candidates.replace(sources, new)
-        self._keep_handle(new)
-        self._note(new, settled, forgotten)
+        self._handles.keep(new)
+        self._settled.note(new, settled, forgotten)
         self._reclaimer.dispose_replaced(last)
         self._replaced += sources[:-1]
         if not self.sync:
@@ -731,30 +675,6 @@ class SegmentStore:
     def _distinct(self) -> list[Segment]:
         """A merged one is known by many numbers."""
         return list(dict.fromkeys(self._segments.values()))
-
-    # -- files of sealed segments ---------------------------------------------------------------------
-
-    def _handle(self, segment: Segment) -> int:
-        if segment.handle is None:
-            segment.handle = self._files.open(segment.path)
-            self._keep_handle(segment)
-        elif segment.number in self._handles:
-            self._handles.move_to_end(segment.number)
-        return segment.handle
-
-    def _keep_handle(self, segment: Segment) -> None:
-        """Remember it as the last used; close those that were not used for long and nothing waits for."""
-        self._handles[segment.number] = segment
-        excess = len(self._handles) - HANDLES_MAX
-        if excess <= 0:
-            return
-        held = {id(held) for held, _, _ in self._job.segments} if self._job else set()
-        idle = [s for s in self._handles.values() if s.number not in self._unsynced and id(s) not in held]
-        for old in idle[:excess]:
-            if old is not segment and old.handle is not None:
-                self._files.close(old.handle)
-                old.handle = None
-                del self._handles[old.number]
 
     # -- errors and numbers ---------------------------------------------------------------------------
 
