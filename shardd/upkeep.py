@@ -13,6 +13,8 @@ from typing import Any, Protocol
 # Read and written by merging, besides as many bytes as publishes wrote. Chosen so that neither publishing at full rate
 # nor a probe of 1,000 messages a second notices.
 RECLAIM_BYTES_PER_S = 32 << 20
+# Of what publishes wrote, this much may be saved up.
+SAVED_BYTES_MAX = 128 << 20
 # After a look that found nothing to do, or a disk too full to do it.
 LOOK_EACH_MS = 1000
 NOT_DUE = 1 << 62
@@ -41,6 +43,7 @@ class Upkeep:
         self._step: Step | None = None
         self._last: Store | None = None
         self._written = 0  # by all stores, as of the last step
+        self._saved = 0  # bytes that publishes paid for and no step has moved yet
 
     def begin(self, stores: Iterable[Store], now: int) -> Step | None:
         """To be run, if one is due and some store has something to do: the first of them after the last served."""
@@ -67,9 +70,11 @@ class Upkeep:
         self.store = self._step = None
         store.finish_reclaim(step)
         written = sum(each.written_bytes for each in stores)
-        unpaid = step.moved_bytes - max(written - self._written, 0)
+        self._saved = min(self._saved + max(written - self._written, 0), SAVED_BYTES_MAX)
         self._written = written
-        self.due = now + max(0, unpaid) * 1000 // RECLAIM_BYTES_PER_S
+        unpaid = max(step.moved_bytes - self._saved, 0)
+        self._saved -= step.moved_bytes - unpaid
+        self.due = now + unpaid * 1000 // RECLAIM_BYTES_PER_S
         if step.error is not None:
             self.due = max(self.due, now + LOOK_EACH_MS)
         return store

@@ -27,7 +27,7 @@ SEGMENTS_MAX = 64
 # copied without end.
 LEFT_QUARTERS_MAX = 1
 MERGED_QUARTERS_MAX = 3
-# One alone is written anew when its file is so many times what is left in it.
+# One alone is written anew when its file is so many times what is left in it; read to see, when half is gone by count.
 SHRINK_TIMES_MIN = 4
 # Settled positions of one segment; beyond this it is written anew without them, if that is shorter.
 ACKS_BYTES_MAX = 16 << 20
@@ -99,7 +99,7 @@ class Candidates:
 
     def look_at(self, segment: Segment) -> None:
         """It is sealed, and has less left, or a longer list of what is settled, than before."""
-        if self._has_little(segment) or _has_many_acks(segment):
+        if self._has_little(segment) or _is_worth_measuring(segment) or _has_many_acks(segment):
             self._sparse[segment] = None
 
     def choose(self, at_rest: Callable[[Segment], bool]) -> list[Segment]:
@@ -147,12 +147,18 @@ class Candidates:
 
     def _has_little(self, segment: Segment) -> bool:
         little = segment.live_bytes() * 4 <= self._segment_bytes * LEFT_QUARTERS_MAX
-        return little and segment.live <= segment.merge_below and segment.capacity <= self._segment_bytes
+        return little and not segment.stays and segment.capacity <= self._segment_bytes
 
     def _is_worth_it_alone(self, segment: Segment) -> bool:
-        if segment.live > segment.merge_below:
+        if segment.stays:
             return False
-        return segment.live_bytes() * SHRINK_TIMES_MIN + HEADER_BYTES <= segment.capacity or _has_many_acks(segment)
+        little = segment.live_bytes() * SHRINK_TIMES_MIN + HEADER_BYTES <= segment.capacity
+        return little or _is_worth_measuring(segment) or _has_many_acks(segment)
+
+
+def bytes_max_alone(segment: Segment) -> int:
+    """What may come of it for the writing to be worth while."""
+    return segment.capacity if _has_many_acks(segment) else segment.capacity // SHRINK_TIMES_MIN
 
 
 def _read_bytes(segment: Segment) -> int:
@@ -161,7 +167,16 @@ def _read_bytes(segment: Segment) -> int:
 
 
 def _has_many_acks(segment: Segment) -> bool:
-    return segment.acks_end > ACKS_BYTES_MAX and segment.live <= segment.merge_below
+    return segment.acks_end > ACKS_BYTES_MAX and _is_news(segment)
+
+
+def _is_worth_measuring(segment: Segment) -> bool:
+    """What is left by count may be large and small messages: to know, it must be read."""
+    return segment.live * 2 <= segment.references and _is_news(segment)
+
+
+def _is_news(segment: Segment) -> bool:
+    return not segment.measured_live or segment.live * 2 <= segment.measured_live
 
 
 @dataclass(slots=True)
@@ -218,7 +233,6 @@ class ReclaimJob:
     bytes_max: int = 0
     sync: bool = True
     merged: Merged | None = None
-    misfit: Segment | None = None  # cannot be read whole, or is more than was thought
     moved_bytes: int = 0  # read and written
     done: bool = False
     error: OSError | None = None
@@ -233,7 +247,7 @@ class ReclaimJob:
         except Exception:
             # Whatever it is, it will be so again: these stay as they are.
             for source in self.sources:
-                source.segment.merge_below = -1
+                source.segment.stays = True
             raise
         finally:
             self.done = True
@@ -244,19 +258,19 @@ class ReclaimJob:
         reader = Reader(self.files, self.directory, False)
         for source in self.sources:
             if not self._collect(reader, source, survivors):
-                self.misfit = source.segment
                 return
         reader.release()
         live = sum(source.live for source in self.sources)
         if survivors.references < live:
             # Somebody would look for what is not there.
-            self.misfit = self.sources[0].segment
-            self.misfit.merge_below = -1
+            for source in self.sources:
+                source.segment.stays = True
             return
         if survivors.messages:
             self._write(survivors)
 
     def _collect(self, reader: Reader, source: Source, survivors: Survivors) -> bool:
+        """Not when it cannot be read whole, or is more than was thought; the segment knows now."""
         segment = source.segment
         try:
             pairs = reader.read_acks(segment.number, segment.salt) + source.pairs
@@ -267,11 +281,13 @@ class ReclaimJob:
         except OSError:
             abstracts = None
         if abstracts is None:
-            segment.merge_below = -1
+            segment.stays = True
             return False
+        before = survivors.size
         source.moves = Moves(*survivors.add(reader.buffer, abstracts, segment.number, *unwanted))
         if survivors.size + END_BYTES > self.bytes_max:
-            segment.merge_below = segment.live // 2
+            segment.measured_bytes = survivors.size - before
+            segment.measured_live = source.live
             return False
         return True
 

@@ -36,7 +36,6 @@ INDEX_HEADER = struct.Struct("<8sIIQIIQ")
 INDEX_MAGIC = b"SHMQINDX"
 # Behind the last record, so that what a recycled file still holds is not taken for a torn record.
 END_BYTES = 8
-LIVE_LIMIT = 1 << 62
 # An index is worth its writing only when reading it is much cheaper than scanning the segment.
 INDEX_SHARE_MAX = 8
 
@@ -81,7 +80,9 @@ class Segment:
     dead_until: int = 0  # no message below this position is needed
     recovered: bool = False  # some references may be of queues that are long gone
     merging: bool = False  # in the hands of a ReclaimJob
-    merge_below: int = LIVE_LIMIT  # not to be merged with more left than this
+    stays: bool = False  # cannot be read whole: left as it is
+    measured_live: int = 0  # when that many were left, they took measured_bytes
+    measured_bytes: int = 0
     before: Segment | None = None  # its neighbours in publish order
     after: Segment | None = None
 
@@ -90,6 +91,8 @@ class Segment:
 
     def live_bytes(self) -> int:
         """An estimate: the store keeps no size of each message, only how many are left."""
+        if self.measured_live:
+            return self.measured_bytes * self.live // self.measured_live
         return (self.used - HEADER_BYTES) * self.live // self.references if self.references else 0
 
     def add(self, size: int, counts: tuple[int, int, int]) -> None:

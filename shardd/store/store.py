@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from shardd.store import recovery
-from shardd.store.compaction import Candidates, Merged, ReclaimJob, source_of
+from shardd.store.compaction import Candidates, Merged, ReclaimJob, bytes_max_alone, source_of
 from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full, remove_files
 from shardd.store.handles import Handles
@@ -460,7 +460,7 @@ class SegmentStore:
             entries, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
         pairs = settled_pairs(queue_id, entries, start, stop)
         self._settled.note(segment, pairs if durable else b"", b"" if durable else pairs)
-        if segment.live * 4 <= segment.references:
+        if segment.live * 2 <= segment.references:
             self._look_at(segment)
 
     def drop_queue(self, queue_id: int, entries: array[int]) -> None:
@@ -601,7 +601,7 @@ class SegmentStore:
         if run:
             self._reclaim.path = self._reclaimer.new_path()
             self._reclaim.salt = self._files.salt()
-            self._reclaim.bytes_max = self.segment_bytes if len(run) > 1 else run[0].capacity
+            self._reclaim.bytes_max = self.segment_bytes if len(run) > 1 else bytes_max_alone(run[0])
             self._reclaim.sync = self.sync
         return self._reclaim
 

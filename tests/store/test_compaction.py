@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.store import SegmentStore
+from shardd.store import SegmentStore, compaction
 from shardd.store.__main__ import main
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
@@ -249,3 +249,175 @@ def test_random_lives_do_merge() -> None:
         history.play(100)
         merged += history.merged
     assert merged > 0
+
+
+def filled(store: SegmentStore, count: int, body: bytes = b"x" * 360, queues: tuple[int, ...] = (1,)) -> array[int]:
+    """Entries of the first queue, all on stable storage but for the last segments."""
+    entries: array[int] = array("Q")
+    for _ in range(count):
+        entries += store.append(Record(queues, (encode_message(body),)).encode())[0].entries
+    sync(store)
+    return entries
+
+
+def numbers_of(entries: array[int]) -> list[int]:
+    return sorted({entry >> 32 for entry in entries})
+
+
+def test_what_is_settled_while_a_merge_runs_is_settled_in_the_merged_one_for_ever() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    kept = nearly_empty(store, 20)
+    job = store.begin_reclaim()
+    assert job is not None
+    merged = {source.segment.number for source in job.sources}
+    gone = array("Q", [entry for entry in kept[1] if entry >> 32 in merged][:2])
+    store.settle(1, gone[:1], True)
+    job.run()
+    store.settle(1, gone[1:], True)
+    sync(store)  # which must not write their acks to files that are about to go
+    assert store.finish_reclaim(job) > 0
+    kept[1] = array("Q", [entry for entry in kept[1] if entry not in gone])
+    sync(store)
+    merge_all(store)
+    expected = all_of(store, kept)
+    assert recovered(files.restarted(power_cut=False)) == expected
+
+
+def test_a_merge_of_which_nothing_is_needed_at_its_end_leaves_nothing() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    kept = nearly_empty(store, 20)
+    job = store.begin_reclaim()
+    assert job is not None
+    job.run()
+    for queue, entries in kept.items():
+        store.settle(queue, entries, True)
+    assert store.finish_reclaim(job) == 0
+    sync(store)
+    merge_all(store)
+    assert [name for name in files.names if "msgs" in name and name != f"d/msgs.{store._next_number - 1:010d}"] == []
+
+
+@pytest.mark.parametrize("how", ["not durable", "dropped", "gone before the start"])
+def test_messages_no_recovery_will_ask_for_are_not_copied(how: str) -> None:
+    files = FaultyFiles()
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    store.recover([1, 2])
+    kept: array[int] = array("Q")
+    other: array[int] = array("Q")
+    for number in range(200):
+        kept += store.append(Record((1,), (encode_message(b"%d" % number),)).encode())[0].entries
+        other += store.append(Record((2,), (encode_message(b"y" * 900),)).encode())[0].entries
+    sync(store)
+    if how == "not durable":
+        for entry in other:
+            store.settle(2, array("Q", [entry]), False)
+    elif how == "dropped":
+        store.drop_queue(2, other)
+    else:
+        store.close({1: kept})
+        store = SegmentStore("d", files=files, segment_bytes=4096)
+        kept = store.recover([1])[1].entries
+    expected = all_of(store, {1: kept})
+    merge_all(store)
+    stats = store.stats()
+    assert stats["live_messages"] == 200 and stats["disk_bytes"] <= 12 * 4096
+    assert all_of(store, {1: kept}) == expected
+    assert all_of(store, {1: kept})[1] == recovered(files.restarted(power_cut=False))[1]
+
+
+def test_one_sparse_segment_between_full_ones_is_written_anew_alone() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    entries = filled(store, 60)
+    sparse = numbers_of(entries)[1::2][:2]
+    gone = array("Q", [e for number in sparse for e in [entry for entry in entries if entry >> 32 == number][1:]])
+    store.settle(1, gone, True)
+    kept = {1: array("Q", [entry for entry in entries if entry not in gone])}
+    expected = all_of(store, kept)
+    merge_all(store)
+    for number in sparse:
+        assert len(files.names[f"d/msgs.{number:010d}"].data) < 4096 // 4
+        assert f"d/acks.{number:010d}" not in files.names
+    assert all_of(store, kept) == expected
+    assert recovered(files.restarted(power_cut=False))[1] == expected[1]
+
+
+def test_only_records_of_which_something_is_left_are_read_where_an_index_tells() -> None:
+    files = FaultyFiles()
+    store = SegmentStore("d", files=files, segment_bytes=1 << 16)
+    store.recover([1])
+    entries = filled(store, 300, b"x" * 2000)
+    kept = array("Q", [[entry for entry in entries if entry >> 32 == number][3] for number in numbers_of(entries)[:4]])
+    store.settle(1, array("Q", [entry for entry in entries if entry >> 32 <= 4 and entry not in kept]), True)
+    expected = all_of(store, {1: kept})
+    assert f"d/index.{4:010d}" in files.names
+    merge_all(store)
+    stats = store.stats()
+    assert stats["merged_segments"] == 4
+    assert stats["merge_bytes"] < 1 << 16, "of four times as much"
+    assert all_of(store, {1: kept}) == expected
+
+
+def test_the_acks_of_a_segment_are_folded_into_it_beyond_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment of few messages for very many queues may have more to settle than bytes."""
+    monkeypatch.setattr(compaction, "ACKS_BYTES_MAX", 2000)
+    files = FaultyFiles()
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    queues = tuple(range(1, 61))
+    store.recover(queues)
+    arrivals: dict[int, array[int]] = {queue: array("Q") for queue in queues}
+    while store.stats()["segments"] < 4:
+        for arrival in store.append(Record(queues, (encode_message(b"x" * 20),) * 8).encode()):
+            arrivals[arrival.queue_id] += arrival.entries
+    sync(store)
+    sizes = []
+    for queue in queues[:40]:
+        store.settle(queue, arrivals.pop(queue), True)
+        sync(store)
+        merge_all(store)
+        sizes.append(len(files.names["d/acks.0000000001"].data) if "d/acks.0000000001" in files.names else 0)
+    assert max(sizes) <= 2000 + 300, "one flush beyond"
+    expected = all_of(store, arrivals)
+    again = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=4096)
+    assert all_of(again, {queue: found.entries for queue, found in again.recover(queues).items()}) == expected
+
+
+def test_when_the_disk_is_full_files_that_wait_to_be_removed_go_at_once() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    entries = filled(store, 100)
+    store.settle(1, entries, True)
+    assert len([name for name in files.names if "spare" in name]) > 8
+    files.bytes_max = sum(len(inode.data) for inode in files.names.values())
+    assert len(filled(store, 60)) == 60
+    assert store.stats()["disk_bytes"] <= files.bytes_max
+
+
+def test_files_that_wait_to_be_removed_when_the_process_ends_are_no_messages_afterwards() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    entries = filled(store, 100)
+    store.settle(1, entries, True)
+    files = files.restarted(power_cut=False)
+    again = opened(files)
+    assert len([name for name in files.names if "msgs" in name]) == 1, "the open one, whose acks were not written"
+    merge_all(again)
+    assert len(files.names) <= 4
+
+
+def test_a_merge_that_is_still_running_does_not_hold_up_the_end() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    kept = nearly_empty(store, 20)
+    expected = all_of(store, kept)
+    job = store.begin_reclaim()
+    assert job is not None
+    store.close(kept)
+    job.run()
+    again = files.restarted(power_cut=False)
+    assert job.path in again.names
+    assert recovered(again) == expected
+    merge_all(opened(again))
+    assert job.path not in again.names
