@@ -39,7 +39,7 @@ class Reclaimer:
         self.spares_max = spares_max
         self.recycle = recycle  # files that were written; without syncs their names would never last
         self.spares: list[Spare] = []
-        self.doomed: list[str] = []  # paths, to be removed in this order
+        self.doomed: list[tuple[str, int]] = []  # path and size, to be removed in this order
         self.buffers: list[bytearray] = []
         self.next_name = 1
 
@@ -77,12 +77,16 @@ class Reclaimer:
         """To be removed by the caller."""
         taken = self.doomed[:most]
         del self.doomed[:most]
-        return taken
+        return [path for path, _ in taken]
+
+    def doom(self, path: str, size: int) -> None:
+        self.doomed.append((path, size))
+        if len(self.doomed) > DOOMED_WAITING_MAX:
+            remove_files(self.files, self.take_doomed())
 
     def disk_bytes(self) -> int:
         """Of what is set aside or about to go."""
-        doomed = sum("/spare." in path for path in self.doomed)
-        return (len(self.spares) + doomed) * self.segment_bytes
+        return len(self.spares) * self.segment_bytes + sum(size for _, size in self.doomed)
 
     def adopt(self, number: int) -> None:
         """A spare found at start-up: kept if it is of our size and wanted, else removed."""
@@ -92,8 +96,8 @@ class Reclaimer:
         if len(self.spares) < self.spares_max and self.files.size(handle) == self.segment_bytes:
             self.spares.append(Spare(path, handle, False))
         else:
+            self.doom(path, self.files.size(handle))
             self.files.close(handle)
-            self.doomed.append(path)
 
     def unlasting(self) -> list[Spare]:
         """Those that wait for a sync of the directory."""
@@ -115,16 +119,18 @@ class Reclaimer:
             self.give_back_buffer(segment.buffer)
             segment.buffer = None
         self._dispose_file(segment)
-        self.doomed += self._companions(segment)
-        if len(self.doomed) > DOOMED_WAITING_MAX:
-            remove_files(self.files, self.take_doomed())
+        for path in self._companions(segment):
+            self.doom(path, 0)
 
     def dispose_replaced(self, segment: Segment) -> None:
         """Another file has its name already."""
         if segment.handle is not None:
             self.files.close(segment.handle)
             segment.handle = None
-        remove_files(self.files, self._companions(segment))
+        for old in self._companions(segment):
+            path = self.new_path()
+            self.files.rename(old, path)
+            self.doom(path, 0)
 
     def _companions(self, segment: Segment) -> list[str]:
         kinds = (("index", segment.has_index), ("acks", segment.acks_end > 0))
@@ -136,7 +142,7 @@ class Reclaimer:
         if not wanted:
             if segment.handle is not None:
                 self.files.close(segment.handle)
-            self.doomed.append(self._spare_name(segment))
+            self.doom(self._spare_name(segment), segment.capacity)
         else:
             handle = self.files.open(segment.path) if segment.handle is None else segment.handle
             self.spares.append(Spare(self._spare_name(segment), handle, not segment.flushed))

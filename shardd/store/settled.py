@@ -7,13 +7,17 @@ durable or is gone, is kept for merging alone, and written only because memory h
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from shardd.store import acks
 from shardd.store.files import Files, is_full
 from shardd.store.segment import Segment, file_name
 
-# Settled pairs in memory, of segments that are on disk.
+# Settled pairs in memory, of segments that are on disk; beyond this each settle writes some.
 SETTLED_BYTES_MAX = 1 << 20
+# Files written at once while messages wait. A purge may leave something in thousands of segments; most of them are
+# merged before their turn comes.
+ACKS_FILES_AT_ONCE = 32
 FORGOTTEN_BYTES_MAX = 4 << 20
 
 
@@ -62,12 +66,18 @@ class Settled:
         """It is gone, or starts anew."""
         self._with_settled.pop(segment.number, None)
         self.drop_forgotten(segment)
-        segment.settled = bytearray()
+        self._drop_settled(segment)
 
-    def flush(self) -> None:
+    def _drop_settled(self, segment: Segment) -> None:
+        if segment.settled:
+            self._settled_bytes = max(self._settled_bytes - len(segment.settled), 0)
+            segment.settled = bytearray()
+
+    def flush(self, files_max: int | None = None) -> None:
         """Pairs of segments that are on disk. With a full disk they wait; so do those being merged: the job would not
         see them."""
-        for segment in [one for one in self._with_settled.values() if one.flushed and not one.merging]:
+        waiting = (one for one in self._with_settled.values() if one.flushed and not one.merging)
+        for segment in list(islice(waiting, files_max)):
             try:
                 self._write(segment)
             except OSError as error:
@@ -76,7 +86,8 @@ class Settled:
                 raise
             del self._with_settled[segment.number]
             self._written(segment)
-        self._settled_bytes = 0
+        if not self._with_settled:
+            self._settled_bytes = 0  # those told before their segment was on disk were not counted
 
     def _write(self, segment: Segment) -> None:
         path = f"{self._directory}/{file_name('acks', segment.number)}"
@@ -88,4 +99,4 @@ class Settled:
         finally:
             self._files.close(handle)
         segment.acks_end += len(data)
-        segment.settled = bytearray()
+        self._drop_settled(segment)

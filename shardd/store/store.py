@@ -23,7 +23,7 @@ from shardd.store.reclaim import Reclaimer, Spare
 from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
 from shardd.store.recovery import Damage, Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
-from shardd.store.settled import Settled
+from shardd.store.settled import ACKS_FILES_AT_ONCE, Settled
 
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
@@ -443,7 +443,7 @@ class SegmentStore:
             else:
                 self._remember(segment, queue_id, entries, start, stop, durable)
         if self._settled.is_much and not self._failure:
-            self._quietly(self._settled.flush)
+            self._quietly(self._settled.flush, ACKS_FILES_AT_ONCE)
 
     def _let_go(self, segment: Segment) -> None:
         if segment is not self._open:
@@ -504,11 +504,19 @@ class SegmentStore:
         except OSError as error:
             raise self._named(error) from error
 
+    def _flush_some(self) -> None:
+        """All messages, and as many acks as take no time worth mentioning."""
+        try:
+            self._flush_segments()
+            self._settled.flush(ACKS_FILES_AT_ONCE)
+        except OSError as error:
+            raise self._named(error) from error
+
     def begin_sync(self) -> SyncJob | None:
         """Flush; then the job makes it last. One at a time, ended by `finish_sync`. None: nothing to wait for."""
         self._check_usable()
         assert self._job is None, "a sync is running"
-        self.flush()
+        self._flush_some()
         if not self.sync or not (self._unsynced or self._directory_changed):
             return None
         held = [(segment, self._handles.of(segment), segment.flushed) for segment in self._unsynced.values()]
@@ -537,11 +545,14 @@ class SegmentStore:
             self._quietly(self._reclaimer.dispose, segment)
 
     def _flush(self) -> None:
+        self._flush_segments()
+        self._settled.flush()
+
+    def _flush_segments(self) -> None:
         for segment in self._in_memory:
             self._flush_segment(segment)
         if self._open is not None:
             self._flush_segment(self._open)
-        self._settled.flush()
 
     def _flush_segment(self, segment: Segment) -> None:
         if segment.flushed == segment.used or segment.live == 0:
@@ -616,7 +627,7 @@ class SegmentStore:
         merged, sources = job.merged, [source.segment for source in job.sources]
         if merged is not None and not any(segment.live for segment in sources):
             self._files.close(merged.handle)
-            self._reclaimer.doomed.append(job.path)
+            self._reclaimer.doom(job.path, merged.size)
         elif merged is not None:
             try:
                 self._put_in_place(job, merged, sources)
@@ -695,7 +706,7 @@ class SegmentStore:
         self._failure = self._failure or f"{self.directory}: {error}"
         return StoreFailed(self._failure)
 
-    def _quietly(self, act: Callable[..., None], *arguments: Segment) -> None:
+    def _quietly(self, act: Callable[..., None], *arguments: object) -> None:
         """Housekeeping: its failure is remembered and met by the next append or sync, not by whoever came by."""
         try:
             act(*arguments)
