@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from broker.changes import ExchangePut, QueuePut
-from broker.routing.matching import TYPES
+from broker.routing.spreading import exchange_fault, weight_fault
+from broker.routing.types import TYPES
 
 NAME_BYTES_MAX = 255  # a shortstr
 EXPIRY_MS_MAX = 0xFFFFFFFF
@@ -80,6 +81,9 @@ def check_not_default(exchange: str) -> None:
 def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, Any]) -> None:
     check_new_name("exchange", name)
     check_exchange_type(type)
+    fault = exchange_fault(type, arguments)
+    if fault is not None:
+        raise Refusal(PRECONDITION_FAILED, fault)
     alternate = arguments.get("alternate-exchange")
     if alternate is not None and not isinstance(alternate, str):
         raise Refusal(
@@ -114,7 +118,10 @@ def check_exchange_delete(vhost: str, name: str, used: bool, if_unused: bool) ->
         raise Refusal(PRECONDITION_FAILED, f"{named('exchange', name, vhost)} in use")
 
 
-def check_binding(exchange_type: str, arguments: dict[str, Any]) -> None:
+def check_binding(exchange_type: str, key: str, arguments: dict[str, Any]) -> None:
+    fault = weight_fault(exchange_type, key)
+    if fault is not None:
+        raise Refusal(PRECONDITION_FAILED, fault)
     if exchange_type != "headers" or "x-match" not in arguments:
         return
     how = arguments["x-match"]

@@ -216,10 +216,10 @@ class Client:
         self.published = True
         if self.door.alarm:
             self._block()
-        busy = {channel.number for channel in self._waiting}
-        if not busy:
+        if not self._waiting:
             self.door.publishing.publishes(self, event)
             return
+        busy = {channel.number for channel in self._waiting}
         self.door.publishing.publishes(self, event, without=busy)
         for number, copy in copies_by_channel(event, busy).items():
             channel = self.channels.get(number)
@@ -584,11 +584,13 @@ class Client:
 
     def write_delivery(self, data: bytes, shard: int, credit: int) -> None:
         """Deliveries; `credit` goes back to the shard once they are with the kernel."""
+        epoch = self.door.links.links[shard].epoch
         if self.closing or self.lost:
-            self.door.links.credit(shard, self.door.links.links[shard].epoch, self.id, credit)
+            self.door.links.credit(shard, epoch, self.id, credit)
             return
-        self.write(data)
-        self.output.credit_then(shard, self.door.links.links[shard].epoch, credit)
+        self.output.add(data)
+        self.output.credit_then(shard, epoch, credit)
+        self._mark_dirty()
 
     def _gather(self) -> None:
         """Take over what the AMQP library has to send."""

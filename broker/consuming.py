@@ -318,7 +318,8 @@ class Consuming:
             # Released, and requeued there; its connection's window is of no interest any more, unless others share it.
             self.links.credit(shard, self.links.links[shard].epoch, section[0], len(blob))
             return
-        self._announce(consumer)
+        if not consumer.announced:
+            self._announce(consumer)
         channel, client = consumer.channel, consumer.client
         tag = channel.next_tag
         channel.next_tag += count

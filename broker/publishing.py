@@ -10,6 +10,7 @@ packing goes on behind it. Who waits for the confirm is in confirms.py.
 from __future__ import annotations
 
 import asyncio
+import random
 import struct
 import time
 from collections.abc import Set as AbstractSet
@@ -19,7 +20,9 @@ from weakref import WeakValueDictionary
 from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
 from broker.catalog import Catalog, Vhost
 from broker.confirms import Confirms
-from broker.routing import depends_on_headers, route
+from broker.routing import Message as Routable
+from broker.routing import goes_by_key, route, route_message, spread_of
+from broker.routing.spreading import HASH_PROPERTIES
 from broker.shard_link import ShardLinks
 from shardd.wire import packer
 
@@ -40,6 +43,8 @@ QUEUES_MAX = 65535
 COMMIT_BYTES = 8 << 20
 # What a message held by a transaction takes beside its bytes.
 HELD_MESSAGE_BYTES = 1024
+
+SPREAD = {"rendezvous": packer.RENDEZVOUS, "modulus": packer.MODULUS, "chance": packer.CHANCE}
 
 _CHANNEL_OF = struct.Struct("<6xH")
 _LINE = struct.Struct("<IH")
@@ -114,7 +119,7 @@ class Scope:
     def __init__(self, vhost: str, user: str) -> None:
         self.vhost = vhost
         self.user = user
-        self.routes = packer.Routes()
+        self.routes = packer.Routes(random.getrandbits(64))
 
 
 class Publishing:
@@ -148,9 +153,10 @@ class Publishing:
 
     def end_of_pass(self) -> None:
         """Write the acks and nacks that became due."""
-        dirty, self._dirty[:] = self._dirty[:], []
-        for confirms in dirty:
-            confirms.client.write(confirms.answers())
+        if self._dirty:
+            dirty, self._dirty[:] = self._dirty[:], []
+            for confirms in dirty:
+                confirms.client.write(confirms.answers())
 
     # -- a read's publishes -----------------------------------------------------------------------
 
@@ -214,11 +220,25 @@ class Publishing:
         exchange, key = _exchange_and_key(line)
         self._check(scope, exchange)
         vhost = self._vhost(scope)
-        if depends_on_headers(vhost.table, exchange):
+        if self._learn_spread(scope, vhost, exchange):
+            return
+        if not goes_by_key(vhost.table, exchange):
             scope.routes.learn(line, packer.CALLER, [], False)
             return
         targets, durable = self._targets(vhost, route(vhost.table, exchange, key, None).queues)
         scope.routes.learn(line, packer.TARGETS if targets else packer.NOWHERE, targets, durable)
+
+    @staticmethod
+    def _learn_spread(scope: Scope, vhost: Vhost, exchange: str) -> bool:
+        """Of an exchange that chooses one queue for each key: once for all keys."""
+        spread = spread_of(vhost.table, exchange)
+        if spread is None:
+            return False
+        members = []
+        for target, weight, seed in spread.lots:
+            queue = vhost.queues[target.name]
+            members.append((weight, seed, queue.shard, queue.id, queue.durable))
+        return scope.routes.learn_spread(exchange.encode(), SPREAD[spread.how], members)
 
     def _check(self, scope: Scope, exchange: str) -> None:
         """May this user publish to this exchange at all."""
@@ -276,7 +296,7 @@ class Publishing:
         vhost = self._vhost(scope)
         names: dict[str, None] = {}
         for key in message.keys:
-            names.update(dict.fromkeys(route(vhost.table, message.exchange, key, message.headers).queues))
+            names.update(dict.fromkeys(route_message(vhost.table, message.exchange, message.routable(key)).queues))
         found = []
         for name in names:
             queue = vhost.queues[name]
@@ -393,6 +413,11 @@ class Message:
             self.keys += more
         if "BCC" in self.headers:
             self.stored = properties.without_header(self.stored, "BCC")
+
+    def routable(self, key: str) -> Routable:
+        found = self._properties
+        said = {name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None}
+        return Routable(key, self.headers, said, random.getrandbits(64))
 
     def returned(self, channel: int, frame_bytes_max: int) -> bytes:
         """basic.return of this message."""

@@ -3,7 +3,7 @@
 A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at its end, together:
 confirms, one batch per shard, one write per client. While clients send little at a time, and often, passes keep a
 distance (`tick_us`): the loop sleeps, and what has arrived meanwhile is done in one go. A client that
-sends rarely never waits.
+sends rarely never waits; for what it sent the loop stays awake a moment (`awake_us`). See pace.py.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from broker.changes import AnyChange
 from broker.client import Client
 from broker.config import BrokerConfig
 from broker.consuming import Consuming
+from broker.pace import Pace
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
@@ -72,13 +73,12 @@ class Door:
         self.alarm = ""
         self._alarms: dict[int, str] = {}
         self._feeders: list[set[Client]] = [set() for _ in range(config.shards)]
+        self._fed = 0  # bit mask of the shards that have some
         self._held: list[set[Client]] = [set() for _ in range(config.shards)]
         self._last_id = 0
         self._in_pass = False
         self._end_scheduled = False
-        self._tick_s = config.tick_us / 1e6
-        self._last_pass = 0.0
-        self._small_reads = False
+        self._pace = Pace(config.tick_us / 1e6, config.awake_us / 1e6)
         self._listeners: list[socket.socket] = []
 
     # -- passes ------------------------------------------------------------------------------------------------
@@ -88,30 +88,41 @@ class Door:
         if self._in_pass:
             return
         self._in_pass = True
-        now = time.perf_counter()
-        if self._small_reads:
-            wait = self._last_pass + self._tick_s - now
-            if wait > 0:
-                time.sleep(wait)
-                now += wait
-        self._last_pass = now
-        self._small_reads = True
+        wait = self._pace.distance(time.perf_counter())
+        if wait > 0:
+            time.sleep(wait)
         self.now = self.loop.time()
         self.schedule_end_of_pass()
 
     def was_read(self, count: int) -> None:
         if count >= FULL_READ_BYTES:
-            self._small_reads = False
+            self._pace.was_large()
 
     def schedule_end_of_pass(self) -> None:
         if not self._end_scheduled:
             self._end_scheduled = True
-            self.loop.call_soon(self.end_of_pass)
+            self.loop.call_soon(self._scheduled_end)
+
+    def _scheduled_end(self) -> None:
+        if self._end_scheduled:
+            self.end_of_pass()
 
     def end_of_pass(self) -> None:
         self._in_pass = self._end_scheduled = False
         self.publishing.end_of_pass()
-        self._hold_feeders()
+        if self._fed:
+            self._hold_feeders()
+        if self.dirty:
+            self._write_out()
+        if self.links.flush() and self._pace.handed_over(time.perf_counter()):
+            self.loop.call_soon(self._stay_awake)
+
+    def _stay_awake(self) -> None:
+        """A turn of the loop that does not sleep, and another behind it."""
+        if self._pace.still_awake(time.perf_counter()):
+            self.loop.call_soon(self._stay_awake)
+
+    def _write_out(self) -> None:
         dirty, self.dirty = self.dirty, []
         for client in dirty:
             try:
@@ -119,7 +130,11 @@ class Door:
             except Exception:
                 log.exception("%s: cannot be written to", client.name)
                 client.disconnect()
-        self.links.flush()
+
+    def receiving(self) -> None:
+        """Messages of shards are about to be handled: this pass ends in `received`."""
+        self._end_scheduled = True
+        self._pace.answered()
 
     def received(self) -> None:
         """The shards' messages of this burst are handled."""
@@ -129,6 +144,7 @@ class Door:
 
     def fed(self, client: Client, shards: int) -> None:
         """`client` published to these shards (bit mask) in this pass."""
+        self._fed |= shards
         shard = 0
         while shards:
             if shards & 1:
@@ -137,6 +153,7 @@ class Door:
             shard += 1
 
     def _hold_feeders(self) -> None:
+        self._fed = 0
         for shard, feeders in enumerate(self._feeders):
             if feeders:
                 if self.links.crowded(shard):

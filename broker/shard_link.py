@@ -41,6 +41,8 @@ RECONNECT_MS = 10
 LAST_WORDS_S = 0.05
 # Publishes that want a confirm wait this long for a shard that is away; then they are nacked.
 AWAY_S_MAX = 2.0
+# zmq's own are enums: each `&` with one costs as much as a call.
+READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 # What is still unsent when the process ends may take this long.
 LINGER_MS = 500
 
@@ -69,6 +71,7 @@ class Events(Protocol):
     def restarted(self, shard: int) -> None: ...
     def told(self, shard: int, what: wire.Control) -> None: ...
     def publish_room(self, shard: int) -> None: ...
+    def receiving(self) -> None: ...
     def received(self) -> None: ...
 
 
@@ -200,7 +203,7 @@ class ShardLinks:
 
     def _send_control(self, link: ShardLink, what: wire.Message) -> None:
         message = envelope.control(self.peer, self.incarnation, link.epoch, link.shard, what)  # type: ignore[arg-type] # a member of the union
-        link.socket.send(message, zmq.NOBLOCK)
+        link.socket.send(message, AT_ONCE)
 
     def ask(self, shard: int, make: Callable[[int], wire.Message]) -> asyncio.Future[wire.Control]:
         """`make(request)` is the message; the future gives the answer or raises ShardRefused. It outlives a restart."""
@@ -259,10 +262,13 @@ class ShardLinks:
         if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
             link.credit_due = True
 
-    def flush(self) -> None:
-        """Send what this pass of the loop has gathered."""
+    def flush(self) -> bool:
+        """Send what this pass of the loop has gathered. Whether there were publishes."""
+        packed = self.packer.waiting()
         for link in self.links:
-            self._flush_link(link)
+            if link.settles or link.credit_due or packed >> link.shard & 1:
+                self._flush_link(link)
+        return packed != 0
 
     def _flush_link(self, link: ShardLink) -> None:
         if not link.up:
@@ -271,7 +277,7 @@ class ShardLinks:
             return
         who = (self.peer, self.incarnation, link.epoch, link.shard)
         if link.settles:
-            link.socket.send(envelope.settles(*who, link.settles), zmq.NOBLOCK)
+            link.socket.send(envelope.settles(*who, link.settles), AT_ONCE)
             link.settles.clear()
         wanted = bool(link.gathering)
         message = self.packer.take(link.shard, self.peer, self.incarnation, link.epoch, link.batch + 1, wanted)
@@ -280,7 +286,7 @@ class ShardLinks:
             link.gathering = []
         if link.credit_due:
             link.credit_due = False
-            link.socket.send(envelope.credit(*who, link.credits.items()), zmq.NOBLOCK)
+            link.socket.send(envelope.credit(*who, link.credits.items()), AT_ONCE)
             link.credits.clear()
 
     @staticmethod
@@ -289,7 +295,7 @@ class ShardLinks:
         link.in_flight += len(message)
         if waiting:
             link.sent.append((link.batch, waiting))
-        link.socket.send(message, zmq.NOBLOCK)
+        link.socket.send(message, AT_ONCE)
 
     def use_vhost(self, vhost: str) -> None:
         """What is packed next belongs to `vhost`: a batch goes to one store, so another vhost's leaves before."""
@@ -326,19 +332,28 @@ class ShardLinks:
 
     def _receive(self) -> None:
         """The socket's descriptor tells of a change only once: take all that is there, or come back by oneself."""
+        self.events.receiving()
+        try:
+            self._receive_some()
+        finally:
+            self.events.received()
+
+    def _receive_some(self) -> None:
+        inbox = self._inbox
         for _ in range(RECEIVE_BURST):
             try:
-                message = self._inbox.recv(zmq.NOBLOCK)
+                message = inbox.recv(AT_ONCE)
             except zmq.Again:
-                break
+                return
             try:
                 self._take(message)
             except Exception:  # one bad message must not make this process deaf to all shards
                 log.exception("a message of a shard cannot be handled")
-        else:
-            assert self._loop is not None
-            self._loop.call_soon(self._receive)
-        self.events.received()
+            # Cheaper than to be told by an exception.
+            if not inbox.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # this option is an int
+                return
+        assert self._loop is not None
+        self._loop.call_soon(self._receive)
 
     def _take(self, message: bytes) -> None:
         head = envelope.read(message)

@@ -28,7 +28,7 @@ from broker.control import (
     QueueRemove,
     Unbind,
 )
-from broker.routing.matching import TYPES
+from broker.routing.types import TYPES
 
 PIPELINED_MAX = 1024  # methods of one channel that are asked at once
 WAITING_MAX = 4096  # methods of one channel behind them; beyond it the client is not read

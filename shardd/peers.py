@@ -44,10 +44,11 @@ class Peer:
         self.endpoint = endpoint
         self.held: deque[Held] = deque()
         self.taken = 0  # bytes of publishes since the last credit
+        self.has_news = False  # whether `take` has something, but for confirms
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}
         self._who = (number, incarnation, epoch, shard)
-        self._writer = codec.DeliveryWriter(*self._who)
+        self.writer = codec.DeliveryWriter(*self._who)
         self._told: list[bytes] = []  # leaves before deliveries
         self._told_after: list[bytes] = []
 
@@ -73,9 +74,12 @@ class Peer:
     def tell(self, what: m.Control, *, after_deliveries: bool = False) -> None:
         message = envelope.control(*self._who, what)
         (self._told_after if after_deliveries else self._told).append(message)
+        self.has_news = True
 
-    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
-        self._writer.add(consumer.connection, consumer.channel, consumer.number, first_number, redelivered, count, blob)
+    def took(self, count: int) -> None:
+        """Bytes of publishes."""
+        self.taken += count
+        self.has_news = self.has_news or self.taken >= PUBLISH_CREDIT_BYTES
 
     def confirm(self, syncs_ended: int) -> None:
         """Batches in their order, as far as their syncs have ended."""
@@ -87,16 +91,20 @@ class Peer:
             refused += held.refused
         if batch:
             self._told.append(envelope.confirmed(*self._who, batch, refused))
+            self.has_news = True
 
     def take(self) -> list[Outgoing]:
         """All there is to send."""
+        self.has_news = False
         messages = self._told
         if self.taken >= PUBLISH_CREDIT_BYTES:
             messages.append(envelope.credit(*self._who, [(0, self.taken)]))
             self.taken = 0
-        deliveries = self._writer.take()
+        deliveries = self.writer.take()
         if deliveries is not None:
             messages.append(deliveries)
-        messages += self._told_after
-        self._told, self._told_after = [], []
+        if self._told_after:
+            messages += self._told_after
+            self._told_after = []
+        self._told = []
         return [Outgoing(self.endpoint, message) for message in messages]

@@ -14,6 +14,7 @@ import sys
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 from shardd.peers import Held, Outgoing, Peer
@@ -29,6 +30,8 @@ DELIVERY_TURN_BYTES = 1 << 20
 # Timers looked at in one turn.
 TIMERS_PER_TURN = 1000
 LOW_ON_DISK = "low on disk"
+
+_may_refuse = attrgetter("may_refuse")
 
 # Of one store: segments recovered, of how many.
 Progress = Callable[[int, int], None]
@@ -156,15 +159,15 @@ class Shard:
 
     def _on_publish(self, peer: Peer, message: bytes, now: int) -> None:
         publish = codec.read_publish(message)
-        peer.taken += len(message)
+        peer.took(len(message))
         ids = codec.first_queue_ids(publish.records)
-        known = [queue for queue in map(self.queues.get, ids) if queue is not None]
+        known = [*filter(None, map(self.queues.get, ids))]
         held = peer.hold(publish.batch) if publish.wanted else Held(publish.batch)
         if not known:
             return  # all its queues were deleted meanwhile
         store = self.stores[self._vhost_of[known[0].id]]
         try:
-            arrivals = store.append(publish.records, indexes=any(queue.may_refuse for queue in known))
+            arrivals = store.append(publish.records, indexes=any(map(_may_refuse, known)))
         except self._no_room:
             self.refused_batches += 1
             held.refused = _runs(message, range(publish.messages), unnumbered=True)
@@ -181,7 +184,8 @@ class Shard:
             if queue is None:
                 store.settle(arrival.queue_id, arrival.entries, False)
                 continue
-            refused.update(queue.publish(arrival, now) or ())
+            if turned_away := queue.publish(arrival, now):
+                refused.update(turned_away)
             self._dirty[queue] = None
         if refused:
             held.refused = _runs(message, sorted(refused))
@@ -495,15 +499,21 @@ class Shard:
     def turn_end(self, now: int) -> list[Outgoing]:
         """What to send, after everything at hand was received."""
         self._now = now
-        self._look_at_timers(now)
-        self._serve(now)
+        if self._timers and self._timers[0][0] <= now:
+            self._look_at_timers(now)
+        if self._dirty:
+            self._serve(now)
         return self.answers()
 
     def answers(self) -> list[Outgoing]:
         """Confirms and replies, without new deliveries; touches no store."""
+        outgoing: list[Outgoing] = []
         for peer in self.peers.values():
-            peer.confirm(self._syncs_ended)
-        return [each for peer in self.peers.values() for each in peer.take()]
+            if peer.held:
+                peer.confirm(self._syncs_ended)
+            if peer.has_news:
+                outgoing += peer.take()
+        return outgoing
 
     @property
     def has_work(self) -> bool:
@@ -516,9 +526,11 @@ class Shard:
 
     # queues.Outlet
     def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
-        assert isinstance(consumer.peer, Peer)
+        peer = consumer.peer
+        assert isinstance(peer, Peer)
         self._given += len(blob)
-        consumer.peer.deliver(consumer, first_number, redelivered, count, blob)
+        peer.has_news = True
+        peer.writer.add(consumer.connection, consumer.channel, consumer.number, first_number, redelivered, count, blob)
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
         assert isinstance(consumer.peer, Peer)
@@ -535,11 +547,12 @@ class Shard:
                 continue
             if queue.deliver(now, self, QUEUE_PASS_BYTES):
                 self._dirty[queue] = None
-            self._set_timer(queue)
+            due = queue.next_due()
+            if due is not None:
+                self._set_timer(queue, due)
 
-    def _set_timer(self, queue: Queue) -> None:
-        due = queue.next_due()
-        if due is not None and due < self._timer_of.get(queue.id, due + 1):
+    def _set_timer(self, queue: Queue, due: int) -> None:
+        if due < self._timer_of.get(queue.id, due + 1):
             self._timer_of[queue.id] = due
             heapq.heappush(self._timers, (due, queue.id))
 

@@ -116,7 +116,7 @@ class Decisions:
     def _bind(self, ask: Bind, owner: str) -> Decision:
         vhost = self._vhost(ask.vhost)
         uses = self._check_ends(vhost, ask, owner)
-        checks.check_binding(vhost.exchanges[ask.source].type, ask.arguments)
+        checks.check_binding(vhost.exchanges[ask.source].type, ask.routing_key, ask.arguments)
         put = BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
         return Decision([] if vhost.has_binding(put) else [put], uses=uses)
 

@@ -1,6 +1,17 @@
 """Which queues a message goes to: pure functions over immutable tables."""
 
-from broker.routing.route import Routed, depends_on_headers, route
+from broker.routing.matching import Message
+from broker.routing.route import Routed, goes_by_key, route, route_message, spread_of
 from broker.routing.table import NoSuchDestination, NoSuchExchange, RoutingTable
 
-__all__ = ["NoSuchDestination", "NoSuchExchange", "Routed", "RoutingTable", "depends_on_headers", "route"]
+__all__ = [
+    "Message",
+    "NoSuchDestination",
+    "NoSuchExchange",
+    "Routed",
+    "RoutingTable",
+    "goes_by_key",
+    "route",
+    "route_message",
+    "spread_of",
+]

@@ -5,7 +5,8 @@ Python's own hash() is salted per process; nothing here may use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 _MASK = (1 << 64) - 1
@@ -32,3 +33,36 @@ def rendezvous(key: str, members: Iterable[str]) -> str:
     """The member that the key ranks highest: without another member, only that member's keys move."""
     # Lengths in front, so that ("ab", "c") and ("a", "bc") differ; the name breaks a tie.
     return max(members, key=lambda member: (hash64(f"{len(key)}:{key}{member}"), member))
+
+
+# -- which destination of an exchange: the packer does the same in compiled code (shardd/wire/key_hash.h)
+
+
+def mixed(bits: int) -> int:
+    """Murmur3's finalizer: each bit of the result depends on all 64."""
+    bits = (bits ^ (bits >> 33)) * 0xFF51AFD7ED558CCD & _MASK
+    bits = (bits ^ (bits >> 33)) * 0xC4CEB9FE1A85EC53 & _MASK
+    return bits ^ (bits >> 33)
+
+
+def key_hash(key: bytes) -> int:
+    """FNV-1a, 64 bits, mixed at the end."""
+    found = 0xCBF29CE484222325
+    for byte in key:
+        found = (found ^ byte) * 0x100000001B3 & _MASK
+    return mixed(found)
+
+
+def modulus(bits: int, count: int) -> int:
+    return bits % count
+
+
+def rendezvous_weighted(hashed: int, members: Sequence[tuple[int, int]]) -> int:
+    """Index of the winner of `members` (weight, seed): each draws an exponential time at the rate of its weight from
+    the hash and its seed, and the first wins. So shares are exactly as the weights, and without one member only its
+    keys move."""
+    return min(range(len(members)), key=lambda i: (_arrival(mixed(hashed ^ members[i][1]), members[i][0]), i))
+
+
+def _arrival(bits: int, weight: int) -> float:
+    return -math.log(((bits >> 11) + 0.5) / (1 << 53)) / weight

@@ -1,4 +1,5 @@
-"""What each exchange type does with a routing key and headers: one class per type, found by name in TYPES.
+"""What each exchange type does with a routing key and headers: one class per type. Those that choose
+one destination of several are in spreading.py; types.py knows them all by name.
 
 A matcher holds the bindings of one exchange and is changed in place; that old tables stay as they were is `table`'s
 affair. The caller adds a binding once and removes only what it added. Two bindings may lead to one target, by
@@ -8,12 +9,14 @@ the same key with other arguments: the target goes with the last of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from broker.routing.topic import TopicTrie
 
 Arguments = Mapping[str, Any]
 Headers = Mapping[str, Any]
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Target(NamedTuple):
@@ -23,14 +26,25 @@ class Target(NamedTuple):
     name: str
 
 
+class Message(NamedTuple):
+    """What routing looks at. `draw`: 64 random bits, for what is decided by chance."""
+
+    key: str
+    headers: Headers = NOTHING
+    properties: Mapping[str, str | int] = NOTHING  # message_id, correlation_id, timestamp, as far as they are said
+    draw: int = 0
+
+
 class Matcher(Protocol):
-    looks_at_headers: ClassVar[bool]
+    """Made with the arguments of its exchange."""
+
+    by_key: bool  # the routing key alone decides
 
     def add(self, key: str, arguments: Arguments, target: Target) -> None: ...
 
     def remove(self, key: str, arguments: Arguments, target: Target) -> None: ...
 
-    def match(self, key: str, headers: Headers) -> Collection[Target]:
+    def match(self, message: Message) -> Collection[Target]:
         """Each target once. Valid until the next add or remove: not to be kept."""
         ...
 
@@ -49,9 +63,9 @@ class _Targets(dict[Target, int]):
 
 
 class Direct:
-    looks_at_headers: ClassVar[bool] = False
+    by_key = True
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Arguments = NOTHING) -> None:
         self._by_key: dict[str, _Targets] = {}
 
     def add(self, key: str, arguments: Arguments, target: Target) -> None:
@@ -63,14 +77,14 @@ class Direct:
         if not targets:
             del self._by_key[key]
 
-    def match(self, key: str, headers: Headers) -> Collection[Target]:
-        return self._by_key.get(key, ())
+    def match(self, message: Message) -> Collection[Target]:
+        return self._by_key.get(message.key, ())
 
 
 class Fanout:
-    looks_at_headers: ClassVar[bool] = False
+    by_key = True
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Arguments = NOTHING) -> None:
         self._targets = _Targets()
 
     def add(self, key: str, arguments: Arguments, target: Target) -> None:
@@ -79,14 +93,14 @@ class Fanout:
     def remove(self, key: str, arguments: Arguments, target: Target) -> None:
         self._targets.remove(target)
 
-    def match(self, key: str, headers: Headers) -> Collection[Target]:
+    def match(self, message: Message) -> Collection[Target]:
         return self._targets
 
 
 class Topic:
-    looks_at_headers: ClassVar[bool] = False
+    by_key = True
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Arguments = NOTHING) -> None:
         self._trie = TopicTrie()
 
     def add(self, key: str, arguments: Arguments, target: Target) -> None:
@@ -95,14 +109,14 @@ class Topic:
     def remove(self, key: str, arguments: Arguments, target: Target) -> None:
         self._trie.remove(key, target)
 
-    def match(self, key: str, headers: Headers) -> Collection[Target]:
-        return self._trie.match(key)
+    def match(self, message: Message) -> Collection[Target]:
+        return self._trie.match(message.key)
 
 
 class HeadersExchange:
-    looks_at_headers: ClassVar[bool] = True
+    by_key = False
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Arguments = NOTHING) -> None:
         self._rules: dict[tuple[Any, ...], tuple[HeaderRule, _Targets]] = {}
 
     def add(self, key: str, arguments: Arguments, target: Target) -> None:
@@ -116,15 +130,12 @@ class HeadersExchange:
         if not targets:
             del self._rules[identity]
 
-    def match(self, key: str, headers: Headers) -> Collection[Target]:
+    def match(self, message: Message) -> Collection[Target]:
         found: set[Target] = set()
         for rule, targets in self._rules.values():
-            if rule.matches(headers):
+            if rule.matches(message.headers):
                 found.update(targets)
         return found
-
-
-X_MATCH: Final = ("all", "any", "all-with-x", "any-with-x")
 
 
 class HeaderRule(NamedTuple):
@@ -156,20 +167,3 @@ class HeaderRule(NamedTuple):
 def _is_wanted(given: Any, wanted: Any) -> bool:
     # AMQP's types count: the integer 1 is neither the boolean nor the float.
     return wanted is None or (type(given) is type(wanted) and bool(given == wanted))
-
-
-def binding_fault(type: str, arguments: Arguments) -> str | None:
-    """Why an exchange of this type cannot have a binding with these arguments: RabbitMQ's text, code 406."""
-    given = arguments.get("x-match", "all")
-    if type != "headers" or given in X_MATCH:
-        return None
-    return f"Invalid x-match field value {given!r}; expected all, any, all-with-x, or any-with-x"
-
-
-# The one place to make an exchange type known.
-TYPES: Final[dict[str, type[Matcher]]] = {
-    "direct": Direct,
-    "fanout": Fanout,
-    "topic": Topic,
-    "headers": HeadersExchange,
-}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from broker.routing.matching import NOTHING, Message
+from broker.routing.spreading import Spread
 from broker.routing.table import RoutingTable
 
 
@@ -17,6 +19,11 @@ class Routed(NamedTuple):
 
 
 def route(table: RoutingTable, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None) -> Routed:
+    """By key and headers only; see `route_message`."""
+    return route_message(table, exchange, Message(routing_key, headers or NOTHING))
+
+
+def route_message(table: RoutingTable, exchange: str, message: Message) -> Routed:
     """Each exchange is visited once. Raises NoSuchExchange for the first one only: a missing alternate is no route."""
     queues: set[str] = set()
     visited = {exchange}
@@ -25,8 +32,8 @@ def route(table: RoutingTable, exchange: str, routing_key: str, headers: Mapping
     while waiting:
         here = waiting.pop()
         matcher = here.matcher
-        exact = exact and not matcher.looks_at_headers
-        targets = matcher.match(routing_key, headers or {})
+        exact = exact and matcher.by_key
+        targets = matcher.match(message)
         # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
         following = [] if targets or here.attributes.alternate is None else [here.attributes.alternate]
         for kind, name in targets:
@@ -41,16 +48,26 @@ def route(table: RoutingTable, exchange: str, routing_key: str, headers: Mapping
     return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), exact)
 
 
-def depends_on_headers(table: RoutingTable, exchange: str) -> bool:
-    """Whether any exchange that a message published here can come to looks at headers: no route by key may be kept."""
+def goes_by_key(table: RoutingTable, exchange: str) -> bool:
+    """Whether the routing key alone decides at all exchanges that a message published here can come to; else no route
+    may be kept."""
     visited = {exchange}
     waiting = [exchange]
     while waiting:
         here = table.exchange(waiting.pop())
-        if here.matcher.looks_at_headers:
-            return True
+        if not here.matcher.by_key:
+            return False
         for name in (*here.destination_exchanges, here.attributes.alternate):
             if name is not None and name not in visited and table.has_exchange(name):
                 visited.add(name)
                 waiting.append(name)
-    return False
+    return True
+
+
+def spread_of(table: RoutingTable, exchange: str) -> Spread | None:
+    """If all this exchange does is to choose one of its queues, by the routing key or by chance."""
+    here = table.exchange(exchange)
+    matcher = here.matcher
+    if not isinstance(matcher, Spread) or here.destination_exchanges or not matcher.lots:
+        return None
+    return matcher if matcher.by_key or matcher.how == "chance" else None

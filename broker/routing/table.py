@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from broker.routing.matching import TYPES, Matcher, Target
+from broker.routing.matching import Matcher, Target
+from broker.routing.types import TYPES
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -57,7 +58,7 @@ class Exchange:
         self.attributes = attributes
         self.bindings: dict[Any, Binding] = {}
         self.destination_exchanges: dict[str, int] = {}  # with the number of bindings to each
-        self.matcher: Matcher = TYPES[attributes.type]()
+        self.matcher: Matcher = TYPES[attributes.type](attributes.arguments)
 
     def bind(self, identity: Any, binding: Binding) -> None:
         self.bindings[identity] = binding
@@ -76,8 +77,8 @@ class Exchange:
                 del self.destination_exchanges[name]
 
     def become(self, attributes: Attributes) -> None:
-        if attributes.type != self.attributes.type:
-            self.matcher = TYPES[attributes.type]()
+        if (attributes.type, attributes.arguments) != (self.attributes.type, self.attributes.arguments):
+            self.matcher = TYPES[attributes.type](attributes.arguments)
             for one in self.bindings.values():
                 self.matcher.add(one.key, one.arguments, one.target)
         self.attributes = attributes

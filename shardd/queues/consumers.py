@@ -89,38 +89,39 @@ class Consumer:
         if self.window.room <= 0:
             self.window.blocked.add(self.queue)
             return 0
-        return min(self.wanted(), self.grants) if self.limited else self.wanted()
+        wanted = self.prefetch - self.unacked.count if self.prefetch else NO_LIMIT
+        return min(wanted, self.grants) if self.limited else wanted
 
 
 class Consumers:
     """The attached consumers of one queue."""
 
-    __slots__ = ("_all", "_levels", "single_active")
+    __slots__ = ("_levels", "all", "single_active")
 
     def __init__(self, single_active: bool = False) -> None:
         self.single_active = single_active
-        self._all: list[Consumer] = []  # by arrival
+        self.all: list[Consumer] = []  # by arrival
         self._levels: list[list[Consumer]] = []  # by priority, highest first; each begins with whose turn it is
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self.all)
 
     def __iter__(self) -> Iterator[Consumer]:
-        return iter(self._all)
+        return iter(self.all)
 
     def active(self, consumer: Consumer) -> bool:
-        return not self.single_active or (bool(self._all) and self._all[0] is consumer)
+        return not self.single_active or (bool(self.all) and self.all[0] is consumer)
 
     def refuses(self, exclusive: bool) -> bool:
         """Whether one more, wishing to be the only one or not, would break exclusive use."""
-        return any(each.exclusive for each in self._all) or (exclusive and bool(self._all))
+        return any(each.exclusive for each in self.all) or (exclusive and bool(self.all))
 
     def add(self, consumer: Consumer) -> None:
-        self._all.append(consumer)
+        self.all.append(consumer)
         self._arrange()
 
     def remove(self, consumer: Consumer) -> None:
-        self._all.remove(consumer)
+        self.all.remove(consumer)
         self._arrange()
 
     def be_single_active(self, single_active: bool) -> None:
@@ -130,7 +131,7 @@ class Consumers:
 
     def _arrange(self) -> None:
         levels: dict[int, list[Consumer]] = {}
-        for consumer in self._all[:1] if self.single_active else self._all:
+        for consumer in self.all[:1] if self.single_active else self.all:
             levels.setdefault(consumer.priority, []).append(consumer)
         self._levels = [levels[priority] for priority in sorted(levels, reverse=True)]
 
@@ -145,7 +146,7 @@ class Consumers:
     def took(self, last: Consumer) -> None:
         """`last` got the last message: the one behind it is next."""
         for level in self._levels:
-            if level[0].priority == last.priority and len(level) > 1:
+            if len(level) > 1 and level[0].priority == last.priority:
                 at = level.index(last) + 1
                 level[:] = level[at:] + level[:at]
 

@@ -48,9 +48,6 @@ class Facts:
         at = bisect_right(self._firsts, entry & PLACE) - 1
         return self._facts[at] if at >= 0 else 0
 
-    def expiry(self, entry: int) -> int:
-        return self.of(entry) & EXPIRY
-
     def crowded(self) -> bool:
         return len(self._firsts) > self._trim_at
 
@@ -60,6 +57,3 @@ class Facts:
         if at > 0:
             del self._firsts[:at], self._facts[:at]
         self._trim_at = max(FACT_RUNS_MIN, 2 * len(self._firsts))
-
-    def clear(self) -> None:
-        del self._firsts[:], self._facts[:]

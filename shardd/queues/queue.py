@@ -50,6 +50,7 @@ class Queue:
     __slots__ = (
         "_facts",
         "_holders",
+        "_is_plain",
         "_levels",
         "_returns",
         "auto_delete",
@@ -61,6 +62,7 @@ class Queue:
         "id",
         "last_used",
         "limits",
+        "may_refuse",
         "ready_bytes",
         "ready_count",
         "store",
@@ -94,19 +96,22 @@ class Queue:
         self.last_used = now
         self._holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
         self._levels = [Ready() for _ in range(limits.max_priority + 1)]
-        self._facts = Facts()
+        self._facts: Facts | None = None  # until a message has one
         self._returns: dict[int, int] = {}  # requeues of a message, with a delivery limit
+        self._decide()
 
     # -- in --------------------------------------------------------------------------------------------
 
-    @property
-    def may_refuse(self) -> bool:
-        return self.limits.reject_publish and self.limits.bounded
+    def _decide(self) -> None:
+        """What its limits ask of each message, once for all messages."""
+        limits = self.limits
+        self.may_refuse = limits.reject_publish and limits.bounded
+        self._is_plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
 
     def publish(self, arrival: Arrival, now: int) -> list[int] | None:
         """Take the messages in; ordinals within the batch of those refused, if some were."""
         self.counters.published += len(arrival.entries)
-        if self._is_plain(arrival):
+        if self._is_plain and arrival.facts is None and not self._facts:
             self._levels[0].push_many(arrival.entries)
             self.ready_count += len(arrival.entries)
             self.ready_bytes += arrival.body_bytes
@@ -127,21 +132,19 @@ class Queue:
 
     def restore(self, arrival: Arrival, now: int) -> None:
         """What the store still had."""
-        if self._is_plain(arrival):
+        if self._is_plain and arrival.facts is None and not self._facts:
             self._levels[0].push_many(arrival.entries)
             self.ready_count += len(arrival.entries)
         else:
             self._place(arrival, range(len(arrival.entries)), now)
         self.ready_bytes += arrival.body_bytes
 
-    def _is_plain(self, arrival: Arrival) -> bool:
-        limits = self.limits
-        plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
-        return plain and arrival.facts is None and not self._facts
-
     def _place(self, arrival: Arrival, chosen: Iterable[int], now: int) -> None:
         """Those chosen to the ready list of their priority, with what is to be remembered of them."""
-        limits, facts, levels = self.limits, self._facts, len(self._levels) - 1
+        limits, levels = self.limits, len(self._levels) - 1
+        if self._facts is None:
+            self._facts = Facts()
+        facts = self._facts
         parts: dict[int, array[int]] = {}
         for i in chosen:
             entry = arrival.entries[i]
@@ -182,26 +185,47 @@ class Queue:
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Hand out at most about `bytes_max`; whether there is more to hand out now."""
         given = 0
-        self.expire(now - 1)  # what goes this very millisecond (a ttl of 0) may still be handed out directly
+        if self._facts:
+            self.expire(now - 1)  # what goes this very millisecond (a ttl of 0) may still be handed out directly
         while self.ready_count:
             takers = self.consumers.takers()
             if not takers:
                 break
             if given >= bytes_max:
                 return True
-            given += self._deal(takers, self._first_level(), bytes_max - given, outlet)
-        self.expire(now)
+            level = self._levels[0] if len(self._levels) == 1 else self._first_level()
+            if len(takers) == 1:
+                given += self._deal_to_one(takers[0], level, bytes_max - given, outlet)
+            else:
+                given += self._deal(takers, level, bytes_max - given, outlet)
+        if self._facts:
+            self.expire(now)
         if self.limits.bounded:
             self.enforce()
             self.expire(now)  # behind what was dropped
         self._settle_grants(outlet)
         return False
 
+    def _deal_to_one(self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet) -> int:
+        """As many as it has room for; bytes handed out."""
+        room = min(taker.window.room, bytes_max)
+        average = self.ready_bytes // self.ready_count + 1
+        block = level.peek(min(STEP_MESSAGES, taker.room(), room // average + 1))
+        pieces = self._read(block, room)
+        given = 0
+        for entries, sizes, blob in pieces:
+            level.drop(len(entries))
+            self.ready_count -= len(entries)
+            self._hand_over(taker, entries, sizes, blob, outlet)
+            given += len(blob)
+        self.consumers.took(taker)
+        return given
+
     def _first_level(self) -> Ready:
         return next(level for level in reversed(self._levels) if len(level))
 
     def _deal(self, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet) -> int:
-        """One round of equal shares, a message to each in turn; bytes handed out.
+        """One round of equal shares among several, a message to each in turn; bytes handed out.
 
         It ends before the first message that does not fit with the one whose turn it is: given to another later, it
         would come to that one behind messages published after it.
@@ -212,7 +236,7 @@ class Queue:
         rooms = _rooms(takers, bytes_max)
         share = min(-(-most // count), min([taker.room() for taker in takers]), min(rooms) // average + 1)
         block = level.peek(share * count)
-        parts = [block[i::count] for i in range(count)] if count > 1 else [block]
+        parts = [block[i::count] for i in range(count)]
         found = [self._read(part, room) for part, room in zip(parts, rooms, strict=True)]
         fits = [sum([len(sizes) for _, sizes, _ in pieces]) for pieces in found]
         stop = min([i + count * fit for i, fit in enumerate(fits) if fit < len(parts[i])], default=len(block))
@@ -262,7 +286,7 @@ class Queue:
 
     def _settle_grants(self, outlet: Outlet) -> None:
         """Give back grants that wait for nothing; ask for some where a message waits for nothing else."""
-        for consumer in self.consumers:
+        for consumer in self.consumers.all:
             if not consumer.limited:
                 continue
             useful = self.ready_count and self.consumers.active(consumer) and consumer.wanted() > 0
@@ -340,7 +364,7 @@ class Queue:
             return
         parts: dict[int, array[int]] = {}
         for entry in entries:
-            priority = min(self._facts.of(entry) >> 56, len(self._levels) - 1)
+            priority = min(self._fact(entry) >> 56, len(self._levels) - 1)
             parts.setdefault(priority, array("Q")).append(entry)
         for priority, part in parts.items():
             self._levels[priority].merge(part)
@@ -367,7 +391,10 @@ class Queue:
             for entry in entries:
                 self._returns.pop(entry & PLACE, None)
         if self._facts and not self.ready_count and not self.unacked_count:
-            self._facts.clear()
+            self._facts = None
+
+    def _fact(self, entry: int) -> int:
+        return self._facts.of(entry) if self._facts else 0
 
     # -- limits ----------------------------------------------------------------------------------------
 
@@ -384,7 +411,7 @@ class Queue:
                 self._drop_head(level, head[:old], EXPIRED)
 
     def _is_old(self, entry: int, now: int) -> bool:
-        return 0 < self._facts.expiry(entry) <= now
+        return 0 < self._fact(entry) & EXPIRY <= now
 
     def enforce(self) -> None:
         """Drop from the head what is above the limits, unless it is publishes that are refused."""
@@ -433,9 +460,11 @@ class Queue:
 
     def next_due(self) -> int | None:
         """When `expire` or `expired_itself` will have something to do."""
+        if not self._facts and self.limits.expires is None:
+            return None
         due = []
         if self._facts:
-            expiries = [self._facts.expiry(level.first()) for level in self._levels if len(level)]
+            expiries = [self._fact(level.first()) & EXPIRY for level in self._levels if len(level)]
             due += [expiry for expiry in expiries if expiry]
         if self.limits.expires is not None and not self.consumers and not self.closed:
             due.append(self.last_used + self.limits.expires)
@@ -453,6 +482,7 @@ class Queue:
         if limits.max_priority != self.limits.max_priority:
             self._rearrange(limits.max_priority)
         self.limits = limits
+        self._decide()
         self.consumers.be_single_active(limits.single_active)
         self.enforce()
 
@@ -462,7 +492,7 @@ class Queue:
         self._levels = [Ready() for _ in range(max_priority + 1)]
         parts: dict[int, array[int]] = {}
         for entry in entries:
-            parts.setdefault(min(self._facts.of(entry) >> 56, max_priority), array("Q")).append(entry)
+            parts.setdefault(min(self._fact(entry) >> 56, max_priority), array("Q")).append(entry)
         for priority, part in parts.items():
             self._levels[priority].push_many(part)
 
@@ -542,7 +572,5 @@ class Queue:
 def _rooms(takers: list[Consumer], bytes_max: int) -> list[int]:
     """Bytes each may get in one round; those of one connection share its window."""
     windows = [taker.window for taker in takers]
-    if len(takers) == 1:
-        return [min(windows[0].room, bytes_max)]
     sharing = Counter(map(id, windows))
     return [min(window.room // sharing[id(window)], bytes_max) for window in windows]

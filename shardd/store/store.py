@@ -237,13 +237,33 @@ class SegmentStore:
     # -- append ---------------------------------------------------------------------------------------
 
     def append(self, records: bytes | bytearray | memoryview, *, indexes: bool = False) -> list[Arrival]:
-        """Take a batch of whole records; one Arrival per queue id in it. All of it or, with an error, nothing."""
+        """Take a batch of whole records; one Arrival per queue id in it. All of it or, with an error, nothing. (A
+        memoryview is one of bytes.)"""
         self._check_usable()
         batch = self._batch
         batch.plan(records)
         if not batch.messages:
             return []
-        view = memoryview(records).cast("B")
+        size = len(records)
+        segment = self._open
+        if segment is not None and segment.live == 0 and segment.flushed == 0 and segment.used > RENEW_BYTES:
+            segment = self._renew(segment)
+        if segment is not None and segment.buffer is not None and size <= segment.capacity - segment.used - END_BYTES:
+            placed = [(0, size, segment.number, segment.used)]
+            batch.copy(records, 0, size, segment.buffer, segment.used, segment.salt)
+            segment.add(size, batch.counts(0, size))
+        else:
+            placed = self._append_in_pieces(memoryview(records).cast("B"))
+        counters = self._counters
+        counters.appended_messages += batch.messages
+        counters.appended_bytes += size
+        arrivals = batch.take(placed, indexes)
+        batch.facts(records, arrivals)
+        return arrivals
+
+    def _append_in_pieces(self, view: memoryview) -> list[tuple[int, int, int, int]]:
+        """To more than one segment, or to another: (start, stop, segment, position) of each piece."""
+        batch = self._batch
         placed = []
         for piece in self._make_room(view):
             segment = self._segment_for(piece)
@@ -253,19 +273,12 @@ class SegmentStore:
                 self._write_alone(segment, view[piece.start : piece.stop])
             else:
                 assert segment.buffer is not None
-                batch.copy(records, piece.start, piece.stop, segment.buffer, segment.used, segment.salt)
+                batch.copy(view, piece.start, piece.stop, segment.buffer, segment.used, segment.salt)
             segment.add(piece.stop - piece.start, counts)
-        self._counters.appended_messages += batch.messages
-        self._counters.appended_bytes += len(view)
-        arrivals = batch.take(placed, indexes)
-        batch.facts(records, arrivals)
-        return arrivals
+        return placed
 
     def _make_room(self, view: memoryview) -> list[_Piece]:
         """Divide the batch among segments and have everything ready that could still fail."""
-        segment = self._open
-        if segment is not None and segment.live == 0 and segment.flushed == 0 and segment.used > RENEW_BYTES:
-            self._renew(segment)
         room = self._open.room() if self._open else 0
         pieces = self._cut(view, room)
         if pieces[-1].fresh:
@@ -330,12 +343,12 @@ class SegmentStore:
         self._next_number += 1
         return number
 
-    def _renew(self, segment: Segment) -> None:
+    def _renew(self, segment: Segment) -> Segment:
         """A new number for the same file and memory: entries stay in publish order, pages stay warm."""
         del self._segments[segment.number]
         self._candidates.remove(segment)
         self._settled.drop(segment)
-        self._open = Segment(
+        renewed = self._open = Segment(
             self._take_number(),
             self._files.salt(),
             segment.capacity,
@@ -343,7 +356,8 @@ class SegmentStore:
             segment.handle,
             segment.buffer,
         )
-        self._enlist(self._open)
+        self._enlist(renewed)
+        return renewed
 
     def _seal(self) -> None:
         segment, self._open = self._open, None

@@ -19,6 +19,7 @@ import msgspec
 from shardd.wire.messages import CONFIRMED, CONTROL, CREDIT, HEADER_BYTES, SETTLE, WIRE_VERSION, Control
 
 _HEADER = struct.Struct("<BBHIII")
+_HEADER_READ = struct.Struct("<BxHIII")
 _SETTLE = struct.Struct("<IIQQ")
 _REFUSED = struct.Struct("<IIQQ")
 _BATCH = struct.Struct("<Q")
@@ -47,6 +48,9 @@ class Header(NamedTuple):
     shard: int
 
 
+_new_tuple = tuple.__new__  # what Header(...) does, without a function of Python in between
+
+
 def header(kind: int, peer: int, incarnation: int, epoch: int, shard: int) -> bytes:
     return _HEADER.pack(kind, WIRE_VERSION, peer, incarnation, epoch, shard)
 
@@ -54,10 +58,9 @@ def header(kind: int, peer: int, incarnation: int, epoch: int, shard: int) -> by
 def read(message: Buffer) -> Header:
     if len(message) < HEADER_BYTES:
         raise WireError(f"{len(message)} bytes are no message")
-    kind, version, peer, incarnation, epoch, shard = _HEADER.unpack_from(message)
-    if version != WIRE_VERSION:
-        raise WireError(f"wire version {version}, this process speaks {WIRE_VERSION}")
-    return Header(kind, peer, incarnation, epoch, shard)
+    if message[1] != WIRE_VERSION:
+        raise WireError(f"wire version {message[1]}, this process speaks {WIRE_VERSION}")
+    return _new_tuple(Header, _HEADER_READ.unpack_from(message))
 
 
 def readdressed(publish: bytes, epoch: int, batch: int) -> bytes:

@@ -28,6 +28,11 @@ cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
     void crc32c_start()
 
+cdef extern from "key_hash.h" nogil:
+    uint64_t c_key_hash "key_hash"(const unsigned char *key, size_t length)
+    uint64_t mixed(uint64_t bits)
+    uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const double *weights, uint32_t count, int equal)
+
 crc32c_start()
 
 cdef enum:
@@ -39,6 +44,8 @@ cdef enum:
     RUN_BYTES_MAX = 1 << 20
     # Routes remembered; past it the memory is emptied and learnt anew.
     ROUTES_MAX = 1 << 16
+    # Exchanges remembered that choose one queue for each key.
+    SPREADS_MAX = 64
     # flags of a table row that need a look by the caller: CC, user_id, bad expiration, reply-to, bad properties
     SPECIAL = 2 | 4 | 8 | 16 | 32
 
@@ -60,6 +67,16 @@ cdef enum:
 TARGETS = 0
 NOWHERE = 1
 CALLER = 2
+
+# How a spread chooses.
+RENDEZVOUS = 0
+MODULUS = 1
+CHANCE = 2
+
+cdef enum:
+    H_RENDEZVOUS = 0
+    H_MODULUS = 1
+    H_CHANCE = 2
 
 cdef struct Row:  # a publish, as frames.pyx describes it
     uint32_t line_off
@@ -90,6 +107,16 @@ cdef struct Route:
     uint8_t *line
     uint32_t line_len
     uint64_t hashed
+
+cdef struct Spread:  # an exchange that gives each message to one of its queues
+    int how
+    int equal  # all weights are the same
+    uint32_t count
+    Route *routes  # one for each queue
+    uint64_t *seeds
+    double *weights
+    uint8_t *exchange
+    uint32_t exchange_len  # as on the line, with its length byte
 
 cdef struct Writer:  # the next PUBLISH of one shard
     Bytes records
@@ -238,12 +265,16 @@ cdef class Routes:
     """
 
     cdef Route **slots
+    cdef Spread spreads[64]
+    cdef uint32_t spread_count
+    cdef uint64_t chance
     cdef Route **kept
     cdef uint32_t used
     cdef uint32_t size
     cdef uint64_t generation
 
-    def __cinit__(self):
+    def __cinit__(self, uint64_t seed=1):
+        self.chance = seed
         self.slots = <Route **> calloc(64, sizeof(Route *))
         self.size = 64
         self.generation = next_generation()
@@ -252,7 +283,78 @@ cdef class Routes:
 
     def __dealloc__(self):
         self.free_list(self.kept, self.used)
+        self.free_spreads()
         free(self.slots)
+
+    cdef void free_spreads(self) noexcept:
+        cdef uint32_t i, k
+        cdef Spread *spread
+        for i in range(self.spread_count):
+            spread = &self.spreads[i]
+            for k in range(spread.count):
+                free(spread.routes[k].targets[0].ids)
+                free(spread.routes[k].targets)
+            free(spread.routes)
+            free(spread.seeds)
+            free(spread.weights)
+            free(spread.exchange)
+        self.spread_count = 0
+
+    cdef Spread *find_spread(self, const uint8_t *line, uint32_t length) noexcept nogil:
+        cdef uint32_t i
+        for i in range(self.spread_count):
+            if length > self.spreads[i].exchange_len and \
+                    memcmp(self.spreads[i].exchange, line, self.spreads[i].exchange_len) == 0:
+                return &self.spreads[i]
+        return NULL
+
+    cdef Route *choose(self, Spread *spread, const uint8_t *line) noexcept nogil:
+        """The route of the queue that this message's key, or chance, leads to."""
+        cdef const uint8_t *key = line + spread.exchange_len
+        cdef uint64_t hashed
+        if spread.how == H_CHANCE:
+            self.chance += 0x9e3779b97f4a7c15ULL
+            return &spread.routes[mixed(self.chance) % spread.count]
+        hashed = c_key_hash(key + 1, key[0])
+        if spread.how == H_MODULUS:
+            return &spread.routes[hashed % spread.count]
+        return &spread.routes[rendezvous(hashed, spread.seeds, spread.weights, spread.count, spread.equal)]
+
+    def learn_spread(self, bytes exchange not None, int how, list members not None) -> bool:
+        """Messages to `exchange`, whatever their key, go to one of `members`: [(weight, seed, shard, queue id, durable)],
+        at least one. False: too many are known already."""
+        cdef Spread *spread = &self.spreads[self.spread_count]
+        cdef uint32_t i
+        cdef Route *route
+        if self.spread_count >= SPREADS_MAX or len(exchange) > 255 or not members:
+            return False
+        memset(spread, 0, sizeof(Spread))
+        spread.how = how
+        spread.exchange_len = <uint32_t> len(exchange) + 1
+        spread.exchange = <uint8_t *> malloc(spread.exchange_len)
+        spread.routes = <Route *> calloc(len(members), sizeof(Route))
+        spread.seeds = <uint64_t *> malloc(8 * len(members))
+        spread.weights = <double *> malloc(8 * len(members))
+        self.spread_count += 1  # from here on __dealloc__ frees what there is
+        if spread.exchange == NULL or spread.routes == NULL or spread.seeds == NULL or spread.weights == NULL:
+            raise MemoryError()
+        spread.exchange[0] = <uint8_t> len(exchange)
+        memcpy(spread.exchange + 1, PyBytes_AS_STRING(exchange), len(exchange))
+        spread.equal = True
+        for i in range(<uint32_t> len(members)):
+            route = &spread.routes[i]
+            route.targets = <Target *> calloc(1, sizeof(Target))
+            if route.targets == NULL:
+                raise MemoryError()
+            spread.count += 1
+            route.targets[0].ids = <uint32_t *> malloc(4)
+            if route.targets[0].ids == NULL:
+                raise MemoryError()
+            spread.weights[i], spread.seeds[i], route.targets[0].shard, route.targets[0].ids[0], route.durable = members[i]
+            route.targets[0].queues = 1
+            route.count = 1
+            spread.equal = spread.equal and spread.weights[i] == spread.weights[0]
+        return True
 
     cdef void free_list(self, Route **routes, uint32_t count) noexcept:
         cdef uint32_t i, k
@@ -283,9 +385,10 @@ cdef class Routes:
 
     def clear(self):
         """Forget all routes."""
-        if not self.used:
+        if not self.used and not self.spread_count:
             return
         self.free_list(self.kept, self.used)
+        self.free_spreads()
         self.generation = next_generation()
         self.kept = NULL
         self.used = 0
@@ -401,6 +504,7 @@ cdef class Packer:
         cdef Row *row
         cdef Row *memo_row = NULL
         cdef Route *route = NULL
+        cdef Spread *spread
         cdef uint16_t channel = table[start].channel
         cdef uint8_t persistent
         cdef int why = W_DONE
@@ -414,11 +518,16 @@ cdef class Packer:
                 break
             if memo_row == NULL or memo_row.line_len != row.line_len or \
                     memcmp(buf + memo_row.line_off, buf + row.line_off, row.line_len):
-                route = routes.find(buf + row.line_off, row.line_len)
+                spread = routes.find_spread(buf + row.line_off, row.line_len) if routes.spread_count else NULL
+                if spread != NULL:
+                    route = routes.choose(spread, buf + row.line_off)
+                    memo_row = NULL if spread.how == H_CHANCE else row
+                else:
+                    route = routes.find(buf + row.line_off, row.line_len)
+                    memo_row = row
                 if route == NULL:
                     why = W_UNKNOWN
                     break
-                memo_row = row
             if route.kind == 2:
                 why = W_ASK
                 break
@@ -505,6 +614,15 @@ cdef class Packer:
         self.touched = 0
         return touched
 
+    def waiting(self):
+        """Bit mask of the shards for which messages wait for take()."""
+        cdef uint64_t found = 0
+        cdef int shard
+        for shard in range(self.shards):
+            if self.writers[shard].messages:
+                found |= <uint64_t> 1 << shard
+        return found
+
     def pending(self, int shard):
         """Bytes of records that wait for take()."""
         return self.writers[shard].records.used
@@ -561,3 +679,28 @@ cdef class Packer:
 def crc32c(const unsigned char[::1] data not None):
     """CRC-32C of the bytes."""
     return c_crc32c(0, &data[0], data.shape[0]) if data.shape[0] else 0
+
+
+def key_hash(const unsigned char[::1] key not None) -> int:
+    """Of a routing key, as spreads take it."""
+    return c_key_hash(&key[0] if key.shape[0] else NULL, key.shape[0])
+
+
+def winner(uint64_t hashed, list members not None) -> int:
+    """Index of the one of `members` (weight, seed) that a spread would choose for this hash."""
+    cdef uint32_t count = <uint32_t> len(members), i
+    cdef uint64_t *seeds = <uint64_t *> malloc(8 * count + 8)
+    cdef double *weights = <double *> malloc(8 * count + 8)
+    cdef int equal = True
+    if seeds == NULL or weights == NULL:
+        free(seeds)
+        free(weights)
+        raise MemoryError()
+    try:
+        for i in range(count):
+            weights[i], seeds[i] = members[i]
+            equal = equal and weights[i] == weights[0]
+        return rendezvous(hashed, seeds, weights, count, equal)
+    finally:
+        free(seeds)
+        free(weights)

@@ -104,9 +104,9 @@ def test_reserved_names_unknown_types_and_the_default_exchange_are_refused() -> 
 
 
 def test_only_known_x_match_values_bind_to_a_headers_exchange() -> None:
-    checks.check_binding("headers", {"x-match": "any-with-x"})
-    checks.check_binding("topic", {"x-match": "nonsense"})
-    assert refusal(checks.check_binding, "headers", {"x-match": "some"}) == (
+    checks.check_binding("headers", "", {"x-match": "any-with-x"})
+    checks.check_binding("topic", "", {"x-match": "nonsense"})
+    assert refusal(checks.check_binding, "headers", "", {"x-match": "some"}) == (
         406,
         'Invalid x-match field value <<"some">>; expected all, any, all-with-x, or any-with-x',
     )

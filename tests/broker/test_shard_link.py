@@ -40,6 +40,8 @@ class Heard:
     def told(self, shard: int, what: wire.Control) -> None:
         self.told_what.append((shard, what))
 
+    def receiving(self) -> None: ...
+
     def publish_room(self, shard: int) -> None:
         self.room.append(shard)
 

@@ -9,7 +9,7 @@ from typing import Any
 from broker.controller.management.call import NODE, Call, Context, Route
 from broker.controller.management.gathered import message_stats
 from broker.controller.management.processes import status
-from broker.routing.matching import TYPES
+from broker.routing.types import TYPES
 
 RABBITMQ_VERSION = "3.13.7"  # whose API this is
 PROTOCOLS = {"amqp": "amqp", "http": "http", "metrics": "http/prometheus"}

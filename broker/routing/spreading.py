@@ -1,0 +1,154 @@
+"""Exchange types that give each message to one of their destinations: by a hash, by its remainder, or by chance.
+
+Which destination a hash leads to depends on nothing but the set of bindings: not on their order, not on what was bound
+before, so it is the same on every front door and after every restart. Without one of n destinations only that one's
+messages go elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from broker.routing.hashing import key_hash, modulus, rendezvous_weighted
+from broker.routing.matching import NOTHING, Arguments, Message, Target
+
+WEIGHT_MAX = 10000  # RabbitMQ's
+HASH_PROPERTIES = ("message_id", "correlation_id", "timestamp")
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=repr)
+
+How = Literal["rendezvous", "modulus", "chance"]
+
+
+class Lot(NamedTuple):
+    """One destination. `seed`: its own 64 bits, from kind and name."""
+
+    target: Target
+    weight: int
+    seed: int
+
+
+class Spread:
+    """Destinations in the order of their names; two bindings to one destination are one, with the larger weight."""
+
+    how: How
+    by_key = True
+
+    def __init__(self, arguments: Arguments = NOTHING) -> None:
+        self._weights: dict[Target, list[int]] = {}
+        self._lots: tuple[Lot, ...] | None = ()
+
+    def add(self, key: str, arguments: Arguments, target: Target) -> None:
+        self._weights.setdefault(target, []).append(self._weight(key))
+        self._lots = None
+
+    def remove(self, key: str, arguments: Arguments, target: Target) -> None:
+        weights = self._weights[target]
+        weights.remove(self._weight(key))
+        if not weights:
+            del self._weights[target]
+        self._lots = None
+
+    @property
+    def lots(self) -> tuple[Lot, ...]:
+        if self._lots is None:
+            found = sorted(self._weights.items())
+            self._lots = tuple(Lot(target, max(weights), _seed(target)) for target, weights in found)
+        return self._lots
+
+    def match(self, message: Message) -> Collection[Target]:
+        lots = self.lots
+        return (lots[self._choose(message, lots)].target,) if lots else ()
+
+    def _weight(self, key: str) -> int:
+        return 1
+
+    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
+        raise NotImplementedError
+
+
+class ConsistentHash(Spread):
+    """Binding keys are weights. What is hashed: the routing key, or a header, or a property."""
+
+    how: How = "rendezvous"
+
+    def __init__(self, arguments: Arguments = NOTHING) -> None:
+        super().__init__(arguments)
+        self._header = _text(arguments.get("hash-header")) or _text(arguments.get("x-hash-on"))
+        self._property = _text(arguments.get("hash-property"))
+        self.by_key = not self._header and not self._property
+
+    def _weight(self, key: str) -> int:
+        return int(key) if key.isascii() and key.isdigit() else 1
+
+    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
+        return rendezvous_weighted(key_hash(self._hashed(message)), [(lot.weight, lot.seed) for lot in lots])
+
+    def _hashed(self, message: Message) -> bytes:
+        """A message without the header or property goes where an empty one would."""
+        if self._header:
+            return _bytes_of(message.headers.get(self._header))
+        if self._property:
+            return _bytes_of(message.properties.get(self._property))
+        return message.key.encode()
+
+
+class ModulusHash(Spread):
+    how: How = "modulus"
+
+    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
+        return modulus(key_hash(message.key.encode()), len(lots))
+
+
+class Chance(Spread):
+    """x-random: any, with equal chances."""
+
+    how: How = "chance"
+    by_key = False
+
+    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
+        return modulus(message.draw, len(lots))
+
+
+def exchange_fault(type: str, arguments: Arguments) -> str | None:
+    """Why there can be no exchange of this type with these arguments: RabbitMQ's text, code 406."""
+    if type != "x-consistent-hash":
+        return None
+    by_header = "hash-header" in arguments or "x-hash-on" in arguments
+    if by_header and "hash-property" in arguments:
+        return "hash-header and hash-property are mutually exclusive"
+    said = arguments.get("hash-property")
+    if said is not None and said not in HASH_PROPERTIES:
+        return f"Unsupported property: {said}"
+    return None
+
+
+def weight_fault(type: str, key: str) -> str | None:
+    """Why a binding to an exchange of this type cannot have this key: RabbitMQ's text, code 406."""
+    if type != "x-consistent-hash":
+        return None
+    digits = key[1:] if key[:1] in ("-", "+") else key
+    if not (digits.isascii() and digits.isdigit()):
+        return f'The binding key must be an integer: <<"{key}">>'
+    if int(key) < 1:
+        return "The binding key must be greater than 0"
+    if int(key) > WEIGHT_MAX:
+        return f"The binding key must not exceed {WEIGHT_MAX}"
+    return None
+
+
+def _seed(target: Target) -> int:
+    return key_hash(f"{target.kind} {target.name}".encode())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _bytes_of(value: Any) -> bytes:
+    if value is None:
+        return b""
+    return value.encode() if isinstance(value, str) else _encoder.encode(value)

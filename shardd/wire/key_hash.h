@@ -1,0 +1,52 @@
+/* The hash of a routing key, and who of several gets it: the same as in broker/routing/hashing.py, to the last bit. */
+#ifndef KEY_HASH_H
+#define KEY_HASH_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Murmur3's finalizer. */
+static inline uint64_t mixed(uint64_t bits)
+{
+    bits = (bits ^ (bits >> 33)) * 0xFF51AFD7ED558CCDULL;
+    bits = (bits ^ (bits >> 33)) * 0xC4CEB9FE1A85EC53ULL;
+    return bits ^ (bits >> 33);
+}
+
+/* FNV-1a, mixed at the end. */
+static inline uint64_t key_hash(const unsigned char *key, size_t length)
+{
+    uint64_t found = 0xCBF29CE484222325ULL;
+    for (size_t i = 0; i < length; i++)
+        found = (found ^ key[i]) * 0x100000001B3ULL;
+    return mixed(found);
+}
+
+/* Index of the winner. `equal`: all weights are the same, and the logarithm need not be taken: it is monotonous. */
+static inline uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const double *weights, uint32_t count, int equal)
+{
+    uint32_t best = 0;
+    if (equal) {
+        uint64_t most = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            uint64_t bits = mixed(hashed ^ seeds[i]) >> 11;
+            if (bits > most) {
+                most = bits;
+                best = i;
+            }
+        }
+        return best;
+    }
+    double first = INFINITY;
+    for (uint32_t i = 0; i < count; i++) {
+        double arrival = -log(((double)(mixed(hashed ^ seeds[i]) >> 11) + 0.5) / 9007199254740992.0) / weights[i];
+        if (arrival < first) {
+            first = arrival;
+            best = i;
+        }
+    }
+    return best;
+}
+
+#endif

@@ -1,0 +1,94 @@
+"""Publishes to an exchange that chooses one queue for each key: packed without a route learnt for each."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from broker.amqp import frames
+from broker.routing.hashing import key_hash, modulus, rendezvous_weighted
+from shardd.wire import codec, packer
+
+MEMBERS = [(weight, seed, shard, queue, False) for weight, seed, shard, queue in
+           ((1, 11, 0, 100), (1, 22, 1, 200), (3, 33, 0, 300), (1, 44, 1, 400))]  # fmt: skip
+
+
+def packed(how: int, keys: list[bytes], exchange: bytes = b"spread") -> dict[bytes, set[int]]:
+    """The queues that each key's messages were given to."""
+    routes, packing = packer.Routes(7), packer.Packer(2)
+    assert routes.learn_spread(b"spread", how, MEMBERS)
+    lines = [bytes([len(exchange)]) + exchange + bytes([len(key)]) + key + b"\0" for key in keys]
+    buffer, table = b"", b""
+    for line in lines:
+        table += frames.row(len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0))
+        buffer += line
+    at, why = packing.pack(routes, buffer, table, 0, 9, 1, 1000)
+    if why == packer.UNKNOWN:
+        return {}
+    assert (at, why) == (len(keys), packer.DONE)
+    found: dict[bytes, set[int]] = {}
+    for shard in (0, 1):
+        message = packing.take(shard, 0, 1, 1, 1)
+        if message is not None:
+            for queues, stored in records_of(codec.read_publish(message).records):
+                for one in stored:
+                    found.setdefault(key_of(one), set()).update(queues)
+    return found
+
+
+def records_of(records: memoryview) -> list[tuple[list[int], list[bytes]]]:
+    """(queue ids, stored messages) of each record."""
+    found, at = [], 0
+    while at < len(records):
+        length = int.from_bytes(records[at : at + 4], "little")
+        messages = int.from_bytes(records[at + 20 : at + 24], "little")
+        queues = int.from_bytes(records[at + 24 : at + 26], "little")
+        ids = [int.from_bytes(records[at + 28 + 4 * i : at + 32 + 4 * i], "little") for i in range(queues)]
+        place, stored = at + 28 + 4 * queues, []
+        for _ in range(messages):
+            body, props = (int.from_bytes(records[place + i : place + i + 4], "little") for i in (0, 4))
+            line = 9 + records[place + 8]
+            size = line + 1 + records[place + line] + props + body
+            stored.append(bytes(records[place : place + size]))
+            place += size
+        found.append((ids, stored))
+        at += length
+    return found
+
+
+def key_of(stored: bytes) -> bytes:
+    at = 9 + stored[8]
+    return stored[at + 1 : at + 1 + stored[at]]
+
+
+def test_each_key_goes_where_plain_routing_says() -> None:
+    keys = [b"key-%d" % i for i in range(500)] + [b"", b"x" * 255]
+    chosen = packed(packer.RENDEZVOUS, keys)
+    lots = [(weight, seed) for weight, seed, *_ in MEMBERS]
+    for key in keys:
+        assert chosen[key] == {MEMBERS[rendezvous_weighted(key_hash(key), lots)][3]}
+    chosen = packed(packer.MODULUS, keys)
+    for key in keys:
+        assert chosen[key] == {MEMBERS[modulus(key_hash(key), 4)][3]}
+
+
+def test_by_chance_the_same_key_goes_everywhere() -> None:
+    assert packed(packer.CHANCE, [b"k"] * 200)[b"k"] == {100, 200, 300, 400}
+
+
+def test_neighbours_with_one_key_stay_together() -> None:
+    assert all(len(queues) == 1 for queues in packed(packer.RENDEZVOUS, [b"a"] * 50 + [b"b"] * 50).values())
+
+
+@pytest.mark.parametrize("exchange", [b"sprea", b"spread2", b""])
+def test_an_exchange_of_another_name_is_not_meant(exchange: bytes) -> None:
+    assert packed(packer.RENDEZVOUS, [b"k"], exchange) == {}
+
+
+def test_a_cleared_memory_knows_no_spread() -> None:
+    routes = packer.Routes()
+    assert routes.learn_spread(b"e", packer.MODULUS, MEMBERS)
+    routes.clear()
+    counted = Counter(routes.learn_spread(b"e%d" % i, packer.MODULUS, MEMBERS) for i in range(70))
+    assert counted == {True: 64, False: 6}
