@@ -122,6 +122,14 @@ class Reclaimer:
         for path in self._companions(segment):
             self.doom(path, 0)
 
+    def dispose_merged(self, segment: Segment) -> None:
+        """Another file has its messages, and says so: it needs no other name to be no segment any more."""
+        if segment.handle is not None:
+            self.files.close(segment.handle)
+            segment.handle = None
+        for path, size in ((segment.path, segment.capacity), *((path, 0) for path in self._companions(segment))):
+            self.doom(path, size)
+
     def dispose_replaced(self, segment: Segment) -> None:
         """Another file has its name already."""
         if segment.handle is not None:

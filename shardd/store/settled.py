@@ -17,7 +17,7 @@ from shardd.store.segment import Segment, file_name
 SETTLED_BYTES_MAX = 1 << 20
 # Files written at once while messages wait. A purge may leave something in thousands of segments; most of them are
 # merged before their turn comes.
-ACKS_FILES_AT_ONCE = 32
+ACKS_FILES_AT_ONCE = 8
 FORGOTTEN_BYTES_MAX = 4 << 20
 
 

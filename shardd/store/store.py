@@ -555,7 +555,9 @@ class SegmentStore:
             if segment.number in self._segments and segment.sealed and flushed == segment.used:
                 self._quietly(self._write_index_if_made, segment)
         dead, self._dead = self._dead, []
-        for segment in [*dead, *job.replaced]:
+        for segment in job.replaced:
+            self._quietly(self._reclaimer.dispose_merged, segment)
+        for segment in dead:
             self._quietly(self._reclaimer.dispose, segment)
 
     def _flush(self) -> None:
@@ -695,7 +697,7 @@ class SegmentStore:
     def _dispose_replaced(self) -> None:
         replaced, self._replaced = self._replaced, []
         for segment in replaced:
-            self._reclaimer.dispose(segment)
+            self._reclaimer.dispose_merged(segment)
 
     def _distinct(self) -> list[Segment]:
         """A merged one is known by many numbers."""
