@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-# Read and written by merging, besides as many bytes as publishes wrote. Chosen so that neither publishing at full rate
-# nor a probe of 1,000 messages a second notices.
+# Read and written by merging, besides as many bytes as publishes wrote; removing files counts too. Chosen so that
+# neither publishing at full rate nor a probe of 1,000 messages a second notices.
 RECLAIM_BYTES_PER_S = 32 << 20
 # Of what publishes wrote, this much may be saved up.
 SAVED_BYTES_MAX = 128 << 20
@@ -29,7 +29,7 @@ class Store(Protocol):
 
 class Step(Protocol):
     @property
-    def moved_bytes(self) -> int: ...
+    def cost_bytes(self) -> int: ...
     @property
     def error(self) -> OSError | None: ...
     def run(self) -> None:
@@ -72,8 +72,8 @@ class Upkeep:
         written = sum(each.written_bytes for each in stores)
         self._saved = min(self._saved + max(written - self._written, 0), SAVED_BYTES_MAX)
         self._written = written
-        unpaid = max(step.moved_bytes - self._saved, 0)
-        self._saved -= step.moved_bytes - unpaid
+        unpaid = max(step.cost_bytes - self._saved, 0)
+        self._saved -= step.cost_bytes - unpaid
         self.due = now + unpaid * 1000 // RECLAIM_BYTES_PER_S
         if step.error is not None:
             self.due = max(self.due, now + LOOK_EACH_MS)

@@ -31,6 +31,8 @@ MERGED_QUARTERS_MAX = 3
 SHRINK_TIMES_MIN = 4
 # Settled positions of one segment; beyond this it is written anew without them, if that is shorter.
 ACKS_BYTES_MAX = 16 << 20
+# Removing so many bytes costs a disk about as much as to read or write one.
+REMOVED_PER_MOVED = 16
 # Segments looked at in one search.
 LOOKS_MAX = 64
 
@@ -226,7 +228,7 @@ class ReclaimJob:
 
     files: Files
     directory: str
-    doomed: list[str]
+    doomed: list[tuple[str, int]]  # path and size
     sources: list[Source]
     path: str = ""  # of the new file
     salt: int = 0
@@ -239,7 +241,7 @@ class ReclaimJob:
 
     def run(self) -> None:
         try:
-            remove_files(self.files, self.doomed)
+            remove_files(self.files, [path for path, _ in self.doomed])
             if self.sources:
                 self._merge()
         except OSError as error:
@@ -251,6 +253,11 @@ class ReclaimJob:
             raise
         finally:
             self.done = True
+
+    @property
+    def cost_bytes(self) -> int:
+        """What the disk had to do for it, in bytes read or written."""
+        return self.moved_bytes + sum(size for _, size in self.doomed) // REMOVED_PER_MOVED
 
     def _merge(self) -> None:
         last = self.sources[-1].segment

@@ -19,7 +19,7 @@ from shardd.store.segment import Segment, file_name
 # Beyond the open segment's: two sealed ones as read cache, one between lives.
 BUFFERS_MAX = 1
 # Files of dead segments that one job removes, or a clean stop.
-DOOMED_MAX = 256
+DOOMED_MAX = 64
 # Names of such files in memory. Nobody has had time for very long: this thread must take it.
 DOOMED_WAITING_MAX = 1 << 16
 
@@ -60,7 +60,7 @@ class Reclaimer:
         except OSError as error:
             if not self.doomed or not is_full(error):
                 raise
-        remove_files(self.files, self.take_doomed(len(self.doomed)))
+        self.remove_doomed(len(self.doomed))
         return self._create(path, size)
 
     def _create(self, path: str, size: int) -> Spare:
@@ -73,16 +73,19 @@ class Reclaimer:
             raise
         return Spare(path, handle, True)
 
-    def take_doomed(self, most: int = DOOMED_MAX) -> list[str]:
-        """To be removed by the caller."""
+    def take_doomed(self, most: int = DOOMED_MAX) -> list[tuple[str, int]]:
+        """To be removed by the caller: path and size."""
         taken = self.doomed[:most]
         del self.doomed[:most]
-        return [path for path, _ in taken]
+        return taken
+
+    def remove_doomed(self, most: int = DOOMED_MAX) -> None:
+        remove_files(self.files, [path for path, _ in self.take_doomed(most)])
 
     def doom(self, path: str, size: int) -> None:
         self.doomed.append((path, size))
         if len(self.doomed) > DOOMED_WAITING_MAX:
-            remove_files(self.files, self.take_doomed())
+            self.remove_doomed()
 
     def disk_bytes(self) -> int:
         """Of what is set aside or about to go."""

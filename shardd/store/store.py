@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from shardd.store import recovery
 from shardd.store.compaction import Candidates, Merged, ReclaimJob, bytes_max_alone, source_of
 from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
-from shardd.store.files import Files, OsFiles, is_full, remove_files
+from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.handles import Handles
 from shardd.store.reading import Windows
 from shardd.store.reclaim import Reclaimer, Spare
@@ -197,7 +197,7 @@ class SegmentStore:
                 self._sync_acks(segment)
         self._files.sync_directory(self.directory)
         self._dispose_replaced()
-        remove_files(self._files, self._reclaimer.take_doomed())
+        self._reclaimer.remove_doomed()
         if live is not None:
             placed = {queue_id: self._on_disk(entries) for queue_id, entries in live.items()}
             recovery.write_state(self._files, self.directory, self._next_number, placed)

@@ -54,6 +54,7 @@ def options(
 for command in COMMANDS:
     app.command(command.__name__)(command)  # typer's own naming would turn list_queues into list-queues
 app.add_typer(storage.app, name="storage")
+app.add_typer(storage.app, name="store", hidden=True)  # as others call it
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from supervisor.cli.api import (
 STOP_POLL_S = 0.05
 # What fits on a terminal; `--formatter json` has everything the broker tells.
 PROCESS_COLUMNS = ["name", "pid", "state", "restarts", "uptime", "rss_bytes"]
-SHARD_COLUMNS = ["shard", "pid", "ready", "queues", "live_messages", "live_bytes", "disk_bytes", "alarm"]
+SHARD_COLUMNS = ["shard", "pid", "ready", "queues", "live_messages", "live_bytes", "dead_bytes", "disk_bytes", "alarm"]
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 

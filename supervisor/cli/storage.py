@@ -30,7 +30,7 @@ def verify(directory: Directory) -> None:
 
 @app.command()
 def stats(directory: Directory) -> None:
-    """A line of JSON per segment: live and dead messages and bytes."""
+    """A line of JSON per segment, then one per store: live and dead messages and bytes."""
     _run("stats", directory)
 
 

@@ -25,7 +25,7 @@ TURNS_MAX = 80
 
 @dataclass
 class FakeStep:
-    moved_bytes: int = 0
+    cost_bytes: int = 0
     error: OSError | None = None
 
     def run(self) -> None:

@@ -81,6 +81,7 @@ def test_one_unacked_message_in_each_of_a_hundred_segments_ends_in_a_few() -> No
     assert after["live_messages"] == before["live_messages"] and after["dead_bytes"] < before["dead_bytes"] // 4
     assert all_of(store, kept) == expected
     sync(store)
+    merge_all(store)
     store.close(kept)
     names = [name for name in files.names if "msgs" in name]
     assert len(names) <= SEGMENTS // 4 + 3

@@ -50,9 +50,13 @@ def test_a_good_store_is_counted_told_and_dumped_message_by_message(tmp_path: Pa
     assert capsys.readouterr().out == ".: 2 segments, 20 records, 20 messages, 18 of them not settled\n"
     assert main(["stats", str(tmp_path)]) == 0
     told = lines(capsys.readouterr().out)
-    assert [line["file"] for line in told] == ["msgs.0000000001", "msgs.0000000002"]
-    assert [line["dead_messages"] for line in told] == [2, 0]
-    assert sum(int(str(line["live_messages"])) for line in told) == 18
+    assert [line.get("file", line.get("store")) for line in told] == ["msgs.0000000001", "msgs.0000000002", "."]
+    assert [line["dead_messages"] for line in told] == [2, 0, 2]
+    assert [line.get("segments") for line in told] == [None, None, 2]
+    for count in ("live_messages", "live_bytes", "dead_bytes", "file_bytes"):
+        first, second, total = (int(str(line[count])) for line in told)
+        assert first + second == total > 0
+    assert told[2]["live_messages"] == 18
     assert main(["dump", str(tmp_path)]) == 0
     told = lines(capsys.readouterr().out)
     assert [line["routing_key"] for line in told] == [str(number) for number in range(2, 20)]
