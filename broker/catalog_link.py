@@ -48,6 +48,7 @@ READ_BYTES = 256 << 10
 SLICE = 500  # changes applied between two looks at the sockets: a listing of 100,000 queues delays no message
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.2  # a look at a socket on the same host; a controller that is back is missed by all doors
+REMOVED_S_MAX = 2.0  # how long a cancel waits for its auto-delete queue to go
 HEAD_BYTES = 4
 
 RESOURCE_ERROR = 506
@@ -83,6 +84,7 @@ class CatalogLink:
         self._boot = ""
         self._version = 0
         self._synced = asyncio.Event()
+        self._changed = asyncio.Event()
         self._connections: dict[str, ConnectionInfo] = {}
         self._next_id = 1
         self._sent: dict[int, _Asked] = {}  # in the order of asking
@@ -120,6 +122,18 @@ class CatalogLink:
         """Its exclusive queues go. The caller has cancelled what it still asked: nothing may be declared after this."""
         if self._connections.pop(owner, None) is not None and self.up:
             self._send(ConnectionDown(owner))
+
+    async def removed(self, vhost: str, queue: str, queue_id: int) -> None:
+        """Returns when the copy has that queue no more, or after REMOVED_S_MAX: the controller may be away."""
+        until = asyncio.get_running_loop().time() + REMOVED_S_MAX
+        while True:
+            found = self.catalog.vhost(vhost)
+            there = found.queues.get(queue) if found is not None else None
+            left = until - asyncio.get_running_loop().time()
+            if there is None or there.id != queue_id or left <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
 
     async def synced(self) -> None:
         """Wait for the first snapshot: before it this door knows of no vhost."""
@@ -216,7 +230,7 @@ class CatalogLink:
             for change in part:
                 self.catalog.apply(change)
             # The callbacks come with each slice: what a slice changed must not be routed by an old memory.
-            self._listener.catalog_changed(part)
+            self._has_changed(part)
             if start + SLICE < len(message.changes):
                 await asyncio.sleep(0)
         self._version = message.version
@@ -231,8 +245,13 @@ class CatalogLink:
         catalog.version = message.version
         self.catalog = catalog
         self._boot, self._version = message.boot, message.version
-        self._listener.catalog_changed(None)
+        self._has_changed(None)
         self._send(Applied(message.version))
+
+    def _has_changed(self, changes: list[AnyChange] | None) -> None:
+        self._listener.catalog_changed(changes)
+        self._changed.set()  # wakes those who wait now
+        self._changed.clear()
 
     def _in_step(self, told: set[str]) -> None:
         """The first word after a hello: say who came and went meanwhile, then ask (again) all that is unanswered."""

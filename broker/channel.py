@@ -40,6 +40,7 @@ class Channel:
         self.is_open = True
         self.prefetch = 0  # for new consumers
         self.limit = 0  # of the whole channel
+        self.outstanding = 0  # deliveries to consumers that are not settled; in a transaction, not committed
         self.granted = 0  # deliveries let through but not yet here, of a channel with a limit
         self.last_queue = ""
         self.next_tag = 1

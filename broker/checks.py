@@ -28,6 +28,8 @@ PRECONDITION_FAILED = 406
 NOT_ALLOWED = 530
 
 QUEUE_TYPES: Final = frozenset(("classic", "quorum"))
+# Those that make another exchange of it.
+EXCHANGE_ARGUMENTS: Final = ("alternate-exchange", "hash-header", "hash-property", "x-hash-on")
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
 
@@ -100,14 +102,14 @@ def check_exchange_type(type: str) -> None:
 def check_same_exchange(
     current: ExchangePut, type: str, durable: bool, auto_delete: bool, internal: bool, arguments: dict[str, Any]
 ) -> None:
-    """A declare of an exchange that exists: all its arguments count, also those that mean nothing to us."""
+    """A declare of an exchange that exists. Of its arguments those count that mean something; RabbitMQ does so too."""
     thing = named("exchange", current.name, current.vhost)
     _check_same_field(thing, "type", type, current.type)
     _check_same_field(thing, "durable", durable, current.durable)
     _check_same_field(thing, "auto_delete", auto_delete, current.auto_delete)
     _check_same_field(thing, "internal", internal, current.internal)
     if arguments or current.arguments:
-        _check_same_arguments(thing, sorted(arguments.keys() | current.arguments.keys()), arguments, current.arguments)
+        _check_same_arguments(thing, EXCHANGE_ARGUMENTS, arguments, current.arguments)
 
 
 def check_exchange_delete(vhost: str, name: str, used: bool, if_unused: bool) -> None:

@@ -203,7 +203,7 @@ class Consuming:
                 consumer.client.send(consumer.channel.number, commands.Basic.ConsumeOk(consumer.tag))
 
     def _attach(self, consumer: Consumer, resumed: bool) -> asyncio.Future[wire.Control]:
-        limited = consumer.channel.limit > 0 and not consumer.no_ack
+        limited = consumer.channel.limit > 0  # without acks too: its deliveries do not count, but wait for room
 
         def make(request: int) -> wire.Attach:
             return wire.Attach(
@@ -230,9 +230,12 @@ class Consuming:
         if consumer is not None:
             consumer.attached = False
             channel.cancelled.append(consumer)
-            await self.links.ask(consumer.shard, lambda request: wire.Detach(request, consumer.number))
+            done = await self.links.ask(consumer.shard, lambda request: wire.Detach(request, consumer.number))
             self._take_grants_back(consumer)
             self._let_idle_go(channel)
+            if isinstance(done, wire.Done) and done.closed:
+                # Behind cancel-ok the queue is gone: a declare of its name makes another.
+                await client.catalog_link.removed(client.vhost, consumer.queue_name, consumer.queue_id)
         if not method.nowait and channel.is_open:
             client.send(channel.number, commands.Basic.CancelOk(method.consumer_tag))
 
@@ -325,8 +328,9 @@ class Consuming:
         channel.next_tag += count
         if not consumer.no_ack:
             channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number)
-            if consumer.granted:
-                self.use_grants(consumer, count)
+            channel.outstanding += count
+        if consumer.granted:
+            self.use_grants(consumer, count)
         data = frames.deliveries(
             blob, count, channel.number, consumer.tag_bytes, tag, redelivered, client.frame_bytes_max
         )
@@ -367,8 +371,6 @@ class Consuming:
                 channel.transaction.settle((kind, runs))
             else:
                 self.settle_runs(kind, runs)
-        if channel.limit:
-            self.grant(channel)
 
     @staticmethod
     def _taken(channel: Channel, ranges: list[tuple[int, int, int, bool]]) -> Iterator[tuple[int, list[Run]]]:
@@ -383,15 +385,18 @@ class Consuming:
             raise ChannelException(406, f"unknown delivery tag {unknown.tag}", *ACK) from None
 
     def settle_runs(self, kind: int, runs: list[Run]) -> None:
+        """Of one channel; in a transaction when it is committed."""
         for run in runs:
             last = run.first_number + run.last_tag - run.first_tag
             self.links.settle(run.consumer.shard, run.epoch, run.consumer.number, kind, run.first_number, last)
+            if run.consumer.tag:  # what basic.get took does not count
+                run.consumer.channel.outstanding -= run.last_tag - run.first_tag + 1
+        if runs and (channel := runs[0].consumer.channel).limit:
+            self.grant(channel)
 
     def recover(self, channel: Channel) -> None:
         """All unacknowledged deliveries of the channel go back to their queues."""
         self.settle_runs(wire.REQUEUE, channel.unacked.take_through(0))
-        if channel.limit:
-            self.grant(channel)
 
     # -- the limit of a channel ------------------------------------------------------------------------------
 
@@ -403,8 +408,7 @@ class Consuming:
             for consumer in channel.consumers.values():
                 consumer.granted = 0
                 consumer.wants = False
-                if not consumer.no_ack:
-                    self.links.tell(consumer.shard, wire.Tune(consumer.number, consumer.prefetch, limit > 0))
+                self.links.tell(consumer.shard, wire.Tune(consumer.number, consumer.prefetch, limit > 0))
         self.grant(channel)
 
     def ungranted(self, number: int, count: int, wants: bool) -> None:
@@ -424,7 +428,7 @@ class Consuming:
 
     def grant(self, channel: Channel) -> None:
         """Share the channel's room among the consumers that asked."""
-        room = channel.limit - channel.unacked.count - channel.granted
+        room = channel.limit - channel.outstanding - channel.granted
         waiting = [consumer for consumer in channel.consumers.values() if consumer.wants]
         while room > 0 and waiting:
             share = max(1, min(GRANT_MAX, room // len(waiting)))

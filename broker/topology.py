@@ -86,8 +86,7 @@ Handler = Callable[[Session, Channel, Any], Awaitable[base.Frame]]
 async def exchange_declare(session: Session, channel: Channel, method: commands.Exchange.Declare) -> base.Frame:
     name = checks.clean_name(method.exchange)
     checks.check_not_default(name)
-    if method.passive:
-        _check_some_right(session, "exchange", name)
+    if method.passive:  # asks no right, as in RabbitMQ 3
         if session.catalog.exchange(session.vhost, name) is None:
             raise checks.no_exchange(session.vhost, name)
         return commands.Exchange.DeclareOk()
@@ -166,7 +165,6 @@ async def _queue_look(session: Session, channel: Channel, method: commands.Queue
     name = _queue_name(channel, method.queue)
     if name.startswith(REPLY_TO_PREFIX):
         return _reply_to_look(session, name)
-    _check_some_right(session, "queue", name)
     queue = _owned_queue(session, name)
     messages, consumers = await session.shards.count(queue)
     channel.last_queue = name
@@ -249,14 +247,6 @@ def _owned_queue(session: Session, name: str) -> QueuePut:
 def _check_right(session: Session, right: Right, kind: str, name: str) -> None:
     if not session.catalog.may(session.user, session.vhost, right, name):
         raise _access_refused(session, right, kind, name)
-
-
-def _check_some_right(session: Session, kind: str, name: str) -> None:
-    """A passive declare tells that a thing exists: only to someone who has to do with it."""
-    may = session.catalog.may
-    rights: tuple[Right, ...] = ("configure", "write", "read")
-    if not any(may(session.user, session.vhost, right, name) for right in rights):
-        raise _access_refused(session, "read", kind, name)
 
 
 def _access_refused(session: Session, right: str, kind: str, name: str) -> checks.Refusal:

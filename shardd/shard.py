@@ -190,6 +190,13 @@ class Shard:
         if refused:
             held.refused = _runs(message, sorted(refused))
 
+    def _catch_up(self, queue: Queue, now: int) -> None:
+        """Whoever comes, goes or looks finds the queue as if each message had been handed out when it arrived, though
+        several requests make one turn. The consumers' windows bound it."""
+        if queue in self._dirty:
+            while queue.deliver(now, self, QUEUE_PASS_BYTES):
+                pass
+
     def _on_settle(self, peer: Peer, message: bytes, now: int) -> None:
         for number, kind, first, last in envelope.read_settles(message):
             holder = peer.holders.get(number)
@@ -398,6 +405,7 @@ class Shard:
         if queue is None or queue.closed:
             peer.tell(m.Refused(attach.request, 404, "gone"))
             return
+        self._catch_up(queue, now)
         if not attach.resumed and queue.consumers.refuses(attach.exclusive):
             peer.tell(m.Refused(attach.request, 403, "exclusive use"))
             return
@@ -422,10 +430,13 @@ class Shard:
 
     def _on_detach(self, peer: Peer, detach: m.Detach, now: int) -> None:
         consumer = peer.holders.get(detach.consumer)
+        closed = False
         if isinstance(consumer, Consumer):
+            self._catch_up(consumer.queue, now)
             self._detach(consumer, now)
             self._forget_if_done(peer, consumer)
-        peer.tell(m.Done(detach.request))
+            closed = consumer.queue.closed
+        peer.tell(m.Done(detach.request, closed=closed), after_deliveries=True)
 
     def _detach(self, consumer: Consumer, now: int) -> None:
         queue = consumer.queue
@@ -460,6 +471,7 @@ class Shard:
     def _on_tune(self, peer: Peer, tune: m.Tune, now: int) -> None:
         consumer = peer.holders.get(tune.consumer)
         if isinstance(consumer, Consumer) and not consumer.detached:
+            self._catch_up(consumer.queue, now)
             consumer.tune(tune.prefetch, tune.granted)
             self._dirty[consumer.queue] = None
 
@@ -468,6 +480,7 @@ class Shard:
         if queue is None:
             peer.tell(m.Refused(get.request, 404, "gone"))
             return
+        self._catch_up(queue, now)
         getter = None
         if not get.no_ack:
             holder = peer.holders.setdefault(get.consumer, Getter())
@@ -482,6 +495,7 @@ class Shard:
         if queue is None:
             peer.tell(m.Refused(count.request, 404, "gone"))
             return
+        self._catch_up(queue, now)
         queue.expire(now)
         queue.last_used = now
         peer.tell(m.Done(count.request, queue.ready_count, len(queue.consumers)))
@@ -491,6 +505,7 @@ class Shard:
         if queue is None:
             peer.tell(m.Refused(purge.request, 404, "gone"))
             return
+        self._catch_up(queue, now)
         peer.tell(m.Done(purge.request, queue.purge()))
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 

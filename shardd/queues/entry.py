@@ -48,6 +48,9 @@ class Facts:
         at = bisect_right(self._firsts, entry & PLACE) - 1
         return self._facts[at] if at >= 0 else 0
 
+    def in_one_run(self, first: int, last: int) -> bool:
+        return bisect_right(self._firsts, first & PLACE) == bisect_right(self._firsts, last & PLACE)
+
     def crowded(self) -> bool:
         return len(self._firsts) > self._trim_at
 

@@ -195,9 +195,11 @@ class Queue:
                 return True
             level = self._levels[0] if len(self._levels) == 1 else self._first_level()
             if len(takers) == 1:
-                given += self._deal_to_one(takers[0], level, bytes_max - given, outlet)
+                given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now)
             else:
-                given += self._deal(takers, level, bytes_max - given, outlet)
+                given += self._deal(takers, level, bytes_max - given, outlet, now)
+            if self._facts:
+                self.expire(now - 1)
         if self._facts:
             self.expire(now)
         if self.limits.bounded:
@@ -206,11 +208,13 @@ class Queue:
         self._settle_grants(outlet)
         return False
 
-    def _deal_to_one(self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet) -> int:
+    def _deal_to_one(self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet, now: int) -> int:
         """As many as it has room for; bytes handed out."""
         room = min(taker.window.room, bytes_max)
         average = self.ready_bytes // self.ready_count + 1
         block = level.peek(min(STEP_MESSAGES, taker.room(), room // average + 1))
+        if self._facts:
+            block = self._before_old(block, now - 1)
         pieces = self._read(block, room)
         given = 0
         for entries, sizes, blob in pieces:
@@ -224,7 +228,7 @@ class Queue:
     def _first_level(self) -> Ready:
         return next(level for level in reversed(self._levels) if len(level))
 
-    def _deal(self, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet) -> int:
+    def _deal(self, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet, now: int) -> int:
         """One round of equal shares among several, a message to each in turn; bytes handed out.
 
         It ends before the first message that does not fit with the one whose turn it is: given to another later, it
@@ -236,6 +240,8 @@ class Queue:
         rooms = _rooms(takers, bytes_max)
         share = min(-(-most // count), min([taker.room() for taker in takers]), min(rooms) // average + 1)
         block = level.peek(share * count)
+        if self._facts:
+            block = self._before_old(block, now - 1)
         parts = [block[i::count] for i in range(count)]
         found = [self._read(part, room) for part, room in zip(parts, rooms, strict=True)]
         fits = [sum([len(sizes) for _, sizes, _ in pieces]) for pieces in found]
@@ -409,6 +415,13 @@ class Queue:
                 if not old:
                     break
                 self._drop_head(level, head[:old], EXPIRED)
+
+    def _before_old(self, block: array[int], now: int) -> array[int]:
+        """Up to the first that is too old, though those before it are not; the first of all is not."""
+        assert self._facts is not None
+        if self._facts.in_one_run(block[0], block[-1]):
+            return block
+        return block[: next((i for i, entry in enumerate(block) if self._is_old(entry, now)), len(block)) or 1]
 
     def _is_old(self, entry: int, now: int) -> bool:
         return 0 < self._fact(entry) & EXPIRY <= now

@@ -1,7 +1,7 @@
 """Look into the message files of a stopped broker, or rescue what can be read.
 
     python -m shardd.store verify  DIR       check every record; counts, and damage by file and byte range
-    python -m shardd.store stats   DIR       a line of JSON per segment, then per store: live and dead messages and bytes
+    python -m shardd.store stats   DIR       JSON lines per segment and per store: live and dead messages and bytes
     python -m shardd.store dump    DIR       a line of JSON per message that is not settled
     python -m shardd.store salvage DIR OUT   copy what is readable and not settled into the new directory OUT
 

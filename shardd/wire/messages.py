@@ -299,6 +299,7 @@ class Done(Message, tag="done", frozen=True):
     request: int
     messages: int = 0
     consumers: int = 0
+    closed: bool = False  # the queue will be deleted for want of consumers
 
 
 class Refused(Message, tag="refused", frozen=True):

@@ -73,7 +73,9 @@ class Bench:
         if self.limited[number]:
             self.grants[number] -= count
         consumer, channel = self.consuming.consumers[number], self.channel
-        channel.unacked.add(channel.next_tag, count, consumer, 1, self.numbers[number])
+        if not consumer.no_ack:
+            channel.unacked.add(channel.next_tag, count, consumer, 1, self.numbers[number])
+            channel.outstanding += count
         channel.next_tag += count
         self.numbers[number] += count
         self.consuming.use_grants(consumer, count)
@@ -132,10 +134,22 @@ def test_another_limit_is_no_news_to_the_shard() -> None:
     assert not bench.links.to_shard
 
 
-def test_consumers_without_acks_are_not_limited() -> None:
-    bench = Bench(2, no_ack=True)
+def test_consumers_without_acks_wait_for_room_and_use_none() -> None:
+    bench = Bench(2)
+    bench.consuming.consumers[2].no_ack = True
     bench.consuming.limit(bench.channel, 1)
-    assert not bench.links.to_shard
+    bench.settle()
+    bench.ready = {1: 2, 2: 0}
+    bench.settle()
+    bench.ready[2] = 3
+    bench.settle()
+    assert bench.ready == {1: 1, 2: 3}
+    bench.consuming.settles(bench.channel, [(wire.ACK, 0, 0, True)])
+    bench.settle()
+    bench.consuming.settles(bench.channel, [(wire.ACK, 0, 0, True)])
+    bench.settle()
+    assert bench.ready == {1: 0, 2: 0}
+    assert bench.channel.outstanding == bench.channel.granted == 0
 
 
 def test_grants_given_back_after_the_limit_went_and_came_are_not_counted_twice() -> None:

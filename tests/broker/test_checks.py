@@ -75,7 +75,7 @@ def test_an_exclusive_declare_of_a_shared_queue_is_refused() -> None:
     assert refusal(checks.check_same_queue, QUEUE, True, False, "0.1.1", True, {})[0] == 405
 
 
-def test_all_arguments_of_an_exchange_count() -> None:
+def test_what_makes_another_exchange_of_it_is_named() -> None:
     current = ExchangePut("/", "e", "topic")
     checks.check_same_exchange(current, "topic", True, False, False, {})
     assert refusal(checks.check_same_exchange, current, "topic", False, False, False, {}) == (
@@ -85,9 +85,14 @@ def test_all_arguments_of_an_exchange_count() -> None:
     assert refusal(checks.check_same_exchange, current, "fanout", True, False, False, {})[1].endswith(
         "received 'fanout' but current is 'topic'"
     )
-    assert refusal(checks.check_same_exchange, current, "topic", True, False, False, {"a": "x"})[1].endswith(
-        "received the value 'x' of type 'longstr' but current is none"
-    )
+    assert refusal(checks.check_same_exchange, current, "topic", True, False, False, {"alternate-exchange": "x"})[
+        1
+    ].endswith("received the value 'x' of type 'longstr' but current is none")
+
+
+@pytest.mark.row("B1.19")
+def test_arguments_that_mean_nothing_make_no_other_exchange() -> None:
+    checks.check_same_exchange(ExchangePut("/", "e", "topic"), "topic", True, False, False, {"colour": "red"})
 
 
 def test_reserved_names_unknown_types_and_the_default_exchange_are_refused() -> None:

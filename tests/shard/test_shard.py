@@ -316,3 +316,63 @@ def test_what_was_taken_in_is_credited_in_steps() -> None:
     taken += bench.publish(9000, sync=False)
     assert taken > PUBLISH_CREDIT_BYTES
     assert ("credit", [(0, taken)]) in bench.turn()
+
+
+# -- requests of one turn have the order in which they came
+
+
+def is_delivery(what: Any) -> bool:
+    return isinstance(what, tuple) and what[0] == "deliver"
+
+
+def deliveries(said: list[Any]) -> list[tuple[int, int]]:
+    """(consumer, messages) of each delivery."""
+    return [(section[0], section[3]) for what in said if is_delivery(what) for section in what[1]]
+
+
+def test_a_message_published_before_a_cancel_goes_to_the_consumer_that_leaves() -> None:
+    bench = Bench()
+    bench.attach(1, no_ack=True)
+    bench.attach(2, no_ack=True)
+    bench.turn()
+    bench.publish(1)
+    bench.tell(m.Detach(60, 1))
+    bench.publish(1)
+    said = bench.turn()
+    assert sorted(deliveries(said)) == [(1, 1), (2, 1)]
+    assert said.index(m.Done(60)) > next(i for i, what in enumerate(said) if is_delivery(what))
+
+
+def test_a_get_behind_a_publish_finds_what_no_consumer_took() -> None:
+    bench = Bench()
+    bench.attach(1, prefetch=1)
+    bench.turn()
+    bench.publish(2)
+    bench.tell(m.Get(61, 1, 0, 9, 1, no_ack=True))
+    bench.tell(m.Get(62, 1, 0, 9, 1, no_ack=True))
+    said = bench.turn()
+    assert deliveries(said) == [(1, 1)]
+    got = {what.request: bool(what.message) for what in said if isinstance(what, m.Got)}
+    assert got == {61: True, 62: False}
+
+
+def test_a_count_or_purge_behind_a_publish_does_not_see_what_a_consumer_takes() -> None:
+    bench = Bench()
+    bench.attach(1, prefetch=3)
+    bench.turn()
+    bench.publish(5)
+    bench.tell(m.Count(63, 1))
+    bench.tell(m.Purge(64, 1))
+    said = bench.turn()
+    done = {what.request: what.messages for what in said if isinstance(what, m.Done)}
+    assert (done[63], done[64]) == (2, 2)
+
+
+def test_a_consumer_that_comes_behind_a_publish_finds_it_with_the_one_before() -> None:
+    bench = Bench()
+    bench.attach(1)
+    bench.turn()
+    bench.publish(1)
+    bench.attach(2, priority=5)
+    bench.publish(1)
+    assert sorted(deliveries(bench.turn())) == [(1, 1), (2, 1)]

@@ -103,6 +103,7 @@ class ModelQueue:
         self.expire(now - 1)
         while self.ready and (consumer := self._next()) is not None:
             self._give(consumer, self.ready.pop(0))
+            self.expire(now - 1)
         self.expire(now)
         self._enforce()
         self.expire(now)

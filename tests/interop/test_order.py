@@ -1,0 +1,137 @@
+"""What one client says in one breath is done in that order, as if each message had been handed out when it arrived."""
+
+from __future__ import annotations
+
+import time
+
+import pika
+import pytest
+
+from tests.support.real_broker import RealBroker
+
+Channel = pika.adapters.blocking_connection.BlockingChannel
+
+
+def bodies(channel: Channel, queue: str, **how: object) -> list[bytes]:
+    """Takes deliveries into the list that is returned, whenever the connection is worked on."""
+    taken: list[bytes] = []
+    channel.basic_consume(queue, lambda *delivery: taken.append(delivery[3]), **how)  # type: ignore[arg-type]
+    return taken
+
+
+def work(connection: pika.BlockingConnection, until: object = None, limit_s: float = 5.0) -> None:
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end and not (callable(until) and until()):
+        connection.process_data_events(time_limit=0.02)
+
+
+def test_a_get_behind_a_publish_leaves_the_message_to_the_consumer(
+    connection: pika.BlockingConnection, name: str
+) -> None:
+    channel = connection.channel()
+    channel.queue_declare(name)
+    taken = bodies(channel, name, auto_ack=True)
+    for i in range(20):
+        channel.basic_publish("", name, b"%d" % i)
+        assert channel.basic_get(name)[0] is None
+    work(connection, lambda: len(taken) == 20)
+    assert len(taken) == 20
+
+
+@pytest.mark.row("A6.8")
+def test_messages_published_before_a_cancel_are_the_cancelled_consumers(
+    broker: RealBroker, connection: pika.BlockingConnection, name: str
+) -> None:
+    sender = connection.channel()
+    sender.queue_declare(name)
+    taken: dict[int, list[bytes]] = {}
+    tags = {}
+    for priority in (1, 0, -1):
+        taken[priority] = []
+        tags[priority] = sender.basic_consume(
+            name,
+            lambda *delivery, into=taken[priority]: into.append(delivery[3]),
+            auto_ack=True,
+            arguments={"x-priority": priority},
+        )
+    for priority in (1, 0, -1):
+        for _ in range(10):
+            sender.basic_publish("", name, b"%d" % priority)
+        if priority >= 0:
+            for delivery in sender.basic_cancel(tags[priority]) or []:
+                taken[priority].append(delivery[2])
+    work(connection, lambda: len(taken[-1]) == 10)
+    assert taken[-1] == [b"-1"] * 10
+    assert all(set(got) <= {b"%d" % priority} for priority, got in taken.items())
+
+
+@pytest.mark.row("A4.1")
+def test_behind_the_cancel_of_its_last_consumer_an_auto_delete_queue_is_gone(
+    connection: pika.BlockingConnection, name: str
+) -> None:
+    channel = connection.channel()
+    for _ in range(20):
+        channel.queue_declare(name, auto_delete=True)
+        tag = channel.basic_consume(name, lambda *delivery: None)
+        channel.basic_cancel(tag)
+        channel.queue_declare(name, auto_delete=True, exclusive=True)  # another one: this would be 405 else
+        channel.queue_delete(name)
+
+
+@pytest.mark.row("A6.12")
+def test_a_global_prefetch_counts_neither_gets_nor_what_a_transaction_holds(
+    connection: pika.BlockingConnection, name: str
+) -> None:
+    channel = connection.channel()
+    channel.queue_declare(name)
+    for i in range(6):
+        channel.basic_publish("", name, b"%d" % i)
+    channel.basic_qos(prefetch_count=2, global_qos=True)
+    channel.tx_select()
+    tags: list[int] = []
+    channel.basic_consume(name, lambda _channel, method, *rest: tags.append(method.delivery_tag))
+    work(connection, lambda: len(tags) == 2)
+    assert channel.basic_get(name)[0] is not None
+    channel.basic_ack(tags[-1], multiple=True)
+    work(connection, limit_s=0.2)
+    assert len(tags) == 2  # not committed
+    channel.tx_commit()
+    work(connection, lambda: len(tags) == 4)
+    work(connection, limit_s=0.1)
+    assert len(tags) == 4
+
+
+@pytest.mark.row("A6.12")
+def test_a_consumer_without_acks_waits_for_the_limit_of_its_channel_but_does_not_use_it(
+    connection: pika.BlockingConnection, name: str
+) -> None:
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=1, global_qos=True)
+    for queue in (name, f"{name}-2"):
+        channel.queue_declare(queue)
+    tags: list[int] = []
+    channel.basic_consume(name, lambda _channel, method, *rest: tags.append(method.delivery_tag))
+    free = bodies(channel, f"{name}-2", auto_ack=True)
+    channel.basic_publish("", name, b"held")
+    work(connection, lambda: bool(tags))
+    for i in range(3):
+        channel.basic_publish("", f"{name}-2", b"%d" % i)
+    work(connection, limit_s=0.2)
+    assert not free
+    channel.basic_ack(tags[0])
+    work(connection, lambda: len(free) == 3)
+    assert free == [b"0", b"1", b"2"]
+
+
+def test_what_expired_behind_a_message_that_did_not_is_not_delivered(
+    connection: pika.BlockingConnection, name: str
+) -> None:
+    channel = connection.channel()
+    channel.queue_declare(name)
+    for ttl in (60000, 50):
+        channel.basic_publish("", name, b"%d" % ttl, pika.BasicProperties(expiration=str(ttl)))
+    time.sleep(0.2)
+    taken = bodies(channel, name)
+    work(connection, lambda: bool(taken))
+    work(connection, limit_s=0.1)
+    assert taken == [b"60000"]
