@@ -1,6 +1,7 @@
 """Stores as a library. `SegmentStore`: append, read, settle, sync; files and formats are drawn in segment.py, acks.py.
 `StreamLog`: append, read again and again, retain; they are drawn in stream_segment.py, chunk.pyx, positions.py."""
 
+from shardd.store.compaction import ReclaimJob
 from shardd.store.errors import Closed, Corrupt, DiskFull, FormatTooNew, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles
 from shardd.store.positions import TooManyNames
@@ -20,6 +21,7 @@ __all__ = [
     "FormatTooNew",
     "Messages",
     "OsFiles",
+    "ReclaimJob",
     "SegmentStore",
     "StoreError",
     "StoreFailed",
