@@ -1,6 +1,7 @@
-"""How this broker behaves when it is big: many stored messages, many queues, many bindings; memory and time to start.
+"""How this broker behaves when it is big: many stored messages, many queues, many bindings; memory and time to start,
+and what publishing feels of a large removal.
 
-    python bench/scale.py [messages] [queues] [bindings]      all three when none is named
+    python bench/scale.py [messages] [queues] [bindings] [removals]      all when none is named
 
 Each part has a broker and a data directory of its own. Figures come a line each, as they are known; the exit status is
 1 when something was lost. Nothing here says whether a figure is good: the bars are in README.md.
@@ -16,8 +17,9 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +33,7 @@ SETTLE_S = 2.0  # memory is read this long after the load
 KILLED_S_MAX = 30.0
 PIPELINE = 1000  # requests unanswered at a time
 PUBLISH_S_MAX = 600.0
+PROBE_BEFORE_S = 1.5  # of publishing, before what it is to feel
 
 CLOSE = ((10, 50), (20, 40))
 
@@ -112,6 +115,19 @@ class Client:
         frames = (self.method(50, 20, start + shortstr(key) + struct.pack(">BI", 0, 0)) for key in keys)
         self.ask(frames, pipeline)
 
+    def unbind(self, queue: str, exchange: str, keys: Iterable[str]) -> None:
+        start = b"\0\0" + shortstr(queue) + shortstr(exchange)
+        self.ask(self.method(50, 50, start + shortstr(key) + struct.pack(">I", 0)) for key in keys)
+
+    def declare_exchange(self, name: str, kind: str) -> None:
+        self.ask([self.method(40, 10, b"\0\0" + shortstr(name) + shortstr(kind) + struct.pack(">BI", 2, 0))])
+
+    def delete_exchange(self, name: str) -> None:
+        self.ask([self.method(40, 20, b"\0\0" + shortstr(name) + b"\0")])
+
+    def delete_queue(self, name: str) -> None:
+        self.ask([self.method(50, 40, b"\0\0" + shortstr(name) + b"\0")])
+
     def close(self) -> None:
         self._socket.close()
 
@@ -185,8 +201,8 @@ def broker(options: argparse.Namespace) -> Iterator[Broker]:
 
 
 def restarts(own: Broker, what: str, names: list[str], messages: int, empty: machine.Memory) -> None:
-    """Stopped and killed: seconds until ready, and everything is there each time."""
-    for how, stop in (("clean", own.stop), ("killed", own.kill)):
+    """Killed with everything fresh, stopped, killed again: seconds until ready, and everything is there each time."""
+    for how, stop in (("killed fresh", own.kill), ("clean", own.stop), ("killed", own.kill)):
         took = stop()
         if took is not None:
             say(f"{what}: drained", took, "s")
@@ -246,18 +262,68 @@ def measure_bindings(options: argparse.Namespace) -> None:
         client.close()
 
 
-PARTS = {"messages": measure_messages, "queues": measure_queues, "bindings": measure_bindings}
+def measure_removals(options: argparse.Namespace) -> None:
+    """The slowest of 1,000 messages a second while 10,000 bindings go; the first line is without any removal."""
+    keys = [f"key.{i}" for i in range(options.removals)]
+    with broker(options) as own:
+        client = own.client()
+
+        def bound(kind: str) -> None:
+            client.declare(["removal"])
+            client.declare_exchange("removal", kind)
+            client.bind("removal", "removal", keys, PIPELINE)
+
+        acts = {
+            "nothing": lambda: None,
+            "bindings one by one": lambda: client.unbind("removal", "removal", keys),
+            "their exchange": lambda: client.delete_exchange("removal"),
+            "their queue": lambda: client.delete_queue("removal"),
+        }
+        for kind in ("direct", "topic"):
+            for what, act in acts.items():
+                bound(kind)
+                figures, seconds = while_publishing(own, act)
+                took = f", which took {seconds:.2f} s"
+                say(f"removals: {kind}, {what}: slowest message", figures["latency_max_us"] / 1000, f"ms{took}")
+                client.delete_exchange("removal")
+        client.close()
+
+
+def while_publishing(own: Broker, act: Callable[[], None]) -> tuple[generator.Figures, float]:
+    """Publish-to-deliver times of 1,000 messages a second, with `act` in their midst; and how long that took."""
+    load = ["--rate", "1000", "--latency", "--batch", "1", "--body", "16", "--warmup", "0.5", "--seconds", "4"]
+    took: list[float] = []
+
+    def do() -> None:
+        begun = time.monotonic()
+        act()
+        took.append(time.monotonic() - begun)
+
+    timer = threading.Timer(PROBE_BEFORE_S, do)
+    timer.start()
+    figures = generator.measure(own.target(), load, 4)
+    timer.join()
+    return figures, took[0]
+
+
+PARTS = {
+    "messages": measure_messages,
+    "queues": measure_queues,
+    "bindings": measure_bindings,
+    "removals": measure_removals,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Messages, queues and bindings in large numbers: rates, memory, starts"
+        description="Messages, queues and bindings in large numbers: rates, memory, starts, removals"
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (all)")
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--message-queues", type=int, default=100)
     parser.add_argument("--queues", type=int, default=100_000)
     parser.add_argument("--bindings", type=int, default=20_000)
+    parser.add_argument("--removals", type=int, default=10_000, help="bindings that go at once")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--data-parent", type=Path, help="the disk that is measured")
     options = parser.parse_args()

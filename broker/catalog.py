@@ -8,15 +8,14 @@ each change.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, Literal, NamedTuple
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from broker import passwords, policies
 from broker.changes import (
     AnyChange,
     BindingDelete,
@@ -30,17 +29,21 @@ from broker.changes import (
     PermissionPut,
     QueueDelete,
     QueuePut,
+    TopicPermissionDelete,
+    TopicPermissionPut,
     UserDelete,
     UserPut,
     VhostDelete,
     VhostPut,
 )
-from broker.routing.table import RoutingTable
+from broker.policies import Applied, Policies
+from broker.routing.table import NoTable, RoutingTable
 
 Right = Literal["configure", "write", "read"]
 BindingKey = tuple[str, str, str, str, bytes]  # source, kind, destination, routing key, arguments
 
 DEFAULT_EXCHANGE_RIGHTS_NAME = "amq.default"
+ARGUMENTS_SHARED_MAX = 1_000  # different ones of queues, kept to be shared
 RIGHTS_REMEMBERED_MAX = 10_000  # names per user and vhost whose regexes were tried
 
 PREDECLARED: Final = {
@@ -53,8 +56,7 @@ PREDECLARED: Final = {
     "amq.rabbitmq.trace": ("topic", True),
 }
 
-HASHES: Final = {"rabbit_password_hashing_sha256": "sha256", "rabbit_password_hashing_sha512": "sha512"}
-SALT_BYTES = 4
+NOTHING_SAID: Final[dict[str, Any]] = {}  # arguments of most things; never changed
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -68,15 +70,16 @@ def binding_key(binding: BindingPut | BindingDelete) -> BindingKey:
 class Vhost:
     """One vhost. Bindings are found from both ends, so that removing a thing costs as much as it has bindings."""
 
-    __slots__ = ("_from", "_to", "description", "exchanges", "name", "queues", "table", "tags")
+    __slots__ = ("_from", "_to", "description", "exchanges", "name", "policies", "queues", "table", "tags")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, table: RoutingTable) -> None:
         self.name = name
         self.description = ""
         self.tags: list[str] = []
         self.exchanges: dict[str, ExchangePut] = {}
         self.queues: dict[str, QueuePut] = {}
-        self.table: RoutingTable = RoutingTable.empty()
+        self.table = table
+        self.policies = policies.NO_POLICIES
         self._from: dict[str, dict[BindingKey, BindingPut]] = {}
         self._to: dict[tuple[str, str], dict[BindingKey, BindingPut]] = {}
         for exchange, (type, internal) in PREDECLARED.items():
@@ -87,10 +90,10 @@ class Vhost:
         for bindings in self._from.values():
             yield from bindings.values()
 
-    def bindings_from(self, exchange: str) -> Iterable[BindingPut]:
+    def bindings_from(self, exchange: str) -> Collection[BindingPut]:
         return self._from.get(exchange, {}).values()
 
-    def bindings_to(self, kind: str, destination: str) -> Iterable[BindingPut]:
+    def bindings_to(self, kind: str, destination: str) -> Collection[BindingPut]:
         return self._to.get((kind, destination), {}).values()
 
     def count_from(self, exchange: str) -> int:
@@ -103,17 +106,47 @@ class Vhost:
     def destination(self, kind: str, name: str) -> ExchangePut | QueuePut | None:
         return self.queues.get(name) if kind == "queue" else self.exchanges.get(name)
 
+    # -- policies
+
+    def policies_of(self, thing: ExchangePut | QueuePut) -> Applied:
+        if not self.policies:
+            return policies.NOTHING
+        kind = policies.EXCHANGE if isinstance(thing, ExchangePut) else policies.queue_kind(thing.arguments)
+        return self.policies.of(kind, thing.name)
+
+    def queue_arguments(self, queue: QueuePut) -> dict[str, Any]:
+        """Effective: what the queue was declared with, merged with the policies that apply to it."""
+        if not self.policies:
+            return queue.arguments
+        return policies.queue_arguments(queue.arguments, self.policies_of(queue).definition)
+
+    def exchange_arguments(self, exchange: ExchangePut) -> dict[str, Any]:
+        if not self.policies:
+            return exchange.arguments
+        return policies.exchange_arguments(exchange.arguments, self.policies_of(exchange).definition)
+
+    def set_policies(self, new: Policies) -> None:
+        """In force for all that exists, at once: queues' arguments are merged when they are asked for."""
+        self.policies = new
+        for put in self.exchanges.values():
+            if put.name:
+                arguments = self.exchange_arguments(put)
+                self.table = self.table.with_exchange(put.name, put.type, arguments, put.internal)
+
     # Each act below changes the records, both indexes and the table together.
 
     def put_exchange(self, put: ExchangePut) -> None:
         """Another type under the same name keeps its bindings."""
         self.exchanges[put.name] = put
-        self.table = self.table.with_exchange(put.name, put.type, put.arguments, put.internal)
+        self.table = self.table.with_exchange(put.name, put.type, self.exchange_arguments(put), put.internal)
 
     def delete_exchange(self, name: str) -> None:
         if self.exchanges.pop(name, None) is None:
             return
-        self._forget(self._from.get(name, {}) | self._to.get(("exchange", name), {}))
+        for key, binding in self._from.pop(name, {}).items():
+            _take_out(self._to, (binding.kind, binding.destination), key)
+        for key, binding in self._to.pop(("exchange", name), {}).items():
+            _take_out(self._from, binding.source, key)
         self.table = self.table.without_exchange(name)
 
     def put_queue(self, put: QueuePut) -> None:
@@ -124,16 +157,27 @@ class Vhost:
     def delete_queue(self, name: str) -> None:
         if self.queues.pop(name, None) is None:
             return
-        self._forget(self._to.get(("queue", name), {}).copy())
+        for key, binding in self._to.pop(("queue", name), {}).items():
+            _take_out(self._from, binding.source, key)
         self.table = self.table.without_queue(name)
 
     def put_binding(self, put: BindingPut) -> None:
-        if put.source not in self.exchanges or self.destination(put.kind, put.destination) is None:
+        source, destination = self.exchanges.get(put.source), self.destination(put.kind, put.destination)
+        if not put.source or source is None or destination is None:
             return
         key = binding_key(put)
         bindings = self._from.setdefault(put.source, {})
         if key in bindings:
             return
+        put = BindingPut(
+            self.name,
+            source.name,
+            sys.intern(put.kind),
+            destination.name,
+            put.routing_key,
+            put.arguments or NOTHING_SAID,
+        )
+        key = (put.source, put.kind, put.destination, put.routing_key, key[4])
         bindings[key] = put
         self._to.setdefault((put.kind, put.destination), {})[key] = put
         self.table = self.table.with_binding(put.source, put.kind, put.destination, put.routing_key, put.arguments)
@@ -142,19 +186,21 @@ class Vhost:
         key = binding_key(gone)
         if key not in self._from.get(gone.source, {}):
             return
-        self._forget({key: self._from[gone.source][key]})
+        _take_out(self._from, gone.source, key)
+        _take_out(self._to, (gone.kind, gone.destination), key)
         self.table = self.table.without_binding(
             gone.source, gone.kind, gone.destination, gone.routing_key, gone.arguments
         )
 
-    def _forget(self, bindings: dict[BindingKey, BindingPut]) -> None:
-        for key, binding in bindings.items():
-            end = (binding.kind, binding.destination)
-            for index, at in ((self._from, binding.source), (self._to, end)):
-                rest = index[at]  # type: ignore[index]  # each index with its own kind of key
-                del rest[key]
-                if not rest:
-                    del index[at]  # type: ignore[arg-type]
+
+_End = TypeVar("_End")
+
+
+def _take_out(index: dict[_End, dict[BindingKey, BindingPut]], end: _End, key: BindingKey) -> None:
+    bindings = index[end]
+    del bindings[key]
+    if not bindings:
+        del index[end]
 
 
 class _Rights:
@@ -179,6 +225,31 @@ class _Rights:
             said = self._said[right, name] = self._patterns[right].search(name) is not None
         return said
 
+    def allow_all(self, name: str) -> bool:
+        said = self._said.get(("all", name))
+        if said is None:
+            said = all(self.allow(right, name) for right in self._patterns)
+            self._said["all", name] = said
+        return said
+
+
+class _TopicRights:
+    """One user's two regexes over the keys of one topic exchange."""
+
+    __slots__ = ("_patterns", "put")
+
+    def __init__(self, put: TopicPermissionPut) -> None:
+        self.put = put
+        self._patterns = {"write": pattern_of(_expanded(put.write, put)), "read": pattern_of(_expanded(put.read, put))}
+
+    def allow(self, right: str, key: str) -> bool:
+        return self._patterns[right].search(key) is not None
+
+
+def _expanded(regex: str, put: TopicPermissionPut) -> str:
+    """{username} and {vhost} stand for the names themselves, whatever characters are in them."""
+    return regex.replace("{username}", re.escape(put.user)).replace("{vhost}", re.escape(put.vhost))
+
 
 NOTHING = re.compile(r"(?!)")
 
@@ -198,16 +269,22 @@ class State(NamedTuple):
 
 
 class Catalog:
-    """What exists. `version` counts the changes; a copy takes it over from the snapshot it was made of."""
+    """What exists. `version` counts the changes; a copy takes it over from the snapshot it was made of.
 
-    def __init__(self) -> None:
+    `routes`: whether vhosts keep a routing table; the controller, which routes nothing, does without.
+    """
+
+    def __init__(self, *, routes: bool = True) -> None:
         self.version = 0
+        self._routes = routes
         self.vhosts: dict[str, Vhost] = {}
         self.users: dict[str, UserPut] = {}
         self.parameters: dict[tuple[str, str, str], ParameterPut] = {}
         self._rights: dict[tuple[str, str], _Rights] = {}
+        self._topic_rights: dict[tuple[str, str], dict[str, _TopicRights]] = {}  # by vhost and user, then exchange
         self._queues_by_id: dict[int, QueuePut] = {}
         self._queues_by_owner: dict[str, dict[int, QueuePut]] = {}
+        self._arguments: dict[str, dict[str, Any]] = {}  # by what they look like, types told apart
 
     @classmethod
     def rebuilt(cls, version: int, changes: Iterable[AnyChange]) -> Catalog:
@@ -250,6 +327,35 @@ class Catalog:
         """By vhost and user."""
         return {key: rights.put for key, rights in self._rights.items()}
 
+    def queue_arguments(self, queue: QueuePut) -> dict[str, Any]:
+        """Effective: see Vhost. Of a queue whose vhost is gone, its own."""
+        vhost = self.vhosts.get(queue.vhost)
+        return vhost.queue_arguments(queue) if vhost else queue.arguments
+
+    def limit(self, vhost: str, component: str, name: str, key: str) -> int | None:
+        """One number of a limits parameter ("vhost-limits", "user-limits"); a negative one means none."""
+        put = self.parameters.get((vhost, component, name))
+        value = put.value.get(key) if put and isinstance(put.value, dict) else None
+        return value if type(value) is int and value >= 0 else None
+
+    def vhost_limit(self, vhost: str, key: str) -> int | None:
+        return self.limit(vhost, "vhost-limits", "limits", key)
+
+    def user_limit(self, user: str, key: str) -> int | None:
+        return self.limit("", "user-limits", user, key)
+
+    @property
+    def topic_permissions(self) -> list[TopicPermissionPut]:
+        return [rights.put for of_user in self._topic_rights.values() for rights in of_user.values()]
+
+    def has_topic_permissions(self, user: str, vhost: str) -> bool:
+        return (vhost, user) in self._topic_rights
+
+    def may_topic(self, user: str, vhost: str, right: Literal["write", "read"], exchange: str, key: str) -> bool:
+        """Beside the rights on a topic exchange, which keys; without an entry for the exchange, all."""
+        rights = self._topic_rights.get((vhost, user), {}).get(exchange)
+        return rights is None or rights.allow(right, key)
+
     def may_enter(self, user: str, vhost: str) -> bool:
         """Whether the user has any permission entry in the vhost: without one connection.open is refused."""
         return (vhost, user) in self._rights
@@ -258,12 +364,15 @@ class Catalog:
         rights = self._rights.get((vhost, user))
         return rights is not None and rights.allow(right, name or DEFAULT_EXCHANGE_RIGHTS_NAME)
 
+    def may_all(self, user: str, vhost: str, name: str) -> bool:
+        """Configure, write and read."""
+        rights = self._rights.get((vhost, user))
+        return rights is not None and rights.allow_all(name or DEFAULT_EXCHANGE_RIGHTS_NAME)
+
     def password_ok(self, user: str, password: str) -> bool:
-        """Takes the same time for an unknown user, a wrong password and a right one."""
-        known = self.users.get(user)
-        salt, digest, algorithm = _split_hash(known)
-        given = hashlib.new(algorithm, salt + password.encode()).digest()
-        return hmac.compare_digest(given, digest) and known is not None
+        """Takes the same time for an unknown user, a wrong password and a right one, of users hashed alike. May take
+        long: who must not wait asks `broker.logins`."""
+        return passwords.matches(self.users.get(user), password)
 
     # -- changes -------------------------------------------------------------------------------------
 
@@ -274,13 +383,14 @@ class Catalog:
     def changes(self) -> list[AnyChange]:
         """The changes that make an equal catalog of an empty one, in an order that can be applied."""
         made: list[AnyChange] = [VhostPut(v.name, v.description, v.tags) for v in self.vhosts.values()]
+        made.extend(self.parameters.values())
         for vhost in self.vhosts.values():
             made.extend(x for x in vhost.exchanges.values() if x.name not in PREDECLARED)
             made.extend(vhost.queues.values())
             made.extend(vhost.bindings())
         made.extend(self.users.values())
         made.extend(rights.put for rights in self._rights.values())
-        made.extend(self.parameters.values())
+        made.extend(self.topic_permissions)
         return made
 
     def state(self) -> State:
@@ -294,7 +404,8 @@ class Catalog:
     def _vhost_put(self, put: VhostPut) -> None:
         vhost = self.vhosts.get(put.name)
         if vhost is None:
-            vhost = self.vhosts[put.name] = Vhost(put.name)
+            table = RoutingTable.empty() if self._routes else NoTable.empty()
+            vhost = self.vhosts[put.name] = Vhost(put.name, table)
         vhost.description, vhost.tags = put.description, put.tags
 
     def _vhost_delete(self, gone: VhostDelete) -> None:
@@ -305,6 +416,8 @@ class Catalog:
             self._unindex(queue)
         for key in [key for key in self._rights if key[0] == gone.name]:
             del self._rights[key]
+        for key in [key for key in self._topic_rights if key[0] == gone.name]:
+            del self._topic_rights[key]
         for parameter in [key for key in self.parameters if key[0] == gone.name]:
             del self.parameters[parameter]
 
@@ -315,6 +428,9 @@ class Catalog:
         if self.users.pop(gone.name, None) is not None:
             for key in [key for key in self._rights if key[1] == gone.name]:
                 del self._rights[key]
+            for key in [key for key in self._topic_rights if key[1] == gone.name]:
+                del self._topic_rights[key]
+            self.parameters.pop(("", "user-limits", gone.name), None)
 
     def _permission_put(self, put: PermissionPut) -> None:
         if put.vhost in self.vhosts:
@@ -322,6 +438,19 @@ class Catalog:
 
     def _permission_delete(self, gone: PermissionDelete) -> None:
         self._rights.pop((gone.vhost, gone.user), None)
+
+    def _topic_permission_put(self, put: TopicPermissionPut) -> None:
+        if put.vhost in self.vhosts:
+            self._topic_rights.setdefault((put.vhost, put.user), {})[put.exchange] = _TopicRights(put)
+
+    def _topic_permission_delete(self, gone: TopicPermissionDelete) -> None:
+        of_user = self._topic_rights.get((gone.vhost, gone.user), {})
+        if gone.exchange is None:
+            of_user.clear()
+        else:
+            of_user.pop(gone.exchange, None)
+        if not of_user:
+            self._topic_rights.pop((gone.vhost, gone.user), None)
 
     def _exchange_put(self, put: ExchangePut) -> None:
         vhost = self.vhosts.get(put.vhost)
@@ -337,6 +466,7 @@ class Catalog:
         vhost = self.vhosts.get(put.vhost)
         if vhost is None:
             return
+        put = self._lean(put, vhost.name)
         old = vhost.queues.get(put.name)
         if old is not None:
             self._unindex(old)
@@ -344,6 +474,17 @@ class Catalog:
         self._queues_by_id[put.id] = put
         if put.owner:
             self._queues_by_owner.setdefault(put.owner, {})[put.id] = put
+
+    def _lean(self, put: QueuePut, vhost: str) -> QueuePut:
+        """The same, with what many queues have in common kept once: there may be 100,000, each read from a socket."""
+        arguments = put.arguments and self._shared_arguments(put.arguments)
+        return msgspec.structs.replace(put, vhost=vhost, arguments=arguments or NOTHING_SAID)
+
+    def _shared_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Never changed in place, so that they may be shared."""
+        if len(self._arguments) >= ARGUMENTS_SHARED_MAX:
+            self._arguments.clear()
+        return self._arguments.setdefault(repr(arguments), arguments)
 
     def _queue_delete(self, gone: QueueDelete) -> None:
         vhost = self.vhosts.get(gone.vhost)
@@ -374,9 +515,16 @@ class Catalog:
     def _parameter_put(self, put: ParameterPut) -> None:
         if not put.vhost or put.vhost in self.vhosts:
             self.parameters[put.vhost, put.component, put.name] = put
+            self._policies_changed(put.vhost, put.component)
 
     def _parameter_delete(self, gone: ParameterDelete) -> None:
-        self.parameters.pop((gone.vhost, gone.component, gone.name), None)
+        if self.parameters.pop((gone.vhost, gone.component, gone.name), None) is not None:
+            self._policies_changed(gone.vhost, gone.component)
+
+    def _policies_changed(self, vhost: str, component: str) -> None:
+        found = self.vhosts.get(vhost)
+        if found is not None and component in policies.COMPONENTS:
+            found.set_policies(Policies(put for key, put in self.parameters.items() if key[0] == vhost))
 
 
 _APPLY: Final[dict[type, Any]] = {
@@ -386,6 +534,8 @@ _APPLY: Final[dict[type, Any]] = {
     UserDelete: Catalog._user_delete,
     PermissionPut: Catalog._permission_put,
     PermissionDelete: Catalog._permission_delete,
+    TopicPermissionPut: Catalog._topic_permission_put,
+    TopicPermissionDelete: Catalog._topic_permission_delete,
     ExchangePut: Catalog._exchange_put,
     ExchangeDelete: Catalog._exchange_delete,
     QueuePut: Catalog._queue_put,
@@ -400,18 +550,8 @@ _APPLY: Final[dict[type, Any]] = {
 def _identity(change: AnyChange) -> Any:
     if isinstance(change, PermissionPut):
         return change.user
+    if isinstance(change, TopicPermissionPut):
+        return (change.user, change.exchange)
     if isinstance(change, ParameterPut):
         return (change.component, change.name)
     return change.name  # type: ignore[union-attr]  # bindings and deletes do not come here
-
-
-def _split_hash(user: UserPut | None) -> tuple[bytes, bytes, str]:
-    """Salt, digest, algorithm; for no user or no password a digest that nothing hashes to."""
-    nothing = (bytes(SALT_BYTES), b"", "sha256")
-    if user is None or not user.password_hash or user.hashing_algorithm not in HASHES:
-        return nothing
-    try:
-        whole = base64.b64decode(user.password_hash, validate=True)
-    except ValueError:
-        return nothing
-    return whole[:SALT_BYTES], whole[SALT_BYTES:], HASHES[user.hashing_algorithm]

@@ -38,6 +38,7 @@ from broker.control import (
     DoorReport,
     Query,
     Snapshot,
+    SnapshotPart,
 )
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class CatalogLink:
 
     def __init__(self, path: str, *, door: int, incarnation: int, pid: int, listener: Listener) -> None:
         self.catalog = Catalog()
+        self._coming = Catalog()
         self.up = False  # the controller is there and the catalog is in step
         self._path = path
         self._door, self._incarnation, self._pid = door, incarnation, pid
@@ -174,6 +176,7 @@ class CatalogLink:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
+        self._coming = Catalog()
         hello = DoorHello(
             self._door, self._incarnation, self._pid, self._boot, self._version, list(self._connections.values())
         )
@@ -187,6 +190,8 @@ class CatalogLink:
                 case Changes():
                     await self._apply(message)
                     self._in_step(told)
+                case SnapshotPart():
+                    await self._take_in(message.changes)
                 case Snapshot():
                     await self._replace(message)
                     self._in_step(told)
@@ -236,14 +241,17 @@ class CatalogLink:
         self._version = message.version
         self._send(Applied(message.version))
 
-    async def _replace(self, message: Snapshot) -> None:
-        catalog = Catalog()
-        for at, change in enumerate(message.changes, 1):
-            catalog.apply(change)
+    async def _take_in(self, changes: list[AnyChange]) -> None:
+        """Of the catalog that the next snapshot completes."""
+        for at, change in enumerate(changes, 1):
+            self._coming.apply(change)
             if at % SLICE == 0:
                 await asyncio.sleep(0)
-        catalog.version = message.version
-        self.catalog = catalog
+
+    async def _replace(self, message: Snapshot) -> None:
+        await self._take_in(message.changes)
+        self.catalog, self._coming = self._coming, Catalog()
+        self.catalog.version = message.version
         self._boot, self._version = message.boot, message.version
         self._has_changed(None)
         self._send(Applied(message.version))

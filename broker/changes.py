@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 
-class Change(msgspec.Struct, tag_field="t", array_like=True, frozen=True):
-    """Base of all changes."""
+class Change(msgspec.Struct, tag_field="t", array_like=True, frozen=True, gc=False):
+    """Base of all changes. None is part of a cycle: the collector need not look at 100,000 of them again and again."""
 
 
 class VhostPut(Change, tag="vhost+", frozen=True):
@@ -31,7 +31,7 @@ class VhostDelete(Change, tag="vhost-", frozen=True):
 
 class UserPut(Change, tag="user+", frozen=True):
     name: str
-    password_hash: str  # base64(salt + digest) as RabbitMQ keeps it; "" refuses every password
+    password_hash: str  # base64(salt + digest), see passwords.py; "" refuses every password
     hashing_algorithm: str = "rabbit_password_hashing_sha256"
     tags: list[str] = []
 
@@ -51,6 +51,24 @@ class PermissionPut(Change, tag="permission+", frozen=True):
 class PermissionDelete(Change, tag="permission-", frozen=True):
     vhost: str
     user: str
+
+
+class TopicPermissionPut(Change, tag="topic-permission+", frozen=True):
+    """Which routing keys of one topic exchange a user may publish and bind with, beside the permission on it."""
+
+    vhost: str
+    user: str
+    exchange: str
+    write: str
+    read: str
+
+
+class TopicPermissionDelete(Change, tag="topic-permission-", frozen=True):
+    """`exchange` None: those of all exchanges."""
+
+    vhost: str
+    user: str
+    exchange: str | None = None
 
 
 class ExchangePut(Change, tag="exchange+", frozen=True):
@@ -109,7 +127,10 @@ class BindingDelete(Change, tag="binding-", frozen=True):
 
 
 class ParameterPut(Change, tag="parameter+", frozen=True):
-    """Runtime parameters, policies ("policy"), operator policies ("operator_policy"), limits ("vhost-limits")."""
+    """Runtime parameters, policies ("policy"), operator policies ("operator_policy"), limits ("vhost-limits").
+
+    Limits of users ("user-limits", named as the user) have no vhost, global parameters neither vhost nor component.
+    """
 
     vhost: str  # "" for global parameters
     component: str
@@ -124,6 +145,7 @@ class ParameterDelete(Change, tag="parameter-", frozen=True):
 
 
 AnyChange = (
-    VhostPut | VhostDelete | UserPut | UserDelete | PermissionPut | PermissionDelete | ExchangePut | ExchangeDelete
+    VhostPut | VhostDelete | UserPut | UserDelete | PermissionPut | PermissionDelete
+    | TopicPermissionPut | TopicPermissionDelete | ExchangePut | ExchangeDelete
     | QueuePut | QueueDelete | BindingPut | BindingDelete | ParameterPut | ParameterDelete
 )  # fmt: skip

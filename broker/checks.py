@@ -11,6 +11,7 @@ import datetime
 from collections.abc import Callable
 from typing import Any, Final
 
+from broker.catalog import Catalog
 from broker.changes import ExchangePut, QueuePut
 from broker.routing.spreading import exchange_fault, weight_fault
 from broker.routing.types import TYPES
@@ -22,6 +23,9 @@ RESERVED_PREFIX = "amq."
 SERVER_NAMED_PREFIX = "amq.gen-"
 # Who consumes from this gets a queue of a name of its own; who puts it into reply_to means that queue.
 REPLY_TO = "amq.rabbitmq.reply-to"
+
+MAX_CONNECTIONS = "max-connections"
+MAX_CHANNELS = "max-channels"
 
 ACCESS_REFUSED = 403
 NOT_FOUND = 404
@@ -50,6 +54,10 @@ class Refusal(Exception):
 def named(kind: str, name: str, vhost: str) -> str:
     """As RabbitMQ names a thing in its texts."""
     return f"{kind} '{name}' in vhost '{vhost}'"
+
+
+def topic_refused(right: str, vhost: str, exchange: str, key: str, user: str) -> str:
+    return f"{right} access to topic '{key}' in {named('exchange', exchange, vhost)} refused for user '{user}'"
 
 
 def no_queue(vhost: str, name: str) -> Refusal:
@@ -82,6 +90,21 @@ def is_reply_queue(name: str) -> bool:
 def check_not_default(exchange: str) -> None:
     if not exchange:
         raise Refusal(ACCESS_REFUSED, "operation not permitted on the default exchange")
+
+
+# -- limits ---------------------------------------------------------------------------------------------
+
+
+def check_connection_limits(catalog: Catalog, vhost: str, user: str, of_vhost: int, of_user: int) -> None:
+    """`of_vhost`, `of_user`: connections that are open already."""
+    limit = catalog.vhost_limit(vhost, MAX_CONNECTIONS)
+    if limit is not None and limit <= of_vhost:
+        text = f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
+        raise Refusal(NOT_ALLOWED, text)
+    limit = catalog.user_limit(user, MAX_CONNECTIONS)
+    if limit is not None and limit <= of_user:
+        text = f"connection refused for user '{user}': user connection limit ({limit}) is reached"
+        raise Refusal(NOT_ALLOWED, text)
 
 
 # -- exchanges ------------------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ from broker.amqp import (
     copies_by_channel,
 )
 from broker.channel import HANDLERS, Channel, Work
-from broker.control import ConnectionInfo
+from broker.control import ConnectionInfo, ConnectionOpen
+from broker.logins import TakesLong
 from broker.output import OUT_BYTES_MAX, Output, Stream, close_behind_output
 from broker.publishing import Scope
 
@@ -67,6 +68,7 @@ PAUSE_OUTPUT = 1 << 64
 PAUSE_WORK = 1 << 65
 PAUSE_ALARM = 1 << 66
 PAUSE_TURN = 1 << 67  # its turn is over, and not all that was read is handled
+PAUSE_LOGIN = 1 << 68  # its password takes long to check
 
 
 class Client:
@@ -82,7 +84,10 @@ class Client:
         self.tls = tls
         self.fd = sock.fileno()
         self.peer_host, self.peer_port = peer[0], peer[1]
-        self.host, self.port = sock.getsockname()[:2]
+        name = sock.getsockname()
+        self.host, self.port = name[:2] if isinstance(name, tuple) else (name, 0)
+        # It is the controller: who it speaks for was proved there, and it counts in no listing and no limit.
+        self.trusted = False
         config = door.config
         self.amqp = Connection(
             frame_bytes_max=config.frame_bytes_max,
@@ -177,6 +182,8 @@ class Client:
                 self.fail(error, 0)
             except Exception:
                 self._fail_internally()
+            if self._paused & PAUSE_LOGIN:
+                turn = 0  # what it sent already is looked at once we know who it is
         else:
             self.amqp.keep_unread()
             self.pause(PAUSE_TURN)
@@ -335,7 +342,8 @@ class Client:
             self._on_connection_method(method)
             return
         if isinstance(method, commands.Channel.Open):
-            login.check_channel_open(self.catalog, self.user, self.door.channels_of)
+            if not self.trusted:
+                login.check_channel_open(self.catalog, self.user, self.door.channels_of)
             self.channels[number] = Channel(number)
             self.send(number, commands.Channel.OpenOk())
             return
@@ -406,17 +414,34 @@ class Client:
 
     # -- opening and closing -----------------------------------------------------------------------------
 
-    def _log_in(self, said: StartOk) -> None:
+    def _log_in(self, said: StartOk, known: str | None = None) -> None:
+        """`known`: the verdict on the password, if it took a while."""
+        if self.trusted and said.response.decode() in self.catalog.users:
+            self.user, self.auth_mechanism = said.response.decode(), said.mechanism
+            self.amqp.tune()
+            return
+
+        def verdict(user: str, password: str) -> str:
+            put = self.catalog.users.get(user)
+            if known is not None:
+                return known
+            return self.door.logins.at_once(put, user, password, self.peer_host, self.door.loop.time())
+
         try:
             self.user = login.authenticate(
                 said.mechanism,
                 said.response,
                 said.client_properties,
                 self.catalog,
+                verdict=verdict,
                 peer_host=self.peer_host,
                 loopback_users=self.door.config.loopback_users,
                 tls=self.tls,
             )
+        except TakesLong as asked:
+            self.pause(PAUSE_LOGIN)
+            self._start(self._log_in_slowly(said, asked))
+            return
         except login.LoginRefused as refused:
             log.warning("%s: login refused: %s", self.name, refused.reason)
             if refused.tell:
@@ -427,16 +452,44 @@ class Client:
         self.auth_mechanism = said.mechanism
         self.amqp.tune()
 
+    async def _log_in_slowly(self, said: StartOk, asked: TakesLong) -> None:
+        user = self.catalog.users.get(asked.user)
+        known = await self.door.logins.slowly(user, asked.password, self.peer_host, self.door.loop.time())
+        if not self.lost:
+            self._log_in(said, known)
+            self._gather()
+            self.resume(PAUSE_LOGIN)
+
     def _open(self, vhost: str) -> None:
         vhost = vhost or "/"
-        login.check_open(
-            self.catalog, self.user, vhost, self.door.connected(vhost, self.user), self.door.config.connections_max
-        )
+        connected = 0 if self.trusted else self.door.connected()
+        login.check_open(self.catalog, self.user, vhost, connected, self.door.config.connections_max)
         self.vhost = vhost
+        if not self.trusted:
+            self.door.catalog_link.connection_up(self.info())
+            if login.has_limits(self.catalog, self.user, vhost):
+                self.pause(PAUSE_LOGIN)
+                self._start(self._open_within_limits())
+                return
+        self._be_open()
+
+    async def _open_within_limits(self) -> None:
+        """How many there are at all front doors is known to the controller."""
+        answer = await self.catalog_link.ask(ConnectionOpen(self.vhost, self.user), self.owner, self.user)
+        if self.lost:
+            return
+        if answer.code:
+            self.door.catalog_link.connection_down(self.owner)
+            self.fail(login.not_allowed(answer.text), 0)
+        else:
+            self._be_open()
+        self._gather()
+        self.resume(PAUSE_LOGIN)
+
+    def _be_open(self) -> None:
         self.is_open = True
         self._handshake.cancel()
-        self.scope = self.door.publishing.scope(vhost, self.user)
-        self.door.catalog_link.connection_up(self.info())
+        self.scope = self.door.publishing.scope(self.vhost, self.user)
         self.send(0, commands.Connection.OpenOk())
 
     def _handshake_too_slow(self) -> None:
@@ -527,9 +580,8 @@ class Client:
         self.door.forget(self)
 
     def _say_down(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self.door.catalog_link.connection_down(self.owner)
+        self.is_open = False
+        self.door.catalog_link.connection_down(self.owner)
 
     # -- held back, alarms ----------------------------------------------------------------------------------
 

@@ -157,10 +157,23 @@ class Unbind(Request, tag="unbind", frozen=True):
     arguments: dict[str, Any]
 
 
-AnyRequest = ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | Unbind
+class ConnectionOpen(Request, tag="connection.open", frozen=True):
+    """May this connection, of which a ConnectionUp came before, be open beside the others of its vhost and user? Asked
+    only where one of them has a limit; whoever is up first counts first."""
+
+    user: str
+
+
+AnyRequest = ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | Unbind | ConnectionOpen
 
 
 # -- controller to front door ---------------------------------------------------------------------------
+
+
+class SnapshotPart(ControlMessage, tag="snapshot-part", frozen=True):
+    """The first changes of the Snapshot that follows, when it is long: what is read at once is garbage at once."""
+
+    changes: list[AnyChange]
 
 
 class Snapshot(ControlMessage, tag="snapshot", frozen=True):
@@ -201,5 +214,5 @@ class Query(ControlMessage, tag="query", frozen=True):
 
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
-    | Snapshot | Changes | Answer | CloseConnection | Query
+    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Query
 )  # fmt: skip

@@ -7,7 +7,6 @@ log.
 
 from __future__ import annotations
 
-import ipaddress
 import platform
 import struct
 from collections.abc import Callable, Collection
@@ -17,6 +16,8 @@ from typing import Any, NamedTuple
 from broker.amqp.errors import ConnectionException
 from broker.amqp.methods import decode_table
 from broker.catalog import Catalog
+from broker.checks import MAX_CHANNELS, MAX_CONNECTIONS
+from broker.logins import is_loopback
 
 RABBITMQ_VERSION = "3.13.7"
 MECHANISMS = b"PLAIN AMQPLAIN"
@@ -116,11 +117,15 @@ def authenticate(
     client_properties: dict[str, Any],
     catalog: Catalog,
     *,
+    verdict: Callable[[str, str], str],
     peer_host: str,
     loopback_users: Collection[str],
     tls: TlsPeer | None = None,
 ) -> str:
-    """The user's name, or LoginRefused; ConnectionException when the response is no credentials at all."""
+    """The user's name, or LoginRefused; ConnectionException when the response is no credentials at all.
+
+    `verdict`: of user and password, "" or why not; what it raises goes through (logins.TakesLong).
+    """
     if mechanism == EXTERNAL and tls is not None and tls.has_certificate:
         user = tls.name
         if not user or user not in catalog.users:
@@ -129,8 +134,8 @@ def authenticate(
     else:
         given = read_credentials(mechanism, response)
         user = given.user
-        if not catalog.password_ok(user, given.password):
-            raise _refused(f"user '{user}': unknown, or a wrong password", mechanism, client_properties)
+        if wrong := verdict(user, given.password):
+            raise _refused(f"user '{user}': {wrong}", mechanism, client_properties)
     if user in loopback_users and not is_loopback(peer_host):
         raise _refused(f"user '{user}' can only connect via localhost", mechanism, client_properties)
     return user
@@ -176,58 +181,32 @@ def _read_amqplain(response: bytes) -> Credentials:
     return Credentials(user, password)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether the peer is on this machine; "" is a unix socket's peer. IPv4 written as IPv6 counts as IPv4."""
-    if not host:
-        return True
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address.is_loopback
+def check_open(catalog: Catalog, user: str, vhost: str, connected: int = 0, connections_max: int = 0) -> None:
+    """May this user open this vhost? ConnectionException 530 with the reason if not.
 
-
-class Connected(NamedTuple):
-    """How many connections are open already, the new one not among them."""
-
-    here: int  # at this front door
-    of_vhost: int
-    of_user: int
-
-
-def check_open(catalog: Catalog, user: str, vhost: str, connected: Connected, connections_max: int = 0) -> None:
-    """May this user open this vhost now? ConnectionException 530 with the reason if not."""
+    `connected`: open connections of this front door, the new one not among them. The limits of vhosts and users count
+    all front doors: the controller is asked (checks.check_connection_limits).
+    """
     if catalog.vhost(vhost) is None:
-        raise _not_allowed(f"vhost {vhost} not found")
+        raise not_allowed(f"vhost {vhost} not found")
     if not catalog.may_enter(user, vhost):
-        raise _not_allowed(f"access to vhost '{vhost}' refused for user '{user}'")
-    if 0 < connections_max <= connected.here:
-        raise _not_allowed(f"connection refused: node connection limit ({connections_max}) is reached")
-    limit = _limit(catalog, vhost, "vhost-limits", "limits")
-    if limit is not None and limit <= connected.of_vhost:
-        text = f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
-        raise _not_allowed(text)
-    limit = _limit(catalog, "", "user-limits", user)
-    if limit is not None and limit <= connected.of_user:
-        raise _not_allowed(f"connection refused for user '{user}': user connection limit ({limit}) is reached")
+        raise not_allowed(f"access to vhost '{vhost}' refused for user '{user}'")
+    if 0 < connections_max <= connected:
+        raise not_allowed(f"connection refused: node connection limit ({connections_max}) is reached")
+
+
+def has_limits(catalog: Catalog, user: str, vhost: str) -> bool:
+    limits = (catalog.vhost_limit(vhost, MAX_CONNECTIONS), catalog.user_limit(user, MAX_CONNECTIONS))
+    return limits != (None, None)
 
 
 def check_channel_open(catalog: Catalog, user: str, opened: Callable[[str], int]) -> None:
     """May this user open one more channel at this front door? `opened`: how many there are, asked only for a limit."""
-    limit = _limit(catalog, "", "user-limits", user, "max-channels")
+    limit = catalog.user_limit(user, MAX_CHANNELS)
     if limit is not None and limit <= opened(user):
         text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
         raise ConnectionException(NOT_ALLOWED, text, *CHANNEL_OPEN)
 
 
-def _limit(catalog: Catalog, vhost: str, component: str, name: str, what: str = "max-connections") -> int | None:
-    """One of a limits parameter; a negative one means none, as in RabbitMQ."""
-    parameter = catalog.parameters.get((vhost, component, name))
-    limit = parameter.value.get(what) if parameter and isinstance(parameter.value, dict) else None
-    return limit if isinstance(limit, int) and limit >= 0 else None
-
-
-def _not_allowed(text: str) -> ConnectionException:
+def not_allowed(text: str) -> ConnectionException:
     return ConnectionException(NOT_ALLOWED, text, CONNECTION, OPEN)

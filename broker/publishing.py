@@ -13,10 +13,12 @@ import asyncio
 import random
 import struct
 import time
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
+from broker import checks
 from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
 from broker.catalog import Catalog, Vhost
 from broker.checks import type_name
@@ -223,7 +225,7 @@ class Publishing:
     def _learn(self, scope: Scope, line: bytes) -> None:
         """Look the line's exchange and key up, once per catalog version. Raises what the publisher did wrong."""
         exchange, key = _exchange_and_key(line)
-        self._check(scope, exchange)
+        self._check(scope, exchange, (key,))
         vhost = self._vhost(scope)
         if self._learn_spread(scope, vhost, exchange):
             return
@@ -245,8 +247,8 @@ class Publishing:
             members.append((weight, seed, queue.shard, queue.id, queue.durable))
         return scope.routes.learn_spread(exchange.encode(), SPREAD[spread.how], members)
 
-    def _check(self, scope: Scope, exchange: str) -> None:
-        """May this user publish to this exchange at all."""
+    def _check(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:
+        """May this user publish to this exchange at all, and with these keys."""
         vhost = self._vhost(scope)
         found = vhost.exchanges.get(exchange)
         if found is None:
@@ -257,6 +259,14 @@ class Publishing:
         if found.internal:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{scope.vhost}'"
             raise ChannelException(403, text, *PUBLISH)
+        if found.type == "topic" and self.catalog.has_topic_permissions(scope.user, scope.vhost):
+            self._check_topics(scope, exchange, keys)
+
+    def _check_topics(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:
+        for key in keys:
+            if not self.catalog.may_topic(scope.user, scope.vhost, "write", exchange, key):
+                text = checks.topic_refused("write", scope.vhost, exchange, key, scope.user)
+                raise ChannelException(403, text, *PUBLISH)
 
     def _vhost(self, scope: Scope) -> Vhost:
         vhost = self.catalog.vhost(scope.vhost)
@@ -282,7 +292,7 @@ class Publishing:
         assert client.scope is not None
         try:
             message = Message(event, at)
-            self._check(client.scope, message.exchange)
+            self._check(client.scope, message.exchange, message.keys)
             message.check(client.user, self._may_impersonate(client.user))
             message.direct_replies_to(channel)
             targets = self._route_one(client.scope, message)

@@ -9,6 +9,7 @@ sends rarely never waits; for what it sent the loop stays awake a moment (`awake
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -26,13 +27,14 @@ from broker.changes import AnyChange
 from broker.client import Client
 from broker.config import BrokerConfig, ConfigError
 from broker.consuming import Consuming
+from broker.logins import Logins
 from broker.output import Stream
 from broker.pace import Pace
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
 from broker.tls import Handshake
 from shardd.wire import messages as wire
-from shardd.wire.memory import keep_warm
+from shardd.wire.memory import AfterBursts, collect_seldom, keep_warm
 from supervisor import notify
 
 log = logging.getLogger("broker.server")
@@ -44,6 +46,7 @@ FULL_READ_BYTES = 64 << 10
 # Connections taken from the listening socket before the others get their turn.
 ACCEPT_BURST = 64
 ACCEPT_AGAIN_S = 1.0
+INSIDE_BACKLOG = 128
 TICK_S = 1.0
 JOIN_S = 0.1
 DRAIN_S = 5.0
@@ -59,6 +62,7 @@ class Door:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._memory = AfterBursts()
         self.links = ShardLinks(config, self.incarnation, self)
         self.catalog_link = CatalogLink(
             f"{config.runtime_dir}/control.sock",
@@ -67,6 +71,7 @@ class Door:
             pid=os.getpid(),
             listener=self,
         )
+        self.logins = Logins()
         self.server_properties = login.server_properties(config.shown_cluster_name)
         self.publishing = Publishing(self.catalog_link, self.links)
         self.consuming = Consuming(self.links)
@@ -216,7 +221,7 @@ class Door:
         connections: list[dict[str, Any]] = []
         channels: list[dict[str, Any]] = []
         for client in self.clients.values():
-            if not client.is_open:
+            if not client.is_open or client.trusted:
                 continue
             connections.append(client.report())
             channels += [channel.report(client.owner) for channel in client.channels.values()]
@@ -235,6 +240,31 @@ class Door:
             self._listeners.append(listener)
             self.loop.add_reader(fd, self._accept, listener)
         self._tls_listeners = self._listeners[len(self.config.listen_fds) :]
+
+        self._listen_inside()
+
+    def _listen_inside(self) -> None:
+        """For the controller alone: the runtime directory, and this socket, are the broker's user's."""
+        path = f"{self.config.runtime_dir}/door-{self.config.door}.sock"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.setblocking(False)
+        listener.listen(INSIDE_BACKLOG)
+        self._listeners.append(listener)
+        self.loop.add_reader(listener.fileno(), self._accept_inside, listener)
+
+    def _accept_inside(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return  # gone again, or out of file descriptors: the controller says so
+        sock.setblocking(False)
+        self._last_id += 1
+        client = self.clients[self._last_id] = Client(self, sock, ("", 0), self._last_id)
+        client.trusted = True
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_BURST):
@@ -300,11 +330,9 @@ class Door:
         if listener.fileno() >= 0:
             self.loop.add_reader(listener.fileno(), self._accept, listener)
 
-    def connected(self, vhost: str, user: str) -> login.Connected:
-        """Open connections of this front door, for the limits."""
-        there = [client for client in self.clients.values() if client.is_open]
-        of_vhost = sum(client.vhost == vhost for client in there)
-        return login.Connected(len(there), of_vhost, sum(client.user == user for client in there))
+    def connected(self) -> int:
+        """Open connections of clients, for the limit of this front door."""
+        return sum(client.is_open and not client.trusted for client in self.clients.values())
 
     def channels_of(self, user: str) -> int:
         """All that a user has open at this front door."""
@@ -326,6 +354,7 @@ class Door:
             for client in list(self.clients.values()):
                 client.tick(self.now)
             notify.watchdog()
+            self._memory.look(self.catalog_link.catalog.version)
 
     async def join(self) -> None:
         """Keep telling the shards where this front door is."""
@@ -383,4 +412,5 @@ async def serve(config: BrokerConfig) -> None:
 
 def run(config: BrokerConfig) -> None:
     keep_warm()
+    collect_seldom()
     uvloop.run(serve(config))

@@ -12,7 +12,7 @@ import base64
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from pamqp import base, commands
 
@@ -44,7 +44,7 @@ REPLY_NAME_BYTES = 16  # at random, of each of two parts
 
 
 class Asking(Protocol):
-    def ask(self, request: AnyRequest, owner: str, user: str) -> Awaitable[Answer]: ...
+    def ask(self, request: AnyRequest, owner: str, user: str) -> asyncio.Future[Answer]: ...
 
 
 class Counting(Protocol):
@@ -78,18 +78,31 @@ class Channel(Protocol):
 
 
 Handler = Callable[[Session, Channel, Any], Awaitable[base.Frame]]
+# What to ask the controller, and what its answer makes us reply; raises Refusal.
+Prepared = tuple[AnyRequest, Callable[[Answer], base.Frame]]
 
 
 # -- exchanges ------------------------------------------------------------------------------------------
 
 
+def _exchange_look(session: Session, name: str) -> base.Frame:
+    """exchange.declare(passive): is it there. Asks no right, as in RabbitMQ 3."""
+    if session.catalog.exchange(session.vhost, name) is None:
+        raise checks.no_exchange(session.vhost, name)
+    return commands.Exchange.DeclareOk()
+
+
 async def exchange_declare(session: Session, channel: Channel, method: commands.Exchange.Declare) -> base.Frame:
+    if method.passive:
+        name = checks.clean_name(method.exchange)
+        checks.check_not_default(name)
+        return _exchange_look(session, name)
+    return await _prepared(session, channel, method)
+
+
+def _prepare_exchange_declare(session: Session, channel: Channel, method: commands.Exchange.Declare) -> Prepared:
     name = checks.clean_name(method.exchange)
     checks.check_not_default(name)
-    if method.passive:  # asks no right, as in RabbitMQ 3
-        if session.catalog.exchange(session.vhost, name) is None:
-            raise checks.no_exchange(session.vhost, name)
-        return commands.Exchange.DeclareOk()
     checks.check_exchange_type(method.exchange_type)
     _check_right(session, "configure", "exchange", name)
     arguments = method.arguments or {}
@@ -97,35 +110,29 @@ async def exchange_declare(session: Session, channel: Channel, method: commands.
     if isinstance(alternate, str) and session.catalog.exchange(session.vhost, name) is None:
         _check_right(session, "read", "exchange", name)
         _check_right(session, "write", "exchange", alternate)
-    await _ask(
-        session,
-        ExchangeDeclare(
-            session.vhost, name, method.exchange_type, method.durable, method.auto_delete, method.internal, arguments
-        ),
+    ask = ExchangeDeclare(
+        session.vhost, name, method.exchange_type, method.durable, method.auto_delete, method.internal, arguments
     )
-    return commands.Exchange.DeclareOk()
+    return ask, lambda _: commands.Exchange.DeclareOk()
 
 
-async def exchange_delete(session: Session, channel: Channel, method: commands.Exchange.Delete) -> base.Frame:
+def _prepare_exchange_delete(session: Session, channel: Channel, method: commands.Exchange.Delete) -> Prepared:
     name = checks.clean_name(method.exchange)
     checks.check_exchange_delete(session.vhost, name, used=False, if_unused=False)  # its name; use is the controller's
     _check_right(session, "configure", "exchange", name)
-    await _ask(session, ExchangeRemove(session.vhost, name, method.if_unused))
-    return commands.Exchange.DeleteOk()
+    return ExchangeRemove(session.vhost, name, method.if_unused), lambda _: commands.Exchange.DeleteOk()
 
 
-async def exchange_bind(session: Session, channel: Channel, method: commands.Exchange.Bind) -> base.Frame:
+def _prepare_exchange_bind(session: Session, channel: Channel, method: commands.Exchange.Bind) -> Prepared:
     source, destination = _exchange_ends(session, method)
-    arguments = method.arguments or {}
-    await _ask(session, Bind(session.vhost, source, "exchange", destination, method.routing_key, arguments))
-    return commands.Exchange.BindOk()
+    ask = Bind(session.vhost, source, "exchange", destination, method.routing_key, method.arguments or {})
+    return ask, lambda _: commands.Exchange.BindOk()
 
 
-async def exchange_unbind(session: Session, channel: Channel, method: commands.Exchange.Unbind) -> base.Frame:
+def _prepare_exchange_unbind(session: Session, channel: Channel, method: commands.Exchange.Unbind) -> Prepared:
     source, destination = _exchange_ends(session, method)
-    arguments = method.arguments or {}
-    await _ask(session, Unbind(session.vhost, source, "exchange", destination, method.routing_key, arguments))
-    return commands.Exchange.UnbindOk()
+    ask = Unbind(session.vhost, source, "exchange", destination, method.routing_key, method.arguments or {})
+    return ask, lambda _: commands.Exchange.UnbindOk()
 
 
 def _exchange_ends(session: Session, method: commands.Exchange.Bind | commands.Exchange.Unbind) -> tuple[str, str]:
@@ -134,6 +141,7 @@ def _exchange_ends(session: Session, method: commands.Exchange.Bind | commands.E
     checks.check_not_default(destination)
     checks.check_not_default(source)
     _check_right(session, "read", "exchange", source)
+    _check_topic(session, source, method.routing_key)
     return source, destination
 
 
@@ -143,21 +151,26 @@ def _exchange_ends(session: Session, method: commands.Exchange.Bind | commands.E
 async def queue_declare(session: Session, channel: Channel, method: commands.Queue.Declare) -> base.Frame:
     if method.passive:
         return await _queue_look(session, channel, method)
-    name = checks.clean_name(method.queue)
-    if checks.is_reply_queue(name):
+    if checks.is_reply_queue(name := checks.clean_name(method.queue)):
         return _reply_to_look(session, name)
+    return await _prepared(session, channel, method)
+
+
+def _prepare_queue_declare(session: Session, channel: Channel, method: commands.Queue.Declare) -> Prepared:
+    name = checks.clean_name(method.queue)
     _check_right(session, "configure", "queue", name or SERVER_NAMED)
     arguments = method.arguments or {}
     dead_letters = arguments.get("x-dead-letter-exchange")
     if isinstance(dead_letters, str) and session.catalog.queue(session.vhost, name) is None:
         _check_right(session, "read", "queue", name or SERVER_NAMED)
         _check_right(session, "write", "exchange", dead_letters)
-    answer = await _ask(
-        session,
-        QueueDeclare(session.vhost, name, method.durable, method.auto_delete, method.exclusive, arguments),
-    )
-    channel.last_queue = answer.result["name"]
-    return _declare_ok(channel.last_queue, answer.result.get("messages", 0), answer.result.get("consumers", 0))
+
+    def declared(answer: Answer) -> base.Frame:
+        channel.last_queue = answer.result["name"]
+        return _declare_ok(channel.last_queue, answer.result.get("messages", 0), answer.result.get("consumers", 0))
+
+    ask = QueueDeclare(session.vhost, name, method.durable, method.auto_delete, method.exclusive, arguments)
+    return ask, declared
 
 
 def _declare_ok(name: str, messages: int, consumers: int) -> base.Frame:
@@ -194,19 +207,31 @@ async def queue_delete(session: Session, channel: Channel, method: commands.Queu
     if queue is not None and (method.if_empty or method.if_unused):
         # What this channel published and consumes reaches the shard by another way than the controller's question.
         await session.shards.count(queue)
-    answer = await _ask(session, QueueRemove(session.vhost, name, method.if_unused, method.if_empty))
-    return commands.Queue.DeleteOk(answer.result.get("messages", 0))
+    return await _prepared(session, channel, method)
 
 
-async def queue_bind(session: Session, channel: Channel, method: commands.Queue.Bind) -> base.Frame:
+def _prepare_queue_delete(session: Session, channel: Channel, method: commands.Queue.Delete) -> Prepared:
+    name = _queue_name(channel, method.queue)
+    _check_right(session, "configure", "queue", name)
+    ask = QueueRemove(session.vhost, name, method.if_unused, method.if_empty)
+    return ask, lambda answer: commands.Queue.DeleteOk(answer.result.get("messages", 0))
+
+
+def _prepare_queue_bind(session: Session, channel: Channel, method: commands.Queue.Bind) -> Prepared:
     source, queue, key = _queue_ends(session, channel, method)
-    await _ask(session, Bind(session.vhost, source, "queue", queue, key, method.arguments or {}))
+    return Bind(session.vhost, source, "queue", queue, key, method.arguments or {}), _bound
+
+
+def _prepare_queue_unbind(session: Session, channel: Channel, method: commands.Queue.Unbind) -> Prepared:
+    source, queue, key = _queue_ends(session, channel, method)
+    return Unbind(session.vhost, source, "queue", queue, key, method.arguments or {}), _unbound
+
+
+def _bound(answer: Answer) -> base.Frame:
     return commands.Queue.BindOk()
 
 
-async def queue_unbind(session: Session, channel: Channel, method: commands.Queue.Unbind) -> base.Frame:
-    source, queue, key = _queue_ends(session, channel, method)
-    await _ask(session, Unbind(session.vhost, source, "queue", queue, key, method.arguments or {}))
+def _unbound(answer: Answer) -> base.Frame:
     return commands.Queue.UnbindOk()
 
 
@@ -236,6 +261,7 @@ def _queue_ends(
     _check_right(session, "write", "queue", queue)
     checks.check_not_default(source)
     _check_right(session, "read", "exchange", source)
+    _check_topic(session, source, key)
     return source, queue, key
 
 
@@ -278,28 +304,59 @@ def _check_right(session: Session, right: Right, kind: str, name: str) -> None:
         raise _access_refused(session, right, kind, name)
 
 
+def _check_topic(session: Session, exchange: str, key: str) -> None:
+    """Whether this user may have what is published to a topic exchange with keys like this."""
+    catalog, user, vhost = session.catalog, session.user, session.vhost
+    if not catalog.has_topic_permissions(user, vhost):
+        return
+    found = catalog.exchange(vhost, exchange)
+    if found is not None and found.type == "topic" and not catalog.may_topic(user, vhost, "read", exchange, key):
+        raise checks.Refusal(ACCESS_REFUSED, checks.topic_refused("read", vhost, exchange, key, user))
+
+
 def _access_refused(session: Session, right: str, kind: str, name: str) -> checks.Refusal:
     shown = name or "amq.default" if kind == "exchange" else name
     thing = checks.named(kind, shown, session.vhost)
     return checks.Refusal(ACCESS_REFUSED, f"{right} access to {thing} refused for user '{session.user}'")
 
 
+async def _prepared(session: Session, channel: Channel, method: base.Frame) -> base.Frame:
+    request, reply = PREPARE[type(method)](session, channel, method)
+    return reply(await _ask(session, request))
+
+
 async def _ask(session: Session, request: AnyRequest) -> Answer:
-    answer = await session.catalog_link.ask(request, session.owner, session.user)
+    return _granted(await session.catalog_link.ask(request, session.owner, session.user))
+
+
+def _granted(answer: Answer) -> Answer:
     if answer.code:
         raise checks.Refusal(answer.code, answer.text)
     return answer
 
 
+# What needs nothing but the controller's answer, when nothing speaks against it (Pipeline._surely_done).
+PREPARE: Final[dict[type[base.Frame], Callable[[Session, Channel, Any], Prepared]]] = {
+    commands.Exchange.Declare: _prepare_exchange_declare,
+    commands.Exchange.Delete: _prepare_exchange_delete,
+    commands.Exchange.Bind: _prepare_exchange_bind,
+    commands.Exchange.Unbind: _prepare_exchange_unbind,
+    commands.Queue.Declare: _prepare_queue_declare,
+    commands.Queue.Delete: _prepare_queue_delete,
+    commands.Queue.Bind: _prepare_queue_bind,
+    commands.Queue.Unbind: _prepare_queue_unbind,
+}
+
+
 HANDLERS: Final[dict[type[base.Frame], Handler]] = {
     commands.Exchange.Declare: exchange_declare,
-    commands.Exchange.Delete: exchange_delete,
-    commands.Exchange.Bind: exchange_bind,
-    commands.Exchange.Unbind: exchange_unbind,
+    commands.Exchange.Delete: _prepared,
+    commands.Exchange.Bind: _prepared,
+    commands.Exchange.Unbind: _prepared,
     commands.Queue.Declare: queue_declare,
     commands.Queue.Delete: queue_delete,
-    commands.Queue.Bind: queue_bind,
-    commands.Queue.Unbind: queue_unbind,
+    commands.Queue.Bind: _prepared,
+    commands.Queue.Unbind: _prepared,
     commands.Queue.Purge: queue_purge,
 }
 
@@ -309,8 +366,29 @@ async def handle(session: Session, channel: Channel, method: base.Frame) -> base
     try:
         return await HANDLERS[type(method)](session, channel, method)
     except checks.Refusal as refusal:
-        kind = ConnectionException if refusal.code in HARD_CODES else ChannelException
-        raise kind(refusal.code, refusal.text, method.index >> 16, method.index & 0xFFFF) from None
+        raise _failure(method, refusal) from None
+
+
+def _failure(method: base.Frame, refusal: checks.Refusal) -> Exception:
+    kind = ConnectionException if refusal.code in HARD_CODES else ChannelException
+    return kind(refusal.code, refusal.text, method.index >> 16, method.index & 0xFFFF)
+
+
+class _Running(NamedTuple):
+    """A method that is on its way: `reply` makes the reply of an Answer, without it `outcome` is the reply."""
+
+    method: base.Frame
+    outcome: asyncio.Future[Any]
+    reply: Callable[[Answer], base.Frame] | None
+
+    def result(self) -> base.Frame:
+        """When it is done. Raises what the channel or connection is to be closed with."""
+        if self.reply is None:
+            return self.outcome.result()  # type: ignore[no-any-return] # a task of `handle`
+        try:
+            return self.reply(_granted(self.outcome.result()))
+        except checks.Refusal as refusal:
+            raise _failure(self.method, refusal) from None
 
 
 # -- one channel's methods, in order ------------------------------------------------------------------------
@@ -337,7 +415,7 @@ class Pipeline:
         self._session, self._channel = session, channel
         self._idle, self._failed = idle, failed
         self._waiting: deque[base.Frame] = deque()
-        self._running: deque[tuple[base.Frame, asyncio.Task[base.Frame]]] = deque()
+        self._running: deque[_Running] = deque()
         # Kind and name of what the running ones will have made (True) or deleted (False).
         self._foreseen: dict[tuple[str, str], bool] = {}
         self._barrier = False  # the one running might fail
@@ -362,8 +440,8 @@ class Pipeline:
         self._closed = True
         self._waiting.clear()
         running, self._running = self._running, deque()
-        for _, task in running:
-            task.cancel()
+        for each in running:
+            each.outcome.cancel()
 
     def _start(self) -> None:
         while self._waiting and len(self._running) < PIPELINED_MAX:
@@ -373,28 +451,44 @@ class Pipeline:
             if self._running and not sure:
                 return
             self._barrier = not sure
-            method = self._waiting.popleft()
-            task = asyncio.get_running_loop().create_task(handle(self._session, self._channel, method))
-            self._running.append((method, task))
-            task.add_done_callback(self._done)
+            running = self._run(self._waiting.popleft(), sure)
+            self._running.append(running)
+            running.outcome.add_done_callback(self._done)
 
-    def _done(self, done: asyncio.Task[base.Frame]) -> None:
+    def _run(self, method: base.Frame, sure: bool) -> _Running:
+        """Without a task where there is nothing to wait for but one answer: binds come by the ten thousand."""
+        prepare = PREPARE.get(type(method)) if sure else None
+        if prepare is not None:
+            try:
+                request, reply = prepare(self._session, self._channel, method)
+            except checks.Refusal:
+                self._barrier = True  # it fails below, by the way that is not from within `receive`
+            else:
+                asked = self._session.catalog_link.ask(request, self._session.owner, self._session.user)
+                return _Running(method, asked, reply)
+        task = asyncio.get_running_loop().create_task(handle(self._session, self._channel, method))
+        return _Running(method, task, None)
+
+    def _done(self, done: asyncio.Future[Any]) -> None:
         if self._closed:
             if not done.cancelled():
                 done.exception()  # looked at: nobody is left to be told
             return
         if not self._running:
             return  # replied together with one before it
-        while self._running and self._running[0][1].done():
-            method, task = self._running.popleft()
-            error = None if task.cancelled() else task.exception()
-            if error is not None or task.cancelled():  # cancelled, but not by close(): the whole process ends
+        while self._running and self._running[0].outcome.done():
+            running = self._running.popleft()
+            try:
+                reply = running.result()
+            except asyncio.CancelledError:  # not by close(): the whole process ends
                 self.close()
-                if isinstance(error, Exception):
-                    self._failed(error)
                 return
-            if not getattr(method, "nowait", False):
-                self._session.reply(self._channel.number, task.result())
+            except Exception as error:
+                self.close()
+                self._failed(error)
+                return
+            if not getattr(running.method, "nowait", False):
+                self._session.reply(self._channel.number, reply)
         if not self._running:
             self._foreseen.clear()
         if len(self._running) <= PIPELINED_MAX // 2:
@@ -405,6 +499,8 @@ class Pipeline:
     def _surely_done(self, method: base.Frame) -> bool:
         """Whether nothing here speaks against it: the next may be asked without its answer. Another connection may
         still prove this wrong, as if it had come between the two."""
+        if self._session.catalog.has_topic_permissions(self._session.user, self._session.vhost):
+            return False
         match method:
             case commands.Queue.Bind() | commands.Queue.Unbind():
                 there = self._is_there("queue", method.queue) and self._is_there("exchange", method.exchange)
@@ -458,7 +554,5 @@ class Pipeline:
         return ordinary and self._has_all_rights(name)
 
     def _has_all_rights(self, name: str) -> bool:
-        may, user, vhost = self._session.catalog.may, self._session.user, self._session.vhost
-        return (
-            may(user, vhost, "configure", name) and may(user, vhost, "write", name) and may(user, vhost, "read", name)
-        )
+        session = self._session
+        return session.catalog.may_all(session.user, session.vhost, name)

@@ -33,7 +33,7 @@ from shardd.store.files import OsFiles
 from shardd.upkeep import Step
 from shardd.wire import envelope
 from shardd.wire import messages as wire
-from shardd.wire.memory import keep_warm
+from shardd.wire.memory import give_back, keep_warm
 from supervisor import notify
 
 log = logging.getLogger("shardd.server")
@@ -239,6 +239,7 @@ class Server:
             if self.shard.ready and not ready:
                 ready = True
                 notify.ready()
+                give_back()
                 self._status = "serving"
                 self._tell_status()
                 log.info("ready: %d queues", len(self.shard.queues))

@@ -10,7 +10,6 @@ batch.
 from __future__ import annotations
 
 import heapq
-import sys
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from shardd.peers import Held, Outgoing, Peer
-from shardd.queues import Arrival, Consumer, Getter, Queue, limits_of
+from shardd.queues import Arrival, Consumer, Getter, Kind, Queue, Roster, limits_of
 from shardd.queues import Store as QueueStore
 from shardd.upkeep import Step, Upkeep
 from shardd.wire import codec, envelope
@@ -107,7 +106,7 @@ class Shard:
         self.stores: dict[str, Store] = {}
         self._dropped: dict[str, Store] = {}  # with their vhost, but a job has them in hand
         self.upkeep = Upkeep()
-        self.queues: dict[int, Queue] = {}
+        self.queues = Roster()
         self.peers: dict[int, Peer] = {}
         self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
         self.alarm = ""
@@ -116,7 +115,6 @@ class Shard:
         self._home = home
         self._no_room = no_room
         self._process_stats = process_stats
-        self._vhost_of: dict[int, str] = {}  # by queue id
         self._used: set[int] = set()  # auto-delete queues that have had a consumer
         self._dirty: dict[Queue, None] = {}  # may have something to hand out, in turn
         self._timers: list[tuple[int, int]] = []  # (due, queue id)
@@ -133,6 +131,7 @@ class Shard:
             m.CONTROL: self._on_control,
         }
         self._controls: dict[type[m.Message], Callable[[Peer, Any, int], None]] = {
+            m.AssignPart: self._on_assign_part,
             m.Assign: self._on_assign,
             m.CreateQueues: self._on_create,
             m.DeleteQueue: self._on_delete,
@@ -169,7 +168,7 @@ class Shard:
         held = peer.hold(publish.batch) if publish.wanted else Held(publish.batch)
         if not known:
             return  # all its queues were deleted meanwhile
-        store = self.stores[self._vhost_of[known[0].id]]
+        store: Store = known[0].store  # type: ignore[assignment] # queues were made with a Store of ours
         try:
             arrivals = store.append(publish.records, indexes=any(map(_may_refuse, known)))
         except self._no_room:
@@ -260,6 +259,8 @@ class Shard:
             self._remove(head.peer, now)
             peer = self.peers[head.peer] = Peer(head.peer, head.incarnation, endpoint, self.epoch, self.number)
             if head.peer == m.CONTROLLER:
+                if not self.ready:  # it names all queues anew
+                    self.queues, self._dirty, self.stores = Roster(), {}, {}
                 self._greet(peer)
                 self._tell_closed()
                 return
@@ -268,7 +269,7 @@ class Shard:
 
     def _tell_closed(self) -> None:
         """A controller that died may have taken the news of these queues with it."""
-        for queue in self.queues.values():
+        for queue in self.queues.used():
             if queue.closed:
                 self._tell_controller(m.AutoDeleted(queue.id, "auto-delete"))
             elif queue.id in self._used:
@@ -304,31 +305,38 @@ class Shard:
 
     # -- what exists -----------------------------------------------------------------------------------
 
+    def _on_assign_part(self, peer: Peer, part: m.AssignPart, now: int) -> None:
+        if not self.ready:
+            self._assigned(part.queues, now)
+
     def _on_assign(self, peer: Peer, assign: m.Assign, now: int) -> None:
         if self.ready:
             self._create(assign.queues, now)
             self._greet(peer)
             return
-        by_vhost: dict[str, list[m.QueueSpec]] = {}
-        for spec in assign.queues:
-            by_vhost.setdefault(spec.vhost, []).append(spec)
-        self._home.keep_only(by_vhost.keys())
-        for vhost, specs in by_vhost.items():
-            self._recover(vhost, specs, now)
+        self._assigned(assign.queues, now)
+        self._home.keep_only(self.stores.keys())
+        for vhost, store in self.stores.items():
+            self._recover(vhost, store, now)
         self.ready = True
         for each in self.peers.values():
             self._greet(each)
 
-    def _recover(self, vhost: str, specs: list[m.QueueSpec], now: int) -> None:
-        """A queue that is not durable comes back empty: what it settled was never remembered."""
-        store = self._home.open(vhost)
-        durable = [spec for spec in specs if spec.durable]
-        timed = [spec.id for spec in durable if limits_of(spec.arguments).message_ttl is not None]
-        found = store.recover([spec.id for spec in durable], timed, partial(self._home.progress, vhost))
-        self.stores[vhost] = store
-        self._home.recovered(vhost, store)
+    def _assigned(self, specs: Sequence[m.QueueSpec], now: int) -> None:
+        """Before their stores are recovered, which is done when all queues are known."""
+        for spec in specs:
+            if spec.vhost not in self.stores:
+                self.stores[spec.vhost] = self._home.open(spec.vhost)
         self._create(specs, now)
-        for queue_id, arrival in found.items():
+
+    def _recover(self, vhost: str, store: Store, now: int) -> None:
+        """A queue that is not durable comes back empty: what it settled was never remembered."""
+        durable = self.queues.lasting(store)
+        timed = [queue_id for queue_id, limits in durable.items() if limits.message_ttl is not None]
+        found = dict(store.recover(durable.keys(), timed, partial(self._home.progress, vhost)))
+        self._home.recovered(vhost, store)
+        while found:  # each array goes when its queue has it
+            queue_id, arrival = found.popitem()
             queue = self.queues[queue_id]
             queue.restore(arrival, now)
             self._dirty[queue] = None
@@ -339,16 +347,10 @@ class Shard:
 
     def _create(self, specs: Sequence[m.QueueSpec], now: int) -> None:
         for spec in specs:
-            limits = limits_of(spec.arguments)
-            self._vhost_of[spec.id] = sys.intern(spec.vhost)  # not a copy from each message
-            queue = self.queues.get(spec.id)
+            kind = Kind(self._store(spec.vhost), limits_of(spec.arguments), spec.durable, spec.auto_delete)
+            queue = self.queues.put(spec.id, kind, now)
             if queue is not None:
-                queue.change(limits, now)
-            else:
-                store = self._store(spec.vhost)
-                queue = Queue(spec.id, store, limits, durable=spec.durable, auto_delete=spec.auto_delete, now=now)
-                self.queues[spec.id] = queue
-            self._dirty[queue] = None
+                self._dirty[queue] = None
 
     def _store(self, vhost: str) -> Store:
         store = self.stores.get(vhost)
@@ -383,7 +385,7 @@ class Shard:
                     each.forget_window(holder.connection)
             for window in each.windows.values():
                 window.blocked.discard(queue)
-        del self.queues[queue.id], self._vhost_of[queue.id]
+        self.queues.pop(queue.id)
         self._dirty.pop(queue, None)
         self._timer_of.pop(queue.id, None)
         self._used.discard(queue.id)
@@ -391,9 +393,11 @@ class Shard:
 
     def _on_drop_vhost(self, peer: Peer, drop: m.DropVhost, now: int) -> None:
         """Its files go when no job has them in hand."""
-        for queue_id in [queue_id for queue_id, vhost in self._vhost_of.items() if vhost == drop.vhost]:
-            self._drop(self.queues[queue_id])
         store = self.stores.pop(drop.vhost, None)
+        for queue_id in self.queues.of(store) if store is not None else ():
+            queue = self.queues.pop(queue_id)
+            if queue is not None:
+                self._drop(queue)
         if store is None:
             if drop.vhost not in self._dropped:
                 self._home.remove(drop.vhost)
@@ -655,9 +659,10 @@ class Shard:
 
     def close(self) -> None:
         """Everything to disk, with what of it was handed out before."""
-        for vhost, store in self.stores.items():
-            live = {q.id: q.live() for q in self.queues.values() if q.durable and self._vhost_of[q.id] == vhost}
-            store.close(live)
+        for store in self.stores.values():
+            store.close(
+                {queue.id: queue.live() for queue in self.queues.used() if queue.durable and queue.store is store}
+            )
 
     def abandon(self) -> list[Exception]:
         """Something broke: write what can be written, without the word that this was a clean stop; troubles met."""
@@ -678,8 +683,8 @@ class Shard:
             for name, value in store.stats().items():
                 if name != "syncs":
                     process[name] = process.get(name, 0) + value
-        queues = [_stats_of(queue) for queue in self.queues.values()]
-        consumers = [_consumer_stats(each) for queue in self.queues.values() for each in queue.consumers]
+        queues = [_stats_of(queue) for queue in self.queues.used()] + [m.QueueStats(id) for id in self.queues.unused()]
+        consumers = [_consumer_stats(each) for queue in self.queues.used() for each in queue.consumers]
         peer.tell(m.StatsReply(stats.request, queues, consumers, process))
 
 

@@ -22,6 +22,7 @@ from supervisor.supervisor import Planner, Supervisor
 FLAGS: dict[str, tuple[str, type[int | str]]] = {
     "--data-dir": ("data_dir", str),
     "--runtime-dir": ("runtime_dir", str),
+    "--load-definitions": ("load_definitions", str),
     "--bind": ("listen.bind", str),
     "--amqp-port": ("listen.amqp_port", int),
     "--http-port": ("listen.http_port", int),

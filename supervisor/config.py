@@ -30,6 +30,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: Text = "./data"
     runtime_dir: str = ""
     log_level: LogLevel = "info"
+    load_definitions: str = ""
     listen: Listen = msgspec.field(default_factory=lambda: Listen())
     tls: Tls = msgspec.field(default_factory=lambda: Tls())
     front_doors: FrontDoors = msgspec.field(default_factory=lambda: FrontDoors())

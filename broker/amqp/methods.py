@@ -119,7 +119,7 @@ def _fields(kind: type[base.Frame]) -> list[tuple[str, str]]:
 
 
 def _decode_fields(kind: type[base.Frame], payload: bytes) -> base.Frame:
-    method = kind()
+    method = kind.__new__(kind)  # every field is set below: no need for defaults, and pamqp's checks are not ours
     reader = _Reader(payload, 4, FRAME_ERROR)
     bit = 8
     bits = 0
@@ -131,10 +131,13 @@ def _decode_fields(kind: type[base.Frame], payload: bytes) -> base.Frame:
             bit += 1
             continue
         bit = 8
-        setattr(method, name, reader.field(type_name))
+        setattr(method, name, reader.short_string() if type_name == "shortstr" else reader.field(type_name))
     if reader.at != len(payload):
         raise ConnectionException(FRAME_ERROR, "bytes behind the method's last field")
     return method
+
+
+_EMPTY: Final = bytes(4)  # the length of a table without values
 
 
 class _Reader:
@@ -150,10 +153,13 @@ class _Reader:
     def take(self, count: int) -> bytes:
         end = self.at + count
         if end > len(self.data):
-            raise ConnectionException(self.code, "a field ends behind its frame or table")
+            raise self._cut()
         taken = self.data[self.at : end]
         self.at = end
         return taken
+
+    def _cut(self) -> ConnectionException:
+        return ConnectionException(self.code, "a field ends behind its frame or table")
 
     def number(self, form: struct.Struct) -> Any:
         return form.unpack(self.take(form.size))[0]
@@ -162,8 +168,12 @@ class _Reader:
         return self.take(1)[0]
 
     def short_string(self) -> str:
+        start = self.at + 1
+        if start > len(self.data) or (end := start + self.data[start - 1]) > len(self.data):
+            raise self._cut()
+        self.at = end
         try:
-            return self.take(self.u8()).decode()
+            return self.data[start:end].decode()
         except UnicodeDecodeError:
             raise _syntax_error("a short string that is not UTF-8") from None
 
@@ -186,6 +196,9 @@ class _Reader:
         return self.number(_FIELD_NUMBERS[kind])
 
     def table(self, depth: int) -> dict[str, Value]:
+        if self.data[self.at : self.at + 4] == _EMPTY:
+            self.at += 4
+            return {}
         inner = self._inner(depth)
         found: dict[str, Value] = {}
         while inner.at < len(inner.data):

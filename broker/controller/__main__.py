@@ -13,6 +13,7 @@ from broker.config import ConfigError
 from broker.controller.config import ControllerConfig, read_config
 from broker.controller.definitions import DefinitionsError
 from broker.controller.server import serve
+from shardd.wire.memory import collect_seldom
 from supervisor.notify import section
 
 BAD_CONFIG = 2
@@ -33,6 +34,7 @@ def run(config: ControllerConfig) -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s controller: %(message)s", stream=sys.stderr
     )
+    collect_seldom()
     try:
         return uvloop.run(serve(config))
     except (ConfigError, DefinitionsError) as error:

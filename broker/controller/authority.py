@@ -16,11 +16,11 @@ import base64
 import logging
 import secrets
 from asyncio import Future
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from broker.catalog import Catalog
+from broker.catalog import Catalog, Vhost
 from broker.changes import (
     AnyChange,
     ParameterDelete,
@@ -28,6 +28,8 @@ from broker.changes import (
     PermissionDelete,
     PermissionPut,
     QueuePut,
+    TopicPermissionDelete,
+    TopicPermissionPut,
     UserDelete,
     UserPut,
     VhostDelete,
@@ -35,14 +37,17 @@ from broker.changes import (
 )
 from broker.checks import SERVER_NAMED_PREFIX, Refusal, no_queue
 from broker.control import Answer, AnyRequest, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
-from broker.controller.access import DEFAULT_ALGORITHM, hash_password
+from broker.controller.access import hash_password
 from broker.controller.decisions import Decision, Decisions, OwnerGone, Removal
 from broker.controller.definitions import Definitions
+from broker.passwords import DEFAULT_ALGORITHM
+from broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
 from broker.routing.placement import place
 from shardd.wire import messages as wire
 
 BATCH_MAX = 2048  # requests that share one sync
 INBOX_MAX = 16_384  # requests not yet decided; beyond it links stop reading
+CHANGED_QUEUES_MAX = 1000  # in one message to a shard, when policies change: its clients are not to wait for more
 SERVER_NAME_BYTES = 16  # 22 characters of base64
 
 CONNECTION_FORCED = 320
@@ -83,6 +88,9 @@ class Connections(Protocol):
     def owners(self, user: str | None = None, vhost: str | None = None) -> list[str]: ...
 
 
+UNDECIDED = Decision()  # never changed
+
+
 class _Asked:
     """One request: then its result, and how much it still waits for."""
 
@@ -92,7 +100,7 @@ class _Asked:
         self.request = request
         self.owner = owner
         self.answer = answer
-        self.decision = Decision()
+        self.decision = UNDECIDED
         self.code = 0
         self.text = ""
         self.waits = 0
@@ -133,12 +141,16 @@ class Authority:
         self._doors = doors
         self._shards = shards
         self._connections = connections
-        self._decisions = Decisions(catalog, definitions.new_queue_id, self._server_name, self._shard_for)
+        self._decisions = Decisions(catalog, definitions.new_queue_id, self.server_name, self._shard_for)
         self._inbox: deque[_Asked] = deque()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self._held: dict[str, deque[_Asked]] = {}
+        # Queues whose shard was asked whether they may go, how often; and those it must be told of again if they may
+        # not. To tell it before could make anew what it has just deleted.
+        self._leaving: Counter[int] = Counter()
+        self._changed_leaving: set[int] = set()
         self._creating: dict[int, Future[Any] | None] = {}  # by queue id; None: not sent yet
 
     # -- taking requests -----------------------------------------------------------------------------
@@ -207,10 +219,13 @@ class Authority:
             except Refusal as refusal:
                 asked.refuse(refusal.code, refusal.text)
                 continue
+            before = self._policies(decision.policies_of)
             for change in decision.changes:
                 self._definitions.add(change, self.catalog)
                 self.catalog.apply(change)
             changes.extend(decision.changes)
+            if decision.policies_of:
+                self._apply_policies(asked, decision.policies_of, before)
             if decision.first is not None:
                 decided.pop()
                 self._ask_shard_first(asked, decision.first)
@@ -236,7 +251,7 @@ class Authority:
     def _create(self, shard: int, askeds: list[_Asked]) -> None:
         """One message for all new queues of a batch on one shard."""
         queues = [asked.decision.create for asked in askeds if asked.decision.create is not None]
-        done = self._shards.request(shard, lambda n: wire.CreateQueues(n, [queue_spec(queue) for queue in queues]))
+        done = self._shards.request(shard, lambda n: wire.CreateQueues(n, [self._spec(queue) for queue in queues]))
         for asked, queue in zip(askeds, queues, strict=True):
             self._creating[queue.id] = done
             asked.waits += 1
@@ -247,6 +262,23 @@ class Authority:
                 self._creating.pop(queue.id, None)
 
         done.add_done_callback(created)
+
+    def _policies(self, vhost: str) -> Policies:
+        found = self.catalog.vhost(vhost)
+        return found.policies if found is not None else NO_POLICIES
+
+    def _apply_policies(self, asked: _Asked, vhost_name: str, before: Policies) -> None:
+        """Queues whose effective arguments are others now: their shards are told, in messages of a bounded size."""
+        by_shard: dict[int, list[QueuePut]] = {}
+        for queue in changed_queues(self.catalog.vhosts[vhost_name], before):
+            if queue.id in self._leaving:
+                self._changed_leaving.add(queue.id)
+            else:
+                by_shard.setdefault(queue.shard, []).append(queue)
+        for shard, queues in by_shard.items():
+            for start in range(0, len(queues), CHANGED_QUEUES_MAX):
+                specs = [self._spec(queue) for queue in queues[start : start + CHANGED_QUEUES_MAX]]
+                self._request(asked, shard, lambda n, specs=specs: wire.CreateQueues(n, specs))  # type: ignore[misc]
 
     def _wait_for_queue(self, asked: _Asked, to_create: dict[int, list[_Asked]]) -> None:
         """A declare of a queue that exists wants its counts; a bind only that it is there."""
@@ -274,6 +306,7 @@ class Authority:
         assert isinstance(ask, QueueRemove)
         if asked.owner:
             self._held[asked.owner] = deque()
+        self._leaving[queue.id] += 1
         gone = self._shards.request(
             queue.shard, lambda n: wire.DeleteQueue(n, queue.id, if_unused=ask.if_unused, if_empty=ask.if_empty)
         )
@@ -282,16 +315,28 @@ class Authority:
     def _shard_decided(self, asked: _Asked, queue: QueuePut, gone: Future[Any]) -> None:
         held = self._held.pop(asked.owner, deque())
         error, reply = gone.exception(), None if gone.exception() else gone.result()
+        refused = reply if isinstance(reply, wire.Refused) and reply.code != no_queue("", "").code else None
+        self._answered_leaving(queue, stays=error is not None or refused is not None)
         if error is not None:
             asked.answer(INTERNAL_ERROR, str(error), {})
-        elif isinstance(reply, wire.Refused) and reply.code != no_queue("", "").code:
-            asked.answer(reply.code, f"queue '{queue.name}' in vhost '{queue.vhost}' {reply.text}", {})
+        elif refused is not None:
+            asked.answer(refused.code, f"queue '{queue.name}' in vhost '{queue.vhost}' {refused.text}", {})
         else:
             messages = reply.messages if isinstance(reply, wire.Done) else 0
             asked.request = Removal([queue.id], at_shard=True, messages=messages)
             held.appendleft(asked)
         self._inbox.extendleft(reversed(held))
         self._arrived.set()
+
+    def _answered_leaving(self, queue: QueuePut, stays: bool) -> None:
+        self._leaving[queue.id] -= 1
+        if self._leaving[queue.id] > 0 and stays:
+            return
+        del self._leaving[queue.id]
+        changed = queue.id in self._changed_leaving
+        self._changed_leaving.discard(queue.id)
+        if changed and stays and self.catalog.queue_by_id(queue.id) is not None:
+            self._shards.request(queue.shard, lambda n: wire.CreateQueues(n, [self._spec(queue)]))
 
     def _finish_removal(self, asked: _Asked) -> None:
         decision = asked.decision
@@ -323,7 +368,7 @@ class Authority:
         self.submit(Removal([id]), "", _no_answer)
 
     def queues_of_shard(self, shard: int) -> list[wire.QueueSpec]:
-        return [queue_spec(queue) for queue in self.catalog.queues() if queue.shard == shard]
+        return [self._spec(queue) for queue in self.catalog.queues() if queue.shard == shard]
 
     # -- by name, for the HTTP API: each returns when it is in force ------------------------------------
 
@@ -344,7 +389,8 @@ class Authority:
     ) -> Answer:
         """With a password or its hash; with neither, no password is right for this user."""
         if password is not None:
-            password_hash = hash_password(password, algorithm=hashing_algorithm)
+            loop = asyncio.get_running_loop()
+            password_hash = await loop.run_in_executor(None, hash_password, password, None, hashing_algorithm)
         return await self.ask(UserPut(name, password_hash, hashing_algorithm, tags or []))
 
     async def delete_user(self, name: str) -> Answer:
@@ -356,6 +402,13 @@ class Authority:
 
     async def delete_permission(self, vhost: str, user: str) -> Answer:
         return await self.ask(PermissionDelete(vhost, user))
+
+    async def put_topic_permission(self, vhost: str, user: str, exchange: str, write: str, read: str) -> Answer:
+        return await self.ask(TopicPermissionPut(vhost, user, exchange, write, read))
+
+    async def delete_topic_permission(self, vhost: str, user: str, exchange: str | None = None) -> Answer:
+        """Of one exchange, or of all."""
+        return await self.ask(TopicPermissionDelete(vhost, user, exchange))
 
     async def put_parameter(self, vhost: str, component: str, name: str, value: Any) -> Answer:
         return await self.ask(ParameterPut(vhost, component, name, value))
@@ -433,16 +486,28 @@ class Authority:
     def _shard_for(self, vhost: str, queue: str) -> int:
         return place(vhost, queue, self._shards.count)
 
+    def _spec(self, queue: QueuePut) -> wire.QueueSpec:
+        """As its shard must know it: with its effective arguments."""
+        arguments = self.catalog.queue_arguments(queue)
+        exclusive = bool(queue.owner)
+        return wire.QueueSpec(queue.id, queue.vhost, queue.name, queue.durable, queue.auto_delete, exclusive, arguments)
+
     @staticmethod
-    def _server_name() -> str:
+    def server_name() -> str:
         return SERVER_NAMED_PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(SERVER_NAME_BYTES)).decode()[:22]
 
 
-def queue_spec(queue: QueuePut) -> wire.QueueSpec:
-    """As its shard must know it."""
-    return wire.QueueSpec(
-        queue.id, queue.vhost, queue.name, queue.durable, queue.auto_delete, bool(queue.owner), queue.arguments
-    )
+def changed_queues(vhost: Vhost, before: Policies) -> list[QueuePut]:
+    """Those whose effective arguments `before` were others than they are now."""
+    may_differ = vhost.policies.may_differ(before)
+    changed = []
+    for queue in vhost.queues.values():
+        kind = queue_kind(queue.arguments)
+        if may_differ(kind, queue.name):
+            earlier = queue_arguments(queue.arguments, before.of(kind, queue.name).definition)
+            if earlier != vhost.queue_arguments(queue):
+                changed.append(queue)
+    return changed
 
 
 def _no_answer(code: int, text: str, result: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ Pure: looks at the catalog, changes nothing, waits for nothing. `authority` make
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ from broker.changes import (
     PermissionPut,
     QueueDelete,
     QueuePut,
+    TopicPermissionDelete,
+    TopicPermissionPut,
     UserDelete,
     UserPut,
     VhostDelete,
@@ -31,6 +33,12 @@ from broker.changes import (
 )
 from broker.checks import Refusal
 from broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from broker.controller import policies
+from broker.policies import COMPONENTS
+
+# A queue or exchange with more bindings loses them one by one first: front doors take changes in slices, with messages
+# between them, but one change is one step, however much goes with it.
+BINDINGS_AT_ONCE_MAX = 500
 
 NOT_FOUND = 404
 BAD_REQUEST = 400
@@ -67,6 +75,7 @@ class Decision:
     first: QueuePut | None = None  # the shard decides whether it may go; then a Removal
     drop: list[QueuePut] = field(default_factory=list)  # at their shards, once no front door knows them
     drop_vhost: str = ""
+    policies_of: str = ""  # the vhost whose policies change: queues with other effective arguments are told so
     close_vhost: str = ""
     close_user: str = ""
 
@@ -109,7 +118,8 @@ class Decisions:
         if ask.name not in vhost.exchanges:
             return Decision()
         lost = vhost.bindings_to("exchange", ask.name)
-        return Decision([ExchangeDelete(ask.vhost, ask.name), *unbound_exchanges(vhost, lost, {ask.name})])
+        gone = unbound_first([*vhost.bindings_from(ask.name), *lost])
+        return Decision([*gone, ExchangeDelete(ask.vhost, ask.name), *unbound_exchanges(vhost, lost, {ask.name})])
 
     # -- bindings ------------------------------------------------------------------------------------
 
@@ -179,9 +189,8 @@ class Decisions:
         return Decision([put], result=_counted(name), create=put)
 
     def _check_queue_limit(self, vhost: Vhost) -> None:
-        limits = self._catalog.parameters.get((vhost.name, "vhost-limits", "limits"))
-        most = limits.value.get("max-queues", -1) if limits and isinstance(limits.value, dict) else -1
-        if 0 <= most <= len(vhost.queues):
+        most = self._catalog.vhost_limit(vhost.name, "max-queues")
+        if most is not None and most <= len(vhost.queues):
             raise Refusal(checks.PRECONDITION_FAILED, f"queue limit in vhost '{vhost.name}' ({most}) is reached")
 
     def _remove_queue(self, ask: QueueRemove, owner: str) -> Decision:
@@ -209,7 +218,9 @@ class Decisions:
         for vhost_name in dict.fromkeys(queue.vhost for queue in queues):
             vhost = self._catalog.vhosts[vhost_name]
             names = [queue.name for queue in queues if queue.vhost == vhost_name]
-            decision.changes.extend(QueueDelete(vhost_name, name) for name in names)
+            for name in names:
+                decision.changes += unbound_first(vhost.bindings_to("queue", name))
+                decision.changes.append(QueueDelete(vhost_name, name))
             lost = [binding for name in names for binding in vhost.bindings_to("queue", name)]
             decision.changes.extend(unbound_exchanges(vhost, lost, set()))
         return decision
@@ -239,11 +250,18 @@ class Decisions:
             raise Refusal(BAD_REQUEST, f"vhost '{change.vhost}' not found")
         if change.user not in self._catalog.users:
             raise Refusal(BAD_REQUEST, f"user '{change.user}' not found")
-        for regex in (change.configure, change.write, change.read):
-            try:
-                re.compile(regex)
-            except re.error as error:
-                raise Refusal(BAD_REQUEST, f"invalid regexp '{regex}': {error}") from None
+        check_regexes(change.configure, change.write, change.read)
+        return Decision([change])
+
+    def _put_topic_permission(self, change: TopicPermissionPut, owner: str) -> Decision:
+        if change.vhost not in self._catalog.vhosts or change.user not in self._catalog.users:
+            raise Refusal(BAD_REQUEST, "vhost_or_user_not_found")
+        check_regexes(change.write, change.read)
+        return Decision([change])
+
+    def _delete_topic_permission(self, change: TopicPermissionDelete, owner: str) -> Decision:
+        if not self._catalog.has_topic_permissions(change.user, change.vhost):
+            raise Refusal(NOT_FOUND, f"no topic permissions of user '{change.user}' in vhost '{change.vhost}'")
         return Decision([change])
 
     def _delete_permission(self, change: PermissionDelete, owner: str) -> Decision:
@@ -253,19 +271,29 @@ class Decisions:
 
     def _put_parameter(self, change: ParameterPut, owner: str) -> Decision:
         if change.vhost and change.vhost not in self._catalog.vhosts:
-            raise Refusal(BAD_REQUEST, f"vhost '{change.vhost}' not found")
-        return Decision([change])
+            raise Refusal(NOT_FOUND, f"vhost '{change.vhost}' not found")
+        if change.component == policies.USER_LIMITS and change.name not in self._catalog.users:
+            raise Refusal(BAD_REQUEST, f"no such user: {change.name}")
+        policies.check_parameter(change.vhost, change.component, change.name, change.value)
+        return Decision([change], policies_of=change.vhost if change.component in COMPONENTS else "")
 
     def _delete_parameter(self, change: ParameterDelete, owner: str) -> Decision:
         if (change.vhost, change.component, change.name) not in self._catalog.parameters:
-            raise Refusal(NOT_FOUND, f"no parameter '{change.name}' of component '{change.component}'")
-        return Decision([change])
+            raise Refusal(NOT_FOUND, "Parameter does not exist")
+        return Decision([change], policies_of=change.vhost if change.component in COMPONENTS else "")
 
     def _vhost(self, name: str) -> Vhost:
         vhost = self._catalog.vhosts.get(name)
         if vhost is None:
             raise Refusal(checks.NOT_ALLOWED, f"vhost {name} not found")
         return vhost
+
+
+def unbound_first(bindings: Collection[BindingPut]) -> list[AnyChange]:
+    """Of a thing that is deleted."""
+    if len(bindings) <= BINDINGS_AT_ONCE_MAX:
+        return []
+    return [BindingDelete(b.vhost, b.source, b.kind, b.destination, b.routing_key, b.arguments) for b in bindings]
 
 
 def unbound_exchanges(vhost: Vhost, lost: Iterable[BindingPut], dead: set[str]) -> list[AnyChange]:
@@ -288,6 +316,14 @@ def unbound_exchanges(vhost: Vhost, lost: Iterable[BindingPut], dead: set[str]) 
     return changes
 
 
+def check_regexes(*regexes: str) -> None:
+    for regex in regexes:
+        try:
+            re.compile(regex)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise Refusal(BAD_REQUEST, f"invalid regexp '{regex}': {error}") from None
+
+
 def _counted(name: str) -> dict[str, Any]:
     return {"name": name, "messages": 0, "consumers": 0}
 
@@ -307,6 +343,8 @@ _DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
     UserDelete: Decisions._delete_user,
     PermissionPut: Decisions._put_permission,
     PermissionDelete: Decisions._delete_permission,
+    TopicPermissionPut: Decisions._put_topic_permission,
+    TopicPermissionDelete: Decisions._delete_topic_permission,
     ParameterPut: Decisions._put_parameter,
     ParameterDelete: Decisions._delete_parameter,
 }

@@ -11,8 +11,8 @@ What is not durable is logged too, without a sync: a controller that starts agai
 another boot drops it. The log ends at its first broken record; what is cut off is kept beside it as
 `definitions.amqp.cut`. Queue ids are never used twice: the header carries the largest over a compaction.
 
-`vhosts.json`, `users.json`, `permissions.json`, `parameters.json`: readable, editable while the broker is down,
-replaced whole.
+`vhosts.json`, `users.json`, `permissions.json`, `topic_permissions.json`, `parameters.json`: readable, editable while
+the broker is down, replaced whole.
 
 Order of use, for each batch of changes: `add` (before the catalog applies it), `flush`, then `sync_job()` in a thread.
 """
@@ -41,6 +41,8 @@ from broker.changes import (
     PermissionPut,
     QueueDelete,
     QueuePut,
+    TopicPermissionDelete,
+    TopicPermissionPut,
     UserDelete,
     UserPut,
     VhostDelete,
@@ -56,7 +58,7 @@ RECORD_BYTES_MAX = 64 << 20
 # are not in the log, so the last version in it may be behind.
 RESTART_VERSION_GAP = 1 << 32
 
-JsonChange = VhostPut | UserPut | PermissionPut | ParameterPut
+JsonChange = VhostPut | UserPut | PermissionPut | TopicPermissionPut | ParameterPut
 
 LOG_NAME = "definitions.amqp"
 DURABLE = 1
@@ -98,8 +100,8 @@ class Definitions:
     def load(self) -> Catalog:
         """The catalog as of the last change that is whole on disk. Leaves the log compacted and open."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        catalog = Catalog()
-        for name in ("vhosts", "users", "permissions", "parameters"):
+        catalog = Catalog(routes=False)
+        for name in _JSON_FILES:
             for change in self._read_json(name):
                 catalog.apply(change)
         same_boot = self._read_log(catalog)
@@ -258,8 +260,9 @@ def is_lasting(change: Definition, catalog: Catalog) -> bool:
     if vhost is None:
         return False
     source, destination = vhost.exchanges.get(change.source), vhost.destination(change.kind, change.destination)
-    ends = (source, destination)
-    return all(end is not None and is_lasting(end, catalog) for end in ends)
+    if source is None or destination is None or not source.durable:
+        return False
+    return is_lasting(destination, catalog)
 
 
 def _replaces(change: Definition, catalog: Catalog, durable: bool) -> bool:
@@ -358,15 +361,18 @@ _JSON_FILES: Final[dict[str, type[JsonChange]]] = {
     "vhosts": VhostPut,
     "users": UserPut,
     "permissions": PermissionPut,
+    "topic_permissions": TopicPermissionPut,
     "parameters": ParameterPut,
 }
 _FILES_OF: Final[dict[type, set[str]]] = {
     VhostPut: {"vhosts"},
-    VhostDelete: {"vhosts", "permissions", "parameters"},
+    VhostDelete: {"vhosts", "permissions", "topic_permissions", "parameters"},
     UserPut: {"users"},
-    UserDelete: {"users", "permissions"},
+    UserDelete: {"users", "permissions", "topic_permissions", "parameters"},
     PermissionPut: {"permissions"},
     PermissionDelete: {"permissions"},
+    TopicPermissionPut: {"topic_permissions"},
+    TopicPermissionDelete: {"topic_permissions"},
     ParameterPut: {"parameters"},
     ParameterDelete: {"parameters"},
 }
@@ -378,6 +384,7 @@ def _rows_of(name: str, catalog: Catalog) -> list[dict[str, Any]]:
         "vhosts": [VhostPut(vhost.name, vhost.description, vhost.tags) for vhost in catalog.vhosts.values()],
         "users": catalog.users.values(),
         "permissions": catalog.permissions.values(),
+        "topic_permissions": catalog.topic_permissions,
         "parameters": catalog.parameters.values(),
     }
     return [msgspec.structs.asdict(put) for put in puts[name]]

@@ -36,10 +36,12 @@ from broker.control import (
     DoorReport,
     Query,
     Snapshot,
+    SnapshotPart,
 )
 
 SOCKET_NAME = "control.sock"
 READ_BYTES = 256 << 10
+SNAPSHOT_PART_CHANGES = 4096
 UNREAD_BYTES_MAX = 256 << 20  # of one door; then its link is cut
 APPLY_S_MAX = 10.0  # a door that has not applied changes after that long holds up nobody any more
 REPORT_S_MAX = 2.0
@@ -82,11 +84,20 @@ class Door:
         self.applied = 0
         self.behind_since = 0.0  # loop time of the oldest change not applied; 0 when none
         self._writer = writer
+        self._out: list[bytes] = []
 
     def send(self, message: ControlMessage) -> None:
         self.send_bytes(encode(message))
 
     def send_bytes(self, data: bytes) -> None:
+        """Leaves with everything else said in this turn of the loop: thousands of answers are one write."""
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(data)
+
+    def _flush(self) -> None:
+        data = b"".join(self._out)
+        self._out.clear()
         transport = self._writer.transport
         if transport.is_closing():
             return
@@ -240,7 +251,10 @@ class DoorLinks:
         version, changes = self.handler.snapshot()
         door.told = version
         door.behind_since = asyncio.get_running_loop().time()
-        door.send(Snapshot(self._boot, version, changes))
+        last = max(0, len(changes) - 1) // SNAPSHOT_PART_CHANGES * SNAPSHOT_PART_CHANGES
+        for start in range(0, last, SNAPSHOT_PART_CHANGES):
+            door.send(SnapshotPart(changes[start : start + SNAPSHOT_PART_CHANGES]))
+        door.send(Snapshot(self._boot, version, changes[last:]))
         self._doors[door.number] = door
         self._expected.discard(door.number)
         self.handler.door_up(door.number, door.incarnation, message.connections)

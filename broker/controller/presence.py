@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from broker.control import ConnectionInfo
+
+
+class Connected(NamedTuple):
+    of_vhost: int
+    of_user: int
 
 
 class Presence:
@@ -48,6 +54,17 @@ class Presence:
             for info in self._connections.values()
             if user in (None, info.user) and vhost in (None, info.vhost)
         ]
+
+    def before(self, owner: str) -> Connected:
+        """How many of the same vhost, and of the same user, came up before this one."""
+        own = self._connections.get(owner)
+        of_vhost = of_user = 0
+        for info in self._connections.values():
+            if own is None or info is own:
+                break
+            of_vhost += info.vhost == own.vhost
+            of_user += info.user == own.user
+        return Connected(of_vhost, of_user)
 
 
 def door_of(owner: str) -> int:

@@ -14,19 +14,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from broker import checks
 from broker.catalog import Catalog
 from broker.certificates import Certificates
 from broker.changes import AnyChange, PermissionPut, UserPut, VhostPut
+from broker.checks import Refusal
 from broker.config import ConfigError
-from broker.control import Ask, ConnectionInfo
-from broker.controller.access import hash_password
+from broker.control import Ask, ConnectionInfo, ConnectionOpen
+from broker.controller import imported
+from broker.controller.access import hash_new_password, hash_password
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
+from broker.controller.decisions import Decisions
 from broker.controller.definitions import Definitions, DefinitionsError
 from broker.controller.links import DoorLinks
 from broker.controller.presence import Presence, door_of
 from broker.controller.shard_links import ShardLinks
+from broker.passwords import DEFAULT_ALGORITHM
+from broker.routing.placement import place
 from shardd.wire import messages as wire
+from shardd.wire.memory import AfterBursts
 from supervisor import notify
 
 WATCHDOG_S = 1.0
@@ -62,7 +69,7 @@ class Controller:
         http = await start_http(self)
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
-        watchdog = asyncio.create_task(_watchdog())
+        watchdog = asyncio.create_task(_watchdog(self.authority.catalog))
         notify.ready()
         log.info("controller is ready, %d queues known", len(list(self.authority.catalog.queues())))
         await stop.wait()
@@ -111,7 +118,19 @@ class Controller:
         self.authority.connection_gone(owner)
 
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None:
-        self.authority.submit(ask.what, ask.owner, answer)
+        if isinstance(ask.what, ConnectionOpen):
+            answer(*self._may_open(ask.what, ask.owner), {})
+        else:
+            self.authority.submit(ask.what, ask.owner, answer)
+
+    def _may_open(self, ask: ConnectionOpen, owner: str) -> tuple[int, str]:
+        """By the catalog as it is: a limit that is being set holds for whoever comes after its answer."""
+        connected = self.presence.before(owner)
+        try:
+            checks.check_connection_limits(self.authority.catalog, ask.vhost, ask.user, *connected)
+        except Refusal as refusal:
+            return refusal.code, refusal.text
+        return 0, ""
 
     async def room(self) -> None:
         await self.authority.room()
@@ -128,27 +147,70 @@ class Controller:
 
 
 def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog:
-    """What exists; at the first start one vhost and one user who may do everything in it."""
+    """What exists; at the first start one vhost and one user who may do everything in it. Then what the file of
+    `load_definitions` adds; one that has users replaces that first user."""
     begin = definitions.is_new
     if begin and (stored := next(Path(config.data_dir).glob("shard-*/*/msgs.*"), None)) is not None:
         raise DefinitionsError(
             f"{config.data_dir} has no definitions, but messages ({stored}): put the definitions back"
         )
+    given = read_given(config)
     catalog = definitions.load()
-    if begin:
+    changes: list[AnyChange] = []
+    if begin and not given.users:
         user, vhost = config.default_user, config.default_vhost
-        first: list[AnyChange] = [
+        changes = [
             VhostPut(vhost, "Default virtual host"),
-            UserPut(user, hash_password(config.default_pass), tags=["administrator"]),
+            UserPut(user, hash_password(config.default_pass), DEFAULT_ALGORITHM, ["administrator"]),
             PermissionPut(vhost, user, ".*", ".*", ".*"),
         ]
-        for change in first:
-            definitions.add(change, catalog)
-            catalog.apply(change)
-        job = definitions.sync_job(catalog)
-        assert job is not None
+    for change in changes:
+        definitions.add(change, catalog)
+        catalog.apply(change)
+    load_given(given, definitions, catalog, config)
+    definitions.flush(catalog)
+    job = definitions.sync_job(catalog)
+    if job is not None:
         job()
     return catalog
+
+
+def read_given(config: ControllerConfig) -> imported.Document:
+    """The file of `load_definitions`; an empty document without one."""
+    if not config.load_definitions:
+        return imported.Document()
+    try:
+        return imported.read(Path(config.load_definitions).read_bytes())
+    except OSError as error:
+        raise DefinitionsError(f"load_definitions: {config.load_definitions}: {error.strerror}") from None
+    except Refusal as refusal:
+        raise DefinitionsError(f"load_definitions: {config.load_definitions}: {refusal.text}") from None
+
+
+def load_given(
+    document: imported.Document, definitions: Definitions, catalog: Catalog, config: ControllerConfig
+) -> None:
+    """Before anybody is connected: shards get their queues when they say hello, front doors their snapshot."""
+    decisions = Decisions(
+        catalog, definitions.new_queue_id, Authority.server_name, lambda vhost, name: place(vhost, name, config.shards)
+    )
+    try:
+        for stage in imported.stages(document, None, hash_new_password):
+            for ask in stage:
+                if imported.needed(ask, catalog):
+                    _decide(ask, decisions, definitions, catalog)
+    except Refusal as refusal:
+        raise DefinitionsError(f"load_definitions: {config.load_definitions}: {refusal.text}") from None
+
+
+def _decide(ask: imported.Ask, decisions: Decisions, definitions: Definitions, catalog: Catalog) -> None:
+    try:
+        decision = decisions.decide(ask, "")
+    except Refusal as refusal:
+        raise Refusal(refusal.code, imported.refused(ask, refusal.text)) from None
+    for change in decision.changes:
+        definitions.add(change, catalog)
+        catalog.apply(change)
 
 
 async def start_http(controller: Controller) -> Any:
@@ -177,9 +239,11 @@ def _status_of(writer: asyncio.Task[None]) -> int:
     return 1
 
 
-async def _watchdog() -> None:
+async def _watchdog(catalog: Catalog) -> None:
+    memory = AfterBursts()
     while True:
         notify.watchdog()
+        memory.look(catalog.version)
         await asyncio.sleep(WATCHDOG_S)
 
 

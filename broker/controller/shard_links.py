@@ -26,6 +26,7 @@ from shardd.wire import messages as wire
 ANSWER_S_MAX = 15.0  # a shard that restarts has this long to recover before declares on it fail
 STATS_S_MAX = 2.0
 JOIN_AGAIN_S = 1.0
+ASSIGN_PART_QUEUES = 4096
 # Front doors attach their consumers to a new process of a shard as soon as they hear of it; what has none after this
 # long has lost them.
 ABANDONED_S = 5.0
@@ -199,7 +200,7 @@ class ShardLinks:
             self._send(shard, wire.Join(self._endpoint))
             if not hello.ready:
                 log.info("shard %d (pid %d) starts", shard.number, hello.pid)
-                self._send(shard, wire.Assign(self.handler.queues_of_shard(shard.number)))
+                self._assign(shard, self.handler.queues_of_shard(shard.number))
         if hello.ready and not shard.ready:
             shard.ready = True
             log.info("shard %d (pid %d) is ready", shard.number, hello.pid)
@@ -208,6 +209,12 @@ class ShardLinks:
             asyncio.get_running_loop().call_later(ABANDONED_S, self._let_abandoned_go, shard, epoch)
             for waiting in shard.waiting.values():
                 self._send(shard, waiting.message)
+
+    def _assign(self, shard: Shard, queues: list[wire.QueueSpec]) -> None:
+        last = max(0, len(queues) - 1) // ASSIGN_PART_QUEUES * ASSIGN_PART_QUEUES
+        for start in range(0, last, ASSIGN_PART_QUEUES):
+            self._send(shard, wire.AssignPart(queues[start : start + ASSIGN_PART_QUEUES]))
+        self._send(shard, wire.Assign(queues[last:]))
 
     def _let_abandoned_go(self, shard: Shard, epoch: int) -> None:
         """Auto-delete queues whose last consumer left while their shard was away, or died with its front door: for the

@@ -8,7 +8,7 @@ the same key with other arguments: the target goes with the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -79,6 +79,23 @@ class Direct:
 
     def match(self, message: Message) -> Collection[Target]:
         return self._by_key.get(message.key, ())
+
+
+class QueueNames:
+    """The default exchange: every queue is bound by its name, and nothing else is. Keeps no binding, reads `queues`."""
+
+    by_key = True
+
+    def __init__(self, queues: Set[str]) -> None:
+        self._queues = queues
+
+    def add(self, key: str, arguments: Arguments, target: Target) -> None:
+        raise AssertionError("nothing is bound to the default exchange by hand")
+
+    remove = add
+
+    def match(self, message: Message) -> Collection[Target]:
+        return (Target("queue", message.key),) if message.key in self._queues else ()
 
 
 class Fanout:

@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from broker.routing.matching import Matcher, Target
+from broker.routing.matching import Matcher, QueueNames, Target
 from broker.routing.types import TYPES
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+Identity = tuple[Target, str, bytes]
+NO_ARGUMENTS: Mapping[str, Any] = {}
 
 
 class NoSuchExchange(KeyError):
@@ -33,9 +36,13 @@ class Binding(NamedTuple):
     key: str
     arguments: Mapping[str, Any]
 
-    def identity(self) -> tuple[str, Target, str, bytes]:
-        """Arguments make another binding, their order does not."""
-        return (self.source, self.target, self.key, _encoder.encode(self.arguments) if self.arguments else b"")
+    @classmethod
+    def of(cls, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None) -> Binding:
+        return cls(source, Target(kind, destination), key, dict(arguments) if arguments else NO_ARGUMENTS)
+
+    def identity(self) -> Identity:
+        """Within its exchange. Arguments make another binding, their order does not."""
+        return (self.target, self.key, _encoder.encode(self.arguments) if self.arguments else b"")
 
 
 class Attributes(NamedTuple):
@@ -54,20 +61,20 @@ class Attributes(NamedTuple):
 class Exchange:
     __slots__ = ("attributes", "bindings", "destination_exchanges", "matcher")
 
-    def __init__(self, attributes: Attributes) -> None:
+    def __init__(self, attributes: Attributes, matcher: Matcher | None = None) -> None:
         self.attributes = attributes
-        self.bindings: dict[Any, Binding] = {}
+        self.bindings: dict[Identity, Binding] = {}
         self.destination_exchanges: dict[str, int] = {}  # with the number of bindings to each
-        self.matcher: Matcher = TYPES[attributes.type](attributes.arguments)
+        self.matcher: Matcher = matcher or TYPES[attributes.type](attributes.arguments)
 
-    def bind(self, identity: Any, binding: Binding) -> None:
+    def bind(self, identity: Identity, binding: Binding) -> None:
         self.bindings[identity] = binding
         self.matcher.add(binding.key, binding.arguments, binding.target)
         kind, name = binding.target
         if kind == "exchange":
             self.destination_exchanges[name] = self.destination_exchanges.get(name, 0) + 1
 
-    def unbind(self, identity: Any, binding: Binding) -> None:
+    def unbind(self, identity: Identity, binding: Binding) -> None:
         del self.bindings[identity]
         self.matcher.remove(binding.key, binding.arguments, binding.target)
         kind, name = binding.target
@@ -85,9 +92,16 @@ class Exchange:
 
 
 # One step of a change: what a name or a binding shall be from now on. None: nothing.
-class SetExchange(NamedTuple):
+class SetAttributes(NamedTuple):
     name: str
-    attributes: Attributes | None
+    attributes: Attributes
+
+
+class SetExchange(NamedTuple):
+    """With the bindings it has as source: whole exchanges come and go at the cost of their entries in `into`."""
+
+    name: str
+    exchange: Exchange | None
 
 
 class SetQueue(NamedTuple):
@@ -96,11 +110,14 @@ class SetQueue(NamedTuple):
 
 
 class SetBinding(NamedTuple):
+    identity: Identity
     binding: Binding
     exists: bool
 
 
-Step = SetExchange | SetQueue | SetBinding
+Step = SetAttributes | SetExchange | SetQueue | SetBinding
+# The bindings that lead to one target, by their source too.
+Into = dict[tuple[str, Identity], Binding]
 
 
 class _State:
@@ -111,7 +128,7 @@ class _State:
     def __init__(self) -> None:
         self.exchanges: dict[str, Exchange] = {}
         self.queues: set[str] = set()
-        self.into: dict[Target, dict[Any, Binding]] = {}
+        self.into: dict[Target, Into] = {}
 
     def apply(self, steps: Iterable[Step]) -> list[Step]:
         """Returns the steps that undo these, in the order to take them."""
@@ -121,36 +138,43 @@ class _State:
 
     def _take(self, step: Step) -> Step:
         if isinstance(step, SetBinding):
-            (self._bind if step.exists else self._unbind)(step.binding)
-            return SetBinding(step.binding, not step.exists)
+            identity, binding, exists = step
+            (self.bind if exists else self.unbind)(identity, binding)
+            return SetBinding(identity, binding, not exists)
         if isinstance(step, SetQueue):
             (self.queues.add if step.exists else self.queues.remove)(step.name)
             return SetQueue(step.name, not step.exists)
-        return self._set_exchange(step)
+        return self._set_attributes(step) if isinstance(step, SetAttributes) else self._set_exchange(step)
+
+    def _set_attributes(self, step: SetAttributes) -> Step:
+        exchange = self.exchanges[step.name]
+        before = exchange.attributes
+        exchange.become(step.attributes)
+        return SetAttributes(step.name, before)
 
     def _set_exchange(self, step: SetExchange) -> Step:
-        old = self.exchanges.get(step.name)
-        if step.attributes is None:
-            assert old is not None and not old.bindings, "its bindings go first"
-            del self.exchanges[step.name]
-        elif old is None:
-            self.exchanges[step.name] = Exchange(step.attributes)
-        else:
-            before = old.attributes
-            old.become(step.attributes)
-            return SetExchange(step.name, before)
-        return SetExchange(step.name, old.attributes if old else None)
+        name = step.name
+        old = self.exchanges.pop(name, None)
+        if old is not None:
+            for identity, binding in old.bindings.items():
+                self._forget(name, identity, binding)
+        if step.exchange is not None:
+            self.exchanges[name] = step.exchange
+            for identity, binding in step.exchange.bindings.items():
+                self.into.setdefault(binding.target, {})[name, identity] = binding
+        return SetExchange(name, old)
 
-    def _bind(self, binding: Binding) -> None:
-        identity = binding.identity()
+    def bind(self, identity: Identity, binding: Binding) -> None:
         self.exchanges[binding.source].bind(identity, binding)
-        self.into.setdefault(binding.target, {})[identity] = binding
+        self.into.setdefault(binding.target, {})[binding.source, identity] = binding
 
-    def _unbind(self, binding: Binding) -> None:
-        identity = binding.identity()
+    def unbind(self, identity: Identity, binding: Binding) -> None:
         self.exchanges[binding.source].unbind(identity, binding)
+        self._forget(binding.source, identity, binding)
+
+    def _forget(self, source: str, identity: Identity, binding: Binding) -> None:
         into = self.into[binding.target]
-        del into[identity]
+        del into[source, identity]
         if not into:
             del self.into[binding.target]
 
@@ -171,7 +195,8 @@ class RoutingTable:
     @classmethod
     def empty(cls) -> RoutingTable:
         state = _State()
-        state.apply([SetExchange(DEFAULT_EXCHANGE, Attributes("direct", {}, False))])
+        default = Exchange(Attributes("direct", NO_ARGUMENTS, False), QueueNames(state.queues))
+        state.apply([SetExchange(DEFAULT_EXCHANGE, default)])
         return cls(state)
 
     # -- reading: what these return is valid until another table of the family is read or made
@@ -200,53 +225,65 @@ class RoutingTable:
         old = self._reached().exchanges.get(name)
         if name == DEFAULT_EXCHANGE or (old is not None and old.attributes == attributes):
             return self
-        return self._changed([SetExchange(name, attributes)])
+        if old is not None:
+            return self._changed([SetAttributes(name, attributes)])
+        return self._changed([SetExchange(name, Exchange(attributes))])
 
     def without_exchange(self, name: str) -> RoutingTable:
         """Its bindings, in both directions, go with it."""
         state = self._reached()
         if name == DEFAULT_EXCHANGE or name not in state.exchanges:
             return self
-        gone = state.exchanges[name].bindings | state.into.get(Target("exchange", name), {})
-        return self._changed([*_unbound(gone), SetExchange(name, None)])
+        return self._changed([*_unbound(state.into.get(Target("exchange", name), {})), SetExchange(name, None)])
 
     def with_queue(self, name: str) -> RoutingTable:
         if name in self._reached().queues:
             return self
-        return self._changed([SetQueue(name, True), SetBinding(_default_binding(name), True)])
+        return self._changed([SetQueue(name, True)])
 
     def without_queue(self, name: str) -> RoutingTable:
         """Its bindings go with it."""
         state = self._reached()
         if name not in state.queues:
             return self
-        return self._changed([*_unbound(state.into[Target("queue", name)]), SetQueue(name, False)])
+        return self._changed([*_unbound(state.into.get(Target("queue", name), {})), SetQueue(name, False)])
 
     def with_binding(
         self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
     ) -> RoutingTable:
+        """To the default exchange nothing is bound."""
+        assert source != DEFAULT_EXCHANGE
         state = self._reached()
-        binding = Binding(source, Target(kind, destination), key, dict(arguments or {}))
-        if binding.identity() in self.exchange(source).bindings:
+        binding = Binding.of(source, kind, destination, key, arguments)
+        identity = binding.identity()
+        if identity in self.exchange(source).bindings:
             return self
         if destination not in (state.queues if kind == "queue" else state.exchanges):
             raise NoSuchDestination(destination)
-        return self._changed([SetBinding(binding, True)])
+        state.bind(identity, binding)
+        return self._followed(state, [SetBinding(identity, binding, False)])
 
     def without_binding(
         self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
     ) -> RoutingTable:
         """A missing binding, or exchange, is no error. What the default exchange binds cannot be unbound."""
-        exchange = self._reached().exchanges.get(source)
-        binding = Binding(source, Target(kind, destination), key, dict(arguments or {}))
-        if exchange is None or source == DEFAULT_EXCHANGE or binding.identity() not in exchange.bindings:
+        state = self._reached()
+        exchange = state.exchanges.get(source)
+        binding = Binding.of(source, kind, destination, key, arguments)
+        identity = binding.identity()
+        if exchange is None or identity not in exchange.bindings:
             return self
-        return self._changed([SetBinding(binding, False)])
+        state.unbind(identity, binding)
+        return self._followed(state, [SetBinding(identity, binding, True)])
 
     def _changed(self, steps: list[Step]) -> RoutingTable:
         state = self._reached()
+        return self._followed(state, state.apply(steps))
+
+    def _followed(self, state: _State, back: list[Step]) -> RoutingTable:
+        """The table that `state` means now; `back` leads from it to this one."""
         newer = RoutingTable(state)
-        self._back = state.apply(steps)
+        self._back = back
         self._state, self._newer = None, newer
         return newer
 
@@ -266,9 +303,19 @@ class RoutingTable:
         return self._state
 
 
-def _default_binding(queue: str) -> Binding:
-    return Binding(DEFAULT_EXCHANGE, Target("queue", queue), queue, {})
+class NoTable(RoutingTable):
+    """For those who do not route: always empty, whatever is put in."""
+
+    __slots__ = ()
+
+    def _changed(self, steps: list[Step]) -> RoutingTable:
+        return self
+
+    def with_binding(
+        self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
+    ) -> RoutingTable:
+        return self
 
 
-def _unbound(bindings: Mapping[Any, Binding]) -> list[Step]:
-    return [SetBinding(binding, False) for binding in bindings.values()]
+def _unbound(bindings: Into) -> list[Step]:
+    return [SetBinding(identity, binding, False) for (_, identity), binding in bindings.items()]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from shardd.queues.consumers import Consumer, Consumers
 from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED, Facts
 from shardd.queues.limits import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Limits
-from shardd.queues.ready import Ready, marked, same_mark, total
+from shardd.queues.ready import Ready, marked, merged, same_mark, total
 from shardd.queues.unacked import Getter
 
 if TYPE_CHECKING:
@@ -554,8 +554,10 @@ class Queue:
 
     def live(self) -> array[int]:
         """All entries, in order: ready as they are, held ones as delivered before."""
-        held = marked(array("Q", list(self._held())))
-        return array("Q", sorted([*(entry for level in self._levels for entry in level.peek(len(level))), *held]))
+        live = marked(array("Q", sorted(self._held())))
+        for level in self._levels:
+            live = merged(level.peek(len(level)), live)
+        return live
 
     def drop(self) -> int:
         """The queue is deleted; how many messages were ready."""

@@ -1,51 +1,185 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The order of ready messages: u64 entries, first in first out, with a way back to the old place.
 
-A list of chunks, so that a deep backlog costs its 8 bytes an entry, never a doubling copy, and an empty queue nothing.
-Entries ascend by position (`entry & ~15`, see entry.py): what is given back is merged in by it.
+A list of chunks, so that a deep backlog never costs a doubling copy, and an empty queue nothing. Entries ascend by
+position (`entry & ~15`, see entry.py): what is given back is merged in by it. In a deep backlog the chunks between the
+first and the last are packed, so that an entry costs two or three bytes, and next to nothing where messages of one size
+follow each other:
+
+    token   varint  (place - place before) << 2 | REPEATED << 1 | CHANGED        place: entry >> 4
+            u8      flags, from here on, if CHANGED; 0 before the first
+            varint  how many more entries follow at the same distance, with the same flags, if REPEATED
 """
 
 from cpython.array cimport array, clone
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 cdef enum:
     # The first chunk of a queue that was empty: most of 100,000 queues hold a handful of messages.
     SMALL_ENTRIES = 16
-    CHUNK_ENTRIES = 8192
+    CHUNK_ENTRIES = 4096
+    # Chunks in the middle of a queue of more entries than this are packed: what comes and goes at once never is.
+    DEEP_ENTRIES = 4 * CHUNK_ENTRIES
+    # Of one entry: a token without repeats, and its flags.
+    PACKED_BYTES_MAX = 10
+    CHANGED = 1
+    REPEATED = 2
 
 cdef uint64_t PLACE = ~<uint64_t> 15
+cdef uint64_t PLACE_BITS = (<uint64_t> 1 << 60) - 1
 cdef array ENTRIES = array("Q")
 
 cdef struct Chunk:
     Chunk *next
+    uint8_t *data  # u64s, or `packed` bytes
+    uint64_t last  # entry of a packed one
     uint32_t start
     uint32_t end
     uint32_t room
-    uint64_t *data
+    uint32_t packed
 
 
-cdef Chunk *new_chunk(size_t room) except NULL:
-    cdef Chunk *chunk = <Chunk *> malloc(sizeof(Chunk) + room * 8)
-    if chunk == NULL:
+cdef uint8_t[CHUNK_ENTRIES * PACKED_BYTES_MAX] scratch
+
+
+cdef inline uint8_t *put_varint(uint8_t *to, uint64_t value) noexcept nogil:
+    while value >= 128:
+        to[0] = <uint8_t> (value | 128)
+        value >>= 7
+        to += 1
+    to[0] = <uint8_t> value
+    return to + 1
+
+
+cdef inline const uint8_t *get_varint(const uint8_t *at, uint64_t *value) noexcept nogil:
+    cdef uint64_t found = at[0] & 127
+    cdef int shift = 7
+    while at[0] & 128:
+        at += 1
+        found |= <uint64_t> (at[0] & 127) << shift
+        shift += 7
+    value[0] = found
+    return at + 1
+
+
+cdef size_t encode(const uint64_t *entries, uint32_t count, uint8_t *to) noexcept nogil:
+    """Bytes written; at most PACKED_BYTES_MAX for each entry."""
+    cdef uint8_t *at = to
+    cdef uint64_t place, distance, before = 0, flags = 0
+    cdef uint32_t i = 0, j
+    while i < count:
+        place = entries[i] >> 4
+        distance = (place - before) & PLACE_BITS
+        j = i + 1
+        while j < count and entries[j] == entries[j - 1] + (distance << 4):
+            j += 1
+        before = entries[j - 1] >> 4
+        at = put_varint(at, distance << 2 | (REPEATED if j > i + 1 else 0) | (CHANGED if entries[i] & 15 != flags else 0))
+        if entries[i] & 15 != flags:
+            flags = entries[i] & 15
+            at[0] = <uint8_t> flags
+            at += 1
+        if j > i + 1:
+            at = put_varint(at, j - i - 1)
+        i = j
+    return at - to
+
+
+cdef void decode(const uint8_t *at, uint32_t count, uint64_t *to) noexcept nogil:
+    """The first `count` entries."""
+    cdef uint64_t token, distance, repeats, place = 0, flags = 0
+    cdef uint64_t *stop = to + count
+    while to < stop:
+        at = get_varint(at, &token)
+        distance = token >> 2
+        if token & CHANGED:
+            flags = at[0]
+            at += 1
+        repeats = 0
+        if token & REPEATED:
+            at = get_varint(at, &repeats)
+        repeats = min(repeats + 1, <uint64_t> (stop - to))
+        while repeats:
+            place = (place + distance) & PLACE_BITS
+            to[0] = place << 4 | flags
+            to += 1
+            repeats -= 1
+
+
+cdef Chunk *new_chunk(uint32_t room) except NULL:
+    cdef Chunk *chunk = <Chunk *> malloc(sizeof(Chunk))
+    cdef uint8_t *data = <uint8_t *> malloc(<size_t> room * 8)
+    if chunk == NULL or data == NULL:
+        free(chunk)
+        free(data)
         raise MemoryError()
     chunk.next = NULL
-    chunk.start = chunk.end = 0
-    chunk.room = <uint32_t> room
-    chunk.data = <uint64_t *> (chunk + 1)
+    chunk.data = data
+    chunk.start = chunk.end = chunk.packed = 0
+    chunk.room = room
     return chunk
 
 
+cdef inline uint64_t *entries_of(Chunk *chunk) noexcept nogil:
+    """Of one that is not packed."""
+    return <uint64_t *> chunk.data + chunk.start
+
+
+cdef void free_chunk(Chunk *chunk) noexcept:
+    free(chunk.data)
+    free(chunk)
+
+
+cdef void pack(Chunk *chunk) noexcept:
+    """If it is worth it, and there is memory for it."""
+    cdef uint32_t count = chunk.end - chunk.start
+    cdef size_t size
+    cdef uint8_t *data
+    if chunk.packed or not count or count > CHUNK_ENTRIES:
+        return
+    chunk.last = entries_of(chunk)[count - 1]
+    size = encode(entries_of(chunk), count, scratch)
+    if size > count * 6:
+        return
+    data = <uint8_t *> malloc(size)
+    if data == NULL:
+        return
+    memcpy(data, scratch, size)
+    free(chunk.data)
+    chunk.data = data
+    chunk.packed = <uint32_t> size
+    chunk.start = 0
+    chunk.end = chunk.room = count
+
+
+cdef int unpack(Chunk *chunk) except -1:
+    cdef uint8_t *data
+    if not chunk.packed:
+        return 0
+    # The room of a usual one, so that a queue that is emptied keeps it.
+    data = <uint8_t *> malloc(<size_t> CHUNK_ENTRIES * 8)
+    if data == NULL:
+        raise MemoryError()
+    decode(chunk.data, chunk.end, <uint64_t *> data)
+    free(chunk.data)
+    chunk.data = data
+    chunk.packed = 0
+    chunk.room = CHUNK_ENTRIES
+    return 0
+
+
 cdef class Ready:
-    """FIFO of entries."""
+    """FIFO of entries. The first chunk is never packed."""
 
     cdef Chunk *head
     cdef Chunk *tail
+    cdef Chunk *done  # no later look for chunks to pack has to begin before this one; NULL: at the head
     cdef Py_ssize_t count
 
     def __cinit__(self):
-        self.head = self.tail = NULL
+        self.head = self.tail = self.done = NULL
         self.count = 0
 
     def __dealloc__(self):
@@ -54,35 +188,57 @@ cdef class Ready:
     def __len__(self):
         return self.count
 
+    def held_bytes(self):
+        """Memory for the entries."""
+        cdef Py_ssize_t held = 0
+        cdef Chunk *chunk = self.head
+        while chunk != NULL:
+            held += sizeof(Chunk) + (chunk.packed if chunk.packed else chunk.room * 8)
+            chunk = chunk.next
+        return held
+
     cdef void free_all(self) noexcept:
         cdef Chunk *chunk
         while self.head != NULL:
             chunk = self.head
             self.head = chunk.next
-            free(chunk)
-        self.tail = NULL
+            free_chunk(chunk)
+        self.tail = self.done = NULL
         self.count = 0
 
     def push_many(self, array entries not None):
         """To the end."""
-        cdef uint64_t *data = <uint64_t *> entries.data.as_ulonglongs
-        cdef Py_ssize_t left = len(entries)
+        cdef Py_ssize_t count = len(entries)
+        cdef uint32_t room = SMALL_ENTRIES if self.tail == NULL and count <= SMALL_ENTRIES else CHUNK_ENTRIES
+        self.push(<uint64_t *> entries.data.as_ulonglongs, count, room)
+
+    cdef int push(self, uint64_t *data, Py_ssize_t left, uint32_t room) except -1:
         cdef Py_ssize_t some
         cdef Chunk *chunk
         while left:
             if self.tail == NULL or self.tail.end == self.tail.room:
-                chunk = new_chunk(SMALL_ENTRIES if self.tail == NULL and left <= SMALL_ENTRIES else CHUNK_ENTRIES)
+                chunk = new_chunk(room)
                 if self.tail == NULL:
                     self.head = chunk
                 else:
                     self.tail.next = chunk
                 self.tail = chunk
+                if self.count > DEEP_ENTRIES:
+                    self.pack_middle()
             some = min(left, <Py_ssize_t> (self.tail.room - self.tail.end))
-            memcpy(self.tail.data + self.tail.end, data, some * 8)
+            memcpy(<uint64_t *> self.tail.data + self.tail.end, data, some * 8)
             self.tail.end += <uint32_t> some
             self.count += some
             data += some
             left -= some
+        return 0
+
+    cdef void pack_middle(self) noexcept:
+        cdef Chunk *chunk = self.done if self.done != NULL else self.head
+        while chunk.next != self.tail:
+            chunk = chunk.next
+            pack(chunk)
+        self.done = chunk
 
     def peek(self, Py_ssize_t most):
         """The first `most` entries, or all there are; they stay."""
@@ -93,7 +249,10 @@ cdef class Ready:
         cdef Py_ssize_t some
         while wanted:
             some = min(wanted, <Py_ssize_t> (chunk.end - chunk.start))
-            memcpy(to, chunk.data + chunk.start, some * 8)
+            if chunk.packed:
+                decode(chunk.data, <uint32_t> some, to)
+            else:
+                memcpy(to, entries_of(chunk), some * 8)
             to += some
             wanted -= some
             chunk = chunk.next
@@ -101,28 +260,38 @@ cdef class Ready:
 
     def first(self):
         """The first entry, 0 if there is none."""
-        return self.head.data[self.head.start] if self.count else 0
+        return entries_of(self.head)[0] if self.count else 0
 
     def drop(self, Py_ssize_t most):
         """Forget the first `most` entries."""
         cdef Py_ssize_t left = max(0, min(most, self.count))
         cdef Py_ssize_t some
         cdef Chunk *chunk
-        self.count -= left
         while left:
             chunk = self.head
             some = min(left, <Py_ssize_t> (chunk.end - chunk.start))
+            if some < chunk.end - chunk.start:
+                unpack(chunk)
             chunk.start += <uint32_t> some
+            self.count -= some
             left -= some
             if chunk.start == chunk.end:
-                if chunk.next == NULL and chunk.room == CHUNK_ENTRIES:
+                if chunk.next == NULL and chunk.room == CHUNK_ENTRIES and not chunk.packed:
                     # A queue that is emptied and filled all the time keeps its chunk, warm.
                     chunk.start = chunk.end = 0
                     break
-                self.head = chunk.next
-                if self.head == NULL:
-                    self.tail = NULL
-                free(chunk)
+                self.drop_chunk()
+        if self.head != NULL:
+            unpack(self.head)
+
+    cdef void drop_chunk(self) noexcept:
+        cdef Chunk *chunk = self.head
+        self.head = chunk.next
+        if self.head == NULL:
+            self.tail = NULL
+        if self.done == chunk:
+            self.done = NULL
+        free_chunk(chunk)
 
     def take_all(self):
         """All entries; none stay."""
@@ -130,22 +299,26 @@ cdef class Ready:
         self.free_all()
         return found
 
-    cdef Py_ssize_t count_before(self, uint64_t place):
+    cdef Py_ssize_t count_before(self, uint64_t place) except -1:
         """How many entries, from the first, are before `place`."""
         cdef Py_ssize_t before = 0
         cdef Chunk *chunk = self.head
+        cdef uint64_t *data
         cdef uint32_t low, high, middle
         while chunk != NULL:
-            if chunk.start < chunk.end and (chunk.data[chunk.end - 1] & PLACE) >= place:
-                low, high = chunk.start, chunk.end
+            high = chunk.end - chunk.start
+            if high and ((chunk.last if chunk.packed else entries_of(chunk)[high - 1]) & PLACE) >= place:
+                unpack(chunk)
+                data = entries_of(chunk)
+                low = 0
                 while low < high:
                     middle = (low + high) // 2
-                    if (chunk.data[middle] & PLACE) < place:
+                    if (data[middle] & PLACE) < place:
                         low = middle + 1
                     else:
                         high = middle
-                return before + low - chunk.start
-            before += chunk.end - chunk.start
+                return before + low
+            before += high
             chunk = chunk.next
         return before
 
@@ -154,28 +327,43 @@ cdef class Ready:
         cdef Py_ssize_t more = len(entries)
         if not more:
             return
-        cdef uint64_t *left = <uint64_t *> entries.data.as_ulonglongs
-        cdef Py_ssize_t before = self.count_before(left[more - 1] & PLACE)
-        cdef array passed = self.peek(before)
-        cdef uint64_t *right = <uint64_t *> passed.data.as_ulonglongs
-        cdef Chunk *chunk = new_chunk(more + before)
-        cdef Py_ssize_t i = 0, j = 0
-        cdef uint64_t *to = chunk.data
-        while i < more or j < before:
-            if j == before or (i < more and (left[i] & PLACE) < (right[j] & PLACE)):
-                to[i + j] = left[i]
-                i += 1
-            else:
-                to[i + j] = right[j]
-                j += 1
-        chunk.end = chunk.room
+        cdef uint64_t last = (<uint64_t *> entries.data.as_ulonglongs)[more - 1]
+        cdef Py_ssize_t before = self.count_before(last & PLACE)
+        cdef array all = merged(entries, self.peek(before))
+        cdef Ready front = Ready()
+        front.push(<uint64_t *> all.data.as_ulonglongs, more + before, <uint32_t> min(more + before, <Py_ssize_t> CHUNK_ENTRIES))
         self.drop(before)
+        self.put_in_front(front)
+
+    cdef void put_in_front(self, Ready front) noexcept:
         if self.count == 0:
             self.free_all()
-            self.tail = chunk
-        chunk.next = self.head
-        self.head = chunk
-        self.count += more + before
+            self.tail = front.tail
+        front.tail.next = self.head
+        self.head = front.head
+        self.count += front.count
+        self.done = NULL
+        front.head = front.tail = NULL
+        front.count = 0
+
+
+cpdef array merged(array a, array b):
+    """Two arrays of entries, each ascending, as one."""
+    cdef Py_ssize_t more = len(a), others = len(b), i = 0, j = 0
+    cdef array found = clone(ENTRIES, more + others, False)
+    cdef uint64_t *to = <uint64_t *> found.data.as_ulonglongs
+    cdef uint64_t *left = <uint64_t *> a.data.as_ulonglongs
+    cdef uint64_t *right = <uint64_t *> b.data.as_ulonglongs
+    while i < more and j < others:
+        if (left[i] & PLACE) < (right[j] & PLACE):
+            to[i + j] = left[i]
+            i += 1
+        else:
+            to[i + j] = right[j]
+            j += 1
+    memcpy(to + i + j, left + i, (more - i) * 8)
+    memcpy(to + more + j, right + j, (others - j) * 8)
+    return found
 
 
 def marked(array entries not None):

@@ -557,6 +557,23 @@ def mark_redelivered(array.array entries, array.array marks) -> None:
             i += 1
 
 
+def redelivered(array.array entries):
+    """Those with the REDELIVERED flag."""
+    cdef const uint64_t *entry = <const uint64_t*>entries.data.as_ulonglongs
+    cdef Py_ssize_t i, found = 0, n = len(entries)
+    cdef uint64_t *to
+    cdef array.array result
+    for i in range(n):
+        found += entry[i] & 1
+    result = array.clone(_Q, found, False)
+    to = <uint64_t*>result.data.as_ulonglongs
+    for i in range(n):
+        if entry[i] & 1:
+            to[0] = entry[i]
+            to += 1
+    return result
+
+
 # -- recovery -----------------------------------------------------------------------------------------
 
 cdef int add_abstract(Grown *out, const uint8_t *record, uint64_t position, const uint64_t *offsets) except -1 nogil:

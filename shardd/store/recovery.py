@@ -380,7 +380,7 @@ def write_file(files: Files, path: str, data: bytes, *, sync: bool = False) -> N
 def write_state(files: Files, directory: str, next_number: int, live: Mapping[int, array[int]]) -> None:
     parts = [struct.pack("<Q", next_number)]
     for queue_id, entries in live.items():
-        marks = array("Q", sorted(entry for entry in entries if entry & REDELIVERED))
+        marks = array("Q", sorted(record.redelivered(entries)))
         if marks:
             parts.append(struct.pack("<II", queue_id, len(marks)) + marks.tobytes())
     rest = b"".join(parts)

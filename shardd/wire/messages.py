@@ -102,9 +102,15 @@ class Gone(Message, tag="gone", frozen=True):
 # -- what exists (controller only) --------------------------------------------------------------------
 
 
+class AssignPart(Message, tag="assign-part", frozen=True):
+    """Controller to shard: the first queues of the Assign that follows, when they are many."""
+
+    queues: list[QueueSpec]
+
+
 class Assign(Message, tag="assign", frozen=True):
-    """Controller to a shard that said Hello(ready=False): all queues of this shard. The shard recovers,
-    drops what belongs to no queue named here, and then says Hello(ready=True) to all peers."""
+    """Controller to a shard that said Hello(ready=False): all queues of this shard, with those of the AssignParts
+    before it. The shard recovers, drops what belongs to no queue named, and then says Hello(ready=True) to all."""
 
     queues: list[QueueSpec]
 
@@ -160,16 +166,16 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     """Counters since the shard's start; sizes in bytes of stored messages."""
 
     id: int
-    ready: int
-    unacked: int
-    consumers: int
-    ready_bytes: int
-    unacked_bytes: int
-    published: int
-    delivered: int  # with and without ack, basic.get included
-    acked: int
-    redelivered: int
-    got: int
+    ready: int = 0
+    unacked: int = 0
+    consumers: int = 0
+    ready_bytes: int = 0
+    unacked_bytes: int = 0
+    published: int = 0
+    delivered: int = 0  # with and without ack, basic.get included
+    acked: int = 0
+    redelivered: int = 0
+    got: int = 0
 
 
 class ConsumerStats(msgspec.Struct, array_like=True, frozen=True):
@@ -334,7 +340,8 @@ class Refused(Message, tag="refused", frozen=True):
 
 
 Control = (
-    Join | Hello | Gone | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats | StatsReply
-    | Alarm | Attach | Attached | Detach | Release | Grant | Tune | Ungranted | Cancelled | Get | Got | Count | Purge
+    Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used
+    | Stats | StatsReply | Alarm
+    | Attach | Attached | Detach | Release | Grant | Tune | Ungranted | Cancelled | Get | Got | Count | Purge
     | Done | Refused
 )  # fmt: skip

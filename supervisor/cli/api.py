@@ -10,7 +10,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import typer
 from rich.console import Console
@@ -59,17 +59,24 @@ class Api:
     def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
         self._ask("PUT", path, body or {})
 
-    def delete(self, *path: str, thing: str = "") -> None:
-        self._ask("DELETE", path, None, thing)
+    def post(self, *path: str, body: Any) -> None:
+        self._ask("POST", path, body)
 
-    def _ask(self, method: str, path: tuple[str, ...], body: dict[str, Any] | None, thing: str = "") -> Any:
+    def delete(self, *path: str, thing: str = "", **query: str) -> None:
+        self._ask("DELETE", path, None, thing, query)
+
+    def _ask(
+        self, method: str, path: tuple[str, ...], body: Any, thing: str = "", query: dict[str, str] | None = None
+    ) -> Any:
         try:
-            return self._open(method, path, body)
+            return self._open(method, path, body, query)
         except Absent as absent:
             fail(f"{thing} does not exist" if thing else str(absent))
 
-    def _open(self, method: str, path: tuple[str, ...], body: dict[str, Any] | None) -> Any:
+    def _open(self, method: str, path: tuple[str, ...], body: Any, query: dict[str, str] | None = None) -> Any:
         target = "/".join([self.url.rstrip("/"), "api", *(quote(part, safe="") for part in path)])
+        if query:
+            target += f"?{urlencode(query)}"
         login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
@@ -103,6 +110,17 @@ def pointer(data_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if runs else None
+
+
+def json_argument(text: str, kind: type) -> Any:
+    """What an argument says in JSON: an object, or with `kind` object anything."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        fail(f"not JSON: {text}: {error}", USAGE)
+    if not isinstance(value, kind):
+        fail(f"not a JSON object: {text}", USAGE)
+    return value
 
 
 def show(rows: list[dict[str, Any]], columns: list[str], formatter: str) -> None:

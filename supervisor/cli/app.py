@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli import processes, queues, storage, users
+from supervisor.cli import definitions, permissions, policies, processes, queues, storage, users
 from supervisor.cli.processes import SOURCE_ROOT
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run and steer a shardmq broker.")
@@ -21,12 +21,44 @@ COMMANDS = (
     queues.list_exchanges,
     queues.list_bindings,
     queues.list_connections,
+    queues.delete_queue,
+    queues.purge_queue,
     users.add_vhost,
     users.delete_vhost,
+    users.list_vhosts,
     users.add_user,
     users.change_password,
+    users.clear_password,
+    users.set_user_tags,
+    users.list_users,
     users.delete_user,
     users.set_permissions,
+    permissions.clear_permissions,
+    permissions.list_permissions,
+    permissions.list_user_permissions,
+    permissions.set_topic_permissions,
+    permissions.clear_topic_permissions,
+    permissions.list_topic_permissions,
+    permissions.set_vhost_limits,
+    permissions.clear_vhost_limits,
+    permissions.list_vhost_limits,
+    permissions.set_user_limits,
+    permissions.clear_user_limits,
+    permissions.list_user_limits,
+    policies.set_policy,
+    policies.clear_policy,
+    policies.list_policies,
+    policies.set_operator_policy,
+    policies.clear_operator_policy,
+    policies.list_operator_policies,
+    policies.set_parameter,
+    policies.clear_parameter,
+    policies.list_parameters,
+    policies.set_global_parameter,
+    policies.clear_global_parameter,
+    policies.list_global_parameters,
+    definitions.export_definitions,
+    definitions.import_definitions,
 )
 
 

@@ -54,6 +54,7 @@ def start(
     shards: Annotated[str | None, typer.Option(help="A number, or auto: one per core.")] = None,
     front_doors: Annotated[str | None, typer.Option(help="Processes that speak AMQP.")] = None,
     durability: Annotated[str | None, typer.Option(help="fsync or page-cache.")] = None,
+    load_definitions: Annotated[str | None, typer.Option(help="JSON file, taken in at each start.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Run the broker in the foreground until Ctrl-C or SIGTERM. Flags win over the settings file."""

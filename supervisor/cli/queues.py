@@ -1,4 +1,5 @@
-"""list_queues, list_exchanges, list_bindings, list_connections: what there is, as rabbitmqctl names it."""
+"""list_queues, list_exchanges, list_bindings, list_connections: what there is, as rabbitmqctl names it. And queues gone
+or empty."""
 
 from __future__ import annotations
 
@@ -93,6 +94,35 @@ def list_connections(
     """Connections of clients."""
     usual = ["user", "peer_host", "peer_port", "state"]
     _list(connect(url, user, password, data_dir), "connections", None, columns or usual, formatter)
+
+
+def delete_queue(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
+    if_empty: Annotated[bool, typer.Option("--if-empty", "-e")] = False,
+    if_unused: Annotated[bool, typer.Option("--if-unused", "-u")] = False,
+    vhost: Vhost = "/",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Delete a queue and the messages in it."""
+    conditions = {name: "true" for name, wanted in (("if-empty", if_empty), ("if-unused", if_unused)) if wanted}
+    thing = f"queue '{queue}' in vhost '{vhost}'"
+    connect(url, user, password, data_dir).delete("queues", vhost, queue, thing=thing, **conditions)
+
+
+def purge_queue(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
+    vhost: Vhost = "/",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Drop the messages that are ready in a queue."""
+    thing = f"queue '{queue}' in vhost '{vhost}'"
+    connect(url, user, password, data_dir).delete("queues", vhost, queue, "contents", thing=thing)
 
 
 def _list(api: Api, kind: str, vhost: str | None, columns: list[str], formatter: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import DEFAULT_DATA_DIR, DataDir, Password, Url, User, Vhost, connect, fail
+from supervisor.cli.api import DEFAULT_DATA_DIR, DataDir, Formatter, Password, Url, User, Vhost, connect, fail, show
 
 Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
 
@@ -39,6 +39,17 @@ def delete_vhost(
     connect(url, user, password, data_dir).delete("vhosts", vhost, thing=f"vhost '{vhost}'")
 
 
+def list_vhosts(
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    formatter: Formatter = "table",
+) -> None:
+    """Virtual hosts."""
+    show(connect(url, user, password, data_dir).get("vhosts"), ["name", "description", "tags"], formatter)
+
+
 def add_user(
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
     new_password: NewPassword = None,
@@ -67,6 +78,46 @@ def change_password(
     api = connect(url, user, password, data_dir)
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
     api.put("users", username, body={"password": _given_or_asked(new_password), "tags": found["tags"]})
+
+
+def clear_password(
+    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Leave a user without a password: nobody can log in with one; their tags stay."""
+    api = connect(url, user, password, data_dir)
+    found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
+    api.put("users", username, body={"password_hash": "", "tags": found["tags"]})
+
+
+def set_user_tags(
+    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG ...]", help="None: no tags.")] = None,
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Give a user these tags and no others; their password stays."""
+    api = connect(url, user, password, data_dir)
+    found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
+    kept = {name: found[name] for name in ("password_hash", "hashing_algorithm")}
+    api.put("users", username, body={**kept, "tags": tags or []})
+
+
+def list_users(
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    formatter: Formatter = "table",
+) -> None:
+    """Users and their tags."""
+    rows = connect(url, user, password, data_dir).get("users")
+    show([{"user": row["name"], "tags": row["tags"]} for row in rows], ["user", "tags"], formatter)
 
 
 def delete_user(

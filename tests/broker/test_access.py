@@ -8,12 +8,13 @@ from broker.catalog import Catalog
 from broker.changes import UserPut
 from broker.controller.access import hash_password
 
+SHA256 = "rabbit_password_hashing_sha256"
 # RabbitMQ's documentation, "Password hashes": salt 908DC60A, password test12.
 KNOWN = "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"
 
 
 def test_the_hash_of_rabbitmqs_documentation_is_made() -> None:
-    assert hash_password("test12", bytes.fromhex("908DC60A")) == KNOWN
+    assert hash_password("test12", bytes.fromhex("908DC60A"), SHA256) == KNOWN
 
 
 @pytest.mark.parametrize(

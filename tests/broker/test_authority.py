@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from broker.catalog import Catalog
-from broker.changes import VhostPut
+from broker.changes import ParameterDelete, ParameterPut, VhostPut
 from broker.control import Answer, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller.authority import Authority
 from broker.controller.definitions import Definitions
@@ -270,3 +270,84 @@ async def test_what_was_answered_is_there_after_a_restart(world: World, tmp_path
     copy = Definitions(tmp_path, "another")
     assert copy.load().state() == world.catalog.state()
     copy.close()
+
+
+# -- policies --------------------------------------------------------------------------------------------
+
+
+def policy(definition: dict[str, Any], component: str = "policy", pattern: str = "^q") -> ParameterPut:
+    value = {"pattern": pattern, "definition": definition, "priority": 0, "apply-to": "all"}
+    return ParameterPut("/", component, "p", value)
+
+
+@pytest.mark.row("C3.7")
+async def test_shards_know_the_effective_arguments_before_a_policy_is_answered(world: World) -> None:
+    await world.ask(declare("q", arguments={"x-max-length": 5}))
+    await world.ask(declare("other"))
+    world.shards.hold = True
+    asking = asyncio.create_task(world.ask(policy({"max-length": 3, "message-ttl": 9})))
+    await turn()
+    assert not asking.done()
+    world.shards.release()
+    assert (await asking).code == 0
+    told = {spec.name: spec.arguments for spec in world.shards.queues.values()}
+    assert told == {"q": {"x-max-length": 3, "x-message-ttl": 9}, "other": {}}
+    assert world.agree()
+
+
+@pytest.mark.row("C3.7")
+async def test_only_queues_that_change_are_told(world: World) -> None:
+    await world.ask(declare("q", arguments={"x-max-length": 1}))
+    before = len(world.shards.received)
+    assert (await world.ask(policy({"max-length": 3}))).code == 0
+    assert (await world.ask(policy({"alternate-exchange": "a"}))).code == 0
+    assert len(world.shards.received) == before
+
+
+@pytest.mark.row("C3.7")
+async def test_a_cleared_policy_gives_back_what_was_declared(world: World) -> None:
+    await world.ask(declare("q", arguments={"x-max-length": 5}))
+    await world.ask(policy({"max-length": 3}))
+    assert (await world.ask(ParameterDelete("/", "policy", "p"))).code == 0
+    assert [spec.arguments for spec in world.shards.queues.values()] == [{"x-max-length": 5}]
+    assert (await world.ask(ParameterDelete("/", "policy", "p"))).code == 404
+
+
+async def test_a_queue_declared_under_a_policy_has_its_limits_from_the_start(world: World) -> None:
+    await world.ask(policy({"max-length": 3}))
+    await world.ask(declare("q"))
+    assert [spec.arguments for spec in world.shards.queues.values()] == [{"x-max-length": 3}]
+    assert [spec.arguments for spec in world.authority.queues_of_shard(0) + world.authority.queues_of_shard(1)] == [
+        {"x-max-length": 3}
+    ]
+    assert (await world.ask(declare("q"))).code == 0, "a declare compares what was declared"
+
+
+async def test_a_policy_does_not_bring_a_queue_back_that_its_shard_is_deleting(world: World) -> None:
+    await world.ask(declare("q"))
+    world.shards.hold = True
+    deleting = asyncio.create_task(world.ask(QueueRemove("/", "q", False, True)))
+    await turn()
+    before = len(world.shards.received)
+    setting = asyncio.create_task(world.ask(policy({"max-length": 3}), YOU))
+    await turn()
+    assert not any(isinstance(sent, wire.CreateQueues) for _, sent in world.shards.received[before:])
+    world.shards.release()
+    assert [(await deleting).code, (await setting).code] == [0, 0]
+    assert world.shards.queues == {}
+    assert world.agree()
+
+
+async def test_a_queue_whose_delete_is_refused_hears_of_the_policy_then(world: World) -> None:
+    await world.ask(declare("q"))
+    (id,) = world.shards.queues
+    world.shards.refuse[id] = wire.Refused(0, 406, "not empty")
+    world.shards.hold = True
+    deleting = asyncio.create_task(world.ask(QueueRemove("/", "q", False, True)))
+    await turn()
+    setting = asyncio.create_task(world.ask(policy({"max-length": 3}), YOU))
+    await turn()
+    world.shards.hold = False
+    world.shards.release()
+    assert [(await deleting).code, (await setting).code] == [406, 0]
+    assert [spec.arguments for spec in world.shards.queues.values()] == [{"x-max-length": 3}]

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import login
+from broker import checks, login
 from broker.amqp.errors import ConnectionException
 from broker.catalog import Catalog
 from broker.changes import ParameterPut, PermissionPut, UserPut, VhostPut
-from broker.login import Connected, LoginRefused
+from broker.login import LoginRefused
 
 CLOSES = {"capabilities": {"authentication_failure_close": True}}
-NOBODY = Connected(0, 0, 0)
 
 
 def hashed(password: str) -> str:
@@ -40,8 +39,15 @@ def catalog() -> Catalog:
 
 
 def enter(mechanism: str, response: bytes, peer: str = "10.0.0.7", client: dict[str, Any] | None = None) -> str:
+    users = catalog()
     return login.authenticate(
-        mechanism, response, client or {}, catalog(), peer_host=peer, loopback_users=frozenset({"guest"})
+        mechanism,
+        response,
+        client or {},
+        users,
+        verdict=lambda user, password: "" if users.password_ok(user, password) else "wrong",
+        peer_host=peer,
+        loopback_users=frozenset({"guest"}),
     )
 
 
@@ -114,38 +120,55 @@ def test_an_unknown_mechanism_is_refused() -> None:
 
 
 def test_a_vhost_opens_to_a_user_with_any_permission_in_it() -> None:
-    login.check_open(catalog(), "u", "/", NOBODY)
-
-
-LIMIT = {"max-connections": 2}
-NONE = {"max-connections": -1}
+    login.check_open(catalog(), "u", "/")
 
 
 @pytest.mark.row("A1.9")
 @pytest.mark.parametrize(
     ("vhost", "connected", "text"),
     [
-        ("missing", NOBODY, "vhost missing not found"),
-        ("closed", NOBODY, "access to vhost 'closed' refused for user 'u'"),
-        ("/", Connected(9, 0, 0), "connection refused: node connection limit (9) is reached"),
-        ("/", Connected(0, 2, 0), "access to vhost '/' refused for user 'u': connection limit (2) is reached"),
-        ("/", Connected(0, 0, 2), "connection refused for user 'u': user connection limit (2) is reached"),
+        pytest.param("missing", 0, "vhost missing not found", id="A1.9 no vhost"),
+        pytest.param("closed", 0, "access to vhost 'closed' refused for user 'u'", id="I4 no permission"),
+        pytest.param("/", 9, "connection refused: node connection limit (9) is reached", id="A1.9 node limit"),
     ],
 )
-def test_a_refused_open_has_rabbitmqs_texts(vhost: str, connected: Connected, text: str) -> None:
-    known = catalog()
-    known.apply(ParameterPut("/", "vhost-limits", "limits", LIMIT))
-    known.apply(ParameterPut("", "user-limits", "u", LIMIT))
+def test_a_refused_open_has_rabbitmqs_texts(vhost: str, connected: int, text: str) -> None:
     with pytest.raises(ConnectionException) as refused:
-        login.check_open(known, "u", vhost, connected, connections_max=9)
+        login.check_open(catalog(), "u", vhost, connected, connections_max=9)
     assert (refused.value.code, refused.value.text) == (530, text)
     assert (refused.value.class_id, refused.value.method_id) == (10, 40)
 
 
+LIMIT = {"max-connections": 2, "max-channels": 3}
+
+
+@pytest.mark.parametrize(
+    ("of_vhost", "of_user", "text"),
+    [
+        pytest.param(2, 0, "access to vhost '/' refused for user 'u': connection limit (2) is reached", id="I8"),
+        pytest.param(0, 2, "connection refused for user 'u': user connection limit (2) is reached", id="I9"),
+        pytest.param(1, 1, "", id="I9 below"),
+    ],
+)
+def test_limits_of_vhosts_and_users_have_rabbitmqs_texts(of_vhost: int, of_user: int, text: str) -> None:
+    known = catalog()
+    known.apply(ParameterPut("/", "vhost-limits", "limits", LIMIT))
+    known.apply(ParameterPut("", "user-limits", "u", LIMIT))
+    assert login.has_limits(known, "u", "/")
+    try:
+        checks.check_connection_limits(known, "/", "u", of_vhost, of_user)
+    except checks.Refusal as refused:
+        assert (refused.code, refused.text) == (530, text)
+    else:
+        assert not text
+
+
+@pytest.mark.row("I8")
 def test_a_negative_limit_is_none() -> None:
     known = catalog()
-    known.apply(ParameterPut("/", "vhost-limits", "limits", NONE))
-    login.check_open(known, "u", "/", Connected(100, 100, 100))
+    known.apply(ParameterPut("/", "vhost-limits", "limits", {"max-connections": -1}))
+    assert not login.has_limits(known, "u", "/")
+    checks.check_connection_limits(known, "/", "u", 100, 100)
 
 
 @pytest.mark.row("A2.5")
@@ -172,7 +195,14 @@ def test_who_showed_a_certificate_enters_as_whom_it_names_and_nobody_else_does()
     def external(name: str, has_certificate: bool = True, peer: str = "10.0.0.7") -> str:
         tls = login.TlsPeer("tlsv1.3", "", name, has_certificate)
         return login.authenticate(
-            "EXTERNAL", b"", CLOSES, catalog(), peer_host=peer, loopback_users=frozenset({"guest"}), tls=tls
+            "EXTERNAL",
+            b"",
+            CLOSES,
+            catalog(),
+            verdict=lambda user, password: "nobody is asked for one",
+            peer_host=peer,
+            loopback_users=frozenset({"guest"}),
+            tls=tls,
         )
 
     assert external("u") == "u" and external("guest", peer="::1") == "guest"

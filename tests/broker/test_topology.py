@@ -437,6 +437,20 @@ def test_after_close_nothing_more_is_asked_or_replied() -> None:
     run(scenario)
 
 
+def test_names_may_be_of_any_letters() -> None:
+    async def scenario() -> None:
+        driver = Driver(SOURCE, PLAIN)
+        driver.receive(Queue.Declare(queue="mine"))
+        await driver.finish()
+        method = Queue.Declare()
+        method.queue = "grüße 你好"
+        driver.receive(method)
+        await driver.finish()
+        assert driver.replies[-1] == "Queue.DeclareOk" and driver.failures == []
+
+    run(scenario)
+
+
 names = st.sampled_from(["q", "new", "other", "missing", ""])
 exchanges = st.sampled_from(["e", "missing", "new"])
 methods = st.one_of(

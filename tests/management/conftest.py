@@ -76,6 +76,11 @@ class FakeShards:
 
 
 @dataclass
+class FakeDoor:
+    number: int = 0
+
+
+@dataclass
 class FakeDoors:
     closed: list[tuple[str, int, str]] = field(default_factory=list)
 
@@ -87,8 +92,8 @@ class FakeDoors:
     def close_connection(self, owner: str, code: int, text: str) -> None:
         self.closed.append((owner, code, text))
 
-    def doors(self) -> list[str]:
-        return ["a door"]
+    def doors(self) -> list[FakeDoor]:
+        return [FakeDoor()]
 
     async def reports(self) -> list[DoorReport]:
         channel = {"owner": OWNER, "number": 1, "prefetch_count": 10}

@@ -10,10 +10,13 @@ import aiohttp
 import msgspec
 import pytest
 
+from broker import passwords
+from broker.control import QueueDeclare
 from broker.controller.management import app, gathered
 from broker.controller.management.app import RESOURCES
 from tests.management.conftest import CONNECTION, OWNER, Api
 
+QUICK_HASH = {"hashing_algorithm": "rabbit_password_hashing_sha256"}
 NAME = quote(CONNECTION, safe="")
 
 
@@ -23,11 +26,18 @@ async def make(api: Api) -> None:
         ("/api/exchanges/%2F/e", {"type": "topic"}),
         ("/api/queues/%2F/q", {}),
         ("/api/queues/%2F/r%2Fs", {"durable": True}),
-        ("/api/users/nobody", {"password": "x", "tags": ""}),
-        ("/api/users/manager", {"password": "x", "tags": "management"}),
+        ("/api/users/nobody", {"password": "x", "tags": "", **QUICK_HASH}),
+        ("/api/users/manager", {"password": "x", "tags": "management", **QUICK_HASH}),
+        ("/api/policies/%2F/p", {"pattern": "^zz", "definition": {"max-length": 3}, "priority": 1}),
+        ("/api/operator-policies/%2F/o", {"pattern": "^zz", "definition": {"max-length": 2}}),
+        ("/api/parameters/stream/%2F/s", {"value": "text"}),
+        ("/api/global-parameters/g", {"value": 1}),
+        ("/api/topic-permissions/%2F/nobody", {"exchange": "e", "write": "w", "read": "r"}),
     ):
         status, found = await api.call("PUT", path, body)
         assert status == 201, (path, found)
+    for path in ("/api/vhost-limits/%2F/max-connections", "/api/user-limits/nobody/max-channels"):
+        assert (await api.call("PUT", path, {"value": 9}))[0] == 204
     for body in ({"routing_key": "a.#"}, {"routing_key": "a.#", "arguments": {"n": 1}}):
         assert (await api.call("POST", "/api/bindings/%2F/e/e/q/q", body))[0] == 201
 
@@ -42,19 +52,34 @@ READS = [
     f"connections/{NAME}/channels", "channels", f"channels/{quote(CONNECTION + ' (1)', safe='')}", "consumers",
     "consumers/%2F", "health/checks/alarms", "health/checks/local-alarms", "health/checks/virtual-hosts",
     "health/checks/port-listener/5672", "health/checks/protocol-listener/amqp091", "health/checks/is-in-service",
-    "health/checks/ready-to-serve-clients", "health/checks/node-is-quorum-critical", "aliveness-test/%2F",
-    "healthchecks/node", "healthchecks/node/shardmq@localhost", "definitions", "processes", "shards",
+    "health/checks/ready-to-serve-clients", "health/checks/node-is-quorum-critical",
+    "healthchecks/node", "healthchecks/node/shardmq@localhost", "definitions", "definitions/%2F", "processes", "shards",
+    "users/without-permissions", "users/guest/topic-permissions", "vhosts/%2F/topic-permissions", "topic-permissions",
+    "topic-permissions/%2F/nobody", "policies", "policies/%2F", "policies/%2F/p", "operator-policies",
+    "operator-policies/%2F", "operator-policies/%2F/o", "parameters", "parameters/stream", "parameters/stream/%2F",
+    "parameters/stream/%2F/s", "global-parameters", "global-parameters/g", "vhost-limits", "vhost-limits/%2F",
+    "user-limits", "user-limits/nobody", "cluster-name", "version", "extensions", "feature-flags",
+    "deprecated-features", "auth", "auth/hash_password/x", "connections/username/guest",
 ]  # fmt: skip
+EMPTY = {
+    "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions", "feature-flags",
+    "deprecated-features",
+}  # fmt: skip
 ABSENT = [
     "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions", "permissions/%2F/x",
     "queues/x", "queues/%2F/x", "queues/x/q", "queues/%2F/x/bindings", "exchanges/x", "exchanges/%2F/x",
     "exchanges/%2F/x/bindings/source", "bindings/x", "bindings/%2F/e/x/q/q", "bindings/%2F/e/e/q/x",
     "bindings/%2F/e/e/q/q/x", "connections/x", "connections/x/channels", "channels/x", "consumers/x",
-    "aliveness-test/x", "healthchecks/node/x",
+    "aliveness-test/x", "healthchecks/node/x", "definitions/x", "users/x/topic-permissions",
+    "vhosts/x/topic-permissions", "topic-permissions/%2F/x", "policies/x", "policies/%2F/x", "operator-policies/x",
+    "operator-policies/%2F/x", "parameters/stream/x", "parameters/stream/%2F/x", "parameters/x/%2F/s",
+    "global-parameters/x", "vhost-limits/x", "user-limits/x",
 ]  # fmt: skip
 ABSENT_DELETES = [
     "vhosts/x", "users/x", "permissions/%2F/x", "queues/%2F/x", "queues/%2F/x/contents", "exchanges/%2F/x",
-    "bindings/%2F/e/e/q/q/x", "connections/x",
+    "bindings/%2F/e/e/q/q/x", "connections/x", "policies/%2F/x", "operator-policies/%2F/x", "topic-permissions/%2F/x",
+    "topic-permissions/%2F/nobody?exchange=x", "parameters/stream/%2F/x", "global-parameters/x",
+    "vhost-limits/x/max-queues", "user-limits/x/max-channels",
 ]  # fmt: skip
 CHANGES = [
     ("PUT", "vhosts/v", {}), ("DELETE", "vhosts/%2F", None), ("PUT", "users/u", {"tags": "", "password": "x"}),
@@ -62,7 +87,12 @@ CHANGES = [
     ("DELETE", "permissions/%2F/guest", None), ("PUT", "queues/%2F/new", {}), ("DELETE", "queues/%2F/q", None),
     ("DELETE", "queues/%2F/q/contents", None), ("PUT", "exchanges/%2F/new", {"type": "direct"}),
     ("DELETE", "exchanges/%2F/e", None), ("POST", "bindings/%2F/e/e/q/q", {}),
-    ("DELETE", "bindings/%2F/e/e/q/q/a.%23", None),
+    ("DELETE", "bindings/%2F/e/e/q/q/a.%23", None), ("PUT", "policies/%2F/p", {}), ("DELETE", "policies/%2F/p", None),
+    ("PUT", "operator-policies/%2F/p", {}), ("PUT", "topic-permissions/%2F/nobody", {}),
+    ("PUT", "parameters/stream/%2F/s", {}), ("PUT", "global-parameters/g", {}), ("DELETE", "global-parameters/g", None),
+    ("PUT", "vhost-limits/%2F/max-queues", {}), ("PUT", "user-limits/nobody/max-channels", {}),
+    ("POST", "definitions", {}), ("POST", "definitions/%2F", {}), ("PUT", "cluster-name", {}),
+    ("POST", "exchanges/%2F/e/publish", {}), ("POST", "queues/%2F/q/get", {}),
 ]  # fmt: skip
 BAD = [
     ("PUT", "users/u", {}), ("PUT", "users/u", {"tags": 3}), ("PUT", "users/u", b"{"), ("PUT", "vhosts/v", b"[]"),
@@ -77,6 +107,15 @@ BAD = [
     ("DELETE", "queues/%2F/q?if-empty=true", None), ("DELETE", "exchanges/%2F/e?if-unused=true", None),
     ("GET", "queues?page=x", None), ("GET", "queues?page=99", None), ("GET", "queues?page=1&page_size=501", None),
     ("GET", "queues?use_regex=true&name=(", None), ("GET", "health/checks/port-listener/x", None),
+    ("PUT", "policies/%2F/p", {}), ("PUT", "policies/%2F/p", {"pattern": "", "definition": {"x": 1}}),
+    ("PUT", "parameters/policy/%2F/p", {"value": {}}), ("DELETE", "parameters/policy/%2F/p", None),
+    ("PUT", "parameters/nosuch/%2F/p", {"value": {}}), ("PUT", "parameters/stream/%2F/p", {}),
+    ("PUT", "global-parameters/g", {}), ("PUT", "vhost-limits/%2F/zz", {"value": 1}),
+    ("PUT", "vhost-limits/%2F/max-queues", {"value": "a"}), ("PUT", "user-limits/x/max-channels", {"value": 1}),
+    ("PUT", "topic-permissions/%2F/nobody", {"exchange": "e", "write": "(", "read": ""}),
+    ("PUT", "topic-permissions/%2F/x", {"exchange": "e", "write": "", "read": ""}), ("PUT", "cluster-name", {}),
+    ("PUT", "users/u", {"tags": "", "password": "a", "password_hash": "b"}), ("POST", "definitions", b"{"),
+    ("PUT", "users/u", {"tags": "", "password_hash": "!"}), ("POST", "definitions", {"queues": [{"name": "q"}]}),
 ]  # fmt: skip
 
 
@@ -90,7 +129,7 @@ async def test_every_read_answers(made: Api) -> None:
     for path in READS:
         status, found = await made.call("GET", f"/api/{path}")
         assert status == 200, (path, found)
-        assert found or path.endswith("destination"), path
+        assert found or path in EMPTY, path
 
 
 async def test_the_root_of_the_port_says_where_to_go_on_without_a_login(api: Api) -> None:
@@ -163,6 +202,11 @@ async def test_put_says_whether_it_made_something_and_delete_takes_it_away(made:
         ("permissions/%2F/nobody", {"configure": "", "write": "", "read": ".*"}),
         ("queues/%2F/new", {"auto_delete": "true", "arguments": {"x-max-length": 5}}),
         ("exchanges/%2F/new", {"type": "headers", "internal": True}),
+        ("policies/%2F/new", {"pattern": "^zz", "definition": {"max-length": 3}, "apply-to": "queues"}),
+        ("operator-policies/%2F/new", {"pattern": "^zz", "definition": {"max-length": 3}}),
+        ("parameters/stream/%2F/new", {"value": [1]}),
+        ("global-parameters/new", {"value": None}),
+        ("topic-permissions/%2F/manager", {"exchange": "e", "write": "w", "read": "r"}),
     ):
         assert (await made.call("PUT", f"/api/{path}", body))[0] == 201, path
         assert (await made.call("PUT", f"/api/{path}", body))[0] == 204, path
@@ -288,8 +332,8 @@ async def test_users_go_many_at_once(made: Api) -> None:
     assert {user["name"] for user in await made.get("/api/users")} == {"guest"}
 
 
-async def test_definitions_hold_what_lasts(made: Api) -> None:
-    await made.call("PUT", "/api/queues/%2F/passing", {"durable": False})
+async def test_definitions_hold_what_is_nobodys_own(made: Api) -> None:
+    await made.context.authority.ask(QueueDeclare("/", "own", True, False, True, {}), OWNER)
     found = await made.get("/api/definitions")
     assert {queue["name"] for queue in found["queues"]} == {"q", "r/s"}
     assert [exchange["name"] for exchange in found["exchanges"]] == ["e"]
@@ -333,3 +377,105 @@ async def test_inherited_sockets_are_served_and_let_go(made: Api) -> None:
 def test_no_route_is_given_twice() -> None:
     routes = [(route.method, route.path) for resource in RESOURCES for route in resource.ROUTES]
     assert len(routes) == len(set(routes))
+
+
+@pytest.mark.row("G1.23", "G1.24", "J1", "J2")
+async def test_a_policy_is_shown_as_it_was_set_and_where_it_applies(made: Api) -> None:
+    body = {"pattern": "^q$", "definition": {"max-length": 5, "message-ttl": 9}, "priority": 7, "name": "other"}
+    await made.call("PUT", "/api/policies/%2F/new", body)
+    shown = await made.get("/api/policies/%2F/new")
+    assert shown == {
+        "vhost": "/", "name": "new", "pattern": "^q$", "apply-to": "all",
+        "definition": {"max-length": 5, "message-ttl": 9}, "priority": 7,
+    }  # fmt: skip
+    await made.call("PUT", "/api/operator-policies/%2F/top", {"pattern": "q", "definition": {"max-length": 2}})
+    row = await made.get("/api/queues/%2F/q?columns=policy,operator_policy,effective_policy_definition")
+    merged = {"max-length": 2, "message-ttl": 9}
+    assert row == {"policy": "new", "operator_policy": "top", "effective_policy_definition": merged}
+    assert (await made.get("/api/exchanges/%2F/e"))["policy"] is None
+
+
+@pytest.mark.row("G1.25", "J3")
+async def test_parameters_show_operator_policies_and_limits_but_policies_only_by_name(made: Api) -> None:
+    listed = {(row["component"], row["name"]) for row in await made.get("/api/parameters")}
+    assert listed == {("operator_policy", "o"), ("stream", "s"), ("vhost-limits", "limits")}
+    assert [row["name"] for row in await made.get("/api/parameters/policy")] == ["p"]
+    assert (await made.get("/api/parameters/stream/%2F/s"))["value"] == "text"
+
+
+@pytest.mark.row("G1.27", "G3.3", "I8", "I9")
+async def test_limits_are_set_and_forgotten_one_by_one(made: Api) -> None:
+    for path, names in (("vhost-limits/%2F", ("max-connections", "max-queues")),
+                        ("user-limits/nobody", ("max-channels", "max-connections"))):  # fmt: skip
+        await made.call("PUT", f"/api/{path}/{names[1]}", {"value": 4})
+        assert (await made.get(f"/api/{path}"))[0]["value"] == {names[0]: 9, names[1]: 4}
+        assert (await made.call("DELETE", f"/api/{path}/{names[0]}"))[0] == 204
+        assert (await made.call("DELETE", f"/api/{path}/{names[0]}"))[0] == 204, "gone already: no error"
+        assert (await made.get(f"/api/{path}"))[0]["value"] == {names[1]: 4}
+        assert (await made.call("DELETE", f"/api/{path}/{names[1]}"))[0] == 204
+        assert await made.get(f"/api/{path}") == []
+
+
+@pytest.mark.row("G1.21", "I9")
+async def test_a_users_limits_go_with_the_user(made: Api) -> None:
+    assert (await made.get("/api/users/nobody"))["limits"] == {"max-channels": 9}
+    await made.call("DELETE", "/api/users/nobody")
+    await made.call("PUT", "/api/users/nobody", {"password": "x", "tags": ""})
+    assert (await made.get("/api/users/nobody"))["limits"] == {}
+    assert await made.get("/api/topic-permissions") == []
+
+
+@pytest.mark.row("G1.2")
+async def test_aliveness_fails_when_no_front_door_answers(made: Api) -> None:
+    status, found = await made.call("GET", "/api/aliveness-test/%2F")
+    assert (status, found["status"]) == (503, "failed")
+    status, found = await made.call("POST", "/api/queues/%2F/q/get", {"count": 1, "ackmode": "ack_requeue_true",
+                                                                     "encoding": "auto"})  # fmt: skip
+    assert (status, found["error"]) == (503, "unavailable")
+
+
+@pytest.mark.row("G3.4")
+async def test_the_cluster_has_a_name(made: Api) -> None:
+    assert (await made.call("PUT", "/api/cluster-name", {"name": "orders"}))[0] == 204
+    assert await made.get("/api/cluster-name") == {"name": "orders"}
+    assert (await made.get("/api/overview"))["cluster_name"] == "orders"
+    assert (await made.get("/api/global-parameters/cluster_name"))["value"] == "orders"
+
+
+@pytest.mark.row("G1.4")
+async def test_all_connections_of_a_user_are_closed_together(made: Api) -> None:
+    assert [row["name"] for row in await made.get("/api/connections/username/guest")] == [CONNECTION]
+    assert await made.get("/api/connections/username/nobody") == []
+    assert (await made.call("DELETE", "/api/connections/username/guest", headers={"X-Reason": "enough"}))[0] == 204
+    assert made.doors.closed == [(OWNER, 320, "enough")]
+
+
+@pytest.mark.row("G2.10", "H1")
+async def test_a_hash_made_here_is_one_users_can_have(made: Api) -> None:
+    password_hash = (await made.get("/api/auth/hash_password/s%20ecret"))["ok"]
+    body = {"password_hash": password_hash, "hashing_algorithm": passwords.DEFAULT_ALGORITHM, "tags": "management"}
+    await made.call("PUT", "/api/users/hashed", body)
+    made.login = ("hashed", "s ecret")
+    assert (await made.get("/api/whoami"))["name"] == "hashed"
+
+
+@pytest.mark.row("G1.28", "G2.9")
+async def test_definitions_come_in_as_a_form_and_go_out_as_a_file(made: Api) -> None:
+    login = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}  # guest:guest
+    for path in ("/api/definitions", "/api/definitions/upload"):
+        form = aiohttp.FormData()
+        form.add_field("redirect", "#/overview")
+        form.add_field("file", b'{"queues": [{"name": "up", "vhost": "/"}]}', filename="d.json")
+        async with made.client.post(path, data=form, headers=login) as answer:
+            assert answer.status == 204
+    assert (await made.get("/api/queues/%2F/up"))["name"] == "up"
+    await made.get('/api/definitions?download=my%20"file".json')
+    assert made.headers["Content-Disposition"] == 'attachment; filename="my__file_.json"'
+
+
+@pytest.mark.row("I4", "G1.28")
+async def test_an_import_stops_at_what_is_refused_and_names_it(made: Api) -> None:
+    policy = {"vhost": "/", "name": "ip", "pattern": "a", "definition": {"zz": 1}}
+    status, found = await made.call("POST", "/api/definitions", {"policies": [policy]})
+    assert status == 400
+    assert found["reason"] == 'Validation failed\n\n[{<<"zz">>,1}] are not recognised policy settings\n (//ip)'

@@ -5,18 +5,35 @@ from __future__ import annotations
 import random
 from array import array
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardd.queues import ready
 from tests.reference import ready as reference
 
-# Of a chunk in ready.pyx.
-CHUNK_ENTRIES = 8192
+# Of a chunk in ready.pyx; a queue of more than four has chunks that are packed.
+CHUNK_ENTRIES = 4096
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["push", "push chunk", "drop", "back", "back chunk", "all"]), st.integers(0, 40)),
+    st.tuples(
+        st.sampled_from(["push", "push chunk", "push deep", "drop", "drop deep", "back", "back chunk", "all"]),
+        st.integers(0, 40),
+    ),
     max_size=50,
 )
+# Of a step, in units of its own.
+PUSHED = {"push": 0, "push chunk": CHUNK_ENTRIES - 20, "push deep": 5 * CHUNK_ENTRIES - 20}
+
+
+def some_entries(pick: random.Random, last: int, count: int) -> array[int]:
+    """Ascending from behind `last`: at equal distances, at any, or over the whole range; now and then redelivered."""
+    spread = pick.choice([1, 1, 9, 1 << 10, 1 << 24, 1 << 36])
+    marks = pick.choice([0, 1, pick.random()])
+    entries = array("Q")
+    for _ in range(count):
+        last = (last & ~15) + 16 * pick.randint(max(1, spread - 3), spread)
+        entries.append(last | (pick.random() < marks))
+    return entries
 
 
 @settings(max_examples=80, deadline=None)
@@ -27,14 +44,14 @@ def test_entries_come_in_order_and_go_back_to_their_place(steps: list[tuple[str,
     out: list[int] = []
     last = 1 << 32
     for step, count in steps:
-        if step in ("push", "push chunk"):
-            count = CHUNK_ENTRIES - 20 + count if step == "push chunk" else count
-            more = array("Q", [last + 16 * (i + 1) | pick.getrandbits(1) for i in range(count)])
-            last += 16 * count
+        if step in PUSHED:
+            more = some_entries(pick, last, PUSHED[step] + count)
+            last = more[-1] if more else last
             for each in both:
                 each.push_many(more)
-        elif step == "drop":
-            out += both[0].peek(count)
+        elif step in ("drop", "drop deep"):
+            count *= 300 if step == "drop deep" else 1
+            out += both[1].peek(count)
             for each in both:
                 each.drop(count)
         elif step in ("back", "back chunk"):
@@ -53,12 +70,37 @@ def test_entries_come_in_order_and_go_back_to_their_place(steps: list[tuple[str,
     assert both[0].peek(1 << 30) == both[1].peek(1 << 30)
 
 
+@pytest.mark.parametrize(("distance", "bytes_each"), [(1, 0.3), (60, 3.5), (5000, 3.5)])
+def test_a_deep_backlog_costs_little_memory(distance: int, bytes_each: float) -> None:
+    """Messages of one size one behind the other; of sizes that differ, alone and between those of other queues."""
+    pick = random.Random(distance)
+    count = 1_000_000
+    queue = ready.Ready()
+    last, entries = 1 << 32, array("Q")
+    for _ in range(count):
+        last += 16 * pick.randint(max(1, distance // 2), distance)
+        entries.append(last)
+    for start in range(0, count, 1000):
+        queue.push_many(entries[start : start + 1000])
+    assert queue.held_bytes() < bytes_each * count
+    assert queue.take_all() == entries
+    assert queue.held_bytes() == 0
+
+
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=40), st.integers(0, 39))
 def test_marks_are_the_plain_ones(values: list[int], start: int) -> None:
     entries = array("Q", values)
     start %= len(entries)
     assert ready.marked(entries) == reference.marked(entries)
     assert ready.same_mark(entries, start) == reference.same_mark(entries, start)
+
+
+@given(st.sets(st.integers(0, 200)), st.randoms())
+def test_two_lists_merge_as_the_plain_ones(places: set[int], pick: random.Random) -> None:
+    both = (array("Q"), array("Q"))
+    for place in sorted(places):
+        pick.choice(both).append(place << 4 | pick.getrandbits(1))
+    assert ready.merged(*both) == reference.merged(*both)
 
 
 @given(st.lists(st.integers(0, (1 << 32) - 1), max_size=40))

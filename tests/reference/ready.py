@@ -34,6 +34,10 @@ class Ready:
         self._entries = sorted([*self._entries, *entries], key=lambda entry: entry & PLACE)
 
 
+def merged(a: array[int], b: array[int]) -> array[int]:
+    return array("Q", sorted([*a, *b], key=lambda entry: entry & PLACE))
+
+
 def marked(entries: array[int]) -> array[int]:
     return array("Q", [entry | 1 for entry in entries])
 

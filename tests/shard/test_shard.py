@@ -366,6 +366,27 @@ def test_what_was_taken_in_is_credited_in_steps() -> None:
     assert ("credit", [(0, taken)]) in bench.turn()
 
 
+def test_queues_named_in_parts_are_all_there_and_those_of_a_controller_that_died_are_not() -> None:
+    home = DictHome()
+    stays, store = home.store("gone"), home.store("/")
+    shard = Shard(0, EPOCH, 1, home)
+
+    def say(what: Any, incarnation: int, epoch: int = EPOCH) -> None:
+        shard.receive(envelope.control(m.CONTROLLER, incarnation, epoch, 0, what), 1000)
+
+    say(m.Join("c"), 3, 0)
+    say(m.AssignPart([m.QueueSpec(1, "gone", "x", True), m.QueueSpec(2, "/", "y", True)]), 3)
+    say(m.Join("c"), 4, 0)
+    say(m.AssignPart([m.QueueSpec(3, "/", "a", True), m.QueueSpec(4, "/", "b", False)]), 4)
+    assert not shard.ready
+    say(m.Assign([m.QueueSpec(5, "/", "c", True, arguments={"x-message-ttl": 9})]), 4)
+    assert shard.ready
+    assert sorted(shard.queues.unused()) == [3, 4, 5]
+    assert list(shard.stores) == ["/"]
+    assert shard.queues.lasting(store).keys() == {3, 5}
+    assert not shard.queues.lasting(stays)
+
+
 # -- requests of one turn have the order in which they came
 
 

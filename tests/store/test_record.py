@@ -171,6 +171,11 @@ def test_reading_takes_whole_messages_as_many_as_fit(stored: list[bytes], bytes_
     assert len(got) == 10 or len(blob) + len(stored[wanted[len(got)]]) > bytes_max
 
 
+@given(st.lists(st.integers(0, (1 << 64) - 1)))
+def test_redelivered_ones_are_told_by_their_flag(entries: list[int]) -> None:
+    assert list(record.redelivered(array("Q", entries))) == [entry for entry in entries if entry & 1]
+
+
 @given(st.lists(st.integers(0, 30), unique=True), st.lists(st.integers(0, 30), unique=True))
 def test_marks_set_the_flag_of_their_own_entries_alone(entries: list[int], marks: list[int]) -> None:
     marked = array("Q", sorted(place << 4 for place in entries))

@@ -26,8 +26,28 @@ ANSWERS: dict[str, Any] = {
     "/api/bindings/a%2Fb": [{"source": "x", "destination": "q", "destination_type": "queue", "routing_key": "k"}],
     "/api/processes": [{"name": "shard-0", "kind": "shard", "index": 0, "pid": 77, "state": "ready", "restarts": 0}],
     "/api/vhosts/old": {"name": "old"},
-    "/api/users/bob": {"name": "bob", "tags": ["monitoring"]},
+    "/api/users/bob": {"name": "bob", "tags": ["monitoring"], "password_hash": "AAAA", "hashing_algorithm": "SHA256"},
     "/api/shards": [{"shard": 0, "queues": 5}],
+    "/api/users": [{"name": "bob", "tags": ["monitoring"]}],
+    "/api/vhosts": [{"name": "/", "description": "d", "tags": []}],
+    "/api/vhosts/v/permissions": [{"user": "u", "vhost": "v", "configure": "c", "write": "w", "read": "r"}],
+    "/api/vhosts/v/topic-permissions": [{"user": "u", "vhost": "v", "exchange": "e", "write": "w", "read": "r"}],
+    "/api/users/bob/permissions": [{"user": "bob", "vhost": "v", "configure": "c", "write": "w", "read": "r"}],
+    "/api/vhost-limits/v": [{"vhost": "v", "value": {"max-queues": 3}}],
+    "/api/vhost-limits": [{"vhost": "v", "value": {"max-queues": 3}}],
+    "/api/user-limits/bob": [{"user": "bob", "value": {"max-channels": 3, "max-connections": 4}}],
+    "/api/user-limits": [{"user": "bob", "value": {"max-channels": 3}}],
+    "/api/policies/v": [
+        {"vhost": "v", "name": "p", "pattern": "^a", "apply-to": "all", "definition": {"max-length": 3}, "priority": 1}
+    ],
+    "/api/operator-policies/v": [],
+    "/api/parameters": [
+        {"vhost": "v", "component": "stream", "name": "routing-key", "value": "4321"},
+        {"vhost": "/", "component": "stream", "name": "other", "value": 1},
+    ],
+    "/api/global-parameters": [{"name": "g", "value": [1]}],
+    "/api/definitions": {"queues": [{"name": "ü"}]},
+    "/api/definitions/v": {"queues": []},
 }
 
 
@@ -61,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    do_GET = do_PUT = do_DELETE = _answer
+    do_GET = do_PUT = do_POST = do_DELETE = _answer
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -206,3 +226,127 @@ def test_a_start_with_wrong_settings_is_one_line_and_status_2(tmp_path: Path, fl
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"shardmq: {says}\n"
     assert not (tmp_path / "data").exists()
+
+
+POLICY = {"pattern": "^a", "definition": {"max-length": 3}, "priority": 2, "apply-to": "queues"}
+
+
+@pytest.mark.parametrize(
+    ("command", "asks"),
+    [
+        pytest.param(command, asks, id=f"{row} {command[0]}")
+        for row, command, asks in (
+            ("H1", ["set_user_tags", "bob", "administrator"], ("PUT", "/api/users/bob")),
+            ("H1", ["clear_password", "bob"], ("PUT", "/api/users/bob")),
+            ("H2", ["clear_permissions", "-p", "v", "u"], ("DELETE", "/api/permissions/v/u")),
+            ("H2", ["set_topic_permissions", "-p", "v", "u", "e", "w", "r"], ("PUT", "/api/topic-permissions/v/u")),
+            ("H2", ["clear_topic_permissions", "-p", "v", "u"], ("DELETE", "/api/topic-permissions/v/u")),
+            (
+                "H2",
+                ["clear_topic_permissions", "-p", "v", "u", "e"],
+                ("DELETE", "/api/topic-permissions/v/u?exchange=e"),
+            ),
+            ("H3", ["set_vhost_limits", "-p", "v", '{"max-queues": 3}'], ("PUT", "/api/vhost-limits/v/max-queues")),
+            ("H3", ["clear_vhost_limits", "-p", "v"], ("DELETE", "/api/vhost-limits/v/max-queues")),
+            ("H4", ["set_user_limits", "u", '{"max-channels": 3}'], ("PUT", "/api/user-limits/u/max-channels")),
+            ("H4", ["clear_user_limits", "bob", "all"], ("DELETE", "/api/user-limits/bob/max-connections")),
+            ("H4", ["clear_user_limits", "bob", "max-channels"], ("DELETE", "/api/user-limits/bob/max-channels")),
+            ("H5", ["delete_queue", "-p", "v", "q", "--if-empty"], ("DELETE", "/api/queues/v/q?if-empty=true")),
+            ("H5", ["purge_queue", "-p", "v", "q"], ("DELETE", "/api/queues/v/q/contents")),
+            ("H8", ["clear_policy", "-p", "v", "p"], ("DELETE", "/api/policies/v/p")),
+            ("H8", ["clear_operator_policy", "-p", "v", "p"], ("DELETE", "/api/operator-policies/v/p")),
+            ("H9", ["clear_parameter", "-p", "v", "stream", "n"], ("DELETE", "/api/parameters/stream/v/n")),
+            ("H9", ["clear_global_parameter", "g"], ("DELETE", "/api/global-parameters/g")),
+        )
+    ],
+)
+def test_commands_of_rabbitmqctl_ask_for_the_same(api: FakeApi, command: list[str], asks: tuple[str, str]) -> None:
+    api.asked.clear()
+    assert run(*command, "--url", api.url) == (0, "")
+    assert asks in [(method, path) for method, path, _ in api.asked]
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "body"),
+    [
+        pytest.param(command, path, body, id=f"{row} {command[0]}")
+        for row, command, path, body in (
+            ("H8", ["set_policy", "-p", "v", "p", "^a", '{"max-length": 3}', "--priority", "2", "--apply-to", "queues"],
+             "/api/policies/v/p", POLICY),
+            ("H8", ["set_operator_policy", "--priority", "2", "--apply-to", "queues", "p", "^a", '{"max-length": 3}'],
+             "/api/operator-policies/%2F/p", POLICY),
+            ("H8", ["set_policy", "my_stream", "^shard\\.", '{"stream-definition": "my_stream"}'],
+             "/api/policies/%2F/my_stream",
+             {"pattern": "^shard\\.", "definition": {"stream-definition": "my_stream"}, "priority": 0,
+              "apply-to": "all"}),
+            ("H9", ["set_parameter", "stream", "routing-key", '"4321"'], "/api/parameters/stream/%2F/routing-key",
+             {"value": "4321"}),
+            ("H9", ["set_parameter", "-p", "v", "stream-definition", "n", '{"shards-per-node": 2}'],
+             "/api/parameters/stream-definition/v/n", {"value": {"shards-per-node": 2}}),
+            ("H9", ["set_global_parameter", "g", "[1, 2]"], "/api/global-parameters/g", {"value": [1, 2]}),
+        )
+    ],
+)  # fmt: skip
+def test_policies_and_parameters_are_said_as_to_rabbitmqctl(
+    api: FakeApi, command: list[str], path: str, body: Any
+) -> None:
+    api.asked.clear()
+    assert run(*command, "--url", api.url) == (0, "")
+    assert api.asked[-1] == ("PUT", path, body)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        pytest.param(command, words, id=f"{row} {command[0]}")
+        for row, command, words in (
+            ("H1", ["list_users"], ["user", "tags", "bob", '["monitoring"]']),
+            ("H2", ["list_permissions", "-p", "v"], ["user", "configure", "write", "read", "u", "c", "w", "r"]),
+            ("H2", ["list_user_permissions", "bob"], ["vhost", "configure", "write", "read", "v", "c", "w", "r"]),
+            ("H2", ["list_topic_permissions", "-p", "v"], ["user", "exchange", "write", "read", "u", "e", "w", "r"]),
+            ("H3", ["list_vhosts"], ["name", "description", "tags", "/", "d"]),
+            ("H3", ["list_vhost_limits", "-p", "v"], ["vhost", "limits", "v", '{"max-queues":', "3}"]),
+            ("H3", ["list_vhost_limits", "--global"], ["vhost", "limits", "v", '{"max-queues":', "3}"]),
+            ("H4", ["list_user_limits"], ["user", "limits", "bob", '{"max-channels":', "3}"]),
+            ("H8", ["list_policies", "-p", "v"],
+             ["vhost", "name", "pattern", "apply-to", "definition", "priority", "v", "p", "^a", "all",
+              '{"max-length":', "3}", "1"]),
+            ("H8", ["list_operator_policies", "-p", "v"],
+             ["vhost", "name", "pattern", "apply-to", "definition", "priority"]),
+            ("H9", ["list_parameters", "-p", "v"], ["component", "name", "value", "stream", "routing-key", "4321"]),
+            ("H9", ["list_global_parameters"], ["name", "value", "g", "[1]"]),
+        )
+    ],
+)  # fmt: skip
+def test_lists_have_rabbitmqctls_columns(api: FakeApi, command: list[str], words: list[str]) -> None:
+    status, output = run(*command, "--url", api.url)
+    assert (status, output.split()) == (0, words)
+
+
+@pytest.mark.row("H10")
+def test_definitions_go_to_a_file_only_its_owner_reads_and_back(api: FakeApi, tmp_path: Path) -> None:
+    file = tmp_path / "definitions.json"
+    assert run("export_definitions", str(file), "--url", api.url) == (0, "")
+    assert json.loads(file.read_text()) == ANSWERS["/api/definitions"]
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert run("import_definitions", str(file), "-p", "v", "--url", api.url) == (0, "")
+    assert api.asked[-1] == ("POST", "/api/definitions/v", ANSWERS["/api/definitions"])
+    status, output = run("export_definitions", "-", "-p", "v", "--url", api.url)
+    assert status == 0 and json.loads(output) == {"queues": []}
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        (["set_policy", "p", "a", "{"], 2, "not JSON: {"),
+        (["set_policy", "p", "a", "[]"], 2, "not a JSON object: []"),
+        (["set_parameter", "stream", "routing-key", "abc"], 2, "not JSON: abc"),
+        (["set_vhost_limits", "3"], 2, "not a JSON object: 3"),
+        (["import_definitions", "/nonexistent"], 1, "/nonexistent: No such file or directory"),
+        (["export_definitions", "/nonexistent/x"], 1, "/nonexistent/x: No such file or directory"),
+        (["clear_policy", "nope"], 1, "policy 'nope' does not exist"),
+    ],
+)
+def test_what_cannot_be_said_is_named(api: FakeApi, command: list[str], status: int, said: str) -> None:
+    found, output = run(*command, "--url", api.url)
+    assert (found, output.startswith(f"shardctl: {said}")) == (status, True), output

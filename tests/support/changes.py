@@ -29,11 +29,30 @@ def any_change() -> st.SearchStrategy[c.AnyChange]:
         st.builds(c.UserDelete, NAMES),
         st.builds(c.PermissionPut, VHOSTS, NAMES, st.just(".*"), st.just("^a"), st.just("")),
         st.builds(c.PermissionDelete, VHOSTS, NAMES),
+        st.builds(c.TopicPermissionPut, VHOSTS, NAMES, NAMES, st.just("^{username}"), st.just("b")),
+        st.builds(c.TopicPermissionDelete, VHOSTS, NAMES, st.one_of(st.none(), NAMES)),
         st.builds(c.ParameterPut, VHOSTS, NAMES, NAMES, st.just({"k": 1})),
+        st.builds(c.ParameterPut, VHOSTS, st.sampled_from(["policy", "operator_policy"]), NAMES, policy()),
+        st.builds(c.ParameterDelete, VHOSTS, st.sampled_from(["policy", "operator_policy"]), NAMES),
         st.builds(c.ParameterDelete, VHOSTS, NAMES, NAMES),
         definition(),
         st.builds(c.BindingPut, *binding),
         st.builds(c.BindingDelete, *binding),
+    )
+
+
+def policy() -> st.SearchStrategy[dict[str, Any]]:
+    """The value of a parameter; now and then one that is no policy at all."""
+    definitions = st.dictionaries(
+        st.sampled_from(["max-length", "message-ttl", "delivery-limit"]), st.integers(0, 9), min_size=1
+    )
+    return st.fixed_dictionaries(
+        {
+            "pattern": st.sampled_from(["^a", "b", "", "("]),
+            "definition": st.one_of(definitions, st.just({"alternate-exchange": "amq.fanout"})),
+            "priority": st.integers(-1, 2),
+            "apply-to": st.sampled_from(["all", "queues", "exchanges", "classic_queues", "quorum_queues"]),
+        }
     )
 
 

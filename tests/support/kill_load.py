@@ -158,6 +158,7 @@ class Worker:
 
     def __init__(self, name: str, port: int, ledger: Ledger, seed: str) -> None:
         self.name, self.port, self.ledger = name, port, ledger
+        self.queues: tuple[str, ...] = ()
         self.random = random.Random(f"{seed} {name}")
         self.going = True
         self.idle = threading.Event()  # paused, and nothing is outstanding
@@ -178,6 +179,10 @@ class Worker:
     @property
     def paused(self) -> bool:
         return not self._may_work.is_set()
+
+    def _rests(self) -> bool:
+        """Its consumers are far behind: they are to meet what is killed, not a backlog of minutes."""
+        return max(map(self.ledger.waiting, self.queues)) > BACKLOG_MAX
 
     def stop(self) -> None:
         self.going = False
@@ -243,10 +248,6 @@ class Publisher(Worker):
                 elif time.monotonic() - heard_at > SILENCE_S:
                     raise Complaint(f"no confirm for {SILENCE_S:g} s, {len(waiting)} outstanding")
 
-    def _rests(self) -> bool:
-        """Its consumers are far behind: they are to meet what is killed, not a backlog of minutes."""
-        return self.ledger.waiting(self.queues[0]) > BACKLOG_MAX
-
     def _publish_some(self, client: LoadClient, key: str, waiting: dict[int, None]) -> None:
         data = []
         for _ in range(self.random.randint(1, self.window_max - len(waiting))):
@@ -293,6 +294,8 @@ class Transactor(Worker):
                 if self.paused:
                     self.idle.set()
                     self._may_work.wait(0.2)
+                elif self._rests():
+                    time.sleep(0.02)
                 elif not self._commit(client):
                     return
         finally:

@@ -12,6 +12,7 @@ CONTROL: list[wire.Control] = [
     wire.Join("ipc:///run/door-0.sock"),
     wire.Hello(4711, True),
     wire.Gone(0, 99),
+    wire.AssignPart([SPEC]),
     wire.Assign([SPEC]),
     wire.CreateQueues(1, [SPEC]),
     wire.DeleteQueue(2, 7, True, False),

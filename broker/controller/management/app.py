@@ -13,14 +13,19 @@ from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.links import DoorLinks
 from broker.controller.management import (
+    about,
     bindings,
     channels,
     connections,
     consumers,
+    definitions,
     exchanges,
-    exported,
     health,
+    limits,
+    messages,
     overview,
+    parameters,
+    policies,
     processes,
     prometheus,
     queues,
@@ -29,7 +34,7 @@ from broker.controller.management import (
 )
 from broker.controller.management.call import TAGS, ApiError, Call, Context, Route, not_authorised, to_json, user_of
 from broker.controller.management.gathered import Gatherer
-from broker.controller.management.listing import Listing, shown
+from broker.controller.management.listing import Listing, cut, shown
 from broker.controller.presence import Presence
 from broker.controller.shard_links import ShardLinks
 
@@ -40,6 +45,7 @@ SHUTDOWN_S_MAX = 2.0  # for calls under way when the controller stops
 
 RESOURCES = (
     overview,
+    about,
     vhosts,
     users,
     queues,
@@ -48,9 +54,13 @@ RESOURCES = (
     connections,
     channels,
     consumers,
+    messages,
+    policies,
+    parameters,
+    limits,
     health,
     processes,
-    exported,
+    definitions,
 )
 
 log = logging.getLogger(__name__)
@@ -119,7 +129,7 @@ def metrics_app(context: Context) -> web.Application:
 
 def endpoint(context: Context, route: Route) -> Endpoint:
     async def answer(request: web.Request) -> web.StreamResponse:
-        user = user_of(context, request)
+        user = await user_of(context, request)
         if TAGS["management"].isdisjoint(user.tags):
             raise not_authorised("Not management user")
         call = Call(context, request, user)
@@ -132,6 +142,8 @@ def endpoint(context: Context, route: Route) -> Endpoint:
             return found
         if isinstance(found, Listing):
             found = await shown(found, request.query)
+        elif isinstance(found, dict) and request.method == "GET":
+            found = cut(found, request.query)
         return json_response(found)
 
     return answer
@@ -156,5 +168,7 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
         return json_response({"error": error.reason, "reason": error.reason}, error.status, headers)
     except Exception:
-        log.exception("%s %s", request.method, request.rel_url.raw_path)
+        # The route's own path: a password may be in the one that was called.
+        resource = request.match_info.route.resource
+        log.exception("%s %s", request.method, resource.canonical if resource is not None else "")
         return json_response({"error": "internal_server_error", "reason": "see the broker's log"}, 500)

@@ -6,11 +6,12 @@ JSON can hold), a Listing, a Response, or None for 204; it raises ApiError for e
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-import ipaddress
+import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -24,8 +25,10 @@ from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.links import DoorLinks
 from broker.controller.management.gathered import Gatherer
+from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
 from broker.controller.shard_links import ShardLinks
+from broker.logins import WRONG, Logins, TakesLong, is_loopback
 
 NODE = "shardmq@localhost"
 # What each tag lets its user do beside its own: RabbitMQ's ranks.
@@ -39,6 +42,8 @@ OPEN = "open"  # no login
 AMQP_STATUS: Final = {404: (404, "Object Not Found"), 403: (401, "not_authorised"), 541: (503, "unavailable")}
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
@@ -71,6 +76,7 @@ class Context:
     links: DoorLinks
     config: ControllerConfig
     stats: Gatherer
+    logins: Logins = field(default_factory=Logins)
 
     @property
     def catalog(self) -> Catalog:
@@ -98,6 +104,10 @@ class Call:
             return msgspec.json.decode(raw or b"{}", type=type, strict=False)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise bad_request(str(error)) from None
+
+    async def json(self) -> dict[str, Any]:
+        """The JSON body, an object of any keys."""
+        return await self.body(dict[str, Any])
 
     # -- rights ------------------------------------------------------------------------------------------
 
@@ -135,6 +145,14 @@ class Call:
             raise not_authorised(f"ACCESS_REFUSED - {right} access to '{name}' in vhost '{vhost.name}' refused")
 
 
+def with_keys(body: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The body, if these are in it; else 400 in RabbitMQ's words."""
+    missing = [key for key in keys if key not in body]
+    if missing:
+        raise bad_request(key_missing(missing))
+    return body
+
+
 Handler = Callable[[Call], Awaitable[Any]]
 
 
@@ -149,35 +167,43 @@ def check(answer: Answer) -> Answer:
     """The authority's answer, if it is no refusal."""
     if answer.code == 0:
         return answer
-    status, error = AMQP_STATUS.get(answer.code, (400, "bad_request"))
-    raise ApiError(status, error, answer.text)
+    raise ApiError(*refusal_status(answer.code), answer.text)
+
+
+def refusal_status(code: int) -> tuple[int, str]:
+    """Status and error for what the authority refused."""
+    return AMQP_STATUS.get(code, (400, "bad_request"))
 
 
 def put_status(existed: bool) -> web.Response:
     return web.Response(status=204 if existed else 201)
 
 
-def user_of(context: Context, request: web.Request) -> UserPut:
+async def user_of(context: Context, request: web.Request) -> UserPut:
     """Who calls, by basic auth."""
     scheme, _, value = request.headers.get("Authorization", "").partition(" ")
     try:
         name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):
         scheme = name = password = ""
-    if scheme.lower() != "basic" or not context.catalog.password_ok(name, password):
+    if scheme.lower() != "basic":
         raise not_authorised("Login failed")
-    if name in context.config.loopback_users and not is_loopback(request.remote):
+    address = request.remote or ""
+    if wrong := await _verdict(context, name, password, address):
+        log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
+        raise not_authorised("Login failed")
+    if name in context.config.loopback_users and not is_loopback(address):
         raise not_authorised(f"User '{name}' can only connect via localhost")
     return context.catalog.users[name]
 
 
-def is_loopback(host: str | None) -> bool:
+async def _verdict(context: Context, name: str, password: str, address: str) -> str:
+    user, now = context.catalog.users.get(name), asyncio.get_running_loop().time()
     try:
-        address = ipaddress.ip_address((host or "").partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
+        return context.logins.at_once(user, name, password, address, now)
+    except TakesLong:
+        wrong = await context.logins.slowly(user, password, address, now)
+        return wrong if name in context.catalog.users else WRONG
 
 
 def to_json(value: Any) -> bytes:

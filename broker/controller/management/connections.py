@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.control import ConnectionInfo
-from broker.controller.management.call import NODE, Call, Route, not_found
+from broker.controller.management.call import NODE, Call, Route, not_authorised, not_found
 from broker.controller.management.gathered import Stats
 from broker.controller.management.listing import Listing
 
@@ -78,8 +78,27 @@ async def delete(call: Call) -> None:
     call.context.authority.close_connection(info.owner, reason)
 
 
+def _of_user(call: Call) -> list[ConnectionInfo]:
+    return [info for info in visible(call) if info.user == call.part("user")]
+
+
+async def get_of_user(call: Call) -> Listing:
+    stats = await call.context.stats.now()
+    return Listing([row(info, stats) for info in _of_user(call)])
+
+
+async def delete_of_user(call: Call) -> None:
+    if call.part("user") != call.user.name and not call.has("administrator"):
+        raise not_authorised("Not administrator user")
+    reason = call.request.headers.get("X-Reason", CLOSE_REASON)[:REASON_CHARS_MAX]
+    for info in _of_user(call):
+        call.context.authority.close_connection(info.owner, reason)
+
+
 ROUTES = [
     Route("GET", "/api/connections", get_all),
+    Route("GET", "/api/connections/username/{user}", get_of_user),
+    Route("DELETE", "/api/connections/username/{user}", delete_of_user),
     Route("GET", "/api/connections/{connection}", get),
     Route("DELETE", "/api/connections/{connection}", delete),
     Route("GET", "/api/vhosts/{vhost}/connections", get_all),

@@ -24,7 +24,7 @@ def exchange_name(part: str) -> str:
     return "" if part == DEFAULT_EXCHANGE_RIGHTS_NAME else part
 
 
-def row(exchange: ExchangePut) -> dict[str, Any]:
+def row(exchange: ExchangePut, policy: str | None = None) -> dict[str, Any]:
     return {
         "name": exchange.name,
         "vhost": exchange.vhost,
@@ -33,7 +33,7 @@ def row(exchange: ExchangePut) -> dict[str, Any]:
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": exchange.arguments,
-        "policy": None,
+        "policy": policy,
         "user_who_performed_action": "rmq-internal",
     }
 
@@ -46,12 +46,13 @@ def _exchange(call: Call) -> ExchangePut:
 
 
 async def get_all(call: Call) -> Listing:
-    exchanges = [exchange for vhost in call.vhosts() for exchange in vhost.exchanges.values()]
-    return Listing(row(exchange) for exchange in exchanges)
+    found = [(vhost, exchange) for vhost in call.vhosts() for exchange in vhost.exchanges.values()]
+    return Listing(row(exchange, vhost.policies_of(exchange).policy) for vhost, exchange in found)
 
 
 async def get(call: Call) -> dict[str, Any]:
-    return row(_exchange(call))
+    exchange = _exchange(call)
+    return row(exchange, call.vhost().policies_of(exchange).policy)
 
 
 async def put(call: Call) -> Any:

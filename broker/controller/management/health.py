@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker.controller.front_door import Refused, Rejected, Unavailable
 from broker.controller.management.call import NODE, ApiError, Call, Context, Route, bad_request, check, not_found
+from broker.controller.management.messages import session
 from broker.controller.management.overview import listeners
 from broker.controller.management.processes import warnings
 from shardd.wire.messages import DISK_STALLED
@@ -80,12 +82,21 @@ async def protocol_listener(call: Call) -> Any:
 
 
 async def aliveness(call: Call) -> Any:
-    """A queue is declared, which goes through definitions, front doors and a shard. It stays for the next time."""
-    vhost = call.vhost_to_change()
+    """A message goes in and comes out: through definitions, a front door and a shard. The queue stays for the next
+    time."""
+    vhost = call.vhost_to_change().name
     reason = why_out_of_service(call.context)
     if reason is not None:
         raise Unhealthy(reason)
-    check(await call.context.authority.declare_queue(vhost.name, ALIVENESS_QUEUE, durable=False))
+    check(await call.context.authority.declare_queue(vhost, ALIVENESS_QUEUE, durable=False))
+    try:
+        async with session(call, vhost) as opened:
+            routed = await opened.publish("", ALIVENESS_QUEUE, {}, b"test_message")
+            got = await opened.get(ALIVENESS_QUEUE, 1, requeue=False, reject=False)
+    except (Refused, Rejected, Unavailable) as error:
+        raise Unhealthy(str(error) or "a message was rejected") from None
+    if not routed or not got:
+        raise Unhealthy("a message was not delivered")
     return OK
 
 

@@ -38,10 +38,19 @@ async def shown(listing: Listing, query: Mapping[str, str]) -> Any:
             await asyncio.sleep(0)
     if sort := query.get("sort"):
         rows.sort(key=lambda row: _sort_key(_at(row, sort)), reverse=query.get("sort_reverse") == "true")
-    columns = [column for column in query.get("columns", "").split(",") if column]
+    columns = columns_of(query)
     if "page" in query:
         return _page(rows, total, columns, query)
     return [_cut(row, columns) for row in rows] if columns else rows
+
+
+def columns_of(query: Mapping[str, str]) -> list[str]:
+    return [column for column in query.get("columns", "").split(",") if column]
+
+
+def cut(row: Row, query: Mapping[str, str]) -> Row:
+    """One thing's row, to the columns that were asked for."""
+    return _cut(row, columns_of(query))
 
 
 def _name_filter(query: Mapping[str, str]) -> Callable[[Row], bool]:

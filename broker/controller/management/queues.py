@@ -12,6 +12,7 @@ from broker.controller.management import consumers
 from broker.controller.management.call import NODE, Call, Context, Route, check, not_found, put_status
 from broker.controller.management.gathered import Stats, message_stats
 from broker.controller.management.listing import Listing
+from broker.policies import NOTHING
 
 
 class QueueBody(msgspec.Struct):
@@ -21,6 +22,8 @@ class QueueBody(msgspec.Struct):
 
 
 def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
+    vhost = context.catalog.vhost(queue.vhost)
+    applied = vhost.policies_of(queue) if vhost is not None else NOTHING
     shown: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost,
@@ -31,9 +34,9 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
         "type": queue.arguments.get("x-queue-type", "classic"),
         "node": NODE,
         "shard": queue.shard,
-        "policy": None,
-        "operator_policy": None,
-        "effective_policy_definition": {},
+        "policy": applied.policy,
+        "operator_policy": applied.operator_policy,
+        "effective_policy_definition": applied.definition,
         "state": "running",
     }
     if queue.owner and (holder := context.presence.connection(queue.owner)) is not None:

@@ -1,4 +1,4 @@
-"""/api/users, /api/permissions, /api/whoami"""
+"""/api/users, /api/permissions, /api/topic-permissions, /api/whoami"""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from typing import Any
 
 import msgspec
 
-from broker.catalog import HASHES
-from broker.changes import PermissionPut, UserPut
-from broker.controller.access import DEFAULT_ALGORITHM
+from broker.catalog import Catalog
+from broker.changes import PermissionPut, TopicPermissionPut, UserPut
 from broker.controller.management.call import Call, Route, bad_request, check, not_found, put_status
+from broker.controller.management.limits import limits_of
 from broker.controller.management.listing import Listing
+from broker.controller.policies import USER_LIMITS
+from broker.passwords import DEFAULT_ALGORITHM, HASHES, is_base64
+
+RABBITMQ_DEFAULT = "rabbit_password_hashing_sha256"  # what a hash without its algorithm is made with
 
 
 class UserBody(msgspec.Struct):
-    tags: list[str] | str
+    tags: list[str] | str | None = None
     password: str | None = None
     password_hash: str | None = None
-    hashing_algorithm: str = DEFAULT_ALGORITHM
+    hashing_algorithm: str = ""
 
 
 class NamesBody(msgspec.Struct):
@@ -30,13 +34,19 @@ class PermissionBody(msgspec.Struct):
     read: str
 
 
-def row(user: UserPut) -> dict[str, Any]:
+class TopicPermissionBody(msgspec.Struct):
+    exchange: str
+    write: str
+    read: str
+
+
+def row(user: UserPut, catalog: Catalog) -> dict[str, Any]:
     return {
         "name": user.name,
         "password_hash": user.password_hash,
         "hashing_algorithm": user.hashing_algorithm,
         "tags": user.tags,
-        "limits": {},
+        "limits": limits_of(catalog.parameters.get(("", USER_LIMITS, user.name))),
     }
 
 
@@ -50,6 +60,10 @@ def permission_row(put: PermissionPut) -> dict[str, Any]:
     }
 
 
+def topic_permission_row(put: TopicPermissionPut) -> dict[str, Any]:
+    return {"user": put.user, "vhost": put.vhost, "exchange": put.exchange, "write": put.write, "read": put.read}
+
+
 def _user(call: Call) -> UserPut:
     user = call.catalog.users.get(call.part("user"))
     if user is None:
@@ -58,35 +72,52 @@ def _user(call: Call) -> UserPut:
 
 
 async def whoami(call: Call) -> dict[str, Any]:
-    return {"name": call.user.name, "tags": call.user.tags, "is_internal_user": True}
+    return {"name": call.user.name, "tags": call.user.tags}
 
 
 async def get_all(call: Call) -> Listing:
-    return Listing([row(user) for user in call.catalog.users.values()])
+    return Listing([row(user, call.catalog) for user in call.catalog.users.values()])
+
+
+async def without_permissions(call: Call) -> Listing:
+    known = {user for _, user in call.catalog.permissions}
+    return Listing([row(user, call.catalog) for user in call.catalog.users.values() if user.name not in known])
 
 
 async def get(call: Call) -> dict[str, Any]:
-    return row(_user(call))
+    return row(_user(call), call.catalog)
 
 
 async def put(call: Call) -> Any:
     body, name = await call.body(UserBody), call.part("user")
-    if body.hashing_algorithm not in HASHES:
+    if not name:
+        raise bad_request("a user needs a name")
+    if body.tags is None:
+        raise bad_request("tags_not_present")
+    if body.hashing_algorithm and body.hashing_algorithm not in HASHES:
         raise bad_request(f"unknown hashing_algorithm '{body.hashing_algorithm}'")
     if body.password is not None and body.password_hash is not None:
-        raise bad_request("password and password_hash: only one of them")
-    tags = body.tags.split(",") if isinstance(body.tags, str) else body.tags
+        raise bad_request("both_password_and_password_hash_are_provided")
+    if body.password_hash is not None and not is_base64(body.password_hash):
+        raise bad_request("password_hash: not base64")
     existed = name in call.catalog.users
+    # An empty password is none, as in RabbitMQ: it must not become one that can be entered.
+    fallback = DEFAULT_ALGORITHM if body.password else RABBITMQ_DEFAULT
     answer = await call.context.authority.put_user(
         name,
-        # An empty password is none, as in RabbitMQ: it must not become one that can be entered.
         password=body.password or None,
         password_hash=body.password_hash or "",
-        tags=[tag for part in tags if (tag := part.strip())],
-        hashing_algorithm=body.hashing_algorithm,
+        tags=tags_of(body.tags),
+        hashing_algorithm=body.hashing_algorithm or fallback,
     )
     check(answer)
     return put_status(existed)
+
+
+def tags_of(tags: list[str] | str) -> list[str]:
+    """RabbitMQ takes both a list and one comma separated string."""
+    parts = tags.split(",") if isinstance(tags, str) else tags
+    return [tag for part in parts if (tag := part.strip())]
 
 
 async def delete(call: Call) -> None:
@@ -133,10 +164,59 @@ async def delete_permission(call: Call) -> None:
     check(await call.context.authority.delete_permission(put.vhost, put.user))
 
 
+# -- topic permissions -------------------------------------------------------------------------------------
+
+
+def _topic_rows(call: Call, vhost: str | None = None, user: str | None = None) -> list[dict[str, Any]]:
+    puts = call.catalog.topic_permissions
+    return [topic_permission_row(p) for p in puts if vhost in (None, p.vhost) and user in (None, p.user)]
+
+
+async def get_topic_permissions(call: Call) -> Listing:
+    return Listing(_topic_rows(call))
+
+
+async def topic_permissions_of_user(call: Call) -> Listing:
+    return Listing(_topic_rows(call, user=_user(call).name))
+
+
+async def topic_permissions_of_vhost(call: Call) -> Listing:
+    return Listing(_topic_rows(call, vhost=call.vhost().name))
+
+
+def _topic_permissions(call: Call) -> list[dict[str, Any]]:
+    rows = _topic_rows(call, call.part("vhost"), call.part("user"))
+    if not rows:
+        raise not_found()
+    return rows
+
+
+async def get_topic_permission(call: Call) -> Listing:
+    """One row for each exchange."""
+    return Listing(_topic_permissions(call))
+
+
+async def put_topic_permission(call: Call) -> Any:
+    body, vhost, user = await call.body(TopicPermissionBody), call.part("vhost"), call.part("user")
+    existed = bool(_topic_rows(call, vhost, user))
+    check(await call.context.authority.put_topic_permission(vhost, user, body.exchange, body.write, body.read))
+    return put_status(existed)
+
+
+async def delete_topic_permission(call: Call) -> None:
+    """Of all exchanges, or of ?exchange=."""
+    exchange = call.request.query.get("exchange")
+    if exchange is not None and all(row["exchange"] != exchange for row in _topic_permissions(call)):
+        raise not_found()
+    _topic_permissions(call)
+    check(await call.context.authority.delete_topic_permission(call.part("vhost"), call.part("user"), exchange))
+
+
 ROUTES = [
     Route("GET", "/api/whoami", whoami),
     Route("GET", "/api/users", get_all, "administrator"),
     Route("POST", "/api/users/bulk-delete", delete_many, "administrator"),
+    Route("GET", "/api/users/without-permissions", without_permissions, "administrator"),
     Route("GET", "/api/users/{user}", get, "administrator"),
     Route("PUT", "/api/users/{user}", put, "administrator"),
     Route("DELETE", "/api/users/{user}", delete, "administrator"),
@@ -145,4 +225,10 @@ ROUTES = [
     Route("GET", "/api/permissions/{vhost}/{user}", get_permission, "administrator"),
     Route("PUT", "/api/permissions/{vhost}/{user}", put_permission, "administrator"),
     Route("DELETE", "/api/permissions/{vhost}/{user}", delete_permission, "administrator"),
+    Route("GET", "/api/topic-permissions", get_topic_permissions, "administrator"),
+    Route("GET", "/api/users/{user}/topic-permissions", topic_permissions_of_user, "administrator"),
+    Route("GET", "/api/vhosts/{vhost}/topic-permissions", topic_permissions_of_vhost, "administrator"),
+    Route("GET", "/api/topic-permissions/{vhost}/{user}", get_topic_permission, "administrator"),
+    Route("PUT", "/api/topic-permissions/{vhost}/{user}", put_topic_permission, "administrator"),
+    Route("DELETE", "/api/topic-permissions/{vhost}/{user}", delete_topic_permission, "administrator"),
 ]

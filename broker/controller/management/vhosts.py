@@ -10,19 +10,13 @@ from broker.catalog import Vhost
 from broker.controller.management.call import Call, Route, check, put_status
 from broker.controller.management.gathered import Stats
 from broker.controller.management.listing import Listing
-from broker.controller.management.users import permission_row
+from broker.controller.management.users import permission_row, tags_of
 
 
 class VhostBody(msgspec.Struct):
     description: str = ""
     tags: list[str] | str = []
     tracing: bool = False
-
-
-def tags_of(tags: list[str] | str) -> list[str]:
-    """RabbitMQ takes both a list and one comma separated string."""
-    parts = tags.split(",") if isinstance(tags, str) else tags
-    return [tag for part in parts if (tag := part.strip())]
 
 
 def row(vhost: Vhost, stats: Stats) -> dict[str, Any]:

@@ -1,0 +1,222 @@
+"""A short AMQP connection of the controller to a front door of this host, as one of its users: publish, or get.
+
+What the HTTP API publishes and gets goes the way of every client: rights, routing, limits and confirms are decided
+where they always are. The door's socket is in the runtime directory, where only the broker's own user can reach it; the
+HTTP call has proved who its user is, so no password is asked there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import pamqp.frame
+from pamqp import base, commands
+
+from broker.amqp import properties
+from broker.amqp.properties import PROPERTIES, Properties
+from broker.controller.method_frames import encode_table
+
+HANDSHAKE_S_MAX = 5.0
+ANSWER_S_MAX = 30.0  # a publish waits for its confirm, and for a shard that starts anew
+FRAME_BYTES_MAX = 1 << 20  # of what the door offers; longer bodies go in several
+GOT_BYTES_MAX = 64 << 20  # of bodies in one answer; what is left stays in the queue
+
+METHOD, HEADER, BODY, END = 1, 2, 3, b"\xce"
+CHANNEL = 1
+NO_ROUTE = 312
+
+_HEAD = struct.Struct(">BHI")
+_CONTENT = struct.Struct(">HHQ")
+
+
+class Refused(Exception):
+    """What the front door closed the channel or connection with, `opened` or before. `text`: "NAME - why"."""
+
+    def __init__(self, code: int, text: str, opened: bool = True) -> None:
+        super().__init__(code, text)
+        self.code = code
+        self.text = text
+        self.opened = opened
+
+
+class Rejected(Exception):
+    """A queue is full and takes no more, or its shard was lost: the message may be in some of its queues."""
+
+
+class Unavailable(Exception):
+    """No front door answers in time."""
+
+
+class Got(NamedTuple):
+    """One message; `remaining` are ready behind it."""
+
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    remaining: int
+    properties: Properties
+    body: bytes
+
+
+def socket_path(runtime_dir: str, door: int) -> str:
+    """Where front door `door` listens for this; `broker.server` binds the same."""
+    return f"{runtime_dir}/door-{door}.sock"
+
+
+@asynccontextmanager
+async def opened(path: str, user: str, vhost: str) -> AsyncIterator[Session]:
+    """A connection and a channel. Raises Refused, or Unavailable."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(path, limit=FRAME_BYTES_MAX)
+    except OSError as error:
+        raise Unavailable(f"front door: {error}") from None
+    session = Session(reader, writer)
+    try:
+        async with asyncio.timeout(HANDSHAKE_S_MAX):
+            await session.open(user, vhost)
+        async with asyncio.timeout(ANSWER_S_MAX):
+            yield session
+            await session.close()
+    except TimeoutError:
+        raise Unavailable("front door: no answer in time") from None
+    except (OSError, asyncio.IncompleteReadError):
+        raise Unavailable("front door: the connection was lost") from None
+    finally:
+        writer.transport.abort()
+
+
+class Session:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._frame_bytes_max = 0
+        self._is_open = False
+
+    async def open(self, user: str, vhost: str) -> None:
+        self._writer.write(b"AMQP\x00\x00\x09\x01")
+        await self._expect(commands.Connection.Start)
+        self._send(0, commands.Connection.StartOk({}, "EXTERNAL", user))
+        tune = await self._expect(commands.Connection.Tune)
+        self._frame_bytes_max = min(tune.frame_max or FRAME_BYTES_MAX, FRAME_BYTES_MAX)
+        self._send(0, commands.Connection.TuneOk(tune.channel_max, self._frame_bytes_max, 0))
+        self._send(0, _with(commands.Connection.Open(), virtual_host=vhost))
+        await self._expect(commands.Connection.OpenOk)
+        self._is_open = True
+        self._send(CHANNEL, commands.Channel.Open())
+        await self._expect(commands.Channel.OpenOk)
+
+    async def close(self) -> None:
+        """Returns when all that was said before is done."""
+        self._send(CHANNEL, commands.Channel.Close(200, "", 0, 0))
+        await self._expect(commands.Channel.CloseOk)
+
+    async def publish(self, exchange: str, key: str, given: dict[str, Any], body: bytes) -> bool:
+        """Whether it is in at least one queue, on stable storage if that was asked for. Raises Rejected."""
+        self._send(CHANNEL, commands.Confirm.Select())
+        await self._expect(commands.Confirm.SelectOk)
+        self._send(CHANNEL, _with(commands.Basic.Publish(mandatory=True), exchange=exchange, routing_key=key))
+        self._write(HEADER, content_header(given, len(body)))
+        step = self._frame_bytes_max - _HEAD.size - len(END)
+        for start in range(0, len(body), step):
+            self._write(BODY, body[start : start + step])
+        await self._writer.drain()
+        routed = True
+        while True:
+            method = await self._method()
+            if isinstance(method, commands.Basic.Return):
+                await self._content()
+                routed = False
+            elif isinstance(method, commands.Basic.Ack):
+                return routed
+            elif isinstance(method, commands.Basic.Nack):
+                raise Rejected
+
+    async def get(self, queue: str, count: int, requeue: bool, reject: bool) -> list[Got]:
+        """Up to `count`, which are then requeued, rejected, or (neither) acknowledged, all at once."""
+        messages: list[Got] = []
+        size = tag = 0
+        while len(messages) < count and size < GOT_BYTES_MAX:
+            self._send(CHANNEL, _with(commands.Basic.Get(no_ack=False), queue=queue))
+            method = await self._method()
+            if not isinstance(method, commands.Basic.GetOk):
+                break
+            read, body = await self._content()
+            size, tag = size + len(body), int(method.delivery_tag or 0)
+            key, remaining = method.routing_key or "", method.message_count or 0
+            messages.append(Got(method.exchange or "", key, bool(method.redelivered), remaining, read, body))
+        if messages and (requeue or reject):
+            self._send(CHANNEL, commands.Basic.Nack(tag, multiple=True, requeue=requeue))
+        elif messages:
+            self._send(CHANNEL, commands.Basic.Ack(tag, multiple=True))
+        return messages
+
+    # -- frames ----------------------------------------------------------------------------------------
+
+    def _send(self, channel: int, method: base.Frame) -> None:
+        self._writer.write(pamqp.frame.marshal(method, channel))
+
+    def _write(self, kind: int, payload: bytes) -> None:
+        self._writer.write(_HEAD.pack(kind, CHANNEL, len(payload)) + payload + END)
+
+    async def _read(self) -> tuple[int, bytes]:
+        head = await self._reader.readexactly(_HEAD.size)
+        kind, _, length = _HEAD.unpack(head)
+        return kind, head + await self._reader.readexactly(length + len(END))
+
+    async def _method(self) -> Any:
+        """The next method. The door says nothing else here but that the connection is blocked, and may be told."""
+        while True:
+            kind, frame = await self._read()
+            if kind != METHOD:
+                continue
+            method = pamqp.frame.unmarshal(frame)[2]
+            if isinstance(method, commands.Connection.Close | commands.Channel.Close):
+                raise Refused(method.reply_code or 0, method.reply_text or "", self._is_open)
+            return method
+
+    async def _expect(self, kind: type[base.Frame]) -> Any:
+        await self._writer.drain()
+        while not isinstance(method := await self._method(), kind):
+            pass
+        return method
+
+    async def _content(self) -> tuple[Properties, bytes]:
+        _, frame = await self._read()
+        _, _, body_bytes = _CONTENT.unpack_from(frame, _HEAD.size)
+        read = properties.read(frame[_HEAD.size + _CONTENT.size : -len(END)])
+        body = bytearray()
+        while len(body) < body_bytes:
+            _, frame = await self._read()
+            body += frame[_HEAD.size : -len(END)]
+        return read, bytes(body)
+
+
+def _with(method: base.Frame, **names: str) -> base.Frame:
+    """Names are set behind pamqp's back: it would refuse some that RabbitMQ takes ("ü")."""
+    for field, name in names.items():
+        setattr(method, field, name)
+    return method
+
+
+def content_header(given: dict[str, Any], body_bytes: int) -> bytes:
+    """The payload of a header frame. Values have the types that `PROPERTIES` asks for."""
+    flags, parts = 0, []
+    for bit, (name, kind) in zip(range(15, 1, -1), PROPERTIES, strict=True):
+        value = given.get(name)
+        if value is None:
+            continue
+        flags |= 1 << bit
+        match kind:
+            case "s":
+                data = value.encode()
+                parts.append(bytes((len(data),)) + data)
+            case "F":
+                parts.append(encode_table(value))
+            case "B":
+                parts.append(bytes((value,)))
+            case _:
+                parts.append(struct.pack(">Q", value))
+    return _CONTENT.pack(60, 0, body_bytes) + struct.pack(">H", flags) + b"".join(parts)

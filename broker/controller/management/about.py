@@ -1,0 +1,54 @@
+"""What tools ask before anything else: the cluster's name, the version, features; and a hash for a password."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from broker.controller.access import hash_password
+from broker.controller.management.call import Call, Route, bad_request, check, with_keys
+from broker.controller.management.overview import CLUSTER_NAME, RABBITMQ_VERSION, cluster_name
+from broker.controller.policies import GLOBAL
+
+
+async def get_cluster_name(call: Call) -> Any:
+    return {"name": cluster_name(call.context)}
+
+
+async def put_cluster_name(call: Call) -> None:
+    name = with_keys(await call.json(), "name")["name"]
+    if not isinstance(name, str) or not name:
+        raise bad_request("name: not a string, or an empty one")
+    check(await call.context.authority.put_parameter("", GLOBAL, CLUSTER_NAME, name))
+
+
+async def version(call: Call) -> Any:
+    return RABBITMQ_VERSION
+
+
+async def nothing(call: Call) -> Any:
+    """There are none, and tools that ask go on."""
+    return []
+
+
+async def auth(call: Call) -> Any:
+    return {"oauth_enabled": False}
+
+
+async def hashed(call: Call) -> Any:
+    """For a definitions file. In a thread: it takes a while."""
+    loop = asyncio.get_running_loop()
+    return {"ok": await loop.run_in_executor(None, hash_password, call.part("password"))}
+
+
+ROUTES = [
+    Route("GET", "/api/cluster-name", get_cluster_name),
+    Route("PUT", "/api/cluster-name", put_cluster_name, "administrator"),
+    Route("GET", "/api/version", version),
+    Route("GET", "/api/extensions", nothing),
+    Route("GET", "/api/feature-flags", nothing, "administrator"),
+    Route("GET", "/api/deprecated-features", nothing, "administrator"),
+    Route("GET", "/api/deprecated-features/used", nothing, "administrator"),
+    Route("GET", "/api/auth", auth),
+    Route("GET", "/api/auth/hash_password/{password}", hashed, "administrator"),
+]

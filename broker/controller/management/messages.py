@@ -1,0 +1,183 @@
+"""POST .../publish and .../get: single messages by HTTP, to try things out. Both go through a front door."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from broker.amqp.properties import PROPERTIES, Properties
+from broker.controller import front_door
+from broker.controller.front_door import Got, Refused, Rejected, Session, Unavailable
+from broker.controller.management.call import ApiError, Call, Route, bad_request, not_authorised, with_keys
+from broker.controller.management.exchanges import exchange_name
+
+GET_MESSAGES_MAX = 10_000  # in one answer
+SHORT_BYTES_MAX = 255
+NUMBERS_MAX = {"B": 0xFF, "T": 0xFFFFFFFFFFFFFFFF}
+ACK_MODES = {
+    # requeue, reject
+    "ack_requeue_true": (True, False),
+    "ack_requeue_false": (False, False),
+    "reject_requeue_true": (True, True),
+    "reject_requeue_false": (False, True),
+}
+HARD_STATUS = {404: (404, "not_found"), 403: (401, "not_authorised")}
+
+
+async def publish(call: Call) -> dict[str, Any]:
+    vhost, exchange = _vhost(call), exchange_name(call.part("exchange"))
+    body = with_keys(await call.json(), "routing_key", "properties", "payload", "payload_encoding")
+    key, payload = body["routing_key"], payload_of(body["payload"], body["payload_encoding"])
+    if not isinstance(key, str) or len(key.encode()) > SHORT_BYTES_MAX:
+        raise bad_request(f"routing_key: a string of at most {SHORT_BYTES_MAX} bytes")
+    properties = properties_of(body["properties"])
+    try:
+        async with session(call, vhost) as opened:
+            return {"routed": await opened.publish(exchange, key, properties, payload)}
+    except Refused as refused:
+        raise _refusal(refused) or bad_request(f"{refused.code} {refused.text}") from None
+    except Rejected:
+        raise bad_request("rejected Unable to publish message. Check queue limits.") from None
+    except Unavailable as error:
+        raise _unavailable(error) from None
+
+
+async def get(call: Call) -> list[dict[str, Any]]:
+    vhost, queue = _vhost(call), call.part("queue")
+    body = with_keys(await call.json(), "ackmode", "count", "encoding")
+    mode = ACK_MODES.get(str(body["ackmode"]))
+    if mode is None:
+        raise bad_request(f"ackmode: one of {', '.join(ACK_MODES)}")
+    if body["encoding"] not in ("auto", "base64"):
+        raise bad_request("Unsupported encoding. Please use auto or base64.")
+    count, truncate = _number(body, "count"), _number(body, "truncate") if "truncate" in body else None
+    if count < 0:  # all there are
+        count = GET_MESSAGES_MAX
+    try:
+        async with session(call, vhost) as opened:
+            got = await opened.get(queue, min(count, GET_MESSAGES_MAX), *mode)
+    except Refused as refused:
+        status = HARD_STATUS.get(refused.code, (400, "bad_request"))
+        raise _refusal(refused) or ApiError(*status, refused.text) from None
+    except Unavailable as error:
+        raise _unavailable(error) from None
+    return [row(message, body["encoding"], truncate) for message in got]
+
+
+def row(got: Got, encoding: str, truncate: int | None = None) -> dict[str, Any]:
+    payload = got.body if truncate is None else got.body[:truncate]
+    text = None if encoding == "base64" else _as_text(payload)
+    return {
+        "payload_bytes": len(got.body),
+        "redelivered": got.redelivered,
+        "exchange": got.exchange,
+        "routing_key": got.routing_key,
+        "message_count": got.remaining,
+        "properties": _said(got.properties) or [],  # as RabbitMQ shows none
+        "payload": base64.b64encode(payload).decode() if text is None else text,
+        "payload_encoding": "base64" if text is None else "string",
+    }
+
+
+def payload_of(payload: Any, encoding: Any) -> bytes:
+    if not isinstance(payload, str):
+        raise bad_request("payload_not_string")
+    if encoding == "string":
+        return payload.encode()
+    if encoding != "base64":
+        raise bad_request(f"unsupported_encoding: {encoding}")
+    try:
+        return base64.b64decode(payload, validate=True)
+    except binascii.Error:
+        raise bad_request(f"not_base64: {payload[:100]}") from None
+
+
+def properties_of(given: Any) -> dict[str, Any]:
+    """Those AMQP has, of the right types; others are passed over, as in RabbitMQ."""
+    if given == []:
+        return {}
+    if not isinstance(given, dict):
+        raise bad_request("properties: not an object")
+    found = {}
+    for name, kind in PROPERTIES:
+        if name not in given:
+            continue
+        value = found[name] = given[name]
+        if kind == "s" and (not isinstance(value, str) or len(value.encode()) > SHORT_BYTES_MAX):
+            raise bad_request(f"{name}: not a string of at most {SHORT_BYTES_MAX} bytes")
+        if kind == "F" and not isinstance(value, dict):
+            raise bad_request(f"{name}: not an object")
+        if kind in NUMBERS_MAX and not (type(value) is int and 0 <= value <= NUMBERS_MAX[kind]):
+            raise bad_request(f"{name}: not a number from 0 to {NUMBERS_MAX[kind]}")
+    for name in found.get("headers") or {}:
+        if len(name.encode()) > SHORT_BYTES_MAX:
+            raise bad_request(f"headers: a name has at most {SHORT_BYTES_MAX} bytes")
+    return found
+
+
+def _said(properties: Properties) -> dict[str, Any]:
+    values = {name: getattr(properties, name) for name, _ in PROPERTIES}
+    return {name: _shown(value) for name, value in values.items() if value is not None}
+
+
+def _shown(value: Any) -> Any:
+    """Headers as JSON has them."""
+    if isinstance(value, dict):
+        return {key: _shown(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    if isinstance(value, datetime.datetime):
+        return int(value.timestamp())
+    return value
+
+
+def _as_text(payload: bytes) -> str | None:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _number(body: dict[str, Any], name: str) -> int:
+    value = body[name]
+    if isinstance(value, str) and value.removeprefix("-").isdecimal():
+        value = int(value)
+    if type(value) is not int or (name == "truncate" and value < 0):
+        raise bad_request(f"{name}: not a number")
+    return value
+
+
+def _vhost(call: Call) -> str:
+    """The one in the path; who may not enter it learns no more, as in RabbitMQ."""
+    vhost = call.part("vhost")
+    if call.catalog.vhost(vhost) is None or not call.catalog.may_enter(call.user.name, vhost):
+        raise not_authorised("Access refused.")
+    return vhost
+
+
+def session(call: Call, vhost: str) -> AbstractAsyncContextManager[Session]:
+    """As the one who calls."""
+    doors = call.context.links.doors()
+    if not doors:
+        raise Unavailable("no front door is there")
+    return front_door.opened(
+        front_door.socket_path(call.context.config.runtime_dir, doors[0].number), call.user.name, vhost
+    )
+
+
+def _refusal(refused: Refused) -> ApiError | None:
+    """Before anything was asked for: the connection itself."""
+    return None if refused.opened else not_authorised(refused.text)
+
+
+def _unavailable(error: Unavailable) -> ApiError:
+    return ApiError(503, "unavailable", str(error))
+
+
+ROUTES = [
+    Route("POST", "/api/exchanges/{vhost}/{exchange}/publish", publish),
+    Route("POST", "/api/queues/{vhost}/{queue}/get", get),
+]

@@ -1,0 +1,91 @@
+"""The queues of a shard, by id. One that was declared and not used yet is only its kind, which it shares with others:
+of 100,000 queues most are like that. It becomes a Queue when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardd.queues.limits import Limits
+from shardd.queues.queue import Queue
+
+if TYPE_CHECKING:
+    from shardd.queues import Store
+
+
+class Kind(NamedTuple):
+    """What a queue is before anything happened to it."""
+
+    store: Store
+    limits: Limits
+    durable: bool
+    auto_delete: bool
+
+
+class Roster:
+    def __init__(self) -> None:
+        self._used: dict[int, Queue] = {}
+        self._unused: dict[int, Kind] = {}
+        self._kinds: dict[Kind, Kind] = {}
+
+    def __len__(self) -> int:
+        return len(self._used) + len(self._unused)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._used or id in self._unused
+
+    def __getitem__(self, id: int) -> Queue:
+        queue = self.get(id)
+        if queue is None:
+            raise KeyError(id)
+        return queue
+
+    def get(self, id: int) -> Queue | None:
+        queue = self._used.get(id)
+        if queue is None and (kind := self._unused.pop(id, None)) is not None:
+            # Since when it is unused does not matter: one that expires is never among these.
+            queue = self._used[id] = Queue(
+                id, kind.store, kind.limits, durable=kind.durable, auto_delete=kind.auto_delete
+            )
+        return queue
+
+    def put(self, id: int, kind: Kind, now: int) -> Queue | None:
+        """A new queue, or other limits for one that is there. The queue, if it is more than its kind."""
+        queue = self._used.get(id)
+        if queue is not None:
+            queue.change(kind.limits, now)
+        elif kind.limits.expires is not None:
+            self._unused.pop(id, None)
+            queue = Queue(id, kind.store, kind.limits, durable=kind.durable, auto_delete=kind.auto_delete, now=now)
+            self._used[id] = queue
+        else:
+            self._unused[id] = self._kinds.setdefault(kind, kind)
+        return queue
+
+    def pop(self, id: int) -> Queue | None:
+        """No more known; the queue, if it was used."""
+        self._unused.pop(id, None)
+        if not self._unused:
+            self._kinds.clear()
+        return self._used.pop(id, None)
+
+    def used(self) -> Iterator[Queue]:
+        return iter(self._used.values())
+
+    def unused(self) -> Iterator[int]:
+        """Ids of those that hold nothing, did nothing and have nobody."""
+        return iter(self._unused)
+
+    def lasting(self, store: Store) -> dict[int, Limits]:
+        """Limits of the durable queues that keep their messages there."""
+        found = {id: kind.limits for id, kind in self._unused.items() if kind.store is store and kind.durable}
+        for id, queue in self._used.items():
+            if queue.store is store and queue.durable:
+                found[id] = queue.limits
+        return found
+
+    def of(self, store: Store) -> list[int]:
+        """Ids of all that keep their messages there."""
+        used = [id for id, queue in self._used.items() if queue.store is store]
+        return used + [id for id, kind in self._unused.items() if kind.store is store]

@@ -1,0 +1,59 @@
+"""export_definitions, import_definitions: what exists, as the JSON that RabbitMQ reads and writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from supervisor.cli.api import DEFAULT_DATA_DIR, USAGE, DataDir, Password, Url, User, connect, fail
+
+STREAM = "-"
+OneVhost = Annotated[str, typer.Option("--vhost", "-p", help="Of this virtual host alone.")]
+
+
+def export_definitions(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="- is standard output.")],
+    vhost: OneVhost = "",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Write vhosts, users, permissions, policies, parameters, exchanges, queues and bindings to a file."""
+    path = ["definitions", vhost] if vhost else ["definitions"]
+    found = connect(url, user, password, data_dir).get(*path, thing=f"vhost '{vhost}'")
+    text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    if file == STREAM:
+        sys.stdout.write(text)
+        return
+    try:
+        # Password hashes are in it.
+        with open(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+            out.write(text)
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")
+
+
+def import_definitions(
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="- or none is standard input.")] = STREAM,
+    vhost: OneVhost = "",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Add what a file of definitions holds; what is there already stays."""
+    try:
+        text = sys.stdin.read() if file == STREAM else Path(file).read_text(encoding="utf-8")
+        document = json.loads(text)
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")
+    except ValueError as error:
+        fail(f"{file}: not JSON: {error}", USAGE)
+    path = ["definitions", vhost] if vhost else ["definitions"]
+    connect(url, user, password, data_dir).post(*path, body=document)

@@ -1,0 +1,182 @@
+"""Definitions of a real RabbitMQ come in, and go out again as they were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker import passwords
+from broker.catalog import Catalog
+from broker.checks import Refusal
+from broker.controller import imported
+from broker.controller.config import ControllerConfig
+from broker.controller.definitions import Definitions, DefinitionsError
+from broker.controller.management.definitions import definitions, definitions_of
+from broker.controller.server import load_or_begin
+
+EXPORT = Path(__file__).with_name("rabbitmq_definitions.json")  # written by RabbitMQ 3.10.8
+LISTS = (
+    "users", "permissions", "topic_permissions", "parameters", "global_parameters", "policies", "queues", "exchanges",
+    "bindings",
+)  # fmt: skip
+
+
+def config(directory: Path, file: Path | str) -> ControllerConfig:
+    return ControllerConfig(
+        data_dir=str(directory), runtime_dir=str(directory), boot="b", shards=2, load_definitions=str(file)
+    )
+
+
+def loaded(directory: Path, file: Path | str = EXPORT) -> Catalog:
+    kept = Definitions(directory, "b")
+    catalog = load_or_begin(kept, config(directory, file))
+    kept.close()
+    return catalog
+
+
+def rows(document: dict[str, Any], kind: str) -> set[str]:
+    return {json.dumps(row, sort_keys=True) for row in document[kind]}
+
+
+@pytest.mark.row("G1.28", "J14", "I2", "K10")
+def test_what_rabbitmq_exported_comes_back_out_as_it_was(tmp_path: Path) -> None:
+    document = json.loads(EXPORT.read_bytes())
+    found = definitions(loaded(tmp_path))
+    for kind in LISTS:
+        assert rows(found, kind) == rows(document, kind), kind
+    assert {vhost["name"] for vhost in found["vhosts"]} == {"/", "orders"}
+
+
+@pytest.mark.row("J14")
+def test_what_was_taken_in_is_there_after_a_restart_without_the_file(tmp_path: Path) -> None:
+    before = loaded(tmp_path)
+    assert loaded(tmp_path, "").state() == before.state()
+
+
+@pytest.mark.row("J14")
+def test_taken_in_twice_is_taken_in_once(tmp_path: Path) -> None:
+    before = loaded(tmp_path)
+    assert loaded(tmp_path).state() == before.state()
+    assert [q.id for q in before.queues()] == [q.id for q in loaded(tmp_path).queues()]
+
+
+@pytest.mark.row("I2", "I3", "I11")
+def test_users_of_the_file_log_in_with_their_passwords_and_replace_the_default_one(tmp_path: Path) -> None:
+    catalog = loaded(tmp_path)
+    for user, password in (("olga", "olga secret"), ("sha512", "long"), ("md5", "old"), ("guest", "guest")):
+        assert passwords.matches(catalog.users[user], password), user
+    assert not passwords.matches(catalog.users["nopass"], "")
+
+
+@pytest.mark.row("I11")
+def test_a_file_without_users_leaves_the_default_one(tmp_path: Path) -> None:
+    file = tmp_path / "d.json"
+    file.write_text('{"vhosts": [{"name": "v"}]}')
+    catalog = loaded(tmp_path / "data", file)
+    assert set(catalog.users) == {"guest"} and set(catalog.vhosts) == {"/", "v"}
+
+
+@pytest.mark.row("J1", "J2", "C3.5")
+def test_policies_of_the_file_apply(tmp_path: Path) -> None:
+    catalog = loaded(tmp_path)
+    queue = catalog.queue("orders", "orders.new")
+    assert queue is not None
+    assert catalog.queue_arguments(queue) == {
+        "x-max-priority": 9,
+        "x-message-ttl": 60000,
+        "x-max-length": 500,
+        "x-expires": 3600000,
+        "x-overflow": "reject-publish",
+        "x-dead-letter-exchange": "dead",
+    }
+
+
+@pytest.mark.row("G1.28")
+def test_one_vhosts_definitions_go_into_another(tmp_path: Path) -> None:
+    catalog = loaded(tmp_path)
+    out = definitions_of(catalog.vhosts["orders"], catalog)
+    for kind in ("parameters", "policies", "queues", "exchanges", "bindings"):
+        assert out[kind] and all("vhost" not in row for row in out[kind])
+    asks = [ask for stage in imported.stages(imported.read(json.dumps(out).encode()), "copy", _never) for ask in stage]
+    assert {ask.vhost for ask in asks} == {"copy"}  # type: ignore[union-attr]
+
+
+def _never(password: str) -> tuple[str, str]:
+    raise AssertionError("there is no password in it")
+
+
+BAD: list[tuple[str, str]] = [
+    ("{", "failed_to_parse_json"),
+    ("[]", "Expected `object`, got `array`"),
+    ('{"queues": [{"durable": true}]}', "Object missing required field `name` - at `$.queues[0]`"),
+    ('{"queues": [{"name": "q", "durable": 1}]}', "at `$.queues[0].durable`"),
+    ('{"queues": [{"name": "q"}]}', "queue 'q': no vhost is named"),
+    ('{"users": [{"name": "u"}]}', "tags_not_present (user 'u')"),
+    ('{"users": [{"name": "u", "tags": "", "password_hash": "!"}]}', "password_hash: not base64 (user 'u')"),
+    ('{"users": [{"name": "u", "tags": "", "hashing_algorithm": "x"}]}', "unknown hashing_algorithm 'x' (user 'u')"),
+    ('{"queues": [{"name": "q", "vhost": "nov"}]}', "vhost nov not found (nov/q)"),
+    ('{"exchanges": [{"name": "e", "vhost": "/", "type": "zz"}]}', "(//e)"),
+    (
+        '{"policies": [{"vhost": "/", "name": "p", "pattern": "a", "definition": {"zz": 1}}]}',
+        'Validation failed\n\n[{<<"zz">>,1}] are not recognised policy settings\n (//p)',
+    ),
+    ('{"parameters": [{"vhost": "/", "component": "no", "name": "p", "value": 1}]}', "component no not found"),
+]
+
+
+@pytest.mark.row("J14")
+@pytest.mark.parametrize(("text", "reason"), BAD)
+def test_a_file_that_cannot_be_taken_in_stops_the_start_and_says_why(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "d.json"
+    file.write_text(text)
+    with pytest.raises(DefinitionsError) as error:
+        loaded(tmp_path / "data", file)
+    assert str(error.value).startswith(f"load_definitions: {file}: ")
+    assert reason in str(error.value)
+
+
+def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(DefinitionsError, match="No such file"):
+        loaded(tmp_path / "data", tmp_path / "absent.json")
+
+
+def test_what_is_there_stays_and_what_cannot_be_bound_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "d.json"
+    file.write_text(
+        json.dumps(
+            {
+                "queues": [{"name": "orders.dead", "vhost": "orders", "durable": False}],
+                "exchanges": [
+                    {"name": "events", "vhost": "orders", "type": "fanout"},
+                    {"name": "amq.topic", "vhost": "orders", "type": "topic"},
+                ],
+                "bindings": [{"source": "no", "vhost": "orders", "destination": "q", "destination_type": "queue"}],
+            }
+        )
+    )
+    before = loaded(tmp_path / "data")
+    assert loaded(tmp_path / "data", file).state() == before.state()
+
+
+@pytest.mark.parametrize("tags", ["a, b", ["a", " b"]])
+def test_tags_come_as_text_or_list_and_passwords_in_clear_are_hashed(tags: Any) -> None:
+    document = imported.read(json.dumps({"users": [{"name": "u", "password": "p", "tags": tags}]}).encode())
+    (user,) = imported.stages(document, None, lambda password: ("aGFzaA==", passwords.SCRYPT))[0]
+    assert user == imported.UserPut("u", "aGFzaA==", passwords.SCRYPT, ["a", "b"])
+
+
+def test_limits_come_with_users_and_vhosts() -> None:
+    text = b'{"users": [{"name": "u", "tags": "", "limits": {"max-channels": 3}}], "vhosts": [{"name": "v", "limits": '
+    document = imported.read(text + b'[{"name": "max-queues", "value": 7}]}]}')
+    asks = [ask for stage in imported.stages(document, None, _never) for ask in stage]
+    assert imported.ParameterPut("", "user-limits", "u", {"max-channels": 3}) in asks
+    assert imported.ParameterPut("v", "vhost-limits", "limits", {"max-queues": 7}) in asks
+
+
+def test_refusals_are_of_status_400() -> None:
+    with pytest.raises(Refusal) as refused:
+        imported.read(b"\xff")
+    assert refused.value.code == 400
