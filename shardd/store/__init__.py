@@ -7,9 +7,10 @@ from shardd.store.files import Files, OsFiles
 from shardd.store.positions import TooManyNames
 from shardd.store.record import Arrival
 from shardd.store.recovery import Damage
-from shardd.store.store import SegmentStore, SyncJob
+from shardd.store.store import SegmentStore
 from shardd.store.stream import StreamLog, StreamSync, filter_of, wanted_filters
 from shardd.store.stream_reading import Messages, StreamCache
+from shardd.store.sync import SyncJob
 
 __all__ = [
     "Arrival",

@@ -18,12 +18,14 @@ from shardd.store.compaction import Candidates, Merged, ReclaimJob, bytes_max_al
 from shardd.store.errors import Closed, Corrupt, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.handles import Handles
+from shardd.store.pieces import Piece, allocate_alone, cut
 from shardd.store.reading import Windows
-from shardd.store.reclaim import Reclaimer, Spare
+from shardd.store.reclaim import Reclaimer
 from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
 from shardd.store.recovery import Damage, Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
 from shardd.store.settled import ACKS_FILES_AT_ONCE, Settled
+from shardd.store.sync import SyncJob
 
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
@@ -35,43 +37,6 @@ RENEW_BYTES = 256 << 10
 INDEX_BYTES_MAX = 1 << 20
 # Written segments that wait for somebody's sync.
 UNSYNCED_MAX = 64
-
-
-@dataclass(slots=True, eq=False)
-class SyncJob:
-    """What was written and is not on stable storage. `run` may be called from any thread, once."""
-
-    files: Files
-    directory: str
-    segments: list[tuple[Segment, int, int]]  # segment, its handle, written up to
-    spares: list[Spare]  # their names last afterwards
-    replaced: list[Segment]  # may go afterwards: others have their messages
-    with_directory: bool
-    done: bool = False
-    error: OSError | None = None
-
-    def run(self) -> None:
-        try:
-            for _, handle, _ in self.segments:
-                self.files.sync(handle)
-            if self.with_directory:
-                self.files.sync_directory(self.directory)
-        except OSError as error:
-            self.error = error
-            raise StoreFailed(f"sync of {self.directory} failed: {error}") from error
-        finally:
-            self.done = True
-
-
-@dataclass(slots=True)
-class _Piece:
-    """Records [start, stop) of a batch go to one segment; `alone`: one record too big for a usual segment."""
-
-    start: int
-    stop: int
-    fresh: bool = False
-    alone: bool = False
-    segment: Segment | None = None  # of one alone
 
 
 @dataclass(slots=True)
@@ -278,52 +243,20 @@ class SegmentStore:
             segment.add(piece.stop - piece.start, counts)
         return placed
 
-    def _make_room(self, view: memoryview) -> list[_Piece]:
+    def _make_room(self, view: memoryview) -> list[Piece]:
         """Divide the batch among segments and have everything ready that could still fail."""
         room = self._open.room() if self._open else 0
-        pieces = self._cut(view, room)
+        pieces = cut(self._batch, view, room, self.segment_bytes)
         if pieces[-1].fresh:
             try:
                 self._write_oldest()
                 self._reclaimer.set_aside(sum(piece.fresh and not piece.alone for piece in pieces))
-                self._allocate_alone([piece for piece in pieces if piece.fresh])
+                allocate_alone(self._reclaimer, [piece for piece in pieces if piece.fresh], self._next_number)
             except OSError as error:
                 raise self._named(error) from error
         return pieces
 
-    def _allocate_alone(self, fresh: list[_Piece]) -> None:
-        """Files for records too big for a usual segment; none if not all can be had."""
-        made: list[Segment] = []
-        try:
-            for number, piece in enumerate(fresh, self._next_number):
-                if piece.alone:
-                    size = HEADER_BYTES + piece.stop - piece.start + END_BYTES
-                    path = f"{self.directory}/{file_name('msgs', number)}"
-                    handle = self._reclaimer.create(path, size).handle
-                    piece.segment = Segment(number, self._files.salt(), size, path, handle, sealed=True)
-                    made.append(piece.segment)
-        except OSError:
-            for segment in made:
-                assert segment.handle is not None
-                self._files.close(segment.handle)
-                self._files.remove(segment.path)
-            raise
-
-    def _cut(self, view: memoryview, room: int) -> list[_Piece]:
-        room_of_fresh = self.segment_bytes - HEADER_BYTES - END_BYTES
-        pieces = []
-        start, fresh = 0, False
-        while start < len(view):
-            stop = self._batch.fit(start, room)
-            if stop > start:
-                pieces.append(_Piece(start, stop, fresh))
-            elif fresh:
-                stop = start + int.from_bytes(view[start : start + 4], "little")
-                pieces.append(_Piece(start, stop, True, alone=True))
-            start, fresh, room = stop, True, room_of_fresh
-        return pieces
-
-    def _segment_for(self, piece: _Piece) -> Segment:
+    def _segment_for(self, piece: Piece) -> Segment:
         if piece.fresh:
             self._seal()
             number = self._take_number()
