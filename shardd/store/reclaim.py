@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardd.store.files import Files, is_full, is_missing, remove_files
-from shardd.store.segment import Segment, file_name
+from shardd.store.segment import HEADER_BYTES, Segment, decode_header, file_name
 
 # Beyond the open segment's: two sealed ones as read cache, one between lives.
 BUFFERS_MAX = 1
@@ -91,16 +91,22 @@ class Reclaimer:
         """Of what is set aside or about to go."""
         return len(self.spares) * self.segment_bytes + sum(size for _, size in self.doomed)
 
-    def adopt(self, number: int) -> None:
-        """A spare found at start-up: kept if it is of our size and wanted, else removed."""
+    def adopt(self, number: int) -> int:
+        """A spare found at start-up: kept if it is of our size and wanted, else removed. The number of the segment that
+        it was, 0 if it goes or was none: no later one may have that number, since a power cut may take back its header
+        and leave its name."""
         self.next_name = max(self.next_name, number + 1)
         path = f"{self.directory}/{file_name('spare', number)}"
         handle = self.files.open(path)
         if len(self.spares) < self.spares_max and self.files.size(handle) == self.segment_bytes:
             self.spares.append(Spare(path, handle, False))
-        else:
-            self.doom(path, self.files.size(handle))
-            self.files.close(handle)
+            head = bytearray(HEADER_BYTES)
+            with memoryview(head) as view:
+                header = decode_header(head[: self.files.read_into(handle, view, 0)])
+            return header[0] if header else 0
+        self.doom(path, self.files.size(handle))
+        self.files.close(handle)
+        return 0
 
     def unlasting(self) -> list[Spare]:
         """Those that wait for a sync of the directory."""
@@ -126,12 +132,13 @@ class Reclaimer:
             self.doom(path, 0)
 
     def dispose_merged(self, segment: Segment) -> None:
-        """Another file has its messages, and says so: it needs no other name to be no segment any more."""
+        """Another file has its messages, and says so. But that one may go before this one is removed."""
         if segment.handle is not None:
             self.files.close(segment.handle)
             segment.handle = None
-        for path, size in ((segment.path, segment.capacity), *((path, 0) for path in self._companions(segment))):
-            self.doom(path, size)
+        self.doom(self._spare_name(segment), segment.capacity)
+        for path in self._companions(segment):
+            self.doom(path, 0)
 
     def dispose_replaced(self, segment: Segment) -> None:
         """Another file has its name already."""

@@ -124,7 +124,7 @@ def recover(
         if kind in ("index", "acks") and number not in numbers:
             files.remove(path)
         elif kind == "spare":
-            reclaimer.adopt(number)
+            found.next_number = max(found.next_number, reclaimer.adopt(number) + 1)
     if reclaimer.spares:
         files.sync_directory(directory)
         for spare in reclaimer.spares:

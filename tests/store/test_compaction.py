@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardd.store import Corrupt, SegmentStore, compaction
 from shardd.store.__main__ import main
+from shardd.store.segment import decode_header
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 from tests.support.store_history import History
@@ -516,3 +517,32 @@ def test_a_merge_that_is_still_running_does_not_hold_up_the_end() -> None:
     assert recovered(again) == expected
     merge_all(opened(again))
     assert job.path not in again.names
+
+
+def test_what_was_merged_and_then_settled_does_not_come_back_though_its_first_file_is_still_there() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    kept = nearly_empty(store, 20)
+    while store.compact():
+        pass
+    sync(store)
+    assert store.begin_reclaim() is not None, "removes them, but does not come to it"
+    for queue, entries in kept.items():
+        store.settle(queue, entries, True)
+    store.close({})
+    assert recovered(files.restarted(power_cut=False)) == {}
+
+
+def test_no_segment_has_the_number_of_one_whose_file_it_may_take() -> None:
+    """A power cut may leave the new name and the old header."""
+    files = FaultyFiles()
+    store = opened(files)
+    store.settle(1, filled(store, 60), True)
+    sync(store)
+    files = files.restarted(power_cut=False)
+    for name in [name for name in files.names if "msgs" in name]:
+        del files.names[name]
+    again = opened(files)
+    spares = [decode_header(files.names[spare.path].data) for spare in again._reclaimer.spares]
+    (arrival,) = again.append(one(1))
+    assert any(spares) and all(header is None or header[0] < arrival.entries[0] >> 32 for header in spares)
