@@ -31,6 +31,7 @@ ACCESS_REFUSED = 403
 NOT_FOUND = 404
 RESOURCE_LOCKED = 405
 PRECONDITION_FAILED = 406
+COMMAND_INVALID = 503
 NOT_ALLOWED = 530
 
 QUEUE_TYPES: Final = frozenset(("classic", "quorum"))
@@ -126,7 +127,7 @@ def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, An
 
 def check_exchange_type(type: str) -> None:
     if type not in TYPES:
-        raise Refusal(PRECONDITION_FAILED, f"unknown exchange type '{type}'")
+        raise Refusal(COMMAND_INVALID, f"unknown exchange type '{type}'")
 
 
 def check_same_exchange(
@@ -251,6 +252,8 @@ def _string(value: Any, _: dict[str, Any]) -> str:
 
 def _dead_letter_key(value: Any, arguments: dict[str, Any]) -> str:
     wrong = _string(value, arguments)
+    if not wrong and len(value.encode()) > NAME_BYTES_MAX:
+        return f'"a routing key has at most {NAME_BYTES_MAX} bytes"'
     return wrong or ("" if "x-dead-letter-exchange" in arguments else "routing_key_but_no_dlx_defined")
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pamqp import commands
 
 from broker import checks
-from broker.amqp import ChannelException, ConnectionException, frames
+from broker.amqp import ChannelException, ConnectionException, frames, properties
 from broker.shard_link import ShardLinks, ShardRefused
 from shardd.wire import messages as wire
 
@@ -328,17 +328,22 @@ class Consuming:
             epoch, got = await self.links.ask_in_epoch(queue.shard, make)
         except ShardRefused as refused:
             raise _refusal(refused, queue.name, client.vhost, GET) from None
-        assert isinstance(got, wire.Got)
+        assert isinstance(got, (wire.Got, wire.GotAgain))
+        message, redelivered = got.message, True
+        if isinstance(got, wire.GotAgain):
+            message = properties.with_delivery_count(message, 1, got.times)
+        else:
+            redelivered = got.redelivered
         if not channel.is_open:
             return  # its release, behind this get, requeues the message
-        if not got.message:
+        if not message:
             client.send(channel.number, commands.Basic.GetEmpty())
             return
         tag = channel.next_tag
         channel.next_tag += 1
         if not no_ack:
             channel.unacked.add(tag, 1, getter, epoch, got.number)
-        data = frames.get_ok(got.message, channel.number, tag, got.redelivered, got.remaining, client.frame_bytes_max)
+        data = frames.get_ok(message, channel.number, tag, redelivered, got.remaining, client.frame_bytes_max)
         client.write(data)
 
     def _getter(self, client: Client, channel: Channel, shard: int) -> Consumer:
@@ -352,9 +357,9 @@ class Consuming:
 
     # -- deliveries -----------------------------------------------------------------------------------------
 
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview]) -> None:
+    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int]) -> None:
         """Messages of one consumer, on their way to its client."""
-        _connection, _channel, number, first_number, redelivered, count, blob = section
+        _connection, _channel, number, first_number, redelivered, count, blob, times = section
         consumer = self.consumers.get(number)
         if consumer is None:
             # Released, and requeued there; its connection's window is of no interest any more, unless others share it.
@@ -371,7 +376,13 @@ class Consuming:
         if consumer.granted:
             self.use_grants(consumer, count)
         data = frames.deliveries(
-            blob, count, channel.number, consumer.tag_bytes, tag, redelivered, client.frame_bytes_max
+            properties.with_delivery_count(blob, count, times) if times else blob,
+            count,
+            channel.number,
+            consumer.tag_bytes,
+            tag,
+            redelivered,
+            client.frame_bytes_max,
         )
         client.write_delivery(data, shard, len(blob))
 

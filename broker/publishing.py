@@ -54,8 +54,8 @@ _LINE = struct.Struct("<IH")
 _FACTS = struct.Struct("<32xIBBB")
 
 
-# Where a message goes: (shard, queue ids, whether one of them is durable)
-Targets = list[tuple[int, list[int], bool]]
+# Names of the queues a message goes to.
+Targets = tuple[str, ...]
 
 
 class Committed:
@@ -309,15 +309,7 @@ class Publishing:
         return known is not None and "impersonator" in known.tags
 
     def _route_one(self, scope: Scope, message: Message) -> Targets:
-        vhost = self._vhost(scope)
-        names: dict[str, None] = {}
-        for key in message.keys:
-            names.update(dict.fromkeys(route_message(vhost.table, message.exchange, message.routable(key)).queues))
-        found = []
-        for name in names:
-            queue = vhost.queues[name]
-            found.append((queue.shard, [queue.id], queue.durable))
-        return found
+        return route_message(self._vhost(scope).table, message.exchange, message.routable()).queues
 
     def send_one(
         self,
@@ -356,17 +348,21 @@ class Publishing:
     def _put(
         self, client: Publisher, channel: PublishingChannel, message: Message, targets: Targets, now_ms: int
     ) -> None:
-        if not targets and message.mandatory:
+        assert client.scope is not None
+        vhost = self._vhost(client.scope)
+        by_shard: dict[int, tuple[list[int], bool]] = {}
+        for name in targets:
+            queue = vhost.queues.get(name)
+            if queue is None:
+                continue  # was there when it was published, and is not when it is committed
+            ids, durable = by_shard.get(queue.shard, ([], False))
+            by_shard[queue.shard] = ([*ids, queue.id], durable or queue.durable)
+        if not by_shard and message.mandatory:
             if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack
                 client.write(channel.confirms.answers())
             client.write(message.returned(channel.number, client.frame_bytes_max))
-        by_shard: dict[int, tuple[list[int], bool]] = {}
-        for shard, ids, durable in targets:
-            known, was_durable = by_shard.get(shard, ([], False))
-            by_shard[shard] = (known + ids, was_durable or durable)
         seq = channel.confirms.next_seq if channel.confirms else 0
-        if client.scope is not None:
-            self.links.use_vhost(client.scope.vhost)
+        self.links.use_vhost(client.scope.vhost)
         if not by_shard and not message.mandatory:
             self.unroutable_dropped += 1
         for shard, (ids, durable) in by_shard.items():
@@ -432,10 +428,11 @@ class Message:
         if "BCC" in self.headers:
             self.stored = properties.without_header(self.stored, "BCC")
 
-    def routable(self, key: str) -> Routable:
+    def routable(self) -> Routable:
         found = self._properties
         said = {name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None}
-        return Routable(key, self.headers, said, random.getrandbits(64))
+        key, *more = self.keys
+        return Routable(key, self.headers, said, random.getrandbits(64), tuple(more))
 
     def direct_replies_to(self, channel: PublishingChannel) -> None:
         """A reply_to that means the publisher's channel gets the name by which others reach it."""

@@ -27,6 +27,7 @@ from broker.changes import AnyChange
 from broker.client import Client
 from broker.config import BrokerConfig, ConfigError
 from broker.consuming import Consuming
+from broker.dead_letters import DeadLettering
 from broker.logins import Logins
 from broker.output import Stream
 from broker.pace import Pace
@@ -75,8 +76,10 @@ class Door:
         self.server_properties = login.server_properties(config.shown_cluster_name)
         self.publishing = Publishing(self.catalog_link, self.links)
         self.consuming = Consuming(self.links)
+        self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
         self.dirty: list[Client] = []
+        self._dead_letters_scheduled = False
         self.alarm = ""
         self._alarms: dict[int, str] = {}
         self._feeders: list[set[Client]] = [set() for _ in range(config.shards)]
@@ -179,7 +182,7 @@ class Door:
 
     # -- what the shards say -------------------------------------------------------------------------------
 
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview]) -> None:
+    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int]) -> None:
         self.consuming.delivery(shard, section)
 
     def restarted(self, shard: int) -> None:
@@ -191,9 +194,21 @@ class Door:
             self.consuming.cancelled(what.consumer)
         elif isinstance(what, wire.Ungranted):
             self.consuming.ungranted(what.consumer, what.count, what.wants)
+        elif isinstance(what, wire.DeadLetters):
+            self.dead_lettering.receive(shard, what)
+            if not self._dead_letters_scheduled:
+                self._dead_letters_scheduled = True
+                self.loop.call_soon(self._publish_dead_letters)
         elif isinstance(what, wire.Alarm):
             self.links.set_stalled(shard, what.reason == wire.DISK_STALLED)
             self._set_alarm(shard, what.reason)
+
+    def _publish_dead_letters(self) -> None:
+        """Batch by batch, each in a turn of the loop of its own."""
+        self._dead_letters_scheduled = self.dead_lettering.publish_next()
+        if self._dead_letters_scheduled:
+            self.loop.call_soon(self._publish_dead_letters)
+        self.end_of_pass()
 
     def _set_alarm(self, shard: int, reason: str) -> None:
         if reason:
@@ -226,6 +241,8 @@ class Door:
             connections.append(client.report())
             channels += [channel.report(client.owner) for channel in client.channels.values()]
         counters = {"unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        for reason, count in self.dead_lettering.published.items():
+            counters[f"dead_lettered_{reason}"] = float(count)
         return connections, channels, counters
 
     # -- start and stop --------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class ShardRefused(Exception):
 class Events(Protocol):
     """Who hears what the shards say."""
 
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview]) -> None: ...
+    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int]) -> None: ...
     def restarted(self, shard: int) -> None: ...
     def told(self, shard: int, what: wire.Control) -> None: ...
     def publish_room(self, shard: int) -> None: ...
@@ -404,7 +404,7 @@ class ShardLinks:
         waiting = self._requests.pop(request, None)
         if waiting is None or waiting[2].done():
             return
-        if isinstance(what, wire.Got):
+        if isinstance(what, (wire.Got, wire.GotAgain)):
             self._answered_in[request] = link.epoch
         if isinstance(what, wire.Refused):
             waiting[2].set_exception(ShardRefused(what.code, what.text))

@@ -6,6 +6,7 @@ Keeps and orders only; what it means is decided in shard.py. A peer is one proce
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from shardd.queues import Consumer, Getter, Window
@@ -108,3 +109,20 @@ class Peer:
             self._told_after = []
         self._told = []
         return [Outgoing(self.endpoint, message) for message in messages]
+
+
+def refused_runs(message: bytes, ordinals: Sequence[int], unnumbered: bool = False) -> list[tuple[int, int, int, int]]:
+    """The confirms wanted for these messages of a batch, neighbours together. `unnumbered`: also those without a
+    confirm number, as 0: a transaction must hear that it was not stored."""
+    found: list[tuple[int, int, int, int]] = []
+    for ordinal in ordinals:
+        connection, channel, seq = codec.run_of(message, ordinal)
+        if not seq:
+            if unnumbered and found[-1:] != [(connection, channel, 0, 0)]:
+                found.append((connection, channel, 0, 0))
+            continue
+        if found and found[-1][:2] == (connection, channel) and found[-1][3] + 1 == seq:
+            found[-1] = (connection, channel, found[-1][2], seq)
+        else:
+            found.append((connection, channel, seq, seq))
+    return found

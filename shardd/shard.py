@@ -10,13 +10,16 @@ batch.
 from __future__ import annotations
 
 import heapq
+import sys
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
-from shardd.peers import Held, Outgoing, Peer
+from shardd import stats
+from shardd.dead_letters import DeadLetters
+from shardd.peers import Held, Outgoing, Peer, refused_runs
 from shardd.queues import Arrival, Consumer, Getter, Kind, Queue, Roster, limits_of
 from shardd.queues import Store as QueueStore
 from shardd.upkeep import Step, Upkeep
@@ -109,6 +112,7 @@ class Shard:
         self.queues = Roster()
         self.peers: dict[int, Peer] = {}
         self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
+        self.dead_letters = DeadLetters()
         self.alarm = ""
         self.refused_batches = 0  # for want of room
         self._pid = pid
@@ -146,6 +150,7 @@ class Shard:
             m.Get: self._on_get,
             m.Count: self._on_count,
             m.Purge: self._on_purge,
+            m.Departed: self._on_departed,
         }
 
     # -- in --------------------------------------------------------------------------------------------
@@ -173,7 +178,7 @@ class Shard:
             arrivals = store.append(publish.records, indexes=any(map(_may_refuse, known)))
         except self._no_room:
             self.refused_batches += 1
-            held.refused = _runs(message, range(publish.messages), unnumbered=True)
+            held.refused = refused_runs(message, range(publish.messages), unnumbered=True)
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
             self.set_alarm(m.LOW_ON_DISK)
             return
@@ -191,7 +196,7 @@ class Shard:
                 refused.update(turned_away)
             self._dirty[queue] = None
         if refused:
-            held.refused = _runs(message, sorted(refused))
+            held.refused = refused_runs(message, sorted(refused))
 
     def _catch_up(self, queue: Queue, now: int) -> None:
         """Whoever comes, goes or looks finds the queue as if each message had been handed out when it arrived, though
@@ -285,6 +290,7 @@ class Shard:
         peer = self.peers.pop(number, None)
         if peer is not None:
             self._release(peer, list(peer.holders), now)
+            self.dead_letters.door_gone(number)
 
     def _on_gone(self, peer: Peer, gone: m.Gone, now: int) -> None:
         if gone.incarnation < self._incarnations.get(gone.door, 0):
@@ -351,6 +357,8 @@ class Shard:
             queue = self.queues.put(spec.id, kind, now)
             if queue is not None:
                 self._dirty[queue] = None
+            if kind.limits.dead_letters is not None:
+                self.dead_letters.know(spec.id, sys.intern(spec.vhost), spec.name)
 
     def _store(self, vhost: str) -> Store:
         store = self.stores.get(vhost)
@@ -389,6 +397,9 @@ class Shard:
         self._dirty.pop(queue, None)
         self._timer_of.pop(queue.id, None)
         self._used.discard(queue.id)
+        if queue.departures is not None and queue.departures.waits:
+            self.dead_letters.have_come(queue)
+        self.dead_letters.forget(queue)
         return queue.drop()
 
     def _on_drop_vhost(self, peer: Peer, drop: m.DropVhost, now: int) -> None:
@@ -398,6 +409,7 @@ class Shard:
             queue = self.queues.pop(queue_id)
             if queue is not None:
                 self._drop(queue)
+        self.dead_letters.forget_vhost(drop.vhost)
         if store is None:
             if drop.vhost not in self._dropped:
                 self._home.remove(drop.vhost)
@@ -476,6 +488,7 @@ class Shard:
             if isinstance(holder, Consumer):
                 self._detach(holder, now)
                 holder.queue.release(holder, now)
+                self._dirty_stores.add(holder.queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
                 peer.forget_window(holder.connection)
             elif holder is not None:
                 for queue, entries, size in holder.take_all():
@@ -505,8 +518,11 @@ class Shard:
             holder = peer.holders.setdefault(get.consumer, Getter())
             assert isinstance(holder, Getter), "a consumer does not get"
             getter = holder
-        message, number, redelivered = queue.get(getter, now) or (b"", 0, False)
-        peer.tell(m.Got(get.request, message, number, redelivered, queue.ready_count))
+        message, number, redelivered, times = queue.get(getter, now) or (b"", 0, False, 0)
+        if times:
+            peer.tell(m.GotAgain(get.request, message, number, queue.ready_count, times))
+        else:
+            peer.tell(m.Got(get.request, message, number, redelivered, queue.ready_count))
         self._dirty[queue] = None
 
     def _on_count(self, peer: Peer, count: m.Count, now: int) -> None:
@@ -516,6 +532,7 @@ class Shard:
             return
         self._catch_up(queue, now)
         queue.expire(now)
+        self._dirty[queue] = None
         queue.last_used = now
         peer.tell(m.Done(count.request, queue.ready_count, len(queue.consumers)))
 
@@ -528,6 +545,11 @@ class Shard:
         peer.tell(m.Done(purge.request, queue.purge()))
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 
+    def _on_departed(self, peer: Peer, departed: m.Departed, now: int) -> None:
+        queue = self.dead_letters.departed(peer, departed, now)
+        if queue is not None:
+            self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+
     # -- out -------------------------------------------------------------------------------------------
 
     def turn_end(self, now: int) -> list[Outgoing]:
@@ -537,6 +559,8 @@ class Shard:
             self._look_at_timers(now)
         if self._dirty:
             self._serve(now)
+        if not self.dead_letters.idle and not self.alarm:  # copies take room
+            self.dead_letters.hand_over(self.peers, now)
         return self.answers()
 
     def answers(self) -> list[Outgoing]:
@@ -556,7 +580,9 @@ class Shard:
 
     def next_due(self) -> int | None:
         """When the next turn must be, at the latest."""
-        return self._timers[0][0] if self._timers else None
+        due = self._timers[0][0] if self._timers else None
+        retry = None if self.alarm else self.dead_letters.next_due()
+        return due if retry is None else retry if due is None else min(due, retry)
 
     # queues.Outlet
     def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
@@ -565,6 +591,13 @@ class Shard:
         self._given += len(blob)
         peer.has_news = True
         peer.writer.add(consumer.connection, consumer.channel, consumer.number, first_number, redelivered, count, blob)
+
+    def deliver_again(self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes) -> None:
+        peer = consumer.peer
+        assert isinstance(peer, Peer)
+        self._given += len(blob)
+        peer.has_news = True
+        peer.writer.add(consumer.connection, consumer.channel, consumer.number, first_number, True, count, blob, times)
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
         assert isinstance(consumer.peer, Peer)
@@ -579,11 +612,26 @@ class Shard:
             del self._dirty[queue]
             if queue.deleted:
                 continue
+            before = self._given
             if queue.deliver(now, self, QUEUE_PASS_BYTES):
                 self._dirty[queue] = None
+                if self._given == before:  # letting go takes its time, too
+                    self._given += QUEUE_PASS_BYTES
+            if queue.is_watched:
+                self._watch(queue, now)
             due = queue.next_due()
             if due is not None:
                 self._set_timer(queue, due)
+
+    def _watch(self, queue: Queue, now: int) -> None:
+        """What goes back to it from consumers that are too slow, and what leaves it for its dead-letter exchange."""
+        before = queue.unacked_count
+        queue.take_overdue(now)
+        if queue.unacked_count != before:
+            self._dirty[queue] = None
+            self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+        if queue.departures is not None and queue.departures.waits:
+            self.dead_letters.have_come(queue)
 
     def _set_timer(self, queue: Queue, due: int) -> None:
         if due < self._timer_of.get(queue.id, due + 1):
@@ -676,63 +724,15 @@ class Shard:
 
     # -- numbers ---------------------------------------------------------------------------------------
 
-    def _on_stats(self, peer: Peer, stats: m.Stats, now: int) -> None:
+    def _on_stats(self, peer: Peer, asked: m.Stats, now: int) -> None:
         process = self._process_stats()
         process["syncs"] = self._syncs_ended
+        process["dead_letters_waiting"] = self.dead_letters.count()
         for store in self.stores.values():
             for name, value in store.stats().items():
                 if name != "syncs":
                     process[name] = process.get(name, 0) + value
-        queues = [_stats_of(queue) for queue in self.queues.used()] + [m.QueueStats(id) for id in self.queues.unused()]
-        consumers = [_consumer_stats(each) for queue in self.queues.used() for each in queue.consumers]
-        peer.tell(m.StatsReply(stats.request, queues, consumers, process))
-
-
-def _runs(message: bytes, ordinals: Sequence[int], unnumbered: bool = False) -> list[tuple[int, int, int, int]]:
-    """The confirms wanted for these messages of a batch, neighbours together. `unnumbered`: also those without a
-    confirm number, as 0: a transaction must hear that it was not stored."""
-    found: list[tuple[int, int, int, int]] = []
-    for ordinal in ordinals:
-        connection, channel, seq = codec.run_of(message, ordinal)
-        if not seq:
-            if unnumbered and found[-1:] != [(connection, channel, 0, 0)]:
-                found.append((connection, channel, 0, 0))
-            continue
-        if found and found[-1][:2] == (connection, channel) and found[-1][3] + 1 == seq:
-            found[-1] = (connection, channel, found[-1][2], seq)
-        else:
-            found.append((connection, channel, seq, seq))
-    return found
-
-
-def _stats_of(queue: Queue) -> m.QueueStats:
-    counters = queue.counters
-    return m.QueueStats(
-        id=queue.id,
-        ready=queue.ready_count,
-        unacked=queue.unacked_count,
-        consumers=len(queue.consumers),
-        ready_bytes=queue.ready_bytes,
-        unacked_bytes=queue.unacked_bytes,
-        published=counters.published,
-        delivered=counters.delivered,
-        acked=counters.acked,
-        redelivered=counters.redelivered,
-        got=counters.got,
-    )
-
-
-def _consumer_stats(consumer: Consumer) -> m.ConsumerStats:
-    peer = consumer.peer
-    assert isinstance(peer, Peer)
-    return m.ConsumerStats(
-        queue=consumer.queue.id,
-        door=peer.number,
-        connection=consumer.connection,
-        channel=consumer.channel,
-        tag=consumer.tag,
-        no_ack=consumer.no_ack,
-        exclusive=consumer.exclusive,
-        prefetch=consumer.prefetch,
-        active=consumer.queue.consumers.active(consumer),
-    )
+        queues = [stats.of_queue(each) for each in self.queues.used()]
+        queues += [m.QueueStats(id) for id in self.queues.unused()]
+        consumers = [stats.of_consumer(each) for queue in self.queues.used() for each in queue.consumers]
+        peer.tell(m.StatsReply(asked.request, queues, consumers, process))

@@ -101,6 +101,8 @@ class Connection:
     ) -> None:
         # First what we offer, from tune-ok on what was agreed.
         self.frame_bytes_max = frame_bytes_max
+        # Who it is and how large frames may be is settled first.
+        self._received_frame_bytes_max = _with_margin(spec.FRAME_BYTES_MIN)
         self.channels_max = channels_max
         self.heartbeat_s = heartbeat_s
         self.client_properties: dict[str, Any] = {}
@@ -230,7 +232,7 @@ class Connection:
         if kind not in _FRAME_KINDS:
             raise self._broken_frame(kind, b"", "unknown_frame")
         if frame_bytes > self._received_frame_bytes_max:
-            payload_bytes_max = self.frame_bytes_max - spec.FRAME_OVERHEAD_BYTES
+            payload_bytes_max = self._received_frame_bytes_max - 2 * spec.FRAME_OVERHEAD_BYTES
             raise self._broken_frame(kind, b"", f"{{frame_too_large,{size},{payload_bytes_max}}}")
         if not self._has(frame_bytes):
             return None
@@ -306,6 +308,7 @@ class Connection:
     def _agree(self, said: commands.Connection.TuneOk) -> None:
         self.channels_max = _agreed("channel_max", said.channel_max, 1, self.channels_max)
         self.frame_bytes_max = _agreed("frame_max", said.frame_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max)
+        self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
         self.heartbeat_s = said.heartbeat
 
     # -- channels -------------------------------------------------------------------------------------------------
@@ -462,11 +465,6 @@ class Connection:
         payload = encode_method(method)
         self._out.append(_FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + _FRAME_END)
 
-    @property
-    def _received_frame_bytes_max(self) -> int:
-        """Some clients count the payload alone, and RabbitMQ lets them: no frame of ours is that large."""
-        return self.frame_bytes_max + spec.FRAME_OVERHEAD_BYTES
-
     # -- what it is like ------------------------------------------------------------------------------------------
 
     def channel_is_open(self, channel: int) -> bool:
@@ -481,6 +479,11 @@ class Connection:
     def closed(self) -> bool:
         """Nothing more is read or to be said, but what data_to_send() still gives."""
         return self._state is ConnectionState.CLOSED
+
+
+def _with_margin(frame_bytes_max: int) -> int:
+    """Some clients count the payload alone, and RabbitMQ lets them: no frame of ours is that large."""
+    return frame_bytes_max + spec.FRAME_OVERHEAD_BYTES
 
 
 def _agreed(name: str, said: int, at_least: int, offered: int) -> int:

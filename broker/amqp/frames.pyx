@@ -563,3 +563,93 @@ def read_stored(const uint8_t[::1] message not None):
         PyBytes_FromStringAndSize(<char *>s.props, s.props_len),
         PyBytes_FromStringAndSize(<char *>s.body, s.body_len),
     )
+
+def split(const uint8_t[::1] blob not None, uint32_t count):
+    """`count` stored messages back to back: (names, props, body) of each. Names: u8 n, exchange, u8 m, key."""
+    cdef Stored s
+    cdef size_t at = 0, left = blob.shape[0]
+    cdef uint32_t i
+    cdef list found = []
+    for i in range(count):
+        if read_message(&blob[0] + at, left - at, &s) < 0:
+            raise ValueError("no whole stored message")
+        found.append((
+            PyBytes_FromStringAndSize(<char *>s.names, s.names_len),
+            PyBytes_FromStringAndSize(<char *>s.props, s.props_len),
+            PyBytes_FromStringAndSize(<char *>s.body, s.body_len),
+        ))
+        at += s.size
+    if at != left:
+        raise ValueError("bytes behind the last stored message")
+    return found
+
+def letters(const uint8_t[::1] blob not None, uint32_t count):
+    """`count` stored messages back to back, each as (look, flags, before, middle, after, body).
+
+    look: (names, headers without the length before them, expiration or None, delivery mode or 0, priority or 255): all
+    that decides what becomes of a dead letter. The properties are flags, before, headers, middle, expiration, after.
+    """
+    cdef Stored s
+    cdef size_t at = 0, left = blob.shape[0]
+    cdef uint32_t i, bit, flags, here, size
+    cdef uint32_t headers, headers_end, expiration, expiration_end
+    cdef uint8_t mode, priority
+    cdef list found = []
+    for i in range(count):
+        if at >= left or read_message(&blob[0] + at, left - at, &s) < 0:
+            raise ValueError("no whole stored message")
+        at += s.size
+        if s.props_len < 2:
+            raise ValueError("broken properties")
+        flags = get16(s.props)
+        here = 2
+        headers = headers_end = expiration = expiration_end = 0
+        mode, priority = 0, 255
+        for bit in range(15, 1, -1):
+            if bit == 13:
+                headers = headers_end = here
+            elif bit == 8:
+                expiration = expiration_end = here
+            if not flags >> bit & 1:
+                continue
+            if bit == 13:
+                size = 4 + get32(s.props + here) if here + 4 <= s.props_len else s.props_len
+            elif bit == 12 or bit == 11:
+                size = 1
+            elif bit == 6:
+                size = 8
+            else:
+                size = 1 + s.props[here] if here < s.props_len else 1
+            if size > s.props_len - here:
+                raise ValueError("broken properties")
+            if bit == 13:
+                headers_end = here + size
+            elif bit == 8:
+                expiration_end = here + size
+            elif bit == 12:
+                mode = s.props[here]
+            elif bit == 11:
+                priority = s.props[here]
+            here += size
+        if here != s.props_len:
+            raise ValueError("broken properties")
+        look = (
+            PyBytes_FromStringAndSize(<char *>s.names, s.names_len),
+            PyBytes_FromStringAndSize(<char *>s.props + headers + 4, headers_end - headers - 4)
+            if headers_end > headers else b"",
+            PyBytes_FromStringAndSize(<char *>s.props + expiration + 1, expiration_end - expiration - 1)
+            if expiration_end > expiration else None,
+            mode,
+            priority,
+        )
+        found.append((
+            look,
+            flags,
+            PyBytes_FromStringAndSize(<char *>s.props + 2, headers - 2),
+            PyBytes_FromStringAndSize(<char *>s.props + headers_end, expiration - headers_end),
+            PyBytes_FromStringAndSize(<char *>s.props + expiration_end, s.props_len - expiration_end),
+            PyBytes_FromStringAndSize(<char *>s.body, s.body_len),
+        ))
+    if at != left:
+        raise ValueError("bytes behind the last stored message")
+    return found

@@ -10,7 +10,7 @@ import struct
 from typing import Any, Final
 
 from broker.amqp.errors import ConnectionException
-from broker.amqp.frames import read_stored
+from broker.amqp.frames import read_stored, split
 from broker.amqp.methods import decode_table, skip_value
 from broker.amqp.spec import SYNTAX_ERROR
 
@@ -37,6 +37,8 @@ _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 _STORED = struct.Struct("<II")
+_COUNT = struct.Struct(">cq")
+_COUNT_NAME = b"\x10x-delivery-count"
 
 
 class Properties:
@@ -106,6 +108,37 @@ def with_reply_to(message: bytes, name: str) -> bytes:
 def _stored(exchange: bytes, key: bytes, props: bytes, body: bytes) -> bytes:
     names = bytes([len(exchange)]) + exchange + bytes([len(key)]) + key
     return _STORED.pack(len(body), len(props)) + names + props + body
+
+
+def with_delivery_count(blob: bytes | memoryview, count: int, times: int) -> bytes:
+    """`count` stored messages back to back, each with the header x-delivery-count: how often it came back."""
+    parts: list[bytes] = []
+    known: dict[bytes, bytes] = {}
+    said = _COUNT_NAME + _COUNT.pack(b"l", times)
+    for names, props, body in split(blob, count):
+        if props not in known:
+            known[props] = with_headers(props, _without_key(headers_inside(props), _COUNT_NAME[1:]) + said)
+        props = known[props]
+        parts += (_STORED.pack(len(body), len(props)), names, props, body)
+    return b"".join(parts)
+
+
+def headers_inside(props: bytes) -> bytes:
+    """The headers' pairs, without the length before them."""
+    return next((props[start + 4 : end] for name, _, start, end in _fields(props) if name == "headers"), b"")
+
+
+def with_headers(props: bytes, inside: bytes) -> bytes:
+    """With these pairs as headers; the other properties stay as they were, byte for byte."""
+    parts = {name: props[start:end] for name, _, start, end in _fields(props)}
+    parts["headers"] = _U32.pack(len(inside)) + inside
+    flags = 0
+    found = []
+    for bit, (name, _) in zip(range(15, 1, -1), PROPERTIES, strict=True):
+        if name in parts:
+            flags |= 1 << bit
+            found.append(parts[name])
+    return _U16.pack(flags) + b"".join(found)
 
 
 def _without_key(table: bytes, unwanted: bytes) -> bytes:

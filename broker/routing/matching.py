@@ -27,12 +27,13 @@ class Target(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What routing looks at. `draw`: 64 random bits, for what is decided by chance."""
+    """What routing looks at. `draw`: 64 random bits, for what is decided by chance. `more_keys`: those of CC and BCC."""
 
     key: str
     headers: Headers = NOTHING
     properties: Mapping[str, str | int] = NOTHING  # message_id, correlation_id, timestamp, as far as they are said
     draw: int = 0
+    more_keys: tuple[str, ...] = ()
 
 
 class Matcher(Protocol):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from broker.routing.matching import NOTHING, Message
+from broker.routing.matching import NOTHING, Matcher, Message, Target
 from broker.routing.spreading import Spread
 from broker.routing.table import RoutingTable
 
@@ -33,7 +33,7 @@ def route_message(table: RoutingTable, exchange: str, message: Message) -> Route
         here = waiting.pop()
         matcher = here.matcher
         exact = exact and matcher.by_key
-        targets = matcher.match(message)
+        targets = _matched(matcher, message) if message.more_keys else matcher.match(message)
         # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
         following = [] if targets or here.attributes.alternate is None else [here.attributes.alternate]
         for kind, name in targets:
@@ -46,6 +46,16 @@ def route_message(table: RoutingTable, exchange: str, message: Message) -> Route
                 visited.add(name)
                 waiting.append(table.exchange(name))
     return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), exact)
+
+
+def _matched(matcher: Matcher, message: Message) -> Collection[Target]:
+    """By any of the message's keys; an exchange that chooses one destination looks at the first."""
+    if not matcher.by_key or isinstance(matcher, Spread):
+        return matcher.match(message)
+    found = set(matcher.match(message))
+    for key in message.more_keys:
+        found.update(matcher.match(message._replace(key=key)))
+    return found
 
 
 def goes_by_key(table: RoutingTable, exchange: str) -> bool:

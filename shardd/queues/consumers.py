@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from shardd.queues.overdue import Handed
 from shardd.queues.unacked import Unacked
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class Consumer:
     """One consumer of one queue. `peer` is whatever the caller sends deliveries with."""
 
     __slots__ = (
-        "asked", "channel", "connection", "detached", "exclusive", "grants", "limited", "no_ack", "number", "peer",
-        "prefetch", "priority", "queue", "tag", "unacked", "window",
+        "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "limited", "no_ack", "number",
+        "peer", "prefetch", "priority", "queue", "tag", "unacked", "window",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +73,7 @@ class Consumer:
         self.asked = False  # for grants, and none came yet
         self.detached = False
         self.unacked = Unacked()
+        self.handed: Handed | None = None  # in a queue that does not wait for ever
 
     def tune(self, prefetch: int, limited: bool) -> None:
         """Another prefetch; grants of a former life count for nothing."""
@@ -113,8 +115,9 @@ class Consumers:
         return not self.single_active or (bool(self.all) and self.all[0] is consumer)
 
     def refuses(self, exclusive: bool) -> bool:
-        """Whether one more, wishing to be the only one or not, would break exclusive use."""
-        return any(each.exclusive for each in self.all) or (exclusive and bool(self.all))
+        """Whether one more, wishing to be the only one or not, would break exclusive use. Where one is active at a time
+        nobody can be the only one."""
+        return any(each.exclusive for each in self.all) or (exclusive and (self.single_active or bool(self.all)))
 
     def add(self, consumer: Consumer) -> None:
         self.all.append(consumer)

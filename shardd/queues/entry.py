@@ -7,7 +7,7 @@ Publish order within one store is the order of `entry & PLACE`. What only some q
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 REDELIVERED = 1
 PLACE = ~15
@@ -50,6 +50,18 @@ class Facts:
 
     def in_one_run(self, first: int, last: int) -> bool:
         return bisect_right(self._firsts, first & PLACE) == bisect_right(self._firsts, last & PLACE)
+
+    def old(self, entries: array[int], now: int) -> int:
+        """How many of `entries`, which ascend, are too old, up to the first that is not."""
+        at = 0
+        while at < len(entries):
+            run = bisect_right(self._firsts, entries[at] & PLACE) - 1
+            expiry = self._facts[run] & EXPIRY if run >= 0 else 0
+            if not 0 < expiry <= now:
+                break
+            last = run + 1 == len(self._firsts)
+            at = len(entries) if last else bisect_left(entries, self._firsts[run + 1], at)
+        return at
 
     def crowded(self) -> bool:
         return len(self._firsts) > self._trim_at

@@ -13,6 +13,16 @@ EXPIRED = "expired"
 MAXLEN = "maxlen"
 REJECTED = "rejected"
 DELIVERY_LIMIT = "delivery_limit"
+REFUSED = "refused"  # at its publish: nothing that dies later
+
+
+class DeadLetters(NamedTuple):
+    """Where what a queue lets go is published again. `routing_key` None: with the keys it came with. `insist`: what the
+    only queue there refuses is offered to it again (at-least-once), else it is dropped."""
+
+    exchange: str
+    routing_key: str | None = None
+    insist: bool = False
 
 
 class Limits(NamedTuple):
@@ -26,6 +36,9 @@ class Limits(NamedTuple):
     max_priority: int = 0
     delivery_limit: int | None = None
     single_active: bool = False
+    dead_letters: DeadLetters | None = None
+    refused_die: bool = False  # publishes that are refused are dead-lettered too
+    consumer_timeout: int | None = None  # ms after which what a consumer does not settle is requeued
 
     @property
     def bounded(self) -> bool:
@@ -54,16 +67,29 @@ def limits_of(arguments: Mapping[str, Any]) -> Limits:
     if not arguments:
         return UNLIMITED
     priority = _number(arguments, "x-max-priority") or 0
+    overflow = str(arguments.get("x-overflow", ""))
     return Limits(
         message_ttl=_number(arguments, "x-message-ttl"),
         expires=_number(arguments, "x-expires"),
         max_length=_number(arguments, "x-max-length"),
         max_bytes=_number(arguments, "x-max-length-bytes"),
-        reject_publish=str(arguments.get("x-overflow", "")).startswith("reject-publish"),
+        reject_publish=overflow.startswith("reject-publish"),
         max_priority=min(priority, PRIORITY_MAX),
         delivery_limit=_number(arguments, "x-delivery-limit"),
         single_active=arguments.get("x-single-active-consumer") is True,
+        dead_letters=_dead_letters(arguments),
+        consumer_timeout=_number(arguments, "x-consumer-timeout") or None,
+        refused_die=overflow == "reject-publish-dlx",
     )
+
+
+def _dead_letters(arguments: Mapping[str, Any]) -> DeadLetters | None:
+    exchange = arguments.get("x-dead-letter-exchange")
+    if not isinstance(exchange, str):
+        return None
+    key = arguments.get("x-dead-letter-routing-key")
+    insist = arguments.get("x-dead-letter-strategy") == "at-least-once"
+    return DeadLetters(exchange, key if isinstance(key, str) else None, insist)
 
 
 def _number(arguments: Mapping[str, Any], name: str) -> int | None:

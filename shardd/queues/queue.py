@@ -3,7 +3,8 @@
 Publish path, 4 of 5. Before: shardd/shard.py. After: shardd/store/store.py.
 
 A queue keeps entries (entry.py); the store keeps the bytes. A plain queue (no ttl, limit, priority) does nothing per
-message in Python. Every message that ends without being acknowledged or purged goes through `let_go`.
+message in Python. Every message that ends without being acknowledged or purged goes through `let_go`; of a queue with
+a dead-letter exchange it then waits in `departures`, in the store still, until its copies last.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from shardd.queues.consumers import Consumer, Consumers
+from shardd.queues.departures import Departures
 from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED, Facts
-from shardd.queues.limits import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Limits
+from shardd.queues.limits import DELIVERY_LIMIT, EXPIRED, MAXLEN, REFUSED, REJECTED, Limits
+from shardd.queues.overdue import Handed
 from shardd.queues.ready import Ready, marked, merged, same_mark, total
 from shardd.queues.unacked import Getter
 
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 # Entries handed out or let go in one step.
 STEP_MESSAGES = 8192
+# Messages that expire in one pass: a million at once must not stop the other queues.
+EXPIRED_MAX = 16384
+ALL = 1 << 62
 # Read at once only to learn sizes.
 SIZES_BYTES = 256 << 10
 
@@ -32,6 +38,9 @@ class Outlet(Protocol):
     """Where deliveries go; `blob` is copied before `deliver` returns."""
 
     def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None: ...
+    def deliver_again(self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes) -> None:
+        """All of them came back `times` times, to a queue that allows it only so often."""
+
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None: ...
 
 
@@ -51,15 +60,17 @@ class Queue:
         "_facts",
         "_holders",
         "_is_plain",
+        "_is_timed",
         "_levels",
-        "_returns",
         "auto_delete",
         "closed",
         "consumers",
         "counters",
         "deleted",
+        "departures",
         "durable",
         "id",
+        "is_watched",
         "last_used",
         "limits",
         "may_refuse",
@@ -89,6 +100,7 @@ class Queue:
         self.consumers = Consumers(limits.single_active)
         self.closed = False  # takes no more consumers: soon deleted
         self.deleted = False
+        self.departures: Departures | None = None  # there have been none
         self.ready_count = 0
         self.ready_bytes = 0
         self.unacked_count = 0
@@ -97,7 +109,6 @@ class Queue:
         self._holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
         self._levels = [Ready() for _ in range(limits.max_priority + 1)]
         self._facts: Facts | None = None  # until a message has one
-        self._returns: dict[int, int] = {}  # requeues of a message, with a delivery limit
         self._decide()
 
     # -- in --------------------------------------------------------------------------------------------
@@ -106,6 +117,8 @@ class Queue:
         """What its limits ask of each message, once for all messages."""
         limits = self.limits
         self.may_refuse = limits.reject_publish and limits.bounded
+        self.is_watched = bool(limits.dead_letters or limits.consumer_timeout or self.departures)
+        self._is_timed = limits.expires is not None or limits.consumer_timeout is not None
         self._is_plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
 
     def publish(self, arrival: Arrival, now: int) -> list[int] | None:
@@ -125,7 +138,7 @@ class Queue:
                 entries = array("Q", [arrival.entries[i] for i in dropped])
                 lost_bytes = self._bytes_of(entries)
                 refused = [arrival.indexes[i] if arrival.indexes is not None else i for i in dropped]
-                self.let_go(entries, "refused")
+                self.let_go(entries, MAXLEN if self.limits.refused_die else REFUSED)
         self._place(arrival, chosen, now)
         self.ready_bytes += arrival.body_bytes - lost_bytes
         return refused or None
@@ -185,8 +198,9 @@ class Queue:
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Hand out at most about `bytes_max`; whether there is more to hand out now."""
         given = 0
-        if self._facts:
-            self.expire(now - 1)  # what goes this very millisecond (a ttl of 0) may still be handed out directly
+        # What goes this very millisecond (a ttl of 0) may still be handed out directly.
+        if self._facts and not self.expire(now - 1, EXPIRED_MAX):
+            return True
         while self.ready_count:
             takers = self.consumers.takers()
             if not takers:
@@ -198,10 +212,10 @@ class Queue:
                 given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now)
             else:
                 given += self._deal(takers, level, bytes_max - given, outlet, now)
-            if self._facts:
-                self.expire(now - 1)
-        if self._facts:
-            self.expire(now)
+            if self._facts and not self.expire(now - 1, EXPIRED_MAX):
+                return True
+        if self._facts and not self.expire(now, EXPIRED_MAX):
+            return True
         if self.limits.bounded:
             self.enforce()
             self.expire(now)  # behind what was dropped
@@ -264,6 +278,8 @@ class Queue:
         at = 0
         while at < len(entries) and (room > 0 or not at):
             stop = same_mark(entries, at)
+            if entries[at] & REDELIVERED and self.limits.delivery_limit is not None:
+                stop = self._as_often(entries, at, stop)
             some = entries if stop - at == len(entries) else entries[at:stop]
             blob, sizes = self.store.read(some, max(room, 1))
             pieces.append((some if len(sizes) == len(some) else some[: len(sizes)], sizes, blob))
@@ -277,7 +293,11 @@ class Queue:
         count, body_bytes = len(entries), total(sizes)
         redelivered = bool(entries[0] & REDELIVERED)
         number = taker.unacked.skip(count) if taker.no_ack else taker.unacked.add(entries, sizes)
-        outlet.deliver(taker, number, redelivered, count, blob)
+        times = self._times(entries[0]) if redelivered else 0
+        if times:
+            outlet.deliver_again(taker, number, times, count, blob)
+        else:
+            outlet.deliver(taker, number, redelivered, count, blob)
         taker.window.room -= len(blob)
         if taker.limited:
             taker.grants -= count
@@ -289,6 +309,18 @@ class Queue:
         else:
             self.unacked_count += count
             self.unacked_bytes += body_bytes
+
+    def _times(self, entry: int) -> int:
+        """How often one that was delivered before came back, if that is counted here."""
+        return 0 if self.limits.delivery_limit is None else self.store.times_returned(self.id, entry)
+
+    def _as_often(self, entries: array[int], start: int, stop: int) -> int:
+        """Where those that came back as often as the first end."""
+        times = self._times(entries[start])
+        at = start + 1
+        while at < stop and self._times(entries[at]) == times:
+            at += 1
+        return at
 
     def _settle_grants(self, outlet: Outlet) -> None:
         """Give back grants that wait for nothing; ask for some where a message waits for nothing else."""
@@ -308,8 +340,9 @@ class Queue:
             consumer.grants += count
             consumer.asked = False
 
-    def get(self, getter: Getter | None, now: int) -> tuple[bytes, int, bool] | None:
-        """One message (stored, delivery number, redelivered); held by `getter`, or by nobody."""
+    def get(self, getter: Getter | None, now: int) -> tuple[bytes, int, bool, int] | None:
+        """One message (stored, delivery number, redelivered, how often it came back if that is counted); held by
+        `getter`, or by nobody."""
         self.last_used = now
         self.expire(now)
         if not self.ready_count:
@@ -324,15 +357,16 @@ class Queue:
         self.counters.delivered += 1
         number = 0
         redelivered = bool(entries[0] & REDELIVERED)
+        times = self._times(entries[0]) if redelivered else 0
         self.counters.redelivered += redelivered
         if getter is None:
             self._forget(entries)
         else:
-            number = getter.add(self, entries[0], sizes[0])
+            number = getter.add(self, entries[0], sizes[0], now)
             self._holders[getter] = None
             self.unacked_count += 1
             self.unacked_bytes += sizes[0]
-        return blob, number, redelivered
+        return blob, number, redelivered, times
 
     # -- back ------------------------------------------------------------------------------------------
 
@@ -378,8 +412,7 @@ class Queue:
     def _count_returns(self, entries: array[int], size: int, most: int) -> tuple[array[int], int]:
         """Without those that were requeued more than `most` times."""
         kept, gone = array("Q"), array("Q")
-        for entry in entries:
-            times = self._returns[entry & PLACE] = self._returns.get(entry & PLACE, 0) + 1
+        for entry, times in zip(entries, self.store.count_returns(self.id, entries), strict=True):
             (gone if times > most else kept).append(entry)
         if gone:
             size -= self._bytes_of(gone)
@@ -387,15 +420,19 @@ class Queue:
         return kept, size
 
     def let_go(self, entries: array[int], reason: str) -> None:
-        """These leave without having been consumed: the one place where dead-lettering belongs."""
+        """These leave without having been consumed; to where dead letters go, if the queue has such a place."""
         self.counters.let_go += len(entries)
-        self._forget(entries)
+        if self.limits.dead_letters is None or reason is REFUSED:
+            self._forget(entries)
+            return
+        if self.departures is None:
+            self.departures = Departures()
+        self.departures.add(entries, reason)
+        if self._facts and not self.ready_count and not self.unacked_count:
+            self._facts = None
 
     def _forget(self, entries: array[int]) -> None:
         self.store.settle(self.id, entries, self.durable)
-        if self._returns:
-            for entry in entries:
-                self._returns.pop(entry & PLACE, None)
         if self._facts and not self.ready_count and not self.unacked_count:
             self._facts = None
 
@@ -404,17 +441,20 @@ class Queue:
 
     # -- limits ----------------------------------------------------------------------------------------
 
-    def expire(self, now: int) -> None:
-        """Let go what is too old, at the head only: behind one that stays, the others stay."""
-        if not self._facts:
-            return
-        for level in self._levels:
-            while len(level):
-                head = level.peek(STEP_MESSAGES if self._is_old(level.first(), now) else 0)
-                old = next((i for i, entry in enumerate(head) if not self._is_old(entry, now)), len(head))
-                if not old:
-                    break
+    def expire(self, now: int, most: int = ALL) -> bool:
+        """Let go what is too old, at the head only: behind one that stays, the others stay. Whether that was all: it
+        ends after about `most`."""
+        facts = self._facts
+        for level in self._levels if facts else ():
+            while len(level) and self._is_old(level.first(), now):
+                if most <= 0:
+                    return False
+                assert facts is not None
+                head = level.peek(STEP_MESSAGES)
+                old = facts.old(head, now)
                 self._drop_head(level, head[:old], EXPIRED)
+                most -= old
+        return True
 
     def _before_old(self, block: array[int], now: int) -> array[int]:
         """Up to the first that is too old, though those before it are not; the first of all is not."""
@@ -473,7 +513,7 @@ class Queue:
 
     def next_due(self) -> int | None:
         """When `expire` or `expired_itself` will have something to do."""
-        if not self._facts and self.limits.expires is None:
+        if not self._facts and not self._is_timed:
             return None
         due = []
         if self._facts:
@@ -481,6 +521,9 @@ class Queue:
             due += [expiry for expiry in expiries if expiry]
         if self.limits.expires is not None and not self.consumers and not self.closed:
             due.append(self.last_used + self.limits.expires)
+        overdue = self._overdue_at()
+        if overdue is not None:
+            due.append(overdue)
         return min(due, default=None)
 
     def expired_itself(self, now: int) -> bool:
@@ -508,6 +551,34 @@ class Queue:
             parts.setdefault(min(self._fact(entry) >> 56, max_priority), array("Q")).append(entry)
         for priority, part in parts.items():
             self._levels[priority].push_many(part)
+
+    def take_overdue(self, now: int) -> None:
+        """Requeue what consumers have held for longer than the queue waits. To be called after each `deliver`."""
+        timeout = self.limits.consumer_timeout
+        if timeout is None:
+            return
+        for holder in list(self._holders):
+            if isinstance(holder, Getter):
+                entries, size = holder.take_overdue(self, now - timeout)
+            else:
+                entries, size = _take_overdue(holder, now, timeout)
+            if entries:
+                self.requeue(entries, size)
+
+    def _overdue_at(self) -> int | None:
+        timeout = self.limits.consumer_timeout
+        if timeout is None:
+            return None
+        found: list[int] = []
+        for holder in self._holders:
+            if isinstance(holder, Getter):
+                since = holder.since(self)
+                due = None if since is None else since + timeout
+            else:
+                due = holder.handed.due(timeout) if holder.handed is not None and holder.unacked.count else None
+            if due is not None:
+                found.append(due)
+        return min(found, default=None)
 
     # -- consumers -------------------------------------------------------------------------------------
 
@@ -553,16 +624,24 @@ class Queue:
         return count
 
     def live(self) -> array[int]:
-        """All entries, in order: ready as they are, held ones as delivered before."""
+        """All entries, in order: ready as they are, held and departing ones as delivered before."""
+        if self.departures is None or not self.departures.count:
+            return self._own()
+        return merged(self._own(), marked(array("Q", sorted(self.departures.entries()))))
+
+    def _own(self) -> array[int]:
         live = marked(array("Q", sorted(self._held())))
         for level in self._levels:
             live = merged(level.peek(len(level)), live)
         return live
 
     def drop(self) -> int:
-        """The queue is deleted; how many messages were ready."""
+        """The queue is deleted; how many messages were ready. What departs is on its way all the same."""
         count = self.ready_count
-        self.store.drop_queue(self.id, self.live())
+        if self.departures is None or not self.departures.count:
+            self.store.drop_queue(self.id, self._own())
+        else:
+            self.store.settle(self.id, self._own(), False)
         for level in self._levels:
             level.take_all()
         for holder in self._holders:
@@ -582,6 +661,16 @@ class Queue:
         """The first entry this queue still has."""
         heads = [level.first() for level in self._levels if len(level)]
         return min([entry & PLACE for entry in (*heads, *self._held())], default=PLACE & ((1 << 64) - 1))
+
+
+def _take_overdue(consumer: Consumer, now: int, timeout: int) -> tuple[array[int], int]:
+    """What it has held for longer than that, and the sum of its sizes."""
+    if consumer.handed is None:
+        consumer.handed = Handed()
+    if not consumer.no_ack:
+        consumer.handed.note(consumer.unacked.next_number, now, timeout)
+        consumer.handed.forget_before(consumer.unacked.first_number)
+    return consumer.unacked.settle(1, consumer.handed.overdue(now, timeout) - 1)
 
 
 def _rooms(takers: list[Consumer], bytes_max: int) -> list[int]:

@@ -36,6 +36,11 @@ class Unacked:
     def next_number(self) -> int:
         return self._first + len(self._entries)
 
+    @property
+    def first_number(self) -> int:
+        """All before it is settled."""
+        return self._first + self._start
+
     def add(self, entries: array[int], sizes: array[int]) -> int:
         """The number of the first."""
         number = self._first + len(self._entries)
@@ -100,26 +105,36 @@ class Getter:
     __slots__ = ("_held", "_last")
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[Queue, int, int]] = {}
+        self._held: dict[int, tuple[Queue, int, int, int]] = {}  # the last: since when
         self._last = 0
 
-    def add(self, queue: Queue, entry: int, size: int) -> int:
+    def add(self, queue: Queue, entry: int, size: int, now: int = 0) -> int:
         self._last += 1
-        self._held[self._last] = (queue, entry, size)
+        self._held[self._last] = (queue, entry, size, now)
         return self._last
+
+    def since(self, queue: Queue) -> int | None:
+        """When the first was taken of what it holds of that queue."""
+        return next((since for owner, _, _, since in self._held.values() if owner is queue), None)
+
+    def take_overdue(self, queue: Queue, before: int) -> tuple[array[int], int]:
+        """Of that queue, what was taken at `before` or earlier, and the sum of its sizes."""
+        numbers = [n for n, (owner, _, _, since) in self._held.items() if owner is queue and since <= before]
+        found = [self._held.pop(number) for number in numbers]
+        return array("Q", [entry for _, entry, _, _ in found]), sum(size for _, _, size, _ in found)
 
     def settle(self, first: int, last: int) -> list[tuple[Queue, array[int], int]]:
         numbers = range(max(first, 1), min(last, self._last) + 1)
         if len(numbers) > len(self._held):
             numbers = sorted(n for n in self._held if first <= n <= last)  # type: ignore[assignment]
         found = [self._held.pop(number) for number in numbers if number in self._held]
-        return [(queue, array("Q", [entry]), size) for queue, entry, size in found]
+        return [(queue, array("Q", [entry]), size) for queue, entry, size, _ in found]
 
     def take_all(self) -> list[tuple[Queue, array[int], int]]:
         return self.settle(1, self._last)
 
     def held_of(self, queue: Queue) -> array[int]:
-        return array("Q", [entry for owner, entry, _ in self._held.values() if owner is queue])
+        return array("Q", [entry for owner, entry, _, _ in self._held.values() if owner is queue])
 
     def forget(self, queue: Queue) -> None:
         self._held = {number: held for number, held in self._held.items() if held[0] is not queue}

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from shardd.store import recovery
+from shardd.store import recovery, returns
 from shardd.store.compaction import Candidates, Merged, ReclaimJob, bytes_max_alone, source_of
 from shardd.store.errors import Closed, Corrupt, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full
@@ -86,6 +86,7 @@ class SegmentStore:
         self._failure: str = ""
         self._state = "new"
         self._counters = _Counters()
+        self._returns = returns.Returns()
 
     # -- start and stop -------------------------------------------------------------------------------
 
@@ -98,6 +99,7 @@ class SegmentStore:
         assert self._state == "new", "recover is called once"
         try:
             self._files.make_directory(self.directory)
+            returned = returns.read(self._files, self.directory)
             found = recovery.recover(
                 self._files, self.directory, self._reclaimer, queue_ids, timed, self.sync, progress
             )
@@ -115,6 +117,7 @@ class SegmentStore:
             else:
                 self._candidates.look_at(segment)
         self._check_usable()
+        self._returns.recover(returned, {arrival.queue_id: arrival.entries for arrival in found.arrivals})
         return {arrival.queue_id: arrival for arrival in found.arrivals}
 
     def close(self, live: Mapping[int, array[int]] | None = None) -> None:
@@ -140,7 +143,7 @@ class SegmentStore:
         self._state = "closed"
         self._release()
         for name in self._files.list(self.directory):
-            if name in ("state", "state.new") or recovery.is_ours(name):
+            if name in ("state", "state.new", returns.NAME, returns.NAME + ".new") or recovery.is_ours(name):
                 self._files.remove(f"{self.directory}/{name}")
         if not self._files.list(self.directory):
             self._files.remove_directory(self.directory)
@@ -161,6 +164,7 @@ class SegmentStore:
                 self._write_index(segment)
             if segment.acks_end:
                 self._sync_acks(segment)
+        self._returns.make_last(self._files, self.directory)
         self._files.sync_directory(self.directory)
         self._dispose_replaced()
         self._reclaimer.remove_doomed()
@@ -396,6 +400,8 @@ class SegmentStore:
         """The queue needs these no more. `durable`: a recovery should know it too; written with the next flush."""
         if self._state != "open":
             raise Closed("the store is not open")
+        if self._returns.times:
+            self._returns.forget(queue_id, entries)
         for number, start, stop in segment_runs(entries):
             segment = self._segments[number]
             segment.live -= stop - start
@@ -428,6 +434,14 @@ class SegmentStore:
     def drop_queue(self, queue_id: int, entries: array[int]) -> None:
         """The queue is gone with all it had. Recovery will not be asked for it again, so nothing is remembered."""
         self.settle(queue_id, entries, False)
+
+    def count_returns(self, queue_id: int, entries: array[int]) -> list[int]:
+        """These came back to the queue once more: how often now. Remembered until they are settled, also by a recovery;
+        written with the next flush."""
+        return self._returns.count(queue_id, entries)
+
+    def times_returned(self, queue_id: int, entry: int) -> int:
+        return self._returns.of(queue_id, entry)
 
     def _retire(self, segment: Segment) -> None:
         """Nobody needs it. Its file may be in the hands of a sync."""
@@ -517,6 +531,7 @@ class SegmentStore:
             self._flush_segment(segment)
         if self._open is not None:
             self._flush_segment(self._open)
+        self._returns.write(self._files, self.directory, self._on_disk)
 
     def _flush_segment(self, segment: Segment) -> None:
         if segment.flushed == segment.used or segment.live == 0:
@@ -644,6 +659,8 @@ class SegmentStore:
             self._dispose_replaced()
         self._counters.merged_segments += len(sources)
         self._candidates.look_at(new)
+        self._returns.places_changed()
+        self._returns.write(self._files, self.directory, self._on_disk)
 
     def _dispose_replaced(self) -> None:
         replaced, self._replaced = self._replaced, []

@@ -4,7 +4,8 @@
 PUBLISH is drawn in packer.pyx, which makes it. Little endian, after the 16-byte header (messages.py):
 
     DELIVER  16 u32 sections, u32 zero; section:
-                 0 u32 connection  4 u32 consumer  8 u16 channel  10 u16 1 = REDELIVERED  12 u32 messages
+                 0 u32 connection  4 u32 consumer  8 u16 channel  12 u32 messages
+                10 u16 1 = REDELIVERED, and 2 x how often each of them came back if the queue counts that
                 16 u64 delivery number of the first  24 u32 bytes  28 u32 zero   32 stored messages, zeros to 8
 
 A stored message is drawn in packer.pyx too; here it is bytes.
@@ -22,6 +23,7 @@ cdef enum:
     RUN = 24
     RECORD_HEADER = 28
     SECTION = 32
+    TIMES_MAX = 0x7fff
     # A writer that was once larger than this does not keep its memory.
     KEPT_BYTES_MAX = 4 << 20
 
@@ -120,10 +122,11 @@ cdef class DeliveryWriter:
         free(self.out.data)
 
     def add(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number, bint redelivered,
-            uint32_t count, const unsigned char[::1] blob not None):
-        """`blob`: `count` stored messages; their delivery numbers are first_number, first_number + 1, ..."""
+            uint32_t count, const unsigned char[::1] blob not None, uint32_t times=0):
+        """`blob`: `count` stored messages; their delivery numbers are first_number, first_number + 1, ... `times`: how
+        often each of them came back before; more than TIMES_MAX is told as that."""
         cdef uint8_t *p
-        cdef uint16_t flags = 1 if redelivered else 0
+        cdef uint16_t flags = <uint16_t> (min(times, TIMES_MAX) << 1 | (1 if redelivered else 0))
         cdef uint32_t size = <uint32_t> blob.shape[0]
         if not self.sections:
             self.out.used = 24
@@ -169,7 +172,7 @@ cdef class DeliveryWriter:
 
 
 def read_deliveries(const unsigned char[::1] message not None):
-    """[(connection, channel, consumer, first number, redelivered, count, blob)]; blobs look into the message."""
+    """[(connection, channel, consumer, first number, redelivered, count, blob, times)]; blobs look into the message."""
     cdef const uint8_t *p
     cdef size_t at = 24
     cdef size_t end = message.shape[0]
@@ -195,6 +198,6 @@ def read_deliveries(const unsigned char[::1] message not None):
         at += SECTION
         if at + size > end:
             raise ValueError("DELIVER of another length than it says")
-        found.append((connection, channel, consumer, number, (flags & 1) != 0, count, view[at:at + size]))
+        found.append((connection, channel, consumer, number, (flags & 1) != 0, count, view[at:at + size], flags >> 1))
         at += (size + 7) & ~<size_t> 7
     return found

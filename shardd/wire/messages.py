@@ -309,6 +309,16 @@ class Got(Message, tag="got", frozen=True):
     remaining: int
 
 
+class GotAgain(Message, tag="got-again", frozen=True):
+    """As Got, of a message that came back `times` times to a queue with a delivery limit: redelivered."""
+
+    request: int
+    message: bytes
+    number: int
+    remaining: int
+    times: int
+
+
 class Count(Message, tag="count", frozen=True):
     """Peer to shard: how many messages and consumers. Answered by Done(request, messages, consumers)."""
 
@@ -321,6 +331,32 @@ class Purge(Message, tag="purge", frozen=True):
 
     request: int
     queue: int
+
+
+class DeadLetters(Message, tag="dead-letters", frozen=True):
+    """Shard to one front door: messages that left `queue` for `reason` ("expired", "rejected", "maxlen",
+    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have. `messages`:
+    `count` stored messages back to back. Answered by Departed(number) when their copies last; until then the shard
+    keeps them, and gives them to another front door if this one goes. `insist`: what its only queue refuses is not
+    stored."""
+
+    number: int
+    vhost: str
+    queue: str
+    reason: str
+    exchange: str
+    routing_key: str | None
+    insist: bool
+    count: int
+    messages: bytes
+
+
+class Departed(Message, tag="departed", frozen=True):
+    """Front door to shard: the messages of DeadLetters `number` are stored where they belong, or belong nowhere; but
+    for those `left` (first and last ordinal of runs): they are to be handed over again, some time later."""
+
+    number: int
+    left: list[tuple[int, int]] = []
 
 
 class Done(Message, tag="done", frozen=True):
@@ -340,8 +376,7 @@ class Refused(Message, tag="refused", frozen=True):
 
 
 Control = (
-    Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used
-    | Stats | StatsReply | Alarm
-    | Attach | Attached | Detach | Release | Grant | Tune | Ungranted | Cancelled | Get | Got | Count | Purge
-    | Done | Refused
+    Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
+    | StatsReply | Alarm | Attach | Attached | Detach | Release | Grant | Tune | Ungranted | Cancelled | Get | Got
+    | GotAgain | Count | Purge | DeadLetters | Departed | Done | Refused
 )  # fmt: skip

@@ -573,8 +573,9 @@ cdef class Packer:
 
     def add_stored(self, int shard, list ids not None, const unsigned char[::1] message not None,
                    uint32_t connection, uint16_t channel, uint64_t seq, uint64_t now_ms, uint32_t ttl_ms,
-                   uint8_t priority, bint persistent, bint needs_sync):
-        """One stored message as a run of its own: what the caller decided about (CC, headers, transactions)."""
+                   uint8_t priority, bint persistent, bint needs_sync, uint32_t count=1):
+        """Stored messages back to back as a run of their own: what the caller decided about (CC, headers, transactions,
+        dead letters). `seq` is that of the first."""
         cdef Writer *w
         cdef Row row
         cdef Target target
@@ -599,8 +600,8 @@ cdef class Packer:
             raise MemoryError()
         memcpy(w.records.data + w.records.used, &message[0], message.shape[0])
         w.records.used += message.shape[0]
-        w.count = 1
-        w.messages += 1
+        w.count = count
+        w.messages += count
         if needs_sync:
             w.needs_sync = 1
         close_run(w)

@@ -49,6 +49,19 @@ def test_the_handshake_agrees_on_the_clients_values() -> None:
     assert made.open_channels == [1]
 
 
+@pytest.mark.parametrize("payload_bytes", [4096, 4097])
+def test_until_a_frame_size_is_agreed_frames_are_small(payload_bytes: int) -> None:
+    made = connection()
+    start_ok = commands.Connection.StartOk({"filler": ""}, "PLAIN", "\0a\0b", "en_US")
+    start_ok.client_properties = {"filler": "x" * (payload_bytes - len(method(0, start_ok)) + 8)}
+    said = facts(received(made, HEADER + method(0, start_ok)))
+    if payload_bytes == 4096:
+        assert made.client_properties == start_ok.client_properties
+    else:
+        text = "type 1, all octets = <<>>: {frame_too_large,4097,4088}"
+        assert said == [(ConnectionException, (501, text, 0, 0), 0)]
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [

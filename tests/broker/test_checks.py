@@ -100,7 +100,7 @@ def test_reserved_names_unknown_types_and_the_default_exchange_are_refused() -> 
         403,
         "exchange name 'amq.x' contains reserved prefix 'amq.*'",
     )
-    assert refusal(checks.check_new_exchange, "/", "e", "x", {}) == (406, "unknown exchange type 'x'")
+    assert refusal(checks.check_new_exchange, "/", "e", "x", {}) == (503, "unknown exchange type 'x'")
     assert refusal(checks.check_new_exchange, "/", "e", "topic", {"alternate-exchange": 1}) == (
         406,
         "invalid type 'signedint' for arg 'alternate-exchange' in exchange 'e' in vhost '/'",

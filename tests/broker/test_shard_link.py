@@ -31,7 +31,7 @@ class Heard:
         self.room: list[int] = []
         self.something = asyncio.Event()
 
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview]) -> None:
+    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int]) -> None:
         self.deliveries.append((shard, (*section[:6], bytes(section[6]))))
 
     def restarted(self, shard: int) -> None:

@@ -371,11 +371,11 @@ def test_access_request_is_granted_to_old_clients(client: RawClient) -> None:
 @pytest.mark.row("A1.15")
 @pytest.mark.parametrize("hard", [True, False])
 def test_hard_errors_end_the_connection_and_soft_ones_the_channel(client: RawClient, name: str, hard: bool) -> None:
-    said = Exchange.Declare(exchange=name, exchange_type="none-such") if not hard else Basic.Qos(prefetch_size=1)
+    said = Exchange.Declare(exchange=name, passive=True) if not hard else Basic.Qos(prefetch_size=1)
     client.send(method(1, said))
     if hard:
         client.expect_close(540, "NOT_IMPLEMENTED - prefetch_size!=0 (1)")
         client.expect_end()
     else:
-        client.expect_channel_close(1, 406, "PRECONDITION_FAILED - unknown exchange type 'none-such'")
+        client.expect_channel_close(1, 404, f"NOT_FOUND - no exchange '{name}' in vhost '/'")
         client.ask(2, Basic.Qos(), Basic.QosOk)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pamqp import base
-from pamqp.commands import Basic, Channel, Confirm, Queue, Tx
+from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue, Tx
 
 from tests.features.conftest import Api
 from tests.support.raw_client import RawClient, content_header, method, publish, with_properties
@@ -149,6 +149,18 @@ def test_cc_and_bcc_name_more_queues_and_bcc_is_not_told(client: RawClient, name
         properties, content = client.message()
         assert content == b"x" and properties.headers == {"CC": headers["CC"], "other": 1}
         assert is_empty(client, queue)
+
+
+@pytest.mark.row("A5.7")
+def test_an_exchange_behind_another_looks_at_cc_and_bcc_too(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.ask(1, Exchange.Declare(exchange=f"{name}-a", auto_delete=True), Exchange.DeclareOk)
+    client.ask(1, Exchange.Declare(exchange=f"{name}-b", exchange_type="topic", auto_delete=True), Exchange.DeclareOk)
+    client.ask(1, Exchange.Bind(destination=f"{name}-b", source=f"{name}-a", routing_key="cc"), Exchange.BindOk)
+    client.ask(1, Queue.Bind(queue=name, exchange=f"{name}-b", routing_key="bcc"), Queue.BindOk)
+    client.send(with_properties(1, f"{name}-a", "none", b"x", headers={"CC": ["cc"], "BCC": ["bcc"]}))
+    client.ask(1, Basic.Get(queue=name, no_ack=True), Basic.GetOk)
+    assert client.message()[1] == b"x"
 
 
 @pytest.mark.row("A5.8")
@@ -663,6 +675,24 @@ def _answer_all(clients: list[RawClient], names: list[str]) -> None:
 
 
 # -- transactions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("A7.4")
+def test_a_committed_publish_whose_queue_is_gone_is_returned(client: RawClient, name: str) -> None:
+    declare(client, name)
+    declare(client, f"{name}-again")
+    client.ask(1, Tx.Select(), Tx.SelectOk)
+    client.send(publish(1, "", name, b"gone", mandatory=True))
+    client.send(publish(1, "", f"{name}-again", b"new"))
+    for queue in (name, f"{name}-again"):
+        client.ask(1, Queue.Delete(queue=queue), Queue.DeleteOk)
+    declare(client, f"{name}-again")
+    client.send(method(1, Tx.Commit()))
+    assert client.expect(Basic.Return).reply_code == 312
+    assert client.message()[1] == b"gone"
+    client.expect(Tx.CommitOk)
+    client.ask(1, Basic.Get(queue=f"{name}-again", no_ack=True), Basic.GetOk)
+    assert client.message()[1] == b"new"
 
 
 @pytest.mark.row("A7.4")

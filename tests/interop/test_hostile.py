@@ -200,7 +200,8 @@ def test_methods_before_their_time_are_refused(broker: RealBroker) -> None:
     [
         ("PLAIN", "\0guest\0wrong", 403, "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. "),
         ("PLAIN", "guest", 502, "SYNTAX_ERROR - "),
-        ("PLAIN", "\0" * 100_000, 502, "SYNTAX_ERROR - "),
+        ("PLAIN", "\0" * 4_000, 502, "SYNTAX_ERROR - "),
+        ("PLAIN", "\0" * 100_000, 501, "FRAME_ERROR - type 1, all octets = <<>>: {frame_too_large,"),
         ("AMQPLAIN", "\xff" * 100, 502, "SYNTAX_ERROR - "),
         ("KERBEROS", "", 503, "COMMAND_INVALID - unknown authentication mechanism 'KERBEROS'"),
     ],

@@ -52,7 +52,6 @@ CHANNEL_ERRORS: list[tuple[str, Act, int, str]] = [
      "NOT_FOUND - no queue '{n}' in vhost '/'"),
     ("get nothing", lambda c, n: c.basic_get(n), 404, "NOT_FOUND - no queue '{n}' in vhost '/'"),
     ("no last queue", lambda c, n: c.queue_purge(""), 404, "NOT_FOUND - no previously declared queue"),
-    ("unknown type", _exchange("odd"), 406, "PRECONDITION_FAILED - unknown exchange type 'odd'"),
     ("reserved exchange", lambda c, n: c.exchange_declare(f"amq.{n}"), 403,
      "ACCESS_REFUSED - exchange name 'amq.{n}' contains reserved prefix 'amq.*'"),
     ("reserved queue", lambda c, n: c.queue_declare(f"amq.{n}"), 403,
@@ -112,6 +111,7 @@ def test_an_exclusive_queue_is_locked_for_every_other_connection(
 
 CONNECTION_ERRORS: list[tuple[str, Act, int, str]] = [
     ("prefetch size", lambda c, n: c.basic_qos(prefetch_size=10), 540, "NOT_IMPLEMENTED - prefetch_size!=0 (10)"),
+    ("unknown type", _exchange("odd"), 503, "COMMAND_INVALID - unknown exchange type 'odd'"),
 ]
 
 

@@ -39,6 +39,7 @@ class Both:
         self.got: dict[int, Message] = {}
         self.given: list[tuple[int, int, bool, int]] = []
         self.ungrants: list[tuple[int, int, bool]] = []
+        self.times: dict[int, int] = {}  # how often what was given had come back, if that was said
 
     # Outlet
     def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes) -> None:
@@ -48,6 +49,11 @@ class Both:
             self.given.append((consumer.number, first + i, redelivered, number))
             at += HEAD_BYTES + size
         assert at == len(blob)
+
+    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes) -> None:
+        before = len(self.given)
+        self.deliver(consumer, first, True, count, blob)
+        self.times.update((number, times) for *_, number in self.given[before:])
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
         self.ungrants.append((consumer.number, count, wants))
@@ -72,12 +78,14 @@ class Both:
     def turn(self, a: int, b: int) -> None:
         self.given.clear()
         self.ungrants.clear()
+        self.times.clear()
         while self.queue.deliver(self.now, self, 1 << 20):
             pass
         self.model.deliver(self.now)
         # Each consumer's deliveries in order; between consumers only who gets what counts.
         assert sorted(self.given) == sorted(self.model.given)
         assert self.ungrants == self.model.ungranted
+        assert self.times == self.model.times_given
         due = self.queue.next_due()
         assert due is None or due > self.now or self.queue.expired_itself(self.now)
 
@@ -149,6 +157,7 @@ class Both:
             return
         assert got is not None
         assert (got[0], got[2]) == (stored(expected), expected.redelivered)
+        assert got[3] == (expected.returns if self.queue.limits.delivery_limit is not None else 0)
         if a % 3:
             self.got[got[1]] = expected
 
@@ -173,6 +182,21 @@ class Both:
         self.queue.change(limits_of(arguments), self.now)
         self.model.change(limits_of(arguments), self.now)
 
+    def depart(self, a: int, b: int) -> None:
+        """Some are handed over, and arrive, or come back in their old order: all, or those that were not taken."""
+        departures = self.queue.departures
+        if departures is None or not departures.waits:
+            return
+        reason, entries = departures.first(1 + a % 4)
+        departures.hand_over(1, len(entries))
+        assert {why for _, why in self.model.departed[: len(entries)]} == {reason}
+        if b % 3 == 0:
+            departures.take_back()
+            return
+        left = [(0, 0)] if b % 3 == 1 else []
+        self.store.settle(1, departures.take_off(1, left), True)
+        self.model.departed[len(left) : len(entries)] = []
+
     # -- the same -------------------------------------------------------------------------------------
 
     def compare(self) -> None:
@@ -183,6 +207,9 @@ class Both:
         assert (queue.counters.let_go, queue.counters.acked) == (model.let_go, model.acked)
         marks = {self.entry_of[each.id] | each.redelivered for each in model.ready}
         marks |= {self.entry_of[each.id] | 1 for each in held}
+        departed = [self.entry_of[number] for number, _ in model.departed]
+        assert [entry & ~1 for entry in (queue.departures.entries() if queue.departures else [])] == departed
+        marks |= {entry | 1 for entry in departed}
         assert list(queue.live()) == sorted(marks)
         assert self.store.live.get(1, set()) == {entry & ~1 for entry in marks}
 
@@ -196,7 +223,8 @@ ARGUMENTS = st.builds(
     some("x-message-ttl", 0, 5, 20),
     some("x-max-length", 0, 1, 4),
     some("x-max-length-bytes", 10, 40),
-    some("x-overflow", "reject-publish", "drop-head"),
+    some("x-overflow", "reject-publish", "drop-head", "reject-publish-dlx"),
+    some("x-dead-letter-exchange", "dlx"),
     some("x-max-priority", 2, 5),
     some("x-delivery-limit", 0, 2),
     some("x-single-active-consumer", True),
@@ -205,7 +233,7 @@ ARGUMENTS = st.builds(
 ACTS = [
     *["publish", "turn", "settle"] * 4,
     *["wait", "attach", "grant", "get", "settle_got"] * 2,
-    *["detach", "release", "purge", "change", "tune"],
+    *["detach", "release", "purge", "change", "tune", "depart"],
 ]
 STEPS = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 30), st.integers(0, 30)), min_size=10, max_size=60)
 
@@ -219,7 +247,10 @@ def test_a_queue_does_what_lists_do(arguments: dict[str, Any], steps: list[tuple
             getattr(both, act)(a, b)
             both.compare()
         both.queue.drop()
-        assert not both.store.live.get(1)
+        departures = both.queue.departures
+        assert both.store.live.get(1, set()) == (
+            {entry & ~1 for entry in departures.entries()} if departures else set()
+        )
 
 
 @settings(max_examples=100, deadline=None)

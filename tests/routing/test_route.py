@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.routing import NoSuchDestination, NoSuchExchange, RoutingTable, goes_by_key, route
+from broker.routing import Message, NoSuchDestination, NoSuchExchange, RoutingTable, goes_by_key, route, route_message
 from tests.routing.test_matching import naive
 
 EXCHANGES = ["e", "f", "g", "h"]
@@ -68,20 +68,21 @@ class Plain:
     def can_bind(self, source: str, kind: str, destination: str) -> bool:
         return source in self.exchanges and destination in (self.queues if kind == "queue" else self.exchanges)
 
-    def route(self, exchange: str, key: str, headers: dict) -> set[str]:
+    def route(self, exchange: str, keys: list[str], headers: dict) -> set[str]:
         seen: set[str] = set()
-        return self.walk(exchange, key, headers, seen)
+        return self.walk(exchange, keys, headers, seen)
 
-    def walk(self, exchange: str, key: str, headers: dict, seen: set[str]) -> set[str]:
+    def walk(self, exchange: str, keys: list[str], headers: dict, seen: set[str]) -> set[str]:
         if exchange in seen or exchange not in self.exchanges:
             return set()
         seen.add(exchange)
         type, alternate = self.exchanges[exchange]
         implied = [("", "queue", queue, queue, "{}") for queue in self.queues]
-        hit = [b for b in self.bindings + implied if b[0] == exchange and naive(type, b[3], eval(b[4]), key, headers)]
+        here = [b for b in self.bindings + implied if b[0] == exchange]
+        hit = [b for b in here if any(naive(type, b[3], eval(b[4]), key, headers) for key in keys)]
         found = {b[2] for b in hit if b[1] == "queue"}
         following = [b[2] for b in hit if b[1] == "exchange"] or ([alternate] if alternate and not hit else [])
-        return found.union(*(self.walk(name, key, headers, seen) for name in following))
+        return found.union(*(self.walk(name, keys, headers, seen) for name in following))
 
 
 def changed(table: RoutingTable, plain: Plain, what: str, *of) -> RoutingTable:
@@ -111,7 +112,9 @@ def agree(table: RoutingTable, plain: Plain, headers: dict) -> None:
                     route(table, exchange, key, headers)
                 continue
             routed = route(table, exchange, key, headers)
-            assert routed.queues == tuple(sorted(plain.route(exchange, key, headers)))
+            assert routed.queues == tuple(sorted(plain.route(exchange, [key], headers)))
+            more = route_message(table, exchange, Message(key, headers, more_keys=("b", "p")))
+            assert more.queues == tuple(sorted(plain.route(exchange, [key, "b", "p"], headers)))
             if goes_by_key(table, exchange):
                 assert routed.exact
             if routed.exact:
@@ -136,6 +139,15 @@ def test_a_cycle_of_exchanges_and_alternates_ends() -> None:
     assert route(table, "e", "k").queues == ()
     table = RoutingTable.empty().with_exchange("e", "direct", {"alternate-exchange": "e"})
     assert route(table, "e", "k").queues == ()
+
+
+def test_each_exchange_on_the_way_looks_at_all_keys_of_a_message() -> None:
+    table = RoutingTable.empty().with_exchange("e", "direct", {"alternate-exchange": "a"}).with_exchange("f", "topic")
+    table = table.with_exchange("a", "fanout").with_queue("q").with_queue("missed")
+    table = table.with_binding("e", "exchange", "f", "first").with_binding("f", "queue", "q", "second")
+    table = table.with_binding("a", "queue", "missed", "")
+    assert route_message(table, "e", Message("", more_keys=("first", "second"))).queues == ("q",)
+    assert route_message(table, "e", Message("", more_keys=("second",))).queues == ("missed",)
 
 
 def test_a_queue_bound_twice_gets_one_copy_until_the_last_binding_goes() -> None:

@@ -45,6 +45,12 @@ class Publishing:
                 self.confirmed.append(body)
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
 
+    def stop(self) -> None:
+        """No more; what is on its way may end as it will."""
+        self._going = False
+        for task in self._tasks:
+            task.cancel()
+
     async def finish(self) -> None:
         """Raises what a publish met other than a nack; a publish in silence is a TimeoutError."""
         self._going = False

@@ -36,6 +36,7 @@ class DictStore:
         self.full = False
         self.closes: list[dict[int, array[int]] | None] = []
         self.closed: dict[int, array[int]] | None = None
+        self.returns: dict[tuple[int, int], int] = {}
         self.recovered: dict[int, DictArrival] = {}
 
     def put(self, queue_ids: Collection[int], message: bytes) -> int:
@@ -87,6 +88,15 @@ class DictStore:
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         for entry in entries:
             self.live[queue_id].remove(entry & ~15)
+
+    def count_returns(self, queue_id: int, entries: array[int]) -> list[int]:
+        for entry in entries:
+            assert entry & ~15 in self.live[queue_id]
+            self.returns[queue_id, entry & ~15] = self.times_returned(queue_id, entry) + 1
+        return [self.times_returned(queue_id, entry) for entry in entries]
+
+    def times_returned(self, queue_id: int, entry: int) -> int:
+        return self.returns.get((queue_id, entry & ~15), 0)
 
     def drop_queue(self, queue_id: int, entries: array[int]) -> None:
         self.settle(queue_id, entries, False)

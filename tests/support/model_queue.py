@@ -50,9 +50,11 @@ class ModelQueue:
         self.last_used = 0
         self.let_go = 0
         self.acked = 0
+        self.departed: list[tuple[int, str]] = []  # (message, reason) of those that wait for their copies to last
         # What the last deliver said: (consumer, delivery number, redelivered, message), (consumer, count, wants)
         self.given: list[tuple[int, int, bool, int]] = []
         self.ungranted: list[tuple[int, int, bool]] = []
+        self.times_given: dict[int, int] = {}  # how often what was given had come back, if that is counted
 
     @property
     def ready_bytes(self) -> int:
@@ -75,7 +77,10 @@ class ModelQueue:
                 message.expires = max(message.expires, now)
             if self._is_full(message):
                 refused.append(i)
-                self.let_go += 1
+                if self.limits.refused_die:
+                    self._let_go(message, "maxlen")
+                else:
+                    self.let_go += 1
             else:
                 self.ready.append(message)
         self._sort()
@@ -99,7 +104,7 @@ class ModelQueue:
         return self.consumers[:1] if self.limits.single_active else self.consumers
 
     def deliver(self, now: int) -> None:
-        self.given, self.ungranted = [], []
+        self.given, self.ungranted, self.times_given = [], [], {}
         self.expire(now - 1)
         while self.ready and (consumer := self._next()) is not None:
             self._give(consumer, self.ready.pop(0))
@@ -115,6 +120,8 @@ class ModelQueue:
 
     def _give(self, consumer: ModelConsumer, message: Message) -> None:
         self.given.append((consumer.number, consumer.next_number, message.redelivered, message.id))
+        if self.limits.delivery_limit is not None and message.returns:
+            self.times_given[message.id] = message.returns
         if not consumer.no_ack:
             consumer.held[consumer.next_number] = message
         consumer.next_number += 1
@@ -144,14 +151,20 @@ class ModelQueue:
         self.acked += len(messages)
 
     def reject(self, messages: list[Message]) -> None:
-        self.let_go += len(messages)
+        for message in messages:
+            self._let_go(message, "rejected")
+
+    def _let_go(self, message: Message, reason: str) -> None:
+        self.let_go += 1
+        if self.limits.dead_letters is not None:
+            self.departed.append((message.id, reason))
 
     def requeue(self, messages: list[Message]) -> None:
         for message in messages:
             message.redelivered = True
-            message.returns += 1
+            message.returns += self.limits.delivery_limit is not None
             if self.limits.delivery_limit is not None and message.returns > self.limits.delivery_limit:
-                self.let_go += 1
+                self._let_go(message, "delivery_limit")
             else:
                 self.ready.append(message)
         self._sort()
@@ -167,8 +180,8 @@ class ModelQueue:
         for priority in range(self.limits.max_priority + 1):
             level = [message for message in self.ready if message.priority == priority]
             while level and NEVER < level[0].expires <= now:
-                self.ready.remove(level.pop(0))
-                self.let_go += 1
+                self.ready.remove(level[0])
+                self._let_go(level.pop(0), "expired")
 
     def _enforce(self) -> None:
         limits = self.limits
@@ -177,8 +190,7 @@ class ModelQueue:
             heavy = limits.max_bytes is not None and self.ready_bytes > limits.max_bytes
             if not long and not heavy:
                 return
-            self.ready.pop(0)
-            self.let_go += 1
+            self._let_go(self.ready.pop(0), "maxlen")
 
     def expired_itself(self, now: int) -> bool:
         unused = self.limits.expires is not None and not self.consumers
@@ -194,7 +206,9 @@ class ModelQueue:
     # -- consumers -------------------------------------------------------------------------------------
 
     def refuses(self, exclusive: bool) -> bool:
-        return any(each.exclusive for each in self.consumers) or (exclusive and bool(self.consumers))
+        if exclusive and (self.consumers or self.limits.single_active):
+            return True
+        return any(each.exclusive for each in self.consumers)
 
     def attach(self, consumer: ModelConsumer) -> None:
         self.consumers.append(consumer)

@@ -37,8 +37,11 @@ CONTROL: list[wire.Control] = [
     wire.Cancelled(13),
     wire.Get(14, 7, 8, 9, 10, False),
     wire.Got(15, b"message", 16, True, 17),
+    wire.GotAgain(22, b"message", 23, 24, 25),
     wire.Count(16, 7),
     wire.Purge(17, 7),
+    wire.DeadLetters(20, "/", "orders", "expired", "dlx", "dead", True, 1, b"message"),
+    wire.Departed(21, [(2, 3)]),
     wire.Done(18, 19, 20),
     wire.Refused(19, 404, "gone"),
 ]

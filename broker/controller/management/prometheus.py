@@ -22,6 +22,7 @@ TOTALS = {
     "rabbitmq_global_messages_redelivered_total": ("redelivered", "Messages delivered again"),
     "rabbitmq_global_messages_delivered_get_total": ("got", "Messages fetched by basic.get"),
 }
+DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
 
 
 class _Once:
@@ -65,6 +66,12 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "rabbitmq_global_messages_unroutable_dropped_total", "Messages without a route, dropped", value=dropped
     )
+    for reason in DEATHS:
+        yield CounterMetricFamily(
+            f"rabbitmq_global_messages_dead_lettered_{reason}_total",
+            "Dead letters published again",
+            value=stats.counters.get(f"dead_lettered_{reason}", 0),
+        )
 
 
 def _identity() -> Iterator[Metric]:

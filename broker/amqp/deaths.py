@@ -1,0 +1,161 @@
+"""x-death: what a message's headers say of the queues it left without being consumed.
+
+The rules are RabbitMQ 3.13's. x-death is an array of tables, newest first: one for each queue and reason, with a
+count. A death of a known queue and reason counts its table up and moves it to the front; the rest of the table (time,
+exchange, routing keys) stays that of the first such death. x-first-death-queue, -reason and -exchange are written once,
+x-last-death-* each time. The `expiration` property is to go, so that the copy does not expire again; the table keeps it
+as original-expiration. All other headers stay as they came, byte for byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from broker.amqp.methods import decode_table, skip_value
+
+REJECTED = "rejected"
+_U32 = struct.Struct(">I")
+_LONG = struct.Struct(">cq")
+_TIMESTAMP = struct.Struct(">cQ")
+_FIRST: Final = (b"x-first-death-exchange", b"x-first-death-queue", b"x-first-death-reason")
+_LAST: Final = (b"x-last-death-exchange", b"x-last-death-queue", b"x-last-death-reason")
+
+
+class Death(NamedTuple):
+    """Where and why, when (seconds since the epoch), and how it had been published."""
+
+    queue: str
+    reason: str
+    time_s: int
+    exchange: str
+    routing_key: str
+
+
+class Recorded(NamedTuple):
+    """`headers`: of the copy, with their length before them. `deaths`: (queue, reason), newest first, this one among
+    them. `cc`: the CC header's keys of the message."""
+
+    headers: bytes
+    deaths: list[tuple[str, str]]
+    cc: list[str]
+
+
+def record(inside: bytes, expiration: str | None, death: Death, *, without_cc: bool) -> Recorded:
+    """`inside`: the message's headers, without their length. `without_cc`: the copy goes by another key than the
+    message came with, and its CC header counts no more."""
+    pairs = _pairs(inside)
+    cc = _texts(pairs.get(b"CC", b""))
+    table, old = _death_table(pairs.get(b"x-death", b""), death, cc, expiration)
+    first_ever = pairs.get(b"x-death", b"")[:1] != b"A"
+    pairs[b"x-death"] = _array([table, *(raw for _, _, raw in old)])
+    values = (death.exchange, death.queue, death.reason)
+    if first_ever:
+        pairs.update(zip(_FIRST, map(_string, values), strict=True))
+    pairs.update(zip(_LAST, map(_string, values), strict=True))
+    if without_cc:
+        pairs.pop(b"CC", None)
+    deaths = [(death.queue, death.reason), *((queue, reason) for queue, reason, _ in old)]
+    return Recorded(_table(pairs), deaths, cc)
+
+
+def is_cycle(queue: str, deaths: Iterable[tuple[str, str]]) -> bool:
+    """Whether a message with these deaths, newest first, would come back to `queue` by expiry, length and delivery
+    limits alone, without anybody having rejected it on its way round."""
+    for name, reason in deaths:
+        if reason == REJECTED:
+            return False
+        if name == queue:
+            return True
+    return False
+
+
+def _death_table(
+    array: bytes, death: Death, cc: list[str], expiration: str | None
+) -> tuple[bytes, list[tuple[str, str, bytes]]]:
+    """The table of this death, and the others: (queue, reason, value as it came)."""
+    others = []
+    same: bytes | None = None
+    count = 0
+    for raw in _items(array):
+        # What is no table somebody has put there by hand: no round through it was all our own.
+        said = decode_table(raw[1:]) if raw[:1] == b"F" else {"reason": REJECTED}
+        queue, reason = _text(said.get("queue")), _text(said.get("reason"))
+        if same is None and (queue, reason) == (death.queue, death.reason):
+            same, count = raw, _count(said.get("count"))
+        else:
+            others.append((queue, reason, raw))
+    if same is not None:
+        pairs = _pairs(same[5:])
+        pairs.pop(b"count", None)
+    else:
+        pairs = _first_time(death, cc, expiration)
+    pairs = {b"count": _LONG.pack(b"l", count + 1), **pairs}
+    return b"F" + _table(pairs), others
+
+
+def _first_time(death: Death, cc: list[str], expiration: str | None) -> dict[bytes, bytes]:
+    """In the order of names, as RabbitMQ sorts them."""
+    pairs = {b"exchange": _string(death.exchange)}
+    if expiration is not None:
+        pairs[b"original-expiration"] = _string(expiration)
+    pairs[b"queue"] = _string(death.queue)
+    pairs[b"reason"] = _string(death.reason)
+    pairs[b"routing-keys"] = _array([_string(key) for key in (death.routing_key, *cc)])
+    pairs[b"time"] = _TIMESTAMP.pack(b"T", death.time_s)
+    return pairs
+
+
+def _count(value: Any) -> int:
+    """A client may have written anything; 64 bits are enough for what we count."""
+    return value if type(value) is int and 0 < value < 1 << 62 else 0
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _texts(array: bytes) -> list[str]:
+    """Those values of an array that are long strings."""
+    return [raw[5:].decode("utf-8", "replace") for raw in _items(array) if raw[:1] == b"S"]
+
+
+def _table(pairs: dict[bytes, bytes]) -> bytes:
+    inside = b"".join([bytes([len(name)]) + name + value for name, value in pairs.items()])
+    return _U32.pack(len(inside)) + inside
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return b"S" + _U32.pack(len(data)) + data
+
+
+def _array(values: list[bytes]) -> bytes:
+    inside = b"".join(values)
+    return b"A" + _U32.pack(len(inside)) + inside
+
+
+def _pairs(inside: bytes) -> dict[bytes, bytes]:
+    """A table's inside: each value with its type, by name. Of a name that is there twice the last counts."""
+    found = {}
+    at = 0
+    while at < len(inside):
+        value = at + 1 + inside[at]
+        end = skip_value(inside, value)
+        found[inside[at + 1 : value]] = inside[value:end]
+        at = end
+    return found
+
+
+def _items(array: bytes) -> list[bytes]:
+    """The values of an array, each with its type; of another type: none."""
+    if array[:1] != b"A":
+        return []
+    found = []
+    at = 5
+    while at < len(array):
+        end = skip_value(array, at)
+        found.append(array[at:end])
+        at = end
+    return found

@@ -1,0 +1,196 @@
+"""What queues let go is handed to a front door, in batches and with a bound, and settled when its copies last.
+
+One front door at a time publishes the dead letters of this shard. Without one, or when it is slow, they wait in the
+store, 8 bytes each in memory (`queues.departures`). When it goes, what it had is handed to the next one: a message may
+arrive twice, but is never lost. Knows no socket and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shardd.peers import Peer
+from shardd.queues import Queue
+from shardd.wire import messages as m
+
+# Bytes of messages that a front door may have and has not answered for; one more message if it alone is larger.
+WINDOW_BYTES = 1 << 20
+WINDOW_MESSAGES = 8192
+# And how much goes together at the most: a front door does nothing else meanwhile.
+BATCH_BYTES = 256 << 10
+BATCH_MESSAGES = 1024
+# What could not be stored (a full disk, a full queue, a shard that is away) is handed over again after this.
+RETRY_MS = 1000
+
+
+class Source(NamedTuple):
+    """A queue as clients know it."""
+
+    vhost: str
+    name: str
+
+
+class _Batch(NamedTuple):
+    queue: Queue
+    size: int
+    messages: int
+
+
+class DeadLetters:
+    """Of one shard."""
+
+    def __init__(self) -> None:
+        self.idle = True  # nothing waits: `hand_over` has nothing to do
+        self._sources: dict[int, Source] = {}  # by queue id
+        self._leaving: dict[Queue, None] = {}  # have had departures, and are not forgotten
+        self._waiting: dict[Queue, None] = {}  # in turn
+        self._later: deque[tuple[int, Queue]] = deque()  # (due, queue that must wait until then)
+        self._paused: set[Queue] = set()  # those of _later
+        self._handed: dict[int, _Batch] = {}
+        self._in_flight = self._in_flight_messages = 0  # bytes, messages
+        self._door: tuple[int, int] | None = None  # number and incarnation of the front door that has them
+        self._last_number = 0
+
+    def know(self, queue_id: int, vhost: str, name: str) -> None:
+        """Of a queue with a dead-letter exchange, before it lets anything go."""
+        self._sources[queue_id] = Source(vhost, name)
+
+    def forget(self, queue: Queue) -> None:
+        """It is deleted; what departs from it still does."""
+        if queue.departures is None or not queue.departures.count:
+            self._sources.pop(queue.id, None)
+            self._leaving.pop(queue, None)
+
+    def forget_vhost(self, vhost: str) -> None:
+        """Its store is about to be deleted."""
+        gone = {queue_id for queue_id, source in self._sources.items() if source.vhost == vhost}
+        for queue_id in gone:
+            del self._sources[queue_id]
+        for queue in [queue for queue in self._leaving if queue.id in gone]:
+            queue.departures = None
+            del self._leaving[queue]
+            self._waiting.pop(queue, None)
+            self._paused.discard(queue)
+        self._later = deque(each for each in self._later if each[1].id not in gone)
+        for number in [number for number, batch in self._handed.items() if batch.queue.id in gone]:
+            self._forget_batch(number)
+
+    def count(self) -> int:
+        """Messages that wait, or are handed over and not answered for."""
+        return sum(queue.departures.count for queue in self._leaving if queue.departures is not None)
+
+    def have_come(self, queue: Queue) -> None:
+        """Something waits in its departures."""
+        self.idle = False
+        self._leaving[queue] = None
+        if queue not in self._paused:
+            self._waiting[queue] = None
+
+    def next_due(self) -> int | None:
+        return self._later[0][0] if self._later else None
+
+    def hand_over(self, peers: Mapping[int, Peer], now: int) -> None:
+        """As much as the window lets through."""
+        while self._later and self._later[0][0] <= now:
+            queue = self._later.popleft()[1]
+            self._paused.discard(queue)
+            self._waiting[queue] = None
+        self.idle = not self._waiting and not self._later
+        if not self._waiting:
+            return
+        peer = self._choose(peers)
+        while peer is not None and self._waiting and self._has_room():
+            queue = next(iter(self._waiting))
+            del self._waiting[queue]
+            if queue.departures is None or not queue.departures.waits:
+                continue
+            if queue.limits.dead_letters is None:
+                _give_up(queue)
+                continue
+            self._hand_over_some(peer, queue)
+            if queue.departures.waits:
+                self._waiting[queue] = None
+
+    def _has_room(self) -> bool:
+        return self._in_flight < WINDOW_BYTES and self._in_flight_messages < WINDOW_MESSAGES
+
+    def _forget_batch(self, number: int) -> _Batch:
+        batch = self._handed.pop(number)
+        self._in_flight -= batch.size
+        self._in_flight_messages -= batch.messages
+        return batch
+
+    def _choose(self, peers: Mapping[int, Peer]) -> Peer | None:
+        """The one that has the others, as long as it is there."""
+        if self._door is not None:
+            return peers.get(self._door[0])
+        found = min((number for number in peers if number != m.CONTROLLER), default=None)
+        if found is None:
+            return None
+        self._door = (found, peers[found].incarnation)
+        return peers[found]
+
+    def _hand_over_some(self, peer: Peer, queue: Queue) -> None:
+        to, source, departures = queue.limits.dead_letters, self._sources[queue.id], queue.departures
+        assert to is not None and departures is not None
+        reason, entries = departures.first(BATCH_MESSAGES)
+        blob, sizes = queue.store.read(entries, BATCH_BYTES)
+        self._last_number = number = self._last_number + 1
+        departures.hand_over(number, len(sizes))
+        self._handed[number] = _Batch(queue, len(blob), len(sizes))
+        self._in_flight += len(blob)
+        self._in_flight_messages += len(sizes)
+        peer.tell(
+            m.DeadLetters(
+                number, source.vhost, source.name, reason, to.exchange, to.routing_key, to.insist, len(sizes), blob
+            )
+        )
+
+    def departed(self, peer: Peer, answer: m.Departed, now: int) -> Queue | None:
+        """The queue whose messages were settled."""
+        if self._door != (peer.number, peer.incarnation):
+            return None
+        if answer.number not in self._handed:
+            return None
+        queue = self._forget_batch(answer.number).queue
+        assert queue.departures is not None
+        arrived = queue.departures.take_off(answer.number, answer.left)
+        if arrived:
+            queue.store.settle(queue.id, arrived, queue.durable and not queue.deleted)
+        if answer.left:
+            self._wait(queue, now)
+        elif queue.deleted and not queue.departures.count:
+            self._sources.pop(queue.id, None)
+            self._leaving.pop(queue, None)
+        return queue
+
+    def _wait(self, queue: Queue, now: int) -> None:
+        self._waiting.pop(queue, None)
+        if queue not in self._paused:
+            self.idle = False
+            self._paused.add(queue)
+            self._later.append((now + RETRY_MS, queue))
+
+    def door_gone(self, number: int) -> None:
+        """What it had not answered for goes to another."""
+        if self._door is None or self._door[0] != number:
+            return
+        self._door = None
+        for queue in {batch.queue for batch in self._handed.values()}:
+            assert queue.departures is not None
+            queue.departures.take_back()
+            self.have_come(queue)
+        self._handed.clear()
+        self._in_flight = self._in_flight_messages = 0
+
+
+def _give_up(queue: Queue) -> None:
+    """It has no dead-letter exchange any more."""
+    departures = queue.departures
+    assert departures is not None
+    while departures.waits:
+        _, entries = departures.first(BATCH_MESSAGES)
+        departures.hand_over(0, len(entries))
+        queue.store.settle(queue.id, departures.take_off(0, []), queue.durable)
