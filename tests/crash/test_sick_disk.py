@@ -238,8 +238,8 @@ async def test_a_shard_that_has_recovered_serves_while_another_recovers_and_says
     recovering = [
         line for line in broker.log_path.read_text().splitlines() if " shard-1 " in line and "recovering" in line
     ]
-    assert 1 < len(recovering) < 60
-    assert re.search(r"recovering \d+ %: vhost /, [\d.]+ of [\d.]+ MB, [\d,]+ messages", recovering[1])
+    assert 0 < len(recovering) < 60
+    assert re.search(r"recovering \d+ %: vhost /, [\d.]+ of [\d.]+ MB, [\d,]+ messages", recovering[0])
     await asyncio.to_thread(broker.stop)
 
 
