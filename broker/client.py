@@ -626,8 +626,16 @@ class Client:
         return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
     def notify_cancel(self, channel: int, tag: str) -> None:
-        if self._can("consumer_cancel_notify"):
-            self.send(channel, commands.Basic.Cancel(tag, True))
+        if not self._can("consumer_cancel_notify"):
+            return
+        say = partial(self.send, channel, commands.Basic.Cancel(tag, True))
+        known = self.channels.get(channel)
+        if known is not None and known.pipeline is not None and known.pipeline.busy:
+            # Behind the answer to the delete that may be the reason: clients that wait for it take nothing else well.
+            known.work.appendleft(say)
+            self._waiting.add(known)
+        else:
+            say()
 
     # -- out -----------------------------------------------------------------------------------------------------
 

@@ -252,7 +252,7 @@ class _Publishing:
             keys,
             recorded.deaths,
             To(
-                self._targets([Message(key) for key in keys], recorded.deaths) if self._by_key else (),
+                self._targets(Message(keys[0], more_keys=tuple(keys[1:])), recorded.deaths) if self._by_key else (),
                 mode == PERSISTENT,
                 priority,
             ),
@@ -262,19 +262,13 @@ class _Publishing:
         """Where an exchange on the way looks at headers or properties, or asks chance."""
         said = properties.read(props)
         facts = {name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None}
-        draw = random.getrandbits(64)
-        messages = [Message(key, said.headers or {}, facts, draw) for key in copy.keys]
-        return copy.to._replace(targets=self._targets(messages, copy.deaths))
+        key, *more = copy.keys
+        message = Message(key, said.headers or {}, facts, random.getrandbits(64), tuple(more))
+        return copy.to._replace(targets=self._targets(message, copy.deaths))
 
-    def _targets(
-        self, messages: list[Message], died: list[tuple[str, str]]
-    ) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
-        """`messages`: one for each of its keys."""
-        found: dict[str, None] = {}
-        for message in messages:
-            found.update(dict.fromkeys(route_message(self._vhost.table, self._batch.exchange, message).queues))
+    def _targets(self, message: Message, died: list[tuple[str, str]]) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
         by_shard: dict[int, tuple[tuple[int, ...], bool]] = {}
-        for name in found:
+        for name in route_message(self._vhost.table, self._batch.exchange, message).queues:
             if self._batch.reason != deaths.REJECTED and deaths.is_cycle(name, died):
                 self._owner.cycle(self._batch, name)
                 continue

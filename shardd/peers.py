@@ -91,7 +91,8 @@ class Peer:
             batch = held.batch
             refused += held.refused
         if batch:
-            self._told.append(envelope.confirmed(*self._who, batch, refused))
+            # A client that publishes to itself hears of its message first, as from RabbitMQ.
+            self._told_after.append(envelope.confirmed(*self._who, batch, refused))
             self.has_news = True
 
     def take(self) -> list[Outgoing]:

@@ -46,6 +46,7 @@ _CHANNEL_NAMES: Final = {
     struct.pack(">I", method.index): method.name
     for method in (commands.Channel.Open, commands.Channel.Close, commands.Channel.CloseOk, commands.Basic.Publish)
 }
+_NOT_OPEN: Final = (ChannelState.CLOSED, *CHANNEL_DISCARDS)
 _CLOSES: Final = frozenset(
     struct.pack(">I", method.index) for method in (commands.Connection.Close, commands.Connection.CloseOk)
 )
@@ -345,9 +346,9 @@ class Connection:
         return Method(channel, method)
 
     def _make_room(self, channel: int) -> None:
-        """For the state of one more channel number."""
-        if channel > self.channels_max:
-            open_count = len(self.open_channels)
+        """For the state of one more channel number. RabbitMQ counts channels, of any numbers."""
+        open_count = len(self._channels) - sum(map(self._channels.count, _NOT_OPEN))
+        if open_count >= self.channels_max:
             text = (
                 f"number of channels opened ({open_count}) has reached the negotiated channel_max ({self.channels_max})"
             )

@@ -92,11 +92,6 @@ def test_tune_ok_outside_of_what_was_offered_is_refused(values: tuple[int, int, 
         (b"\x01\0\x01\0\0\0\x04\0\x32\0\x0a\xce", 501, "a field ends behind its frame or table"),
         (b"\x08\0\0\0\0\0\0\xcd", 501, "type 8, all octets = <<>>: {invalid_frame_end_marker,205}"),
         (method(1, commands.Basic.Publish(immediate=True)), 540, "immediate=true"),
-        (
-            method(2048, commands.Channel.Open()),
-            530,
-            "number of channels opened (1) has reached the negotiated channel_max (2047)",
-        ),
     ],
 )
 def test_what_is_wrong_has_its_code_and_words(data: bytes, code: int, text: str) -> None:

@@ -319,8 +319,10 @@ def test_channels_end_at_the_agreed_number(broker: RealBroker) -> None:
         tune = log_in(client)
         client.send(method(0, Connection.TuneOk(2, tune.frame_max, 0)) + method(0, Connection.Open("/")))
         client.expect(Connection.OpenOk)
-        for number in (1, 2):
+        for number in (1, 65535):  # their number counts, not the numbers they have
             client.ask(number, Channel.Open(), Channel.OpenOk)
+        client.ask(1, Channel.Close(200, "", 0, 0), Channel.CloseOk)
+        client.ask(2, Channel.Open(), Channel.OpenOk)
         client.send(method(3, Channel.Open()))
         text = "NOT_ALLOWED - number of channels opened (2) has reached the negotiated channel_max (2)"
         client.expect_close(530, text)

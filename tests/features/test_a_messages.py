@@ -306,6 +306,16 @@ def test_a_consumer_hears_that_its_queue_is_gone_if_its_client_can(
         client.ask(1, Basic.Consume(queue=name, consumer_tag="t"), Basic.ConsumeOk)
 
 
+@pytest.mark.row("A6.4")
+def test_who_deletes_a_queue_it_consumes_hears_of_the_deletion_first(client: RawClient, name: str) -> None:
+    for number in range(20):
+        queue = f"{name}-{number}"
+        declare(client, queue)
+        client.ask(1, Basic.Consume(queue=queue, consumer_tag="t"), Basic.ConsumeOk)
+        client.ask(1, Queue.Delete(queue=queue), Queue.DeleteOk)
+        assert client.expect(Basic.Cancel).consumer_tag == "t"
+
+
 @pytest.mark.row("A6.5")
 def test_a_channel_has_so_many_consumers_and_no_more(client: RawClient, name: str) -> None:
     declare(client, name)
