@@ -73,8 +73,6 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     # How long small reads may pile up while there are many of them; never applied when idle.
     tick_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 250
-    # How long to wait awake for a shard's answer to a rare message; 0: never.
-    awake_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 250
 
     loopback_users: frozenset[str] = frozenset(
         {"guest"}

@@ -3,7 +3,7 @@
 A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at its end, together:
 confirms, one batch per shard, one write per client. While clients send little at a time, and often, passes keep a
 distance (`tick_us`): the loop sleeps, and what has arrived meanwhile is done in one go. A client that
-sends rarely never waits; for what it sent the loop stays awake a moment (`awake_us`). See pace.py.
+sends rarely never waits. See pace.py.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Door:
         self._last_id = 0
         self._in_pass = False
         self._end_scheduled = False
-        self._pace = Pace(config.tick_us / 1e6, config.awake_us / 1e6)
+        self._pace = Pace(config.tick_us / 1e6)
         self._listeners: list[socket.socket] = []
         self._tls_listeners: list[socket.socket] = []
         self._certificates = None if config.tls is None else Certificates(config.tls)
@@ -127,13 +127,7 @@ class Door:
             self._hold_feeders()
         if self.dirty:
             self._write_out()
-        if self.links.flush() and self._pace.handed_over(time.perf_counter()):
-            self.loop.call_soon(self._stay_awake)
-
-    def _stay_awake(self) -> None:
-        """A turn of the loop that does not sleep, and another behind it."""
-        if self._pace.still_awake(time.perf_counter()):
-            self.loop.call_soon(self._stay_awake)
+        self.links.flush()
 
     def _write_out(self) -> None:
         dirty, self.dirty = self.dirty, []
@@ -147,7 +141,6 @@ class Door:
     def receiving(self) -> None:
         """Messages of shards are about to be handled: this pass ends in `received`."""
         self._end_scheduled = True
-        self._pace.answered()
 
     def received(self) -> None:
         """The shards' messages of this burst are handled."""

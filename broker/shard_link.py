@@ -264,13 +264,12 @@ class ShardLinks:
         if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
             link.credit_due = True
 
-    def flush(self) -> bool:
-        """Send what this pass of the loop has gathered. Whether there were publishes."""
+    def flush(self) -> None:
+        """Send what this pass of the loop has gathered."""
         packed = self.packer.waiting()
         for link in self.links:
             if link.settles or link.credit_due or packed >> link.shard & 1:
                 self._flush_link(link)
-        return packed != 0
 
     def _flush_link(self, link: ShardLink) -> None:
         if not link.up:

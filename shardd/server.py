@@ -20,15 +20,17 @@ import sys
 import threading
 import time
 from collections.abc import Collection
+from typing import Protocol
 
 import zmq
 
 from shardd.config import ShardConfig
 from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
-from shardd.shard import Shard, Sync
+from shardd.shard import Shard
 from shardd.store import DiskFull, SegmentStore, StoreError
 from shardd.store.files import OsFiles
+from shardd.upkeep import Step
 from shardd.wire import envelope
 from shardd.wire import messages as wire
 from shardd.wire.memory import give_back, keep_warm
@@ -69,31 +71,35 @@ DAMAGE_WORDS = {
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
 
 
-class Syncer:
-    """A thread that runs one sync at a time; `fd` becomes readable when it ended."""
+class Job(Protocol):
+    def run(self) -> None: ...
 
-    def __init__(self) -> None:
+
+class Syncer:
+    """A thread that runs one job at a time; `fd` becomes readable when it ended."""
+
+    def __init__(self, name: str) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.seconds = 0.0
         self.usual_s = QUICK_SYNC_S  # of late; not known to be quick at first
-        self._jobs: queue.SimpleQueue[Sync] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="sync", daemon=True).start()
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def start(self, sync: Sync) -> None:
-        self._jobs.put(sync)
+    def start(self, job: Job) -> None:
+        self._jobs.put(job)
 
     def _run(self) -> None:
         while True:
             self.run(self._jobs.get())
             os.eventfd_write(self.fd, 1)
 
-    def run(self, sync: Sync) -> None:
+    def run(self, job: Job) -> None:
         """In whatever thread this is called."""
         began = time.monotonic()
         try:
-            sync.run()
+            job.run()
         except Exception:  # the owner's thread finds it in the job: finish_sync raises
-            log.debug("sync failed", exc_info=True)
+            log.debug("%s failed", threading.current_thread().name, exc_info=True)
         took = time.monotonic() - began
         self.seconds += took
         self.usual_s += (took - self.usual_s) / USUAL_OF
@@ -174,7 +180,9 @@ class Server:
         self._draining = False
         self._syncing = False
         self._next_tick = 0
-        self._syncer = Syncer()
+        self._syncer = Syncer("sync")
+        self._reclaimer = Syncer("reclaim")
+        self._step: Step | None = None  # under way there
         self._calls = Calls()
         self._statvfs = self._calls.timed("statvfs", os.statvfs)
         self._stall = StallWatch(self._calls, config.disk_stall_s, self._tell_stall, self._tell_status)
@@ -249,7 +257,7 @@ class Server:
     def _watch(self, wake: int) -> list[tuple[zmq.Socket[bytes] | int, int]]:
         """What a turn waits for."""
         self._lifeline = notify.lifeline_fd()
-        fds = [fd for fd in (self._syncer.fd, wake, self._lifeline) if fd is not None]
+        fds = [fd for fd in (self._syncer.fd, self._reclaimer.fd, wake, self._lifeline) if fd is not None]
         return [(self._inbox, READABLE), *((fd, READABLE) for fd in fds)]
 
     def _turn(self, wake: int) -> None:
@@ -262,9 +270,13 @@ class Server:
         now = _now()
         if self._syncer.fd in events:
             self._end_sync()
+        if self._reclaimer.fd in events:
+            self._end_reclaim(now)
         taken = self._receive(now) if self._inbox in events else 0
         if now >= self._next_tick:
             self._tick(now)
+        if now >= self.shard.upkeep.due:
+            self._begin_reclaim(now)
         if 0 < taken <= FEW_MESSAGES and self._syncer.usual_s < QUICK_SYNC_S:
             self._send_all(self.shard.turn_end(now))
             if self._sync_here():
@@ -278,7 +290,8 @@ class Server:
             return 0
         now = _now()
         due = self.shard.next_due()
-        at = self._next_tick if due is None else min(due, self._next_tick)
+        at = min(self._next_tick, self.shard.upkeep.due)
+        at = at if due is None else min(due, at)
         return max(0, min(at - now, TICK_MS))
 
     def _receive(self, now: int, most: int = RECEIVE_BURST) -> int:
@@ -381,6 +394,20 @@ class Server:
         os.eventfd_read(self._syncer.fd)
         self._syncing = False
         self.shard.sync_ended()
+
+    def _begin_reclaim(self, now: int) -> None:
+        step = self.shard.begin_reclaim(now)
+        if step is not None:
+            self._step = step
+            self._reclaimer.start(step)
+
+    def _end_reclaim(self, now: int) -> None:
+        os.eventfd_read(self._reclaimer.fd)
+        assert self._step is not None
+        for line in self._step.left:
+            log.warning("not merged: %s", line)
+        self._step = None
+        self.shard.reclaim_ended(now)
 
     def _drain(self) -> None:
         """Take in what has arrived, make it last, confirm it, close clean. Nothing more is handed out: what waits stays

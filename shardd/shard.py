@@ -22,6 +22,7 @@ from shardd.dead_letters import DeadLetters
 from shardd.peers import Held, Outgoing, Peer, refused_runs
 from shardd.queues import Arrival, Consumer, Getter, Kind, Queue, Roster, limits_of
 from shardd.queues import Store as QueueStore
+from shardd.upkeep import Step, Upkeep
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
 
@@ -54,6 +55,10 @@ class Store(QueueStore, Protocol):
     def append(self, records: memoryview, *, indexes: bool = False) -> Sequence[Arrival]: ...
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
+    @property
+    def written_bytes(self) -> int: ...
+    def begin_reclaim(self) -> Any: ...
+    def finish_reclaim(self, job: Any) -> int: ...
     def close(self, live: dict[int, array[int]] | None = None) -> None: ...
     def delete_all(self) -> None: ...
     def stats(self) -> Mapping[str, int]: ...
@@ -102,7 +107,8 @@ class Shard:
         self.epoch = epoch
         self.ready = False
         self.stores: dict[str, Store] = {}
-        self._dropped: dict[str, Store] = {}  # with their vhost, but a sync has them in hand
+        self._dropped: dict[str, Store] = {}  # with their vhost, but a job has them in hand
+        self.upkeep = Upkeep()
         self.queues = Roster()
         self.peers: dict[int, Peer] = {}
         self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
@@ -397,7 +403,7 @@ class Shard:
         return queue.drop()
 
     def _on_drop_vhost(self, peer: Peer, drop: m.DropVhost, now: int) -> None:
-        """Its files go when no sync has them in hand."""
+        """Its files go when no job has them in hand."""
         store = self.stores.pop(drop.vhost, None)
         for queue_id in self.queues.of(store) if store is not None else ():
             queue = self.queues.pop(queue_id)
@@ -409,11 +415,16 @@ class Shard:
                 self._home.remove(drop.vhost)
         else:
             self._dirty_stores.discard(store)
-            if self._sync and any(held is store for held, _ in self._sync.jobs):
-                self._dropped[drop.vhost] = store
-            else:
-                store.delete_all()
+            self._dropped[drop.vhost] = store
+            self._delete_dropped()
         peer.tell(m.Done(drop.request))
+
+    def _delete_dropped(self) -> None:
+        syncing = [store for store, _ in self._sync.jobs] if self._sync else []
+        for vhost, store in list(self._dropped.items()):
+            if store not in syncing and store is not self.upkeep.store:
+                del self._dropped[vhost]
+                store.delete_all()
 
     # -- consumers -------------------------------------------------------------------------------------
 
@@ -681,10 +692,18 @@ class Shard:
         jobs, self._sync = self._sync.jobs, None
         for store, job in jobs:
             store.finish_sync(job)
-        for store in self._dropped.values():
-            store.delete_all()
-        self._dropped.clear()
+        self._delete_dropped()
         self._syncs_ended = self._syncs_begun
+
+    def begin_reclaim(self, now: int) -> Step | None:
+        """Of one store, to be run when it is due and there is something to do."""
+        return self.upkeep.begin(self.stores.values(), now)
+
+    def reclaim_ended(self, now: int) -> None:
+        """After `Step.run`. The files of what was merged go after the next sync, which comes with the next tick."""
+        store = self.upkeep.end(self.stores.values(), now)
+        self._dirty_stores.update(each for each in self.stores.values() if each is store)
+        self._delete_dropped()
 
     def close(self) -> None:
         """Everything to disk, with what of it was handed out before."""

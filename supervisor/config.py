@@ -86,7 +86,6 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
     message_bytes_max: Annotated[int, Meta(ge=1, le=512 << 20)] = 128 << 20
     handshake_timeout_s: Seconds = 10
     tick_us: Annotated[int, Meta(ge=0, le=100_000)] = 250
-    awake_us: Annotated[int, Meta(ge=0, le=100_000)] = 250
 
 
 class Shards(Struct, frozen=True, forbid_unknown_fields=True):

@@ -121,7 +121,6 @@ def _front_door(
         "message_bytes_max": doors.message_bytes_max,
         "handshake_timeout_s": doors.handshake_timeout_s,
         "tick_us": doors.tick_us,
-        "awake_us": doors.awake_us,
         "log_level": settings.log_level,
     }
     return ChildPlan("front-door", index, "broker", section, fds)

@@ -27,7 +27,7 @@ class Target(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What routing looks at. `draw`: 64 random bits, for what is decided by chance; `more_keys`: of CC and BCC."""
+    """What routing looks at. `draw`: 64 random bits, for what chance decides; `more_keys`: those of CC and BCC."""
 
     key: str
     headers: Headers = NOTHING

@@ -1,7 +1,7 @@
 """Look into the message files of a stopped broker, or rescue what can be read.
 
     python -m shardd.store verify  DIR       check every record; counts, and damage by file and byte range
-    python -m shardd.store stats   DIR       a line of JSON per segment: live and dead messages and bytes
+    python -m shardd.store stats   DIR       JSON lines per segment and per store: live and dead messages and bytes
     python -m shardd.store dump    DIR       a line of JSON per message that is not settled
     python -m shardd.store salvage DIR OUT   copy what is readable and not settled into the new directory OUT
 
@@ -140,12 +140,16 @@ def stats(directory: str) -> list[Damage]:
     damage: list[Damage] = []
     stores, streams = stores_in(directory)
     for relative in stores:
+        total, segments = Tally(), 0
         for one in contents(OsFiles(), f"{directory}/{relative}"):
             tally = Tally()
             tally.add(one)
+            total.add(one)
+            segments += 1
             file = os.path.normpath(f"{relative}/{os.path.basename(one.segment.path)}")
             print(json.dumps({"file": file} | dataclasses.asdict(tally)))
             damage += told(relative, one.damage)
+        print(json.dumps({"store": relative, "segments": segments} | dataclasses.asdict(total)))
     for relative in streams:
         stream = StreamContents(OsFiles(), f"{directory}/{relative}")
         for segment in stream.tallies():

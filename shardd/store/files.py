@@ -115,3 +115,12 @@ def is_full(error: OSError) -> bool:
 
 def is_missing(error: OSError) -> bool:
     return error.errno == errno.ENOENT
+
+
+def remove_files(files: Files, paths: list[str]) -> None:
+    for path in paths:
+        try:
+            files.remove(path)
+        except OSError as error:
+            if not is_missing(error):
+                raise

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Numbers and lengths in a record and its messages, as record.pyx draws them: shared by record.pyx and chunk.pyx."""
+"""Numbers and lengths in a record and its messages, as record.pyx draws them: shared by all that walk through them."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -9,12 +9,14 @@ cdef extern from *:
     static inline uint16_t shardd_u16(const unsigned char *p) { uint16_t v; memcpy(&v, p, 2); return v; }
     static inline uint32_t shardd_u32(const unsigned char *p) { uint32_t v; memcpy(&v, p, 4); return v; }
     static inline uint64_t shardd_u64(const unsigned char *p) { uint64_t v; memcpy(&v, p, 8); return v; }
+    static inline void shardd_put16(unsigned char *p, uint16_t v) { memcpy(p, &v, 2); }
     static inline void shardd_put32(unsigned char *p, uint32_t v) { memcpy(p, &v, 4); }
     static inline void shardd_put64(unsigned char *p, uint64_t v) { memcpy(p, &v, 8); }
     """
     uint16_t u16 "shardd_u16"(const uint8_t *p) noexcept nogil
     uint32_t u32 "shardd_u32"(const uint8_t *p) noexcept nogil
     uint64_t u64 "shardd_u64"(const uint8_t *p) noexcept nogil
+    void put16 "shardd_put16"(uint8_t *p, uint16_t v) noexcept nogil
     void put32 "shardd_put32"(uint8_t *p, uint32_t v) noexcept nogil
     void put64 "shardd_put64"(uint8_t *p, uint64_t v) noexcept nogil
 

@@ -2,6 +2,8 @@
 
 A file of a dead segment becomes a spare under the name spare.NNNNNNNNNN, up to a bound; another segment takes it and
 renames it at its first flush. A segment that dies before that gives it back untouched: no system call at all.
+Files beyond the bound get such a name too, and are doomed: removing one may take a millisecond, so whoever has time for
+it does it. A recovery that finds them does not take them for segments.
 
 A spare is written to only after its name lasts. Else a power cut could bring back the old name, header and index over
 the next life's messages.
@@ -11,11 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardd.store.files import Files
-from shardd.store.segment import Segment, file_name
+from shardd.store.files import Files, is_full, is_missing, remove_files
+from shardd.store.segment import HEADER_BYTES, Segment, decode_header, file_name
 
 # Beyond the open segment's: two sealed ones as read cache, one between lives.
 BUFFERS_MAX = 1
+# Files of dead segments that one job removes, or a clean stop.
+DOOMED_MAX = 64
+# Names of such files in memory. Nobody has had time for very long: this thread must take it.
+DOOMED_WAITING_MAX = 1 << 16
 
 
 @dataclass(slots=True)
@@ -33,6 +39,7 @@ class Reclaimer:
         self.spares_max = spares_max
         self.recycle = recycle  # files that were written; without syncs their names would never last
         self.spares: list[Spare] = []
+        self.doomed: list[tuple[str, int]] = []  # path and size, to be removed in this order
         self.buffers: list[bytearray] = []
         self.next_name = 1
 
@@ -48,6 +55,15 @@ class Reclaimer:
         return f"{self.directory}/{file_name('spare', number)}"
 
     def create(self, path: str, size: int) -> Spare:
+        try:
+            return self._create(path, size)
+        except OSError as error:
+            if not self.doomed or not is_full(error):
+                raise
+        self.remove_doomed(len(self.doomed))
+        return self._create(path, size)
+
+    def _create(self, path: str, size: int) -> Spare:
         handle = self.files.open(path, create=True)
         try:
             self.files.allocate(handle, size)
@@ -57,16 +73,40 @@ class Reclaimer:
             raise
         return Spare(path, handle, True)
 
-    def adopt(self, number: int) -> None:
-        """A spare found at start-up: kept if it is of our size and wanted, else removed."""
+    def take_doomed(self, most: int = DOOMED_MAX) -> list[tuple[str, int]]:
+        """To be removed by the caller: path and size."""
+        taken = self.doomed[:most]
+        del self.doomed[:most]
+        return taken
+
+    def remove_doomed(self, most: int = DOOMED_MAX) -> None:
+        remove_files(self.files, [path for path, _ in self.take_doomed(most)])
+
+    def doom(self, path: str, size: int) -> None:
+        self.doomed.append((path, size))
+        if len(self.doomed) > DOOMED_WAITING_MAX:
+            self.remove_doomed()
+
+    def disk_bytes(self) -> int:
+        """Of what is set aside or about to go."""
+        return len(self.spares) * self.segment_bytes + sum(size for _, size in self.doomed)
+
+    def adopt(self, number: int) -> int:
+        """A spare found at start-up: kept if it is of our size and wanted, else removed. The number of the segment that
+        it was, 0 if it goes or was none: no later one may have that number, since a power cut may take back its header
+        and leave its name."""
         self.next_name = max(self.next_name, number + 1)
         path = f"{self.directory}/{file_name('spare', number)}"
         handle = self.files.open(path)
         if len(self.spares) < self.spares_max and self.files.size(handle) == self.segment_bytes:
             self.spares.append(Spare(path, handle, False))
-        else:
-            self.files.close(handle)
-            self.files.remove(path)
+            head = bytearray(HEADER_BYTES)
+            with memoryview(head) as view:
+                header = decode_header(head[: self.files.read_into(handle, view, 0)])
+            return header[0] if header else 0
+        self.doom(path, self.files.size(handle))
+        self.files.close(handle)
+        return 0
 
     def unlasting(self) -> list[Spare]:
         """Those that wait for a sync of the directory."""
@@ -88,23 +128,40 @@ class Reclaimer:
             self.give_back_buffer(segment.buffer)
             segment.buffer = None
         self._dispose_file(segment)
-        self._remove_companions(segment)
+        for path in self._companions(segment):
+            self.doom(path, 0)
+
+    def dispose_merged(self, segment: Segment) -> None:
+        """Another file has its messages, and says so. But that one may go before this one is removed."""
+        if segment.handle is not None:
+            self.files.close(segment.handle)
+            segment.handle = None
+        self.doom(self._spare_name(segment), segment.capacity)
+        for path in self._companions(segment):
+            self.doom(path, 0)
 
     def dispose_replaced(self, segment: Segment) -> None:
         """Another file has its name already."""
         if segment.handle is not None:
             self.files.close(segment.handle)
             segment.handle = None
-        self._remove_companions(segment)
+        for old in self._companions(segment):
+            path = self.new_path()
+            try:
+                self.files.rename(old, path)
+            except OSError as error:
+                if not is_missing(error):  # an index may never have come to be, for want of room
+                    raise
+            else:
+                self.doom(path, 0)
 
     def drop_index(self, segment: Segment) -> None:
         segment.has_index = False
-        self.files.remove(f"{self.directory}/{file_name('index', segment.number)}")
+        remove_files(self.files, [f"{self.directory}/{file_name('index', segment.number)}"])
 
-    def _remove_companions(self, segment: Segment) -> None:
-        for kind, there in (("index", segment.has_index), ("acks", segment.acks_end > 0)):
-            if there:
-                self.files.remove(f"{self.directory}/{file_name(kind, segment.number)}")
+    def _companions(self, segment: Segment) -> list[str]:
+        kinds = (("index", segment.has_index), ("acks", segment.acks_end > 0))
+        return [f"{self.directory}/{file_name(kind, segment.number)}" for kind, there in kinds if there]
 
     def _dispose_file(self, segment: Segment) -> None:
         wanted = len(self.spares) < self.spares_max and segment.capacity == self.segment_bytes
@@ -112,19 +169,23 @@ class Reclaimer:
         if not wanted:
             if segment.handle is not None:
                 self.files.close(segment.handle)
-            self.files.remove(segment.path)
+            self.doom(self._spare_name(segment), segment.capacity)
         else:
             handle = self.files.open(segment.path) if segment.handle is None else segment.handle
-            path = segment.path
-            if segment.flushed:
-                path = self.new_path()
-                self.files.rename(segment.path, path)
-            self.spares.append(Spare(path, handle, not segment.flushed))
+            self.spares.append(Spare(self._spare_name(segment), handle, not segment.flushed))
         segment.handle = None
+
+    def _spare_name(self, segment: Segment) -> str:
+        if not segment.flushed:
+            return segment.path
+        path = self.new_path()
+        self.files.rename(segment.path, path)
+        return path
 
     def release(self) -> None:
         """Close what is open; the files stay for the next start."""
         for spare in self.spares:
             self.files.close(spare.handle)
         self.spares.clear()
+        self.doomed.clear()
         self.buffers.clear()

@@ -576,7 +576,7 @@ def redelivered(array.array entries):
 
 # -- recovery -----------------------------------------------------------------------------------------
 
-cdef int add_abstract(Grown *out, const uint8_t *record, uint64_t position, const uint64_t *offsets) except -1:
+cdef int add_abstract(Grown *out, const uint8_t *record, uint64_t position, const uint64_t *offsets) except -1 nogil:
     cdef uint32_t i, count = u32(record + 20), queues = u16(record + 24)
     cdef uint8_t *at
     reserve(out, 20 + 4 * <size_t>queues + 8 * <size_t>count)
@@ -605,26 +605,28 @@ def scan(bytearray segment, unsigned long long start, unsigned long long stop, u
     if stop > <unsigned long long>PyByteArray_GET_SIZE(segment):
         raise ValueError("segment is shorter than said")
     try:
-        while at < stop:
-            length = record_bytes(data + at, stop - at)
-            if length != 0:
-                reserve(&offsets, <size_t>u32(data + at + 20) * 8)
-                if walk(data + at, length, <uint64_t*>offsets.data, &bodies) != 0:
-                    length = 0
-            if length != 0 and lost:
-                if length > crc_bytes_left:
-                    break
-                crc_bytes_left -= length
-            if length == 0 or c_crc32c(0, data + at + 8, length - 8) ^ salt != u32(data + at + 4):
-                lost = True
-                at += 8
-                continue
-            if lost:
-                holes.append((end, at))
-                lost = False
-            add_abstract(&out, data + at, at, <uint64_t*>offsets.data)
-            at += length
-            end = at
+        with nogil:
+            while at < stop:
+                length = record_bytes(data + at, stop - at)
+                if length != 0:
+                    reserve(&offsets, <size_t>u32(data + at + 20) * 8)
+                    if walk(data + at, length, <uint64_t*>offsets.data, &bodies) != 0:
+                        length = 0
+                if length != 0 and lost:
+                    if length > crc_bytes_left:
+                        break
+                    crc_bytes_left -= length
+                if length == 0 or c_crc32c(0, data + at + 8, length - 8) ^ salt != u32(data + at + 4):
+                    lost = True
+                    at += 8
+                    continue
+                if lost:
+                    with gil:
+                        holes.append((end, at))
+                    lost = False
+                add_abstract(&out, data + at, at, <uint64_t*>offsets.data)
+                at += length
+                end = at
         return PyBytes_FromStringAndSize(<char*>out.data, out.used), end, holes
     finally:
         free(out.data)

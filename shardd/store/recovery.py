@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -123,7 +124,7 @@ def recover(
         if kind in ("index", "acks") and number not in numbers:
             files.remove(path)
         elif kind == "spare":
-            reclaimer.adopt(number)
+            found.next_number = max(found.next_number, reclaimer.adopt(number) + 1)
     if reclaimer.spares:
         files.sync_directory(directory)
         for spare in reclaimer.spares:
@@ -178,10 +179,10 @@ class Reader:
         """Segments that are there, without those whose survivors are in a merged one too: a power cut left them. Their
         companions go with those of all segments that are not there."""
         replaced: set[int] = set()
-        for number in numbers:
+        for at, number in enumerate(numbers):
             header = self._header(number)
             if header is not None and header[0] == number and header[3]:
-                replaced.update(other for other in numbers if header[3] <= other < number)
+                replaced.update(numbers[bisect_left(numbers, header[3]) : at])
         for number in sorted(replaced) if repair else ():
             self.files.remove(f"{self.directory}/{file_name('msgs', number)}")
         return [number for number in numbers if number not in replaced]
@@ -239,6 +240,25 @@ class Reader:
 
     def _salt_told(self, number: int) -> int | None:
         return salt_told(self.read_whole(f"{self.directory}/{file_name('index', number)}"), number)
+
+    def read_acks(self, number: int, salt: int) -> bytes:
+        """The pairs as far as they are good."""
+        return acks.decode(self.read_whole(f"{self.directory}/{file_name('acks', number)}"), number, salt)[0]
+
+    def read_index(self, segment: Segment) -> tuple[int, bytes] | None:
+        """(end of the last record, abstracts), None when there is no good one."""
+        data = self.read_whole(f"{self.directory}/{file_name('index', segment.number)}")
+        return decode_index(data, segment.number, segment.salt)
+
+    def read_records(self, handle: int, start: int, stop: int, salt: int) -> tuple[bytes, bool]:
+        """Abstracts of the good records from `start` to `stop`, whose bytes come to the same place in the buffer; and
+        whether there is nothing but good records."""
+        if len(self.buffer) < stop:
+            self.buffer += bytes(stop - len(self.buffer))
+        with memoryview(self.buffer) as view, view[start:stop] as part:
+            got = self.files.read_into(handle, part, start)
+        abstracts, end, holes = record.scan(self.buffer, start, start + got, salt)
+        return abstracts, end == stop and not holes
 
     def _without_header(self, name: str, never_written: bool, size: int, repair: bool) -> Loaded | None:
         path = f"{self.directory}/{name}"

@@ -76,14 +76,24 @@ class Segment:
     first: int = 0  # of the numbers that this one replaces, as its file says
     moves: Moves | None = None  # since this process merged it: from entries that queues know to those on disk
     numbers: list[int] = field(default_factory=list)  # under which queues know it, when it has moves
-    stays: bool = False  # not to be merged with others
     checked: int = HEADER_BYTES  # up to where the file's records were found good when they were read back
+    forgotten: bytearray = field(default_factory=bytearray)  # pairs that no recovery will ask for, but merging does
+    dead_until: int = 0  # no message below this position is needed
+    recovered: bool = False  # some references may be of queues that are long gone
+    merging: bool = False  # in the hands of a ReclaimJob
+    stays: bool = False  # it cannot be read, or is not what it should be: not to be merged
+    measured_live: int = 0  # when that many were left, they took measured_bytes
+    measured_bytes: int = 0
+    before: Segment | None = None  # its neighbours in publish order
+    after: Segment | None = None
 
     def room(self) -> int:
         return self.capacity - self.used - END_BYTES
 
     def live_bytes(self) -> int:
         """An estimate: the store keeps no size of each message, only how many are left."""
+        if self.measured_live:
+            return self.measured_bytes * self.live // self.measured_live
         return (self.used - HEADER_BYTES) * self.live // self.references if self.references else 0
 
     def add(self, size: int, counts: tuple[int, int, int]) -> None:

@@ -10,18 +10,22 @@ disk. After StoreFailed nothing is written any more: only what recovery finds is
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from shardd.store import acks, compaction, recovery, returns
+from shardd.store import recovery, returns
+from shardd.store.compaction import Candidates, Merged, ReclaimJob, bytes_max_alone, source_of
 from shardd.store.errors import Closed, Corrupt, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full
+from shardd.store.handles import Handles
+from shardd.store.pieces import Piece, allocate_alone, cut
 from shardd.store.reading import Windows
-from shardd.store.reclaim import Reclaimer, Spare
+from shardd.store.reclaim import Reclaimer
 from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
 from shardd.store.recovery import Damage, Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
+from shardd.store.settled import ACKS_FILES_AT_ONCE, Settled
+from shardd.store.sync import SyncJob
 
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
@@ -29,50 +33,10 @@ SEGMENT_BYTES_MIN = 4096
 SEALED_BUFFERS_MAX = 1
 # An open segment of which nothing is written and nothing is needed starts anew here, while its pages are in the cache.
 RENEW_BYTES = 256 << 10
-# Settled pairs in memory, of segments that are on disk.
-SETTLED_BYTES_MAX = 1 << 20
 # Indexes that wait for a sync; beyond this, recovery scans.
 INDEX_BYTES_MAX = 1 << 20
 # Written segments that wait for somebody's sync.
 UNSYNCED_MAX = 64
-# Open files of sealed segments.
-HANDLES_MAX = 64
-
-
-@dataclass(slots=True, eq=False)
-class SyncJob:
-    """What was written and is not on stable storage. `run` may be called from any thread, once."""
-
-    files: Files
-    directory: str
-    segments: list[tuple[Segment, int, int]]  # segment, its handle, written up to
-    spares: list[Spare]  # their names last afterwards
-    with_directory: bool
-    done: bool = False
-    error: OSError | None = None
-
-    def run(self) -> None:
-        try:
-            for _, handle, _ in self.segments:
-                self.files.sync(handle)
-            if self.with_directory:
-                self.files.sync_directory(self.directory)
-        except OSError as error:
-            self.error = error
-            raise StoreFailed(f"sync of {self.directory} failed: {error}") from error
-        finally:
-            self.done = True
-
-
-@dataclass(slots=True)
-class _Piece:
-    """Records [start, stop) of a batch go to one segment; `alone`: one record too big for a usual segment."""
-
-    start: int
-    stop: int
-    fresh: bool = False
-    alone: bool = False
-    segment: Segment | None = None  # of one alone
 
 
 @dataclass(slots=True)
@@ -81,6 +45,8 @@ class _Counters:
     appended_bytes: int = 0
     written_bytes: int = 0
     syncs: int = 0
+    merged_segments: int = 0
+    merge_bytes: int = 0
     damage: list[Damage] = field(default_factory=list)
 
 
@@ -106,14 +72,17 @@ class SegmentStore:
         self._open: Segment | None = None
         self._in_memory: list[Segment] = []  # sealed, with buffer, oldest first
         self._unsynced: dict[int, Segment] = {}
-        self._with_settled: dict[int, Segment] = {}
-        self._settled_bytes = 0
+        self._settled = Settled(self._files, directory, self._look_at)
         self._index_bytes = 0
-        self._handles: OrderedDict[int, Segment] = OrderedDict()  # of segments without buffer, last used last
+        self._handles = Handles(self._files, self._is_waited_for)
         self._next_number = 1
         self._directory_changed = False
         self._job: SyncJob | None = None
         self._dead: list[Segment] = []  # wait for the end of the job
+        self._candidates = Candidates(segment_bytes)
+        self._reclaim: ReclaimJob | None = None
+        self._replaced: list[Segment] = []  # until the merged one's name lasts
+        self._known_ids: array[int] | None = None  # queues there were at the start, ascending
         self._failure: str = ""
         self._state = "new"
         self._counters = _Counters()
@@ -139,10 +108,14 @@ class SegmentStore:
         self._state = "open"
         self._next_number = found.next_number
         self._counters.damage = found.damage
+        self._known_ids = array("I", sorted(queue_ids)) if found.segments else None
         for segment in found.segments:
-            self._segments[segment.number] = segment
+            segment.recovered = True
+            self._enlist(segment)
             if segment.live == 0:
                 self._retire(segment)
+            else:
+                self._candidates.look_at(segment)
         self._check_usable()
         self._returns.recover(returned, {arrival.queue_id: arrival.entries for arrival in found.arrivals})
         return {arrival.queue_id: arrival for arrival in found.arrivals}
@@ -154,6 +127,7 @@ class SegmentStore:
             self._state = "closed"
             return
         assert self._job is None, "a sync is running"
+        self._give_up_reclaim()
         try:
             if not self._failure:
                 self._write_all(live)
@@ -165,7 +139,7 @@ class SegmentStore:
 
     def delete_all(self) -> None:
         """Remove the store's files, and the directory if nothing else is in it."""
-        assert self._job is None, "a sync is running"
+        assert self._job is None and self._reclaim is None, "a job is running"
         self._state = "closed"
         self._release()
         for name in self._files.list(self.directory):
@@ -176,13 +150,15 @@ class SegmentStore:
 
     def _write_all(self, live: Mapping[int, array[int]] | None) -> None:
         self._flush()
+        self._settled.settle_forgotten()  # so that tools count what is needed
+        self._settled.flush()
         for segment in [*self._in_memory, *([self._open] if self._open else [])]:
             if segment.flushed and segment.index is None and not segment.has_index:
                 segment.index = segment.make_index()
         # Without syncs nobody keeps count of what is only in the page cache: a clean stop makes sure of all.
         unsynced = list(self._unsynced.values()) if self.sync else [each for each in self._distinct() if each.flushed]
         for segment in unsynced:
-            self._files.sync(self._handle(segment))
+            self._files.sync(self._handles.of(segment))
         for segment in self._distinct():
             if segment.index is not None and segment.flushed == segment.used:
                 self._write_index(segment)
@@ -190,6 +166,8 @@ class SegmentStore:
                 self._sync_acks(segment)
         self._returns.make_last(self._files, self.directory)
         self._files.sync_directory(self.directory)
+        self._dispose_replaced()
+        self._reclaimer.remove_doomed()
         if live is not None:
             placed = {queue_id: self._on_disk(entries) for queue_id, entries in live.items()}
             recovery.write_state(self._files, self.directory, self._next_number, placed)
@@ -201,7 +179,7 @@ class SegmentStore:
         placed: array[int] = array("Q")
         for number, start, stop in segment_runs(entries):
             moves = self._segments[number].moves
-            placed += entries[start:stop] if moves is None else moves.find(entries[start:stop])
+            placed += entries[start:stop] if moves is None else moves.find(entries, start, stop)
         return placed
 
     def _sync_acks(self, segment: Segment) -> None:
@@ -213,12 +191,14 @@ class SegmentStore:
             self._files.close(handle)
 
     def _release(self) -> None:
-        for segment in [*self._distinct(), *self._dead]:
+        for segment in [*self._distinct(), *self._dead, *self._replaced]:
             if segment.handle is not None:
                 self._files.close(segment.handle)
                 segment.handle = None
             segment.buffer = None
         self._segments.clear()
+        self._candidates.clear()
+        self._replaced.clear()
         self._in_memory.clear()
         self._open = None
         self._windows.release()
@@ -267,52 +247,20 @@ class SegmentStore:
             segment.add(piece.stop - piece.start, counts)
         return placed
 
-    def _make_room(self, view: memoryview) -> list[_Piece]:
+    def _make_room(self, view: memoryview) -> list[Piece]:
         """Divide the batch among segments and have everything ready that could still fail."""
         room = self._open.room() if self._open else 0
-        pieces = self._cut(view, room)
+        pieces = cut(self._batch, view, room, self.segment_bytes)
         if pieces[-1].fresh:
             try:
                 self._write_oldest()
                 self._reclaimer.set_aside(sum(piece.fresh and not piece.alone for piece in pieces))
-                self._allocate_alone([piece for piece in pieces if piece.fresh])
+                allocate_alone(self._reclaimer, [piece for piece in pieces if piece.fresh], self._next_number)
             except OSError as error:
                 raise self._named(error) from error
         return pieces
 
-    def _allocate_alone(self, fresh: list[_Piece]) -> None:
-        """Files for records too big for a usual segment; none if not all can be had."""
-        made: list[Segment] = []
-        try:
-            for number, piece in enumerate(fresh, self._next_number):
-                if piece.alone:
-                    size = HEADER_BYTES + piece.stop - piece.start + END_BYTES
-                    path = f"{self.directory}/{file_name('msgs', number)}"
-                    handle = self._reclaimer.create(path, size).handle
-                    piece.segment = Segment(number, self._files.salt(), size, path, handle, sealed=True)
-                    made.append(piece.segment)
-        except OSError:
-            for segment in made:
-                assert segment.handle is not None
-                self._files.close(segment.handle)
-                self._files.remove(segment.path)
-            raise
-
-    def _cut(self, view: memoryview, room: int) -> list[_Piece]:
-        room_of_fresh = self.segment_bytes - HEADER_BYTES - END_BYTES
-        pieces = []
-        start, fresh = 0, False
-        while start < len(view):
-            stop = self._batch.fit(start, room)
-            if stop > start:
-                pieces.append(_Piece(start, stop, fresh))
-            elif fresh:
-                stop = start + int.from_bytes(view[start : start + 4], "little")
-                pieces.append(_Piece(start, stop, True, alone=True))
-            start, fresh, room = stop, True, room_of_fresh
-        return pieces
-
-    def _segment_for(self, piece: _Piece) -> Segment:
+    def _segment_for(self, piece: Piece) -> Segment:
         if piece.fresh:
             self._seal()
             number = self._take_number()
@@ -320,9 +268,13 @@ class SegmentStore:
                 assert piece.segment.number == number
                 return piece.segment
             self._open = self._reclaimer.new_segment(number)
-            self._segments[self._open.number] = self._open
+            self._enlist(self._open)
         assert self._open is not None
         return self._open
+
+    def _enlist(self, segment: Segment) -> None:
+        self._segments[segment.number] = segment
+        self._candidates.append(segment)
 
     def _take_number(self) -> int:
         number = self._next_number
@@ -332,7 +284,8 @@ class SegmentStore:
     def _renew(self, segment: Segment) -> Segment:
         """A new number for the same file and memory: entries stay in publish order, pages stay warm."""
         del self._segments[segment.number]
-        self._with_settled.pop(segment.number, None)
+        self._candidates.remove(segment)
+        self._settled.drop(segment)
         renewed = self._open = Segment(
             self._take_number(),
             self._files.salt(),
@@ -341,7 +294,7 @@ class SegmentStore:
             segment.handle,
             segment.buffer,
         )
-        self._segments[renewed.number] = renewed
+        self._enlist(renewed)
         return renewed
 
     def _seal(self) -> None:
@@ -366,14 +319,15 @@ class SegmentStore:
             self._reclaimer.give_back_buffer(segment.buffer)
             segment.buffer = None
             self._in_memory.pop(0)
-            self._keep_handle(segment)
+            self._handles.keep(segment)
+            self._candidates.look_at(segment)
             if segment.number not in self._unsynced and not self._in_job(segment):
                 self._write_index_if_made(segment)
         while len(self._unsynced) > UNSYNCED_MAX:
             # Nobody asks for a sync, but neither files nor dirty pages may pile up without end.
             oldest = next(iter(self._unsynced.values()))
             if self.sync:
-                self._files.sync(self._handle(oldest))
+                self._files.sync(self._handles.of(oldest))
             del self._unsynced[oldest.number]
 
     def _write_alone(self, segment: Segment, part: memoryview) -> None:
@@ -388,11 +342,11 @@ class SegmentStore:
         except OSError as error:
             raise self._fail(error) from error
         segment.flushed = HEADER_BYTES + len(part)
-        self._segments[segment.number] = segment
+        self._enlist(segment)
         self._unsynced[segment.number] = segment
         self._directory_changed = True
         self._counters.written_bytes += len(part)
-        self._keep_handle(segment)
+        self._handles.keep(segment)
 
     # -- read and settle ------------------------------------------------------------------------------
 
@@ -421,7 +375,7 @@ class SegmentStore:
             segment = self._segments[number]
             wanted = entries
             if segment.moves is not None:
-                wanted, start, stop = segment.moves.find(entries[start:stop]), 0, stop - start
+                wanted, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
             while start < stop:
                 source, base, used = self._source(segment, (wanted[start] & 0xFFFFFFFF) >> 4)
                 blob, some = copy_out(source, base, used, wanted, start, stop, bytes_max, not blobs)
@@ -439,7 +393,7 @@ class SegmentStore:
         """Bytes that hold the whole message at `position`, the position they begin at, how many."""
         if segment.buffer is not None:
             return segment.buffer, 0, segment.used
-        window = self._windows.find(segment, self._handle(segment), position)
+        window = self._windows.find(segment, self._handles.of(segment), position)
         return window.data, window.start, window.used
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
@@ -452,18 +406,30 @@ class SegmentStore:
             segment = self._segments[number]
             segment.live -= stop - start
             assert segment.live >= 0, "settled twice"
-            if segment.live == 0 and segment is not self._open:
-                self._retire(segment)
-            elif durable:
-                if segment.moves is None:
-                    segment.settled += settled_pairs(queue_id, entries, start, stop)
-                else:
-                    segment.settled += settled_pairs(queue_id, segment.moves.find(entries[start:stop]), 0, stop - start)
-                self._with_settled[segment.number] = segment
-                if segment.flushed:
-                    self._settled_bytes += (stop - start) * acks.PAIR_BYTES
-        if self._settled_bytes > SETTLED_BYTES_MAX and not self._failure:
-            self._quietly(self._flush_settled)
+            if segment.live == 0 and not segment.merging and (segment is not self._open or not durable):
+                self._let_go(segment)
+            else:
+                self._remember(segment, queue_id, entries, start, stop, durable)
+        if self._settled.is_much and not self._failure:
+            self._quietly(self._settled.flush, ACKS_FILES_AT_ONCE)
+
+    def _let_go(self, segment: Segment) -> None:
+        if segment is not self._open:
+            self._retire(segment)
+            return
+        segment.dead_until = segment.used
+        self._settled.drop_forgotten(segment)
+
+    def _remember(
+        self, segment: Segment, queue_id: int, entries: array[int], start: int, stop: int, durable: bool
+    ) -> None:
+        """What is settled, while others of the segment are needed: recovery should know it, or only merging."""
+        if segment.moves is not None:
+            entries, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
+        pairs = settled_pairs(queue_id, entries, start, stop)
+        self._settled.note(segment, pairs if durable else b"", b"" if durable else pairs)
+        if segment.live * 2 <= segment.references:
+            self._look_at(segment)
 
     def drop_queue(self, queue_id: int, entries: array[int]) -> None:
         """The queue is gone with all it had. Recovery will not be asked for it again, so nothing is remembered."""
@@ -481,18 +447,25 @@ class SegmentStore:
         """Nobody needs it. Its file may be in the hands of a sync."""
         for number in segment.numbers or [segment.number]:
             del self._segments[number]
-        self._unsynced.pop(segment.number, None)
-        self._with_settled.pop(segment.number, None)
-        self._handles.pop(segment.number, None)
-        self._windows.forget(segment.number)
-        self._forget_index(segment)
-        segment.settled = bytearray()
+        self._candidates.remove(segment)
+        self._forget_state(segment)
         if segment in self._in_memory:
             self._in_memory.remove(segment)
         if self._failure or self._in_job(segment):
             self._dead.append(segment)
         else:
             self._quietly(self._reclaimer.dispose, segment)
+
+    def _forget_state(self, segment: Segment) -> None:
+        """What is kept beside the file of one that is gone."""
+        self._unsynced.pop(segment.number, None)
+        self._settled.drop(segment)
+        self._handles.drop(segment)
+        self._windows.forget(segment.number)
+        self._forget_index(segment)
+
+    def _is_waited_for(self, segment: Segment) -> bool:
+        return segment.number in self._unsynced or self._in_job(segment)
 
     def _in_job(self, segment: Segment) -> bool:
         return self._job is not None and any(segment is held for held, _, _ in self._job.segments)
@@ -507,17 +480,27 @@ class SegmentStore:
         except OSError as error:
             raise self._named(error) from error
 
+    def _flush_some(self) -> None:
+        """All messages, and as many acks as take no time worth mentioning."""
+        try:
+            self._flush_segments()
+            self._settled.flush(ACKS_FILES_AT_ONCE)
+        except OSError as error:
+            raise self._named(error) from error
+
     def begin_sync(self) -> SyncJob | None:
         """Flush; then the job makes it last. One at a time, ended by `finish_sync`. None: nothing to wait for."""
         self._check_usable()
         assert self._job is None, "a sync is running"
-        self.flush()
+        self._flush_some()
         if not self.sync or not (self._unsynced or self._directory_changed):
             return None
-        held = [(segment, self._handle(segment), segment.flushed) for segment in self._unsynced.values()]
+        held = [(segment, self._handles.of(segment), segment.flushed) for segment in self._unsynced.values()]
         spares = self._reclaimer.unlasting()
-        self._job = SyncJob(self._files, self.directory, held, spares, self._directory_changed or bool(spares))
+        with_directory = self._directory_changed or bool(spares)
+        self._job = SyncJob(self._files, self.directory, held, spares, self._replaced, with_directory)
         self._unsynced = {}
+        self._replaced = []
         self._directory_changed = False
         self._counters.syncs += 1
         return self._job
@@ -534,15 +517,20 @@ class SegmentStore:
             if segment.number in self._segments and segment.sealed and flushed == segment.used:
                 self._quietly(self._write_index_if_made, segment)
         dead, self._dead = self._dead, []
+        for segment in job.replaced:
+            self._quietly(self._reclaimer.dispose_merged, segment)
         for segment in dead:
             self._quietly(self._reclaimer.dispose, segment)
 
     def _flush(self) -> None:
+        self._flush_segments()
+        self._settled.flush()
+
+    def _flush_segments(self) -> None:
         for segment in self._in_memory:
             self._flush_segment(segment)
         if self._open is not None:
             self._flush_segment(self._open)
-        self._flush_settled()
         self._returns.write(self._files, self.directory, self._on_disk)
 
     def _flush_segment(self, segment: Segment) -> None:
@@ -559,27 +547,6 @@ class SegmentStore:
             self._files.rename(segment.path, path)
             segment.path = path
             self._directory_changed = True
-
-    def _flush_settled(self) -> None:
-        """Pairs of segments that are on disk. With a full disk they wait."""
-        for segment in [segment for segment in self._with_settled.values() if segment.flushed]:
-            path = f"{self.directory}/{file_name('acks', segment.number)}"
-            head = b"" if segment.acks_end else acks.encode_header(segment.number, segment.salt)
-            data = head + acks.encode_block(segment.settled, segment.salt)
-            try:
-                handle = self._files.open(path, create=True)
-                try:
-                    self._files.write(handle, data, segment.acks_end)
-                finally:
-                    self._files.close(handle)
-            except OSError as error:
-                if is_full(error):
-                    break
-                raise
-            segment.acks_end += len(data)
-            segment.settled = bytearray()
-            del self._with_settled[segment.number]
-        self._settled_bytes = 0
 
     def _write_index_if_made(self, segment: Segment) -> None:
         if segment.index is not None:
@@ -603,88 +570,106 @@ class SegmentStore:
     # -- merge what is nearly empty -------------------------------------------------------------------
 
     def compact(self) -> int:
-        """Merge some neighbouring segments in which little is left: how many fewer there are now, 0 when there is
-        nothing to do. Blocks for reading up to READ_BYTES_MAX, one write and two syncs. Entries stay good."""
-        self._check_usable()
-        sources = compaction.choose(self._settled_down(), self.segment_bytes)
-        if not sources:
+        """One step in this thread: how many fewer segments there are now."""
+        job = self.begin_reclaim()
+        if job is None:
             return 0
-        salt = self._files.salt()
-        try:
-            merged = compaction.merge(self._files, self.directory, sources, salt, self.segment_bytes)
-            if merged is None:
-                return 0
-            path = self._reclaimer.new_path()
-            handle = compaction.replace(self._files, self.directory, path, merged, sources[-1], self.sync)
-            self._put_in_place(sources, merged, salt, handle)
-            self._returns.places_changed()
-            self._returns.write(self._files, self.directory, self._on_disk)
-        except OSError as error:
-            if is_full(error) and not self._failure:
-                return 0
-            raise self._fail(error) from error
-        return len(sources) - 1
+        job.run()
+        return self.finish_reclaim(job)
 
-    def _settled_down(self) -> list[Segment]:
-        """Those on stable storage that nothing else goes on with, in order; an open one ends the list."""
-        found = []
-        for segment in sorted(self._distinct(), key=lambda one: one.number):
-            unsynced = self.sync and segment.number in self._unsynced
-            if segment.buffer is not None or unsynced or self._in_job(segment):
-                break
-            found.append(segment)
-        return found
+    def begin_reclaim(self) -> ReclaimJob | None:
+        """Removes files nobody needs, and merges some neighbouring segments in which little is left. One at a time,
+        ended by `finish_reclaim`; all else may go on meanwhile. None: nothing to do. Entries stay good."""
+        self._check_usable()
+        assert self._reclaim is None, "a reclaim is running"
+        doomed = self._reclaimer.take_doomed()
+        run = self._candidates.choose(self._is_at_rest)
+        if not doomed and not run:
+            return None
+        sources = [source_of(one, self._known_ids) for one in run]
+        self._reclaim = ReclaimJob(self._files, self.directory, doomed, sources)
+        if run:
+            self._reclaim.path = self._reclaimer.new_path()
+            self._reclaim.salt = self._files.salt()
+            self._reclaim.bytes_max = self.segment_bytes if len(run) > 1 else bytes_max_alone(run[0])
+            self._reclaim.sync = self.sync
+        return self._reclaim
 
-    def _put_in_place(self, sources: list[Segment], merged: compaction.Merged, salt: int, handle: int) -> None:
-        last = sources[-1]
-        new = Segment(last.number, salt, len(merged.data), last.path, handle, sealed=True)
-        new.first = sources[0].first or sources[0].number
-        new.used = new.flushed = len(merged.data) - END_BYTES
-        new.records, new.messages, new.references = merged.records, merged.messages, merged.references
-        new.live = sum(segment.live for segment in sources)
-        new.moves = compaction.moves_of(sources, merged)
-        new.numbers = [number for segment in sources for number in segment.numbers or [segment.number]]
+    def finish_reclaim(self, job: ReclaimJob) -> int:
+        """After `run`, on the owner's thread: how many fewer segments there are. Wants a sync, for the files to go.
+        Raises StoreFailed when a write or sync failed, Corrupt as `read`; with a full disk nothing has changed."""
+        assert job is self._reclaim and job.done, "not this job, or it did not run"
+        self._give_up_reclaim()
+        self._counters.merge_bytes += job.moved_bytes
+        if job.corrupt is not None:
+            self._distrust()
+            raise job.corrupt
+        if job.error is not None and not is_full(job.error):
+            raise self._fail(job.error)
+        merged, sources = job.merged, [source.segment for source in job.sources]
+        if merged is not None and not any(segment.live for segment in sources):
+            self._files.close(merged.handle)
+            self._reclaimer.doom(job.path, merged.size)
+        elif merged is not None:
+            try:
+                self._put_in_place(job, merged, sources)
+            except OSError as error:
+                raise self._named(error) from error
+            return len(sources) - 1
         for segment in sources:
-            self._with_settled.pop(segment.number, None)
-            self._handles.pop(segment.number, None)
-            self._unsynced.pop(segment.number, None)
-            self._windows.forget(segment.number)
-            self._forget_index(segment)
+            if segment.live == 0:
+                self._retire(segment)
+            else:
+                self._candidates.look_at(segment)
+        return 0
+
+    def _give_up_reclaim(self) -> None:
+        """One that is still running does no harm: what it writes is found as a spare by the next recovery."""
+        for source in self._reclaim.sources if self._reclaim else ():
+            source.segment.merging = False
+        self._reclaim = None
+
+    def _look_at(self, segment: Segment) -> None:
+        if segment.sealed and not segment.merging:
+            self._candidates.look_at(segment)
+
+    def _is_at_rest(self, segment: Segment) -> bool:
+        """On stable storage, and nothing else goes on with it."""
+        unsynced = self.sync and segment.number in self._unsynced
+        return segment.buffer is None and not unsynced and not segment.merging and not self._in_job(segment)
+
+    def _put_in_place(self, job: ReclaimJob, merged: Merged, sources: list[Segment]) -> None:
+        last = sources[-1]
+        self._files.rename(job.path, last.path)
+        self._directory_changed = True
+        new = job.new_segment(merged)
+        settled, forgotten = job.settled_since()
+        for segment in sources:
+            self._forget_state(segment)
+            for number in segment.numbers or [segment.number]:
+                del self._segments[number]
         for number in new.numbers:
             self._segments[number] = new
-        self._keep_handle(new)
-        for segment in sources[:-1]:
-            self._reclaimer.dispose(segment)
+        self._candidates.replace(sources, new)
+        self._handles.keep(new)
+        self._settled.note(new, settled, forgotten)
         self._reclaimer.dispose_replaced(last)
-        self._counters.written_bytes += len(merged.data)
+        self._replaced += sources[:-1]
+        if not self.sync:
+            self._dispose_replaced()
+        self._counters.merged_segments += len(sources)
+        self._candidates.look_at(new)
+        self._returns.places_changed()
+        self._returns.write(self._files, self.directory, self._on_disk)
+
+    def _dispose_replaced(self) -> None:
+        replaced, self._replaced = self._replaced, []
+        for segment in replaced:
+            self._reclaimer.dispose_merged(segment)
 
     def _distinct(self) -> list[Segment]:
         """A merged one is known by many numbers."""
         return list(dict.fromkeys(self._segments.values()))
-
-    # -- files of sealed segments ---------------------------------------------------------------------
-
-    def _handle(self, segment: Segment) -> int:
-        if segment.handle is None:
-            segment.handle = self._files.open(segment.path)
-            self._keep_handle(segment)
-        elif segment.number in self._handles:
-            self._handles.move_to_end(segment.number)
-        return segment.handle
-
-    def _keep_handle(self, segment: Segment) -> None:
-        """Remember it as the last used; close those that were not used for long and nothing waits for."""
-        self._handles[segment.number] = segment
-        excess = len(self._handles) - HANDLES_MAX
-        if excess <= 0:
-            return
-        held = {id(held) for held, _, _ in self._job.segments} if self._job else set()
-        idle = [s for s in self._handles.values() if s.number not in self._unsynced and id(s) not in held]
-        for old in idle[:excess]:
-            if old is not segment and old.handle is not None:
-                self._files.close(old.handle)
-                old.handle = None
-                del self._handles[old.number]
 
     # -- errors and numbers ---------------------------------------------------------------------------
 
@@ -705,12 +690,17 @@ class SegmentStore:
         self._failure = self._failure or f"{self.directory}: {error}"
         return StoreFailed(self._failure)
 
-    def _quietly(self, act: Callable[..., None], *arguments: Segment) -> None:
+    def _quietly(self, act: Callable[..., None], *arguments: object) -> None:
         """Housekeeping: its failure is remembered and met by the next append or sync, not by whoever came by."""
         try:
             act(*arguments)
         except OSError as error:
             self._fail(error)
+
+    @property
+    def written_bytes(self) -> int:
+        """To segments, of what was appended."""
+        return self._counters.written_bytes
 
     @property
     def damage(self) -> list[Damage]:
@@ -727,13 +717,15 @@ class SegmentStore:
             "live_messages": sum(segment.live for segment in segments),
             "live_bytes": live_bytes,
             "dead_bytes": used - live_bytes,
-            "disk_bytes": on_disk + len(self._reclaimer.spares) * self.segment_bytes,
+            "disk_bytes": on_disk + self._reclaimer.disk_bytes() + sum(one.capacity for one in self._replaced),
             "buffered_bytes": sum(segment.used - segment.flushed for segment in segments if segment.buffer is not None),
             "unsynced_segments": len(self._unsynced),
             "spare_segments": len(self._reclaimer.spares),
             "appended_messages": self._counters.appended_messages,
             "appended_bytes": self._counters.appended_bytes,
             "written_bytes": self._counters.written_bytes,
+            "merged_segments": self._counters.merged_segments,
+            "merge_bytes": self._counters.merge_bytes,
             "syncs": self._counters.syncs,
             "damaged": sum(one.what in ("corrupt", "header") for one in self._counters.damage),
             "torn": sum(one.what == "torn" for one in self._counters.damage),

@@ -31,7 +31,9 @@ from supervisor.cli.api import (
 STOP_POLL_S = 0.05
 # What fits on a terminal; `--formatter json` has everything the broker tells.
 PROCESS_COLUMNS = ["name", "pid", "state", "restarts", "uptime", "rss_bytes", "status"]
-SHARD_COLUMNS = ["shard", "pid", "ready", "queues", "live_messages", "live_bytes", "disk_bytes", "alarm", "warnings"]
+SHARD_COLUMNS = [
+    "shard", "pid", "ready", "queues", "live_messages", "live_bytes", "dead_bytes", "disk_bytes", "alarm", "warnings",
+]  # fmt: skip
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -32,7 +32,7 @@ def verify(directory: Directory) -> None:
 
 @app.command(epilog=STATUSES)
 def stats(directory: Directory) -> None:
-    """A line of JSON per segment: live and dead messages and bytes. Changes nothing."""
+    """A line of JSON per segment, then one per store: live and dead messages and bytes. Changes nothing."""
     _run("stats", directory)
 
 

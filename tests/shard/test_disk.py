@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from array import array
 
 from shardd.disk import Calls, StallWatch, WatchedFiles
-from tests.support.faulty_files import FaultyFiles
+from shardd.store import SegmentStore
+from tests.reference.record import Record, encode_message
+from tests.support.faulty_files import FaultyFiles, Hang
 
 STALL_S = 10.0
 
@@ -74,6 +77,30 @@ def test_the_call_of_another_thread_counts_and_a_failed_one_ends() -> None:
     leave.set()
     thread.join()
     assert bench.after(0) == ["over"]
+
+
+def test_a_merge_that_hangs_is_a_stall() -> None:
+    bench, disk = Bench(), FaultyFiles()
+    store = SegmentStore("d", files=WatchedFiles(disk, bench.calls), segment_bytes=4096)
+    store.recover([1])
+    record = Record((1,), (encode_message(b"x" * 900),)).encode()
+    entries = array("Q", [store.append(record)[0].entries[0] for _ in range(40)])
+    sync = store.begin_sync()
+    assert sync is not None
+    sync.run()
+    store.finish_sync(sync)
+    store.settle(1, array("Q", [entry for at, entry in enumerate(entries) if at % 8]), True)
+    job = store.begin_reclaim()
+    assert job is not None and job.sources
+    hang = disk.hang["read"] = Hang()
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    hang.begun.wait()
+    assert bench.after(STALL_S + 1) == ["disk does not answer: read takes more than 10 s"]
+    hang.over.set()
+    thread.join()
+    assert bench.after(0) == ["over"]
+    assert store.finish_reclaim(job) > 0
 
 
 def test_every_call_that_may_block_is_watched() -> None:

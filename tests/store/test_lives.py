@@ -15,9 +15,11 @@ from tests.support.store_lives import (
     LIVES,
     ConfirmsBeforeSync,
     ForgetsNames,
+    bits_flipped_before_merging,
     checksums_not_looked_at,
     failing_calls,
     flipped_bits,
+    merges_unchecked,
     power_cuts,
 )
 
@@ -65,6 +67,17 @@ def test_a_store_that_does_not_look_at_checksums_is_caught(live: Callable[[int],
                 live(seed)
             except (AssertionError, Corrupt, ValueError, IndexError) as error:
                 caught += bool(str(error))
+    assert caught
+
+
+def test_a_merge_that_does_not_look_at_checksums_is_caught() -> None:
+    caught = 0
+    with merges_unchecked():
+        for seed in range(CANARY_LIVES):
+            try:
+                bits_flipped_before_merging(seed)
+            except AssertionError as error:
+                caught += "never published" in str(error)
     assert caught
 
 

@@ -86,6 +86,7 @@ def test_files_of_dead_segments_are_used_again_and_the_rest_removed() -> None:
     assert store.stats()["segments"] >= 20
     for some in entries:
         store.settle(1, some, True)
+    store.compact()
     assert len(files.names) <= 4
     allocated = files.calls.count("allocate")
     for _ in range(10):

@@ -113,6 +113,14 @@ class DictStore:
     def finish_sync(self, job: DictJob) -> None:
         assert job.ran
 
+    written_bytes = 0
+
+    def begin_reclaim(self) -> None:
+        return None
+
+    def finish_reclaim(self, job: object) -> int:
+        raise AssertionError("none was begun")
+
     def close(self, live: dict[int, array[int]] | None = None) -> None:
         self.closes.append(live)
         self.closed = live

@@ -193,6 +193,8 @@ class FaultyFiles:
 
     def rename(self, old: str, new: str) -> None:
         self._call("rename")
+        if old not in self.names:
+            raise FileNotFoundError(errno.ENOENT, old)
         self.names[new] = self.names.pop(old)
         self._renamed()
 

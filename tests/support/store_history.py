@@ -15,7 +15,7 @@ import random
 from array import array
 from dataclasses import dataclass, field
 
-from shardd.store import Arrival, DiskFull, SegmentStore, SyncJob
+from shardd.store import Arrival, DiskFull, ReclaimJob, SegmentStore, SyncJob
 from tests.reference.record import NONE, Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 
@@ -27,6 +27,7 @@ RECOVERIES_CUT = 0.2
 
 @dataclass
 class Queue:
+    durable: bool = True
     published: list[bytes] = field(default_factory=list)
     live: dict[bytes, int] = field(default_factory=dict)  # message: entry, in publish order
     facts: dict[bytes, int] = field(default_factory=dict)
@@ -51,24 +52,40 @@ class History:
         self.store_class, self.with_sync = store_class, sync
         self.refused = 0  # appends, for want of room
         self.queues = {queue_id: Queue() for queue_id in self.random.sample(range(1, 1000), 4)}
+        # Gone with each stop, as if it had never been.
+        self.queues[1000] = Queue(durable=False)
+        self.fresh_ids = itertools.count(1001)
         self.counter = 0
         self.merged = 0  # segments that went away by merging
         self.recovery_cut = False
         self.job: SyncJob | None = None
         self.job_promises: list[tuple[Queue, list[bytes]]] = []
+        self.reclaim: ReclaimJob | None = None
         self.steps: list[str] = []
         self.store = self.new_store()
-        self.store.recover(self.queues)
+        self.store.recover(self.durable())
 
     def new_store(self) -> SegmentStore:
         return self.store_class(DIRECTORY, files=self.files, segment_bytes=self.segment_bytes, sync=self.with_sync)
+
+    def durable(self) -> list[int]:
+        return [queue_id for queue_id, queue in self.queues.items() if queue.durable]
 
     def play(self, steps: int) -> None:
         acts = (
             [self.append] * 6
             + [self.read] * 2
             + [self.settle] * 4
-            + [self.flush, self.sync, self.sync, self.sync_step, self.compact]
+            + [
+                self.flush,
+                self.drop_queue,
+                self.sync,
+                self.sync,
+                self.sync_step,
+                self.compact,
+                self.reclaim_step,
+                self.reclaim_step,
+            ]
         )
         for _ in range(steps):
             act = self.random.choice(acts)
@@ -156,7 +173,17 @@ class History:
         )
         entries = array("Q", [queue.live.pop(message) for message in chosen])
         queue.settled.update(chosen)  # before the call: the power may fail in the middle of it
-        self.store.settle(queue_id, entries, True)
+        self.store.settle(queue_id, entries, queue.durable)
+
+    def drop_queue(self) -> None:
+        """Seldom. Its id is never used again; another queue comes."""
+        if self.random.random() < 0.7:
+            return
+        queue_id = self.random.choice(self.durable())
+        queue = self.queues.pop(queue_id)
+        self.store.drop_queue(queue_id, array("Q", queue.live.values()))
+        queue.live.clear()
+        self.queues[next(self.fresh_ids)] = Queue()
 
     def flush(self) -> None:
         try:
@@ -195,11 +222,27 @@ class History:
             queue.owed.update(messages)
 
     def compact(self) -> None:
-        before = self.store.stats()
-        fewer = self.store.compact()
-        after = self.store.stats()
-        assert (after["segments"], after["live_messages"]) == (before["segments"] - fewer, before["live_messages"])
-        self.merged += fewer
+        """A whole reclaim, or the rest of the one that was begun."""
+        if self.reclaim is None:
+            self.reclaim_step()
+        while self.reclaim is not None:
+            self.reclaim_step()
+
+    def reclaim_step(self) -> None:
+        """Begin, run or end one: in the broker another thread runs it, at any time between."""
+        if self.reclaim is None:
+            self.reclaim = self.store.begin_reclaim()
+        elif not self.reclaim.done:
+            self.reclaim.run()
+        else:
+            job, self.reclaim = self.reclaim, None
+            before = self.store.stats()
+            fewer = self.store.finish_reclaim(job)
+            after = self.store.stats()
+            assert after["live_messages"] == before["live_messages"]
+            # Those of which nothing was left by then go too.
+            assert after["segments"] <= before["segments"] - fewer
+            self.merged += fewer
 
     # -- ends -----------------------------------------------------------------------------------------
 
@@ -209,12 +252,14 @@ class History:
 
     def stop_cleanly(self) -> None:
         self.end_sync()
+        if self.random.random() < 0.7:  # else one is under way, and will never end
+            self.compact()
         for queue in self.queues.values():
             for message in queue.live:
                 if self.random.random() < 0.3:
                     queue.live[message] |= 1
-        self.store.close({queue_id: array("Q", queue.live.values()) for queue_id, queue in self.queues.items()})
-        assert not self.files.handles, "every file is closed"
+        self.store.close({queue_id: array("Q", self.queues[queue_id].live.values()) for queue_id in self.durable()})
+        assert len(self.files.handles) == self.merged_files_open(), "every file is closed"
         damage = set(self.store.damage)
         before = self.flagged()
         self.start_again(power_cut=self.random.random() < 0.5)
@@ -224,16 +269,20 @@ class History:
         assert after == before
         assert set(self.store.damage) <= damage, "a clean stop breaks nothing"
 
+    def merged_files_open(self) -> int:
+        return int(self.reclaim is not None and self.reclaim.merged is not None)
+
     def flagged(self) -> dict[int, list[tuple[bytes, int]]]:
         """Messages in order with their flags. Where they lie may change from one life to the next."""
         return {
             queue_id: [(message, entry & 15) for message, entry in queue.live.items()]
             for queue_id, queue in self.queues.items()
+            if queue.durable
         }
 
     def crash(self, *, power_cut: bool) -> None:
         must = {
-            queue_id: (queue.owed if power_cut else queue.flushed) - queue.settled
+            queue_id: (queue.owed if power_cut else queue.flushed) - queue.settled if queue.durable else set()
             for queue_id, queue in self.queues.items()
         }
         self.start_again(power_cut=power_cut)
@@ -244,7 +293,7 @@ class History:
 
     def start_again(self, *, power_cut: bool) -> None:
         self.files = self.files.restarted(power_cut=power_cut)
-        self.job = None
+        self.job = self.reclaim = None
         arrivals = self.recover()
         assert all(arrival.queue_id == queue_id for queue_id, arrival in arrivals.items())
         for queue_id, queue in self.queues.items():
@@ -258,12 +307,12 @@ class History:
             self.files.cut_after = self.random.choice([0, 1, 2, 4, 8])
         try:
             self.store = self.new_store()
-            return self.store.recover(self.queues, timed=self.queues)
+            return self.store.recover(self.durable(), timed=self.queues)
         except PowerCut:
             self.recovery_cut = True
             self.files = self.files.restarted(power_cut=True)
             self.store = self.new_store()
-            return self.store.recover(self.queues, timed=self.queues)
+            return self.store.recover(self.durable(), timed=self.queues)
         finally:
             self.files.cut_after = None
 

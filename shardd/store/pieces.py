@@ -1,0 +1,57 @@
+"""How a batch is divided: whole records to each segment, one too big for a usual segment alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardd.store.reclaim import Reclaimer
+from shardd.store.record import Batch
+from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, file_name
+
+
+@dataclass(slots=True)
+class Piece:
+    """Records [start, stop) of a batch go to one segment; `alone`: one record too big for a usual segment."""
+
+    start: int
+    stop: int
+    fresh: bool = False
+    alone: bool = False
+    segment: Segment | None = None  # of one alone
+
+
+def cut(batch: Batch, view: memoryview, room: int, segment_bytes: int) -> list[Piece]:
+    """The records of `batch`, whose bytes are `view`: to the open segment as far as it has `room`,
+    then to fresh ones."""
+    room_of_fresh = segment_bytes - HEADER_BYTES - END_BYTES
+    pieces = []
+    start, fresh = 0, False
+    while start < len(view):
+        stop = batch.fit(start, room)
+        if stop > start:
+            pieces.append(Piece(start, stop, fresh))
+        elif fresh:
+            stop = start + int.from_bytes(view[start : start + 4], "little")
+            pieces.append(Piece(start, stop, True, alone=True))
+        start, fresh, room = stop, True, room_of_fresh
+    return pieces
+
+
+def allocate_alone(reclaimer: Reclaimer, fresh: list[Piece], first_number: int) -> None:
+    """Files for records too big for a usual segment; none if not all can be had. Each of `fresh` takes a number."""
+    files, directory = reclaimer.files, reclaimer.directory
+    made: list[Segment] = []
+    try:
+        for number, piece in enumerate(fresh, first_number):
+            if piece.alone:
+                size = HEADER_BYTES + piece.stop - piece.start + END_BYTES
+                path = f"{directory}/{file_name('msgs', number)}"
+                handle = reclaimer.create(path, size).handle
+                piece.segment = Segment(number, files.salt(), size, path, handle, sealed=True)
+                made.append(piece.segment)
+    except OSError:
+        for segment in made:
+            assert segment.handle is not None
+            files.close(segment.handle)
+            files.remove(segment.path)
+        raise
