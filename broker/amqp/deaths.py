@@ -75,35 +75,59 @@ def _death_table(
     array: bytes, death: Death, cc: list[str], expiration: str | None
 ) -> tuple[bytes, list[tuple[str, str, bytes]]]:
     """The table of this death, and the others: (queue, reason, value as it came)."""
-    others = []
-    same: bytes | None = None
+    others = _grouped(array)
+    at = next(
+        (i for i, (queue, reason, _) in enumerate(others) if (queue, reason) == (death.queue, death.reason)), None
+    )
     count = 0
-    for raw in _items(array):
-        # What is no table somebody has put there by hand: no round through it was all our own.
-        said = decode_table(raw[1:]) if raw[:1] == b"F" else {"reason": REJECTED}
-        queue, reason = _text(said.get("queue")), _text(said.get("reason"))
-        if same is None and (queue, reason) == (death.queue, death.reason):
-            same, count = raw, _count(said.get("count"))
-        else:
-            others.append((queue, reason, raw))
-    if same is not None:
+    if at is not None:
+        same = others.pop(at)[2]
         pairs = _pairs(same[5:])
         pairs.pop(b"count", None)
+        count = _count(decode_table(same[1:]).get("count"))
     else:
         pairs = _first_time(death, cc, expiration)
     pairs = {b"count": _LONG.pack(b"l", count + 1), **pairs}
+    if array[:1] == b"A":  # RabbitMQ sorts what is not the first of all
+        pairs = dict(sorted(pairs.items()))
     return b"F" + _table(pairs), others
 
 
+def _grouped(array: bytes) -> list[tuple[str, str, bytes]]:
+    """(queue, reason, value) of an x-death array. Brokers that did not count wrote a table for each death: of those with
+    one queue and reason the first stays, with their number as its count."""
+    grouped: list[tuple[str, str, bytes]] = []
+    first: dict[tuple[str, str], int] = {}
+    numbers: dict[int, int] = {}
+    for raw in _items(array):
+        if raw[:1] != b"F":
+            # What is no table somebody has put there by hand: no round through it was all our own.
+            grouped.append(("", REJECTED, raw))
+            continue
+        said = decode_table(raw[1:])
+        queue, reason = _text(said.get("queue")), _text(said.get("reason"))
+        at = first.setdefault((queue, reason), len(grouped))
+        if at == len(grouped):
+            grouped.append((queue, reason, raw))
+        numbers[at] = numbers.get(at, 0) + 1
+    for at, number in numbers.items():
+        queue, reason, raw = grouped[at]
+        if number > 1 and b"count" not in _pairs(raw[5:]):
+            counted = {b"count": _LONG.pack(b"l", number), **_pairs(raw[5:])}
+            grouped[at] = (queue, reason, b"F" + _table(counted))
+    return grouped
+
+
 def _first_time(death: Death, cc: list[str], expiration: str | None) -> dict[bytes, bytes]:
-    """In the order of names, as RabbitMQ sorts them."""
-    pairs = {b"exchange": _string(death.exchange)}
+    pairs = {
+        b"reason": _string(death.reason),
+        b"queue": _string(death.queue),
+        b"time": _TIMESTAMP.pack(b"T", death.time_s),
+        b"exchange": _string(death.exchange),
+        b"routing-keys": _array([_string(key) for key in (death.routing_key, *cc)]),
+    }
     if expiration is not None:
         pairs[b"original-expiration"] = _string(expiration)
-    pairs[b"queue"] = _string(death.queue)
-    pairs[b"reason"] = _string(death.reason)
-    pairs[b"routing-keys"] = _array([_string(key) for key in (death.routing_key, *cc)])
-    pairs[b"time"] = _TIMESTAMP.pack(b"T", death.time_s)
     return pairs
 
 

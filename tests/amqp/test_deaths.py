@@ -21,7 +21,7 @@ TABLES = st.fixed_dictionaries(
     {},
     optional={
         "queue": NAMES,
-        "reason": REASONS,
+        "reason": st.sampled_from(["expired", "rejected"]),
         "count": st.one_of(st.integers(-3, 1 << 40), st.text(max_size=2)),
         "exchange": st.text(max_size=3),
         "more": VALUES,
@@ -70,6 +70,25 @@ def test_counts_are_64_bit_and_times_are_timestamps_for_clients_that_look_at_typ
     assert b"\x05countl" + (1).to_bytes(8, "big") in headers
     assert b"\x04timeT" + (1_700_000_000).to_bytes(8, "big") in headers
     assert b"\x13original-expirationS\0\0\0\x03100" in headers
+
+
+def test_tables_of_brokers_that_did_not_count_are_counted_together() -> None:
+    old = [{"queue": name, "reason": "expired"} for name in ("a", "b", "a", "a")]
+    inside = encode_table({"x-death": old})[4:]
+    said = decode_table(
+        deaths.record(inside, None, deaths.Death("q", "rejected", 1, "", "q"), without_cc=False).headers
+    )
+    assert [(t["queue"], t.get("count")) for t in said["x-death"]] == [("q", 1), ("a", 3), ("b", None)]
+    said = decode_table(deaths.record(inside, None, deaths.Death("a", "expired", 1, "", "q"), without_cc=False).headers)
+    assert [(t["queue"], t.get("count")) for t in said["x-death"]] == [("a", 4), ("b", None)]
+
+
+def test_the_first_death_has_its_facts_in_the_order_that_rabbitmq_writes_and_later_ones_sorted() -> None:
+    first = deaths.record(b"", "5", deaths.Death("q", "expired", 1, "e", "k"), without_cc=False)
+    facts = ["count", "reason", "queue", "time", "exchange", "routing-keys", "original-expiration"]
+    assert list(decode_table(first.headers)["x-death"][0]) == facts
+    again = deaths.record(first.headers[4:], None, deaths.Death("r", "rejected", 2, "", "k"), without_cc=False)
+    assert list(decode_table(again.headers)["x-death"][0]) == sorted(facts[:-1])
 
 
 def test_a_message_that_dies_a_hundred_times_in_the_same_way_carries_one_table() -> None:

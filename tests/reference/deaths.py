@@ -19,7 +19,7 @@ def headers_after(
 ) -> dict[str, Any]:
     after = dict(headers)
     said = after.get("x-death")
-    tables = said if isinstance(said, list) else []
+    tables = grouped(said) if isinstance(said, list) else []
     same = [t for t in tables if isinstance(t, dict) and (t.get("queue"), t.get("reason")) == (queue, reason)]
     others = [t for t in tables if not same or t is not same[0]]
     cc = after.get("CC")
@@ -45,6 +45,24 @@ def headers_after(
     if without_cc:
         after.pop("CC", None)
     return after
+
+
+def grouped(tables: list[Any]) -> list[Any]:
+    """Those of one queue and reason are one, with their number as count unless the first has one."""
+    kept: list[Any] = []
+    for table in tables:
+        alike = [
+            t for t in tables if isinstance(t, dict) and isinstance(table, dict) and place_of(t) == place_of(table)
+        ]
+        if not alike:
+            kept.append(table)
+        elif alike[0] is table:
+            kept.append({"count": len(alike), **table} if len(alike) > 1 else table)
+    return kept
+
+
+def place_of(table: dict[str, Any]) -> tuple[Any, Any]:
+    return table.get("queue"), table.get("reason")
 
 
 def comes_round(queue: str, deaths: list[tuple[str, str]]) -> bool:
