@@ -94,7 +94,7 @@ def _death_table(
 
 
 def _grouped(array: bytes) -> list[tuple[str, str, bytes]]:
-    """(queue, reason, value) of an x-death array. Brokers that did not count wrote a table for each death: of those with
+    """(queue, reason, value) of an x-death array. Brokers that did not count wrote a table for each death: of those of
     one queue and reason the first stays, with their number as its count."""
     grouped: list[tuple[str, str, bytes]] = []
     first: dict[tuple[str, str], int] = {}
