@@ -5,13 +5,14 @@ The broker listens with a certificate of the tests' own authority and asks clien
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
 import ssl
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ import pytest
 from pamqp import body, commands
 
 from tests.support.certificates import Authority
-from tests.support.raw_client import HEADER, RawClient, method, publish
+from tests.support.raw_client import HEADER, PATIENCE_S, RawClient, method, publish
 from tests.support.real_broker import RealBroker, wait_until
 
 SETTINGS = """
@@ -163,19 +164,30 @@ class TlsRawClient(RawClient):
         super().__init__(secured.port)
         self.sock = secured.trusting(certificate).wrap_socket(self.sock, server_hostname="localhost")
 
+    def send_and_hear(self, data: bytes) -> None:
+        """All of `data`, while what comes is taken in. One thread: a TLS connection of OpenSSL's cannot serve two."""
+        view = memoryview(data)
+        self.sock.setblocking(False)
+        while view:
+            with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                view = view[self.sock.send(view[: 1 << 16]) :]
+                continue
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self._buffer += self.sock.recv(1 << 16)
+                continue
+            assert any(select.select([self.sock], [self.sock], [], PATIENCE_S)), "neither takes nor says anything"
+        self.sock.settimeout(PATIENCE_S)
+
 
 def test_back_pressure_reaches_a_publisher_through_tls(secured: Secured, name: str) -> None:
     """What is published faster than it is stored is all there in the end."""
     client = TlsRawClient(secured).shake_hands()
     client.ask(1, commands.Queue.Declare(queue=name), commands.Queue.DeclareOk)
     client.ask(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
-    flood = b"".join(publish(1, "", name, bytes(50_000)) for _ in range(600))
-    sending = threading.Thread(target=client.send, args=(flood,))
-    sending.start()
+    client.send_and_hear(b"".join(publish(1, "", name, bytes(50_000)) for _ in range(600)))
     acked = 0
     while acked < 600:
         acked = client.expect(commands.Basic.Ack).delivery_tag
-    sending.join()
     assert client.ask(1, commands.Queue.Delete(queue=name), commands.Queue.DeleteOk).message_count == 600
     client.sock.close()
 
