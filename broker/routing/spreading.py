@@ -7,6 +7,7 @@ messages go elsewhere.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Any, Literal, NamedTuple
 
@@ -31,7 +32,7 @@ class Lot(NamedTuple):
     seed: int
 
 
-class Spread:
+class Spread(ABC):
     """Destinations in the order of their names; two bindings to one destination are one, with the larger weight."""
 
     how: How
@@ -66,8 +67,9 @@ class Spread:
     def _weight(self, key: str) -> int:
         return 1
 
+    @abstractmethod
     def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
-        raise NotImplementedError
+        """Index of the one that gets the message; there is at least one."""
 
 
 class ConsistentHash(Spread):
