@@ -330,6 +330,7 @@ def main() -> int:
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     generator.build_generator()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end by a time limit takes the broker along
     try:
         for part in options.parts or PARTS:
             PARTS[part](options)
