@@ -32,6 +32,7 @@ SETTLE = 3  # peer to shard: deliveries acknowledged, rejected, requeued
 CONFIRMED = 4  # shard to peer: batches up to a number are on stable storage; refused messages by name
 CREDIT = 5  # both ways: bytes taken off the other's hands
 CONTROL = 6  # both ways: one struct below
+LANE = 7  # both ways, no body: what follows comes through the ring again, see lane.py
 
 # Reasons of an Alarm that more than people act on.
 LOW_ON_DISK = "low on disk"
