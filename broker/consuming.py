@@ -43,7 +43,8 @@ class Consumer:
 
     __slots__ = (
         "announced", "attached", "attaching", "auto_delete", "channel", "client", "exclusive", "granted", "no_ack",
-        "nowait", "number", "prefetch", "priority", "queue_id", "queue_name", "reading", "shard", "tag", "tag_bytes", "wants",
+        "nowait", "number", "prefetch", "priority", "queue_id", "queue_name", "reading", "shard", "tag", "tag_bytes",
+        "wants",
     )  # fmt: skip
 
     def __init__(self, client: Client, channel: Channel, number: int, tag: str) -> None:

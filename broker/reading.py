@@ -62,8 +62,8 @@ def no_get(vhost: str, queue: str) -> Refusal:
 
 
 def read_from(arguments: Mapping[str, Any], tag: str) -> ReadFrom:
-    """What basic.consume asks for. Its tag is a name whose position is kept when it is the client's own and no offset is
-    given, or when the argument TRACKING says so. Raises Refusal."""
+    """What basic.consume asks for. Its tag is a name whose position is kept when it is the client's own and no offset
+    is given, or when the argument TRACKING says so. Raises Refusal."""
     said = arguments.get(OFFSET)
     start, value = _start(said)
     tracking = arguments.get(TRACKING)
@@ -110,7 +110,7 @@ class _Run(NamedTuple):
 
     number: int
     offset: int
-    count: int
+    messages: int
 
 
 class Reading:
@@ -137,7 +137,7 @@ class Reading:
 
     def forget_before(self, number: int) -> None:
         """All deliveries before that are settled."""
-        while self._runs and self._runs[0].number + self._runs[0].count <= number:
+        while self._runs and self._runs[0].number + self._runs[0].messages <= number:
             self._runs.popleft()
         self._look_at = max(LOOK_MIN, 2 * len(self._runs))
 
@@ -158,25 +158,25 @@ class Reading:
 
     def _add(self, run: _Run) -> None:
         last = self._runs[-1] if self._runs else None
-        if last and last.number + last.count == run.number and last.offset + last.count == run.offset:
-            self._runs[-1] = last._replace(count=last.count + run.count)
+        if last and last.number + last.messages == run.number and last.offset + last.messages == run.offset:
+            self._runs[-1] = last._replace(messages=last.messages + run.messages)
         else:
             self._runs.append(run)
 
     def give_back(self, first: int, last: int) -> None:
         """Deliveries that are to come again."""
         for run in self._runs:
-            start, stop = max(first, run.number), min(last, run.number + run.count - 1)
+            start, stop = max(first, run.number), min(last, run.number + run.messages - 1)
             self._again.update(range(run.offset + start - run.number, run.offset + stop - run.number + 1))
 
     def resume(self, unsettled: int | None) -> ReadFrom:
-        """For a new life of its shard; `unsettled`: the number of the first delivery of the old one that is not settled."""
+        """For a new life of its shard; `unsettled`: the number of the old one's first unsettled delivery."""
         asked = self.asked
         if self._position is None:
             return asked
         offsets = [self._position, *self._again]
         if unsettled is not None:
-            behind = (run for run in self._runs if run.number + run.count > unsettled)
+            behind = (run for run in self._runs if run.number + run.messages > unsettled)
             offsets += [run.offset + max(unsettled - run.number, 0) for run in behind]
         self._position = min(offsets)
         self._runs.clear()

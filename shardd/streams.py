@@ -106,9 +106,7 @@ class Streams:
     def attach(self, queue: StreamQueue, peer: Peer, attach: m.AttachReader, now: int) -> Reader:
         """Raises ValueError when the stream knows too many names already."""
         read = attach.read
-        offset, name, wanted = queue.new_reader(
-            read.start, read.value, read.name, read.filters, read.unfiltered, now
-        )
+        offset, name, wanted = queue.new_reader(read.start, read.value, read.name, read.filters, read.unfiltered, now)
         if name:
             queue.log.store_position(name, offset)
             self.dirty[queue] = None
@@ -123,8 +121,7 @@ class Streams:
             prefetch=attach.prefetch,
             limited=attach.granted,
         )
-        reader.offset, reader.name, reader.wanted = offset, name, wanted
-        reader.seen_below, reader.again = read.seen_below, []
+        reader.begin(offset, name, wanted, read.seen_below)
         queue.attach(reader)
         return reader
 

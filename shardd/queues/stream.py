@@ -5,8 +5,8 @@ consumer does not settle counts against its prefetch; ack and reject are the sam
 the same consumer again. A consumer with a name has a position in the log: the first message it has not settled. It is
 written by the next flush of the log, so a crash may set it back by about a second, never forward.
 
-To a shard it is a queue like others: of what it asks, this file changes nearly all. `store` is where other queues of the
-vhost have their messages; a stream's are never there for longer than it takes to settle them.
+To a shard it is a queue like others: of what it asks, this file changes nearly all. `store` is where other queues of
+the vhost have their messages; a stream's are never there for longer than it takes to settle them.
 """
 
 from __future__ import annotations
@@ -95,20 +95,26 @@ class Retention(NamedTuple):
 class Reader(Consumer):
     """A consumer of a stream. `offset`: what it gets next, but for what it gave back."""
 
-    __slots__ = ("again", "name", "offset", "seen_below", "wanted")
+    __slots__ = ("again", "came_again", "filters", "name", "offset", "seen_below")
 
     offset: int
     name: bytes  # b"": its position is not kept
-    wanted: array[int] | None
+    filters: array[int] | None  # None: it wants everything
     seen_below: int  # what is below this offset it may have seen
     again: list[int]  # offsets it gave back, ascending; at most as many as its prefetch
+    came_again: set[int]  # of those, what it has a second time and has not settled
 
     @property
     def position(self) -> int:
         """The first message it has not settled."""
         first = self.unacked.first_entry
         position = first - 1 if first else self.offset
-        return min(position, self.again[0]) if self.again else position
+        return min([position, *self.again[:1], *self.came_again])
+
+    def begin(self, offset: int, name: bytes, filters: array[int] | None, seen_below: int = 0) -> None:
+        """Once, before it is attached."""
+        self.offset, self.name, self.filters, self.seen_below = offset, name, filters, seen_below
+        self.again, self.came_again = [], set()
 
 
 def is_stream(arguments: Mapping[str, Any]) -> bool:
@@ -241,7 +247,7 @@ class StreamQueue(Queue):
         seen = reader.offset < reader.seen_below
         if seen:
             count = min(count, reader.seen_below - reader.offset)
-        batch = self.log.batch(reader.offset, room, count, reader.wanted)
+        batch = self.log.batch(reader.offset, room, count, reader.filters)
         reader.offset = batch.next_offset
         if not batch.entries:
             self._note(reader)
@@ -262,6 +268,7 @@ class StreamQueue(Queue):
             del reader.again[0]  # damaged, and passed over
             return 0
         del reader.again[: len(batch.entries)]
+        reader.came_again.update(entry - 1 for entry in batch.entries)
         return self._hand_out(reader, batch, True, outlet)
 
     def _hand_out(self, reader: Reader, batch: Batch, redelivered: bool, outlet: Outlet) -> int:
@@ -286,6 +293,8 @@ class StreamQueue(Queue):
         assert isinstance(reader, Reader)
         self._taken_back(entries, size)
         self.counters.acked += len(entries) if kind_is_ack else 0
+        if reader.came_again:
+            reader.came_again.difference_update(entry - 1 for entry in entries)
         if again and not reader.detached:
             for entry in entries:
                 insort(reader.again, entry - 1)
@@ -310,9 +319,7 @@ class StreamQueue(Queue):
         keep = self.retention
         self._look_at = now + RETAIN_EACH_MS
         if keep.bounded:
-            self.log.retain(
-                now, max_bytes=keep.max_bytes, max_age_ms=keep.max_age_ms, max_messages=keep.max_messages
-            )
+            self.log.retain(now, max_bytes=keep.max_bytes, max_age_ms=keep.max_age_ms, max_messages=keep.max_messages)
             self._recount()
 
     def next_due(self) -> int | None:

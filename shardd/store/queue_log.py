@@ -1,7 +1,7 @@
 """A stream as a queue of a shard wants it: takes the records of a PUBLISH, gives deliveries with their offsets.
 
-What a message is to be found by (its filter value) is read from its headers when it is appended; a chunk that holds none
-of the values wanted is passed over unread, and of the others only those messages are given that have one.
+What a message is to be found by (its filter value) is read from its headers when it is appended; a chunk that holds
+none of the values wanted is passed over unread, and of the others only those messages are given that have one.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class QueueLog(StreamLog):
         """What `batch` takes as `wanted`; None: everything."""
         return wanted_filters([value.encode() for value in values], unfiltered=unfiltered) if values else None
 
-    def batch(
-        self, offset: int, bytes_max: int, count_max: int = COUNT_MAX, wanted: array[int] | None = None
-    ) -> Batch:
+    def batch(self, offset: int, bytes_max: int, count_max: int = COUNT_MAX, wanted: array[int] | None = None) -> Batch:
         """As `read`, ready to be delivered."""
         found = self.read(offset, bytes_max, wanted, count_max)
         blob, sizes = found.blob, found.sizes

@@ -414,8 +414,8 @@ class StreamLog:
         self, offset: int, bytes_max: int, wanted: array[int] | None = None, count_max: int = COUNT_MAX
     ) -> Messages:
         """Committed messages from `offset` on, or from the first one that is there: as many as fit in `bytes_max`, but
-        at least one, and not more than `count_max`, which is at least 1. `wanted`: filters; chunks without any of them are
-        passed over, others may hold more than these."""
+        at least one, and not more than `count_max`, which is at least 1. `wanted`: filters; chunks without any of them
+        are passed over, others may hold more than these."""
         if self._state != "open":
             raise Closed("the stream is not open")
         walk = Walk(

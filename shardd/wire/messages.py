@@ -268,9 +268,9 @@ class ReadFrom(msgspec.Struct, array_like=True, frozen=True):
     """Where a consumer of a stream begins, and what it wants to see.
 
     `start`: "first", "last" (the last chunk), "next", "offset" (`value`: behind the end counts as the end), "timestamp"
-    (`value`: ms), "ago" (`value`: ms), "back" (`value`: so many before the end), "at" (`value`: resumed). `name`: where the consumer of that name was takes the place
-    of `start`, unless it is "at", and how far it comes is remembered; "": neither. `filters`: only messages with one of these values, and
-    with `unfiltered` those without any.
+    (`value`: ms), "ago" (`value`: ms), "back" (`value`: so many before the end), "at" (`value`: resumed). `name`: where
+    the consumer of that name was takes the place of `start`, unless it is "at", and how far it comes is remembered; "":
+    neither. `filters`: only messages with one of these values, and with `unfiltered` those without any.
     """
 
     start: str = "next"
@@ -282,8 +282,8 @@ class ReadFrom(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AttachReader(Attach, tag="attach-reader", frozen=True):
-    """Front door to shard: a consumer of a stream. Answered by AttachedAt or Refused. Before the messages of each of its
-    deliveries come their offsets, u64 each."""
+    """Front door to shard: a consumer of a stream. Answered by AttachedAt or Refused. Before the messages of each of
+    its deliveries come their offsets, u64 each."""
 
     read: ReadFrom = ReadFrom()
 
@@ -436,6 +436,6 @@ class Refused(Message, tag="refused", frozen=True):
 
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
-    | StatsReply | StreamsReply | Alarm | Attach | Attached | AttachReader | AttachedAt | Detach | Release | Grant | Tune
-    | Ungranted | Cancelled | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed | Done | Refused
+    | StatsReply | StreamsReply | Alarm | Attach | Attached | AttachReader | AttachedAt | Detach | Release | Grant
+    | Tune | Ungranted | Cancelled | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed | Done | Refused
 )  # fmt: skip
