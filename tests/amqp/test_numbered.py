@@ -54,7 +54,10 @@ def test_each_message_says_its_offset_and_is_else_the_same(pairs: list[tuple[Any
         got = unpacked(props)
         assert got.headers == (expected.headers or {}) | {NAME.decode(): offset}
         expected.headers = got.headers
-        assert dict(got) == dict(expected)
+        # pamqp leaves out what is empty.
+        assert {key: value or None for key, value in dict(got).items()} == {
+            key: value or None for key, value in dict(expected).items()
+        }
 
 
 def test_a_header_of_that_name_is_there_once() -> None:

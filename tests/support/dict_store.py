@@ -135,12 +135,22 @@ class DictStore:
         return {"live_messages": sum(map(len, self.live.values()))}
 
 
+class NoStreams:
+    """For homes of stores alone."""
+
+    def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
+        raise AssertionError("nobody declared one")
+
+    def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
+        assert not queue_ids
+
+
 class DictHome:
     """The stores of all vhosts; `found`: vhosts that have files, open or not."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: FaultyFiles | None = None) -> None:
         self.found: dict[str, DictStore] = {}
-        self.files = FaultyFiles()  # of the streams
+        self.files = FaultyFiles() if files is None else files  # of the streams
         self._cache = StreamCache(self.files)
 
     def store(self, vhost: str) -> DictStore:
