@@ -29,8 +29,10 @@ from shardd.config import ShardConfig
 from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
 from shardd.shard import Shard
-from shardd.store import DiskFull, SegmentStore, StoreError
+from shardd.store import DiskFull, SegmentStore, StoreError, StreamCache
 from shardd.store.files import OsFiles
+from shardd.store.queue_log import QueueLog
+from shardd.store.stream_segment import SEGMENT_BYTES_MIN
 from shardd.upkeep import Step
 from shardd.wire import envelope
 from shardd.wire import messages as wire
@@ -71,6 +73,7 @@ DAMAGE_WORDS = {
     "header": (logging.ERROR, "no readable header, messages in it are lost. Kept beside it as lost.{}"),
 }
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
+STREAM_DIRECTORY = re.compile(r"stream\.([0-9]+)")  # within it: by the id of its queue, which is never used again
 
 
 class Job(Protocol):
@@ -114,6 +117,7 @@ class Stores:
         self._directory = directory
         self._config = config
         self._files = WatchedFiles(OsFiles(), calls)
+        self._streams = StreamCache(self._files)
         self._next_progress = 0.0
 
     def _path(self, vhost: str) -> str:
@@ -134,6 +138,7 @@ class Stores:
         if not os.path.isdir(path):
             return
         try:
+            self._remove_streams(path, ())
             self._store(path).delete_all()
             if not os.path.isdir(path):
                 log.info("removed %s, of a vhost that is gone", path)
@@ -147,7 +152,31 @@ class Stores:
             if VHOST_DIRECTORY.fullmatch(name) and path not in wanted:
                 self._remove(path)
 
+    def _log(self, path: str, segment_bytes: int) -> QueueLog:
+        durable = self._config.durability == "fsync"
+        return QueueLog(path, files=self._files, segment_bytes=segment_bytes, sync=durable, cache=self._streams)
+
+    def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
+        notify.watchdog()
+        opened = self._log(f"{self._path(vhost)}/stream.{queue_id}", segment_bytes)
+        opened.recover()
+        self._tell_damage(vhost, opened)
+        return opened
+
+    def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
+        self._remove_streams(self._path(vhost), queue_ids)
+
+    def _remove_streams(self, path: str, but: Collection[int]) -> None:
+        for name in os.listdir(path) if os.path.isdir(path) else ():
+            found = STREAM_DIRECTORY.fullmatch(name)
+            if found is not None and int(found[1]) not in but:
+                self._log(f"{path}/{name}", SEGMENT_BYTES_MIN).delete_all()
+                log.info("removed %s/%s, of a stream that is gone", path, name)
+
     def recovered(self, vhost: str, store: SegmentStore) -> None:
+        self._tell_damage(vhost, store)
+
+    def _tell_damage(self, vhost: str, store: SegmentStore | QueueLog) -> None:
         """What was found broken, in words: the file, where, how much, and what became of it."""
         for one in store.damage[:DAMAGE_LOGGED_MAX]:
             level, became = DAMAGE_WORDS[one.what]

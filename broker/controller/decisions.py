@@ -174,6 +174,7 @@ class Decisions:
         elif not is_reply_queue:
             checks.check_new_name("queue", name)
         checks.check_queue_arguments(ask.vhost, name, ask.arguments)
+        checks.check_stream(ask.vhost, name, ask.durable, ask.auto_delete, ask.exclusive, ask.arguments)
         if not is_reply_queue:
             self._check_queue_limit(vhost)
         put = QueuePut(
