@@ -25,7 +25,7 @@ from broker.controller import imported
 from broker.controller.access import hash_new_password, hash_password
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
-from broker.controller.decisions import Decisions
+from broker.controller.decisions import Decision, Decisions
 from broker.controller.definitions import Definitions, DefinitionsError
 from broker.controller.links import DoorLinks
 from broker.controller.presence import Presence, door_of
@@ -167,7 +167,16 @@ def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog
     for change in changes:
         definitions.add(change, catalog)
         catalog.apply(change)
-    load_given(given, definitions, catalog, config)
+    decisions = Decisions(
+        catalog,
+        definitions.new_queue_id,
+        Authority.server_name,
+        lambda vhost, name: place(vhost, name, config.shards),
+        config.shards,
+    )
+    load_given(given, decisions, definitions, catalog, config)
+    restored = decisions.restore()
+    _apply(restored, definitions, catalog)
     definitions.flush(catalog)
     job = definitions.sync_job(catalog)
     if job is not None:
@@ -188,12 +197,13 @@ def read_given(config: ControllerConfig) -> imported.Document:
 
 
 def load_given(
-    document: imported.Document, definitions: Definitions, catalog: Catalog, config: ControllerConfig
+    document: imported.Document,
+    decisions: Decisions,
+    definitions: Definitions,
+    catalog: Catalog,
+    config: ControllerConfig,
 ) -> None:
     """Before anybody is connected: shards get their queues when they say hello, front doors their snapshot."""
-    decisions = Decisions(
-        catalog, definitions.new_queue_id, Authority.server_name, lambda vhost, name: place(vhost, name, config.shards)
-    )
     try:
         for stage in imported.stages(document, None, hash_new_password):
             for ask in stage:
@@ -208,9 +218,15 @@ def _decide(ask: imported.Ask, decisions: Decisions, definitions: Definitions, c
         decision = decisions.decide(ask, "")
     except Refusal as refusal:
         raise Refusal(refusal.code, imported.refused(ask, refusal.text)) from None
+    _apply(decision, definitions, catalog)
+
+
+def _apply(decision: Decision, definitions: Definitions, catalog: Catalog) -> None:
     for change in decision.changes:
         definitions.add(change, catalog)
         catalog.apply(change)
+    for note in decision.notes:
+        log.warning("%s", note)
 
 
 async def start_http(controller: Controller) -> Any:
