@@ -37,7 +37,7 @@ NOT_ALLOWED = 530
 QUEUE_TYPES: Final = frozenset(("classic", "quorum"))
 # Those that make another exchange of it.
 EXCHANGE_ARGUMENTS: Final = (
-    "alternate-exchange", "hash-header", "hash-property", "x-hash-on", "x-shards", "x-super-stream",
+    "alternate-exchange", "hash-header", "hash-property", "x-hash-on", "x-algorithm", "x-shards", "x-super-stream",
     "x-shard-arguments", "x-shard-routing-key", "x-shards-when-gone",
 )  # fmt: skip
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))

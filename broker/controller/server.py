@@ -21,7 +21,7 @@ from broker.changes import AnyChange, PermissionPut, UserPut, VhostPut
 from broker.checks import Refusal
 from broker.config import ConfigError
 from broker.control import Ask, ConnectionInfo, ConnectionOpen
-from broker.controller import imported
+from broker.controller import draining, imported
 from broker.controller.access import hash_new_password, hash_password
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
@@ -70,12 +70,14 @@ class Controller:
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
         watchdog = asyncio.create_task(_watchdog(self.authority.catalog))
+        drained = asyncio.create_task(draining.run(self.authority.catalog, self.shards, self.authority))
         notify.ready()
         log.info("controller is ready, %d queues known", len(list(self.authority.catalog.queues())))
         await stop.wait()
         notify.stopping()
         doors_return.cancel()
         watchdog.cancel()
+        drained.cancel()
         if http is not None:
             await http.cleanup()
         await self.links.stop()

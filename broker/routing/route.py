@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from broker.routing.matching import NOTHING, Matcher, Message, Target
 from broker.routing.spreading import Spread
-from broker.routing.table import RoutingTable
+from broker.routing.table import Exchange, RoutingTable
 
 
 class Routed(NamedTuple):
@@ -23,29 +23,42 @@ def route(table: RoutingTable, exchange: str, routing_key: str, headers: Mapping
     return route_message(table, exchange, Message(routing_key, headers or NOTHING))
 
 
+class Step(NamedTuple):
+    """A message at one exchange. `targets`: who gets it; `alternate`: asked instead, if it exists."""
+
+    name: str
+    exchange: Exchange
+    targets: Collection[Target]
+    alternate: str | None
+
+
 def route_message(table: RoutingTable, exchange: str, message: Message) -> Routed:
-    """Each exchange is visited once. Raises NoSuchExchange for the first one only: a missing alternate is no route."""
+    """Raises NoSuchExchange for the first one only: a missing alternate is no route."""
     queues: set[str] = set()
-    visited = {exchange}
-    waiting = [table.exchange(exchange)]
     exact = True
-    while waiting:
-        here = waiting.pop()
-        matcher = here.matcher
-        exact = exact and matcher.by_key
-        targets = _matched(matcher, message) if message.more_keys else matcher.match(message)
-        # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
-        following = [] if targets or here.attributes.alternate is None else [here.attributes.alternate]
-        for kind, name in targets:
+    for step in steps(table, exchange, message):
+        exact = exact and step.exchange.matcher.by_key
+        for kind, name in step.targets:
             if kind == "queue":
                 queues.add(name)
-            else:
-                following.append(name)
+    return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), exact)
+
+
+def steps(table: RoutingTable, exchange: str, message: Message) -> Iterator[Step]:
+    """Each exchange on the way is visited once."""
+    visited = {exchange}
+    waiting = [(exchange, table.exchange(exchange))]
+    while waiting:
+        name, here = waiting.pop()
+        targets = _matched(here.matcher, message) if message.more_keys else here.matcher.match(message)
+        # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
+        alternate = None if targets else here.attributes.alternate
+        yield Step(name, here, targets, alternate)
+        following = [name for kind, name in targets if kind == "exchange"] if alternate is None else [alternate]
         for name in following:
             if name not in visited and table.has_exchange(name):
                 visited.add(name)
-                waiting.append(table.exchange(name))
-    return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), exact)
+                waiting.append((name, table.exchange(name)))
 
 
 def _matched(matcher: Matcher, message: Message) -> Collection[Target]:
