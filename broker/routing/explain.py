@@ -1,6 +1,6 @@
 """Why a message goes where it goes: each exchange on its way and what that does with it. Pure.
 
-The very steps that route are taken here too. What chance decides is told as all that may be.
+Told by the one function that routes. What chance decides is told as all that may be.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from broker.routing.hashing import key_hash
 from broker.routing.matching import Message, Target
-from broker.routing.route import Step, route_message, steps
+from broker.routing.route import Step, route_message
 from broker.routing.spreading import Chance, ConsistentHash, Spread
 from broker.routing.table import RoutingTable
 
@@ -53,8 +53,9 @@ class Explained(NamedTuple):
 
 def explain(table: RoutingTable, exchange: str, message: Message) -> Explained:
     """Raises NoSuchExchange."""
-    hops = tuple(_hop(step, message) for step in steps(table, exchange, message))
-    return Explained(route_message(table, exchange, message).queues, hops)
+    steps: list[Step] = []
+    queues = route_message(table, exchange, message, steps).queues
+    return Explained(queues, tuple(_hop(step, message) for step in steps))
 
 
 def _hop(step: Step, message: Message) -> Hop:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from broker.routing.matching import NOTHING, Matcher, Message, Target
@@ -28,37 +28,39 @@ class Step(NamedTuple):
 
     name: str
     exchange: Exchange
-    targets: Collection[Target]
+    targets: tuple[Target, ...]
     alternate: str | None
 
 
-def route_message(table: RoutingTable, exchange: str, message: Message) -> Routed:
-    """Raises NoSuchExchange for the first one only: a missing alternate is no route."""
+def route_message(table: RoutingTable, exchange: str, message: Message, trace: list[Step] | None = None) -> Routed:
+    """Each exchange is visited once. Raises NoSuchExchange for the first one only: a missing alternate is no route.
+
+    `trace` is told what each exchange did.
+    """
     queues: set[str] = set()
+    visited = {exchange}
+    waiting = [exchange]
     exact = True
-    for step in steps(table, exchange, message):
-        exact = exact and step.exchange.matcher.by_key
-        for kind, name in step.targets:
+    while waiting:
+        at = waiting.pop()
+        here = table.exchange(at)
+        matcher = here.matcher
+        exact = exact and matcher.by_key
+        targets = _matched(matcher, message) if message.more_keys else matcher.match(message)
+        # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
+        following = [] if targets or here.attributes.alternate is None else [here.attributes.alternate]
+        if trace is not None:
+            trace.append(Step(at, here, tuple(targets), following[0] if following else None))
+        for kind, name in targets:
             if kind == "queue":
                 queues.add(name)
-    return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), exact)
-
-
-def steps(table: RoutingTable, exchange: str, message: Message) -> Iterator[Step]:
-    """Each exchange on the way is visited once."""
-    visited = {exchange}
-    waiting = [(exchange, table.exchange(exchange))]
-    while waiting:
-        name, here = waiting.pop()
-        targets = _matched(here.matcher, message) if message.more_keys else here.matcher.match(message)
-        # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
-        alternate = None if targets else here.attributes.alternate
-        yield Step(name, here, targets, alternate)
-        following = [name for kind, name in targets if kind == "exchange"] if alternate is None else [alternate]
+            else:
+                following.append(name)
         for name in following:
             if name not in visited and table.has_exchange(name):
                 visited.add(name)
-                waiting.append((name, table.exchange(name)))
+                waiting.append(name)
+    return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), exact)
 
 
 def _matched(matcher: Matcher, message: Message) -> Collection[Target]:
