@@ -18,7 +18,7 @@ from broker.controller.shard_sets import draining
 from shardd.wire import messages as wire
 
 LOOK_S_FIRST = 2.0
-LOOK_S_MAX = 60.0  # between looks at queues in which nothing happens: each asks shards about all their queues
+LOOK_S_MAX = 20.0  # between looks at queues in which nothing happens: each asks shards about all their queues
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ class Looks:
         """`messages`: of the queues whose shards answered, ready ones and held ones."""
         found = {queue.id: messages[queue.id] for queue in queues if queue.id in messages}
         empty_twice = [queue for queue in queues if found.get(queue.id) == self._found.get(queue.id) == 0]
-        self.wait_s = min(2 * self.wait_s, LOOK_S_MAX) if found == self._found else LOOK_S_FIRST
+        idle = found == self._found and found
+        self.wait_s = min(2 * self.wait_s, LOOK_S_MAX) if idle else LOOK_S_FIRST
         self._found = {} if empty_twice else found
         return empty_twice
 

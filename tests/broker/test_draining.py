@@ -38,3 +38,6 @@ def test_where_nothing_happens_looks_become_rare() -> None:
     assert waits[-1] == LOOK_S_MAX
     looks.seen(QUEUES, {1: 4})
     assert looks.wait_s == LOOK_S_FIRST
+    for _ in range(3):
+        looks.seen([], {})
+    assert looks.wait_s == LOOK_S_FIRST  # to look at nothing costs nothing
