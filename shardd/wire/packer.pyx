@@ -118,6 +118,8 @@ cdef struct Spread:  # an exchange that gives each message to one of its queues
     Route *routes  # one for each queue
     uint64_t *seeds  # of a jump hash: the sum of weights up to here
     double *weights
+    uint32_t *groups  # while a table is packed: first and last row of each route (0: none), then the routes that have some
+    uint32_t grouped  # how many these are
     uint8_t *exchange
     uint32_t exchange_len  # as on the line, with its length byte
 
@@ -300,6 +302,7 @@ cdef class Routes:
             free(spread.routes)
             free(spread.seeds)
             free(spread.weights)
+            free(spread.groups)
             free(spread.exchange)
         self.spread_count = 0
 
@@ -340,8 +343,10 @@ cdef class Routes:
         spread.routes = <Route *> calloc(len(members), sizeof(Route))
         spread.seeds = <uint64_t *> malloc(8 * len(members))
         spread.weights = <double *> malloc(8 * len(members))
+        spread.groups = <uint32_t *> calloc(3 * len(members), 4)
         self.spread_count += 1  # from here on __dealloc__ frees what there is
-        if spread.exchange == NULL or spread.routes == NULL or spread.seeds == NULL or spread.weights == NULL:
+        if spread.exchange == NULL or spread.routes == NULL or spread.seeds == NULL or spread.weights == NULL or \
+                spread.groups == NULL:
             raise MemoryError()
         spread.exchange[0] = <uint8_t> len(exchange)
         memcpy(spread.exchange + 1, PyBytes_AS_STRING(exchange), len(exchange))
@@ -470,6 +475,8 @@ cdef class Packer:
     cdef Writer *writers
     cdef readonly int shards
     cdef uint64_t touched
+    cdef uint32_t *following  # by row of the table that is packed, the next one of its group
+    cdef size_t following_room
 
     def __cinit__(self, int shards):
         if not 0 < shards <= 64:
@@ -486,6 +493,7 @@ cdef class Packer:
                 free(self.writers[i].records.data)
                 free(self.writers[i].runs.data)
             free(self.writers)
+        free(self.following)
 
     def pack(self, Routes routes not None, const unsigned char[::1] buffer not None,
              const unsigned char[::1] table not None, size_t start, uint32_t connection, uint64_t first_seq,
@@ -499,6 +507,13 @@ cdef class Packer:
         cdef int why
         if start >= rows:
             return start, W_DONE
+        if routes.spread_count and rows > self.following_room:
+            free(self.following)
+            self.following_room = 0
+            self.following = <uint32_t *> malloc(4 * rows)
+            if self.following == NULL:
+                raise MemoryError("publish batch")
+            self.following_room = rows
         with nogil:
             why = self._pack(routes, &buffer[0], <Row *> &table[0], rows, start, connection, first_seq, now_ms, &at)
         if why < 0:
@@ -511,7 +526,8 @@ cdef class Packer:
         cdef Row *row
         cdef Row *memo_row = NULL
         cdef Route *route = NULL
-        cdef Spread *spread
+        cdef Spread *spread = NULL
+        cdef Spread *collected = NULL
         cdef uint16_t channel = table[start].channel
         cdef uint8_t persistent
         cdef int why = W_DONE
@@ -543,6 +559,18 @@ cdef class Packer:
                     why = W_UNROUTABLE
                     break
             else:
+                # Of a spread the rows of each queue are put together: one run for all instead of one for each. Only where
+                # nobody waits for confirms, since a run's numbers follow each other.
+                if collected != NULL and (collected != spread or seq):
+                    if self.put_groups(collected, buf, table, connection, channel, now_ms, routes.generation):
+                        stopped[0] = i
+                        return -1
+                    collected = NULL
+                if spread != NULL and not seq:
+                    collected = spread
+                    self.collect(spread, <uint32_t> (route - spread.routes), <uint32_t> i)
+                    i += 1
+                    continue
                 persistent = row.delivery_mode == 2
                 if self.add(route, buf, row, connection, channel, seq, now_ms, persistent,
                             routes.generation):
@@ -552,7 +580,39 @@ cdef class Packer:
                 seq += 1
             i += 1
         stopped[0] = i
+        if collected != NULL and self.put_groups(collected, buf, table, connection, channel, now_ms, routes.generation):
+            return -1
         return why
+
+    cdef inline void collect(self, Spread *spread, uint32_t chosen, uint32_t row) noexcept nogil:
+        cdef uint32_t *first = spread.groups
+        cdef uint32_t *last = spread.groups + spread.count
+        if first[chosen]:
+            self.following[last[chosen] - 1] = row + 1
+        else:
+            first[chosen] = row + 1
+            spread.groups[2 * spread.count + spread.grouped] = chosen
+            spread.grouped += 1
+        last[chosen] = row + 1
+        self.following[row] = 0
+
+    cdef int put_groups(self, Spread *spread, const uint8_t *buf, Row *table, uint32_t connection, uint16_t channel,
+                        uint64_t now_ms, uint64_t generation) noexcept nogil:
+        """What was collected, queue after queue; in the order of each queue."""
+        cdef uint32_t k, at, chosen
+        cdef Row *row
+        cdef int failed = 0
+        for k in range(spread.grouped):
+            chosen = spread.groups[2 * spread.count + k]
+            at = spread.groups[chosen]
+            spread.groups[chosen] = 0
+            while at and not failed:
+                row = &table[at - 1]
+                failed = self.add(&spread.routes[chosen], buf, row, connection, channel, 0, now_ms,
+                                  row.delivery_mode == 2, generation)
+                at = self.following[at - 1]
+        spread.grouped = 0
+        return failed
 
     cdef inline int add(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,
                         uint64_t seq, uint64_t now_ms, uint8_t persistent, uint64_t generation) noexcept nogil:
