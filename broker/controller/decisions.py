@@ -124,7 +124,7 @@ class Decisions:
 
     def _check_shard_set(self, vhost: Vhost, put: ExchangePut) -> None:
         """What its arguments ask for must be possible. What only a policy asks for is never the client's fault."""
-        shard_sets.check_arguments(vhost.name, put.name, put.arguments)
+        shard_sets.check_arguments(put)
         want = shard_sets.by_arguments(self._catalog, put, self._shards)
         if want is None:
             return

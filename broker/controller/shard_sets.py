@@ -128,9 +128,9 @@ def when_gone(arguments: Mapping[str, Any], definition: Mapping[str, Any]) -> st
     return DRAIN if when_gone_fault(said) else str(said)
 
 
-def check_arguments(vhost: str, exchange: str, arguments: Mapping[str, Any]) -> None:
+def check_arguments(put: ExchangePut) -> None:
     """Of an exchange that is declared. Raises Refusal, 406."""
-    fault = ""
+    arguments, fault = put.arguments, ""
     if NUMBER_ARGUMENT in arguments:
         fault = number_fault(NUMBER_ARGUMENT, arguments[NUMBER_ARGUMENT])
     if not fault and not isinstance(arguments.get(SUPER_STREAM, True), bool):
@@ -145,7 +145,8 @@ def check_arguments(vhost: str, exchange: str, arguments: Mapping[str, Any]) -> 
         fault = f"{QUEUE_ARGUMENTS} should be a table, actually was {checks.erlang_term(of_queues)}"
     if fault:
         raise Refusal(PRECONDITION_FAILED, fault)
-    checks.check_queue_arguments(vhost, exchange, of_queues)
+    checks.check_queue_arguments(put.vhost, put.name, of_queues)
+    checks.check_stream(put.vhost, put.name, put.durable, False, False, of_queues)
 
 
 def check_names(want: Wanted, exchange: str) -> None:
