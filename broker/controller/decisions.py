@@ -284,6 +284,8 @@ class Decisions:
         exchange = vhost.exchanges.get(name)
         want = shard_sets.wanted(self._catalog, vhost, exchange, self._shards) if exchange is not None else None
         if exchange is None or want is None:
+            if not vhost.parts(name):
+                return
             arguments = exchange.arguments if exchange is not None else {}
             self._release(decision, vhost, name, shard_sets.when_gone(arguments, before.of(EXCHANGE, name).definition))
             return

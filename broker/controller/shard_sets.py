@@ -45,6 +45,9 @@ KEY_ARGUMENT, QUEUE_ARGUMENTS, WHEN_GONE_ARGUMENT = "x-shard-routing-key", "x-sh
 # Never made a stream exchange by a policy: every queue is bound to the one, the other is fed by the broker itself.
 NEVER: Final = frozenset(("", "amq.rabbitmq.trace"))
 
+# Types that give each message to one queue. Others are what their users want now and then, and often a mistake.
+SPREADING: Final = frozenset(("x-consistent-hash", "x-modulus-hash", "x-random"))
+
 DRAIN, KEEP, DELETE = "drain", "keep", "delete"  # what becomes of shard queues whose exchange is none any more
 
 
@@ -181,6 +184,11 @@ class Reshaping:
             else:
                 bound.append(self._put_queue(name, index, queue, new_queue_id))
         self._done.changes.extend(filter(None, (self._bind(queue) for queue in bound)))
+        if self._done.created and self._exchange.type not in SPREADING:
+            self._note(
+                f"of type {self._exchange.type} it does not spread its messages: each of its {len(bound)} shard queues "
+                f"gets all that a queue bound with '{self._want.key}' gets"
+            )
         wanted = set(self._names)
         for queue in self._parts.values():
             old = queue.part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import urllib.request
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aio_pika
+import aio_pika.exceptions
 import pika
 import pika.exceptions
 import pytest
@@ -172,6 +175,32 @@ def test_a_deleted_exchange_leaves_its_messages_until_they_are_taken_or_says_del
     assert sum(counts(channel, shards_of(broker, vhost, "stays"))) == 20
     channel.exchange_declare("stays", "x-random", arguments={"x-shards": 2})
     assert [row["shard_state"] for row in shards_of(broker, vhost, "stays")] == ["active"] * 2
+
+
+async def test_a_refused_message_is_the_one_that_is_nacked(broker: RealBroker, name: str) -> None:
+    """Messages of many keys in one read go to their queues in another order; their confirms name the right ones."""
+    connection = await aio_pika.connect(broker.url)
+    async with connection:
+        channel = await connection.channel(publisher_confirms=True)
+        arguments: dict[str, Any] = {
+            "x-shards": 4,
+            "x-shard-arguments": {"x-max-length": 5, "x-overflow": "reject-publish"},
+            "x-shards-when-gone": "delete",
+        }
+        exchange = await channel.declare_exchange(name, "x-consistent-hash", arguments=arguments)
+        published = [
+            exchange.publish(aio_pika.Message(f"{i}".encode()), f"key-{i}", mandatory=False) for i in range(300)
+        ]
+        outcomes = await asyncio.gather(*published, return_exceptions=True)
+        refused = {i for i, outcome in enumerate(outcomes) if isinstance(outcome, aio_pika.exceptions.DeliveryError)}
+        stored: set[int] = set()
+        for index in range(4):
+            queue = await channel.get_queue(f"sharding: {name} - {NODE} - {index}")
+            while (message := await queue.get(no_ack=True, fail=False)) is not None:
+                stored.add(int(message.body))
+        assert len(stored) == 20
+        assert stored == set(range(300)) - refused
+        await channel.exchange_delete(name)
 
 
 @pytest.mark.row("E2.2")
