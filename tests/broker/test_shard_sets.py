@@ -486,6 +486,7 @@ def test_missing_shard_queues_and_bindings_are_made_again_at_the_start() -> None
     assert not world.restart().changes
 
 
+@pytest.mark.row("E1.11", "K11")
 def test_a_start_with_more_shard_processes_gives_auto_more_shards() -> None:
     world = World(2)
     world.declare(x_shards="auto")

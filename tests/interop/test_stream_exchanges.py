@@ -267,6 +267,48 @@ def test_after_a_restart_the_set_is_whole_and_every_key_goes_where_it_went(tmp_p
         broker.clean_up()
 
 
+@pytest.mark.row("E2.17")
+def test_a_killed_shard_loses_nothing_that_was_confirmed(tmp_path: Path) -> None:
+    broker = RealBroker(tmp_path / "data")
+    try:
+        connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.exchange_declare("e", "x-consistent-hash", durable=True, arguments={"x-shards": 4})
+        confirmed = {i for i in range(400) if published(broker, channel, i)}
+        assert len(confirmed) > 300
+        stored: set[int] = set()
+        for row in shards_of(broker, "/", "e"):
+            while (got := channel.basic_get(row["name"], auto_ack=True))[0] is not None:
+                stored.add(int(got[2]))
+        assert confirmed <= stored
+        connection.close()
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+def published(broker: RealBroker, channel: BlockingChannel, number: int) -> bool:
+    """Whether it was confirmed. A shard is killed in the middle of all."""
+    if number == 200:
+        broker.kill("shard", 0)
+    try:
+        persistent = pika.BasicProperties(delivery_mode=2)
+        channel.basic_publish("e", f"key-{number}", f"{number}".encode(), persistent, mandatory=True)
+    except pika.exceptions.NackError:
+        return False
+    return True
+
+
+@pytest.mark.row("E2.21")
+def test_the_shards_may_be_streams(broker: RealBroker, channel: BlockingChannel, vhost: str) -> None:
+    arguments: dict[str, Any] = {"x-shards": 2, "x-shard-arguments": {"x-queue-type": "stream"}}
+    channel.exchange_declare("e", "x-consistent-hash", durable=True, arguments=arguments)
+    publish(channel, "e", 20)
+    found = rows(broker, "list_queues", "name", "type", "exchange", "--vhost", vhost)
+    assert [row["type"] for row in found if row["exchange"] == "e"] == ["stream", "stream"]
+
+
 def owner(broker: RealBroker, key: str) -> str:
     (queue,) = rows(broker, "route", "explain", "e", key)["queues"]
     return str(queue["name"])
