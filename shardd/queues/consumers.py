@@ -37,8 +37,8 @@ class Consumer:
     """One consumer of one queue. `peer` is whatever the caller sends deliveries with."""
 
     __slots__ = (
-        "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "limited", "no_ack", "number",
-        "peer", "prefetch", "priority", "queue", "tag", "unacked", "window",
+        "affinity", "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "lent", "limited",
+        "no_ack", "number", "peer", "prefetch", "priority", "queue", "recalled", "tag", "unacked", "window",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,8 @@ class Consumer:
         priority: int = 0,
         prefetch: int = 0,
         limited: bool = False,
+        lent: bool = False,
+        affinity: bool = False,
     ) -> None:
         self.queue = queue
         self.peer = peer
@@ -71,12 +73,36 @@ class Consumer:
         self.limited = limited  # deliveries only for grants
         self.grants = 0
         self.asked = False  # for grants, and none came yet
+        self.lent = lent  # its prefetch is part of a limit that it shares
+        self.affinity = affinity  # messages of one key to one consumer
+        self.recalled: int | None = None  # of that: so much may stay
+        if lent:
+            self.borrow(prefetch)
         self.detached = False
         self.unacked = Unacked()
         self.handed: Handed | None = None  # in a queue that does not wait for ever
 
-    def tune(self, prefetch: int, limited: bool) -> None:
+    def borrow(self, prefetch: int) -> None:
+        """All that it has of a shared limit. Of none comes nothing: it is limited to grants, and gets none."""
+        self.prefetch = prefetch
+        self.limited = prefetch == 0
+        self.grants = 0
+
+    def give_back(self, floor: int) -> int:
+        """What of its prefetch is above `floor` and not in use."""
+        back = max(0, self.prefetch - max(self.unacked.count, floor))
+        if back:
+            self.borrow(self.prefetch - back)
+        return back
+
+    def tune(self, prefetch: int, limited: bool, lent: bool = False) -> None:
         """Another prefetch; grants of a former life count for nothing."""
+        if lent or self.lent:
+            self.lent, self.recalled, self.asked = lent, None, False
+            self.limited = not limited  # so that what follows begins anew
+        if lent:
+            self.borrow(prefetch)
+            return
         self.prefetch = 0 if self.no_ack else prefetch
         if limited != self.limited:
             self.limited = limited
@@ -98,9 +124,10 @@ class Consumer:
 class Consumers:
     """The attached consumers of one queue."""
 
-    __slots__ = ("_levels", "all", "single_active")
+    __slots__ = ("_levels", "affinity", "all", "single_active")
 
     def __init__(self, single_active: bool = False) -> None:
+        self.affinity = False  # one of them asked for it
         self.single_active = single_active
         self.all: list[Consumer] = []  # by arrival
         self._levels: list[list[Consumer]] = []  # by priority, highest first; each begins with whose turn it is
@@ -133,6 +160,7 @@ class Consumers:
             self._arrange()
 
     def _arrange(self) -> None:
+        self.affinity = any(consumer.affinity for consumer in self.all)
         levels: dict[int, list[Consumer]] = {}
         for consumer in self.all[:1] if self.single_active else self.all:
             levels.setdefault(consumer.priority, []).append(consumer)
