@@ -27,6 +27,7 @@ from broker.changes import AnyChange
 from broker.client import Client
 from broker.config import BrokerConfig, ConfigError
 from broker.consuming import Consuming
+from broker.control import ConsumerHere, SeatOrder
 from broker.dead_letters import DeadLettering
 from broker.logins import Logins
 from broker.output import Stream
@@ -75,7 +76,7 @@ class Door:
         self.logins = Logins()
         self.server_properties = login.server_properties(config.shown_cluster_name)
         self.publishing = Publishing(self.catalog_link, self.links)
-        self.consuming = Consuming(self.links)
+        self.consuming = Consuming(self.links, self.catalog_link.say)
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
         self.dirty: list[Client] = []
@@ -224,6 +225,13 @@ class Door:
         for client in list(self.clients.values()):
             if client.owner == owner:
                 client.close(ConnectionException(code, text, 0, 0))
+
+    def consumers_here(self) -> list[ConsumerHere]:
+        return self.consuming.virtual.here()
+
+    def seat_orders(self, orders: list[SeatOrder]) -> None:
+        self.consuming.virtual.obey(orders, self.catalog_link.catalog)
+        self.schedule_end_of_pass()
 
     def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
         connections: list[dict[str, Any]] = []

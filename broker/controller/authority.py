@@ -121,9 +121,9 @@ class _Asked:
         elif isinstance(reply.result(), wire.Done):
             done = reply.result()
             if "messages" in self.decision.result:
-                self.decision.result["messages"] = done.messages
+                self.decision.result["messages"] += done.messages
             if "consumers" in self.decision.result:
-                self.decision.result["consumers"] = done.consumers
+                self.decision.result["consumers"] += done.consumers
         self.one_came()
 
 
@@ -228,7 +228,7 @@ class Authority:
                 continue
             before = self._policies(decision.policies_of)
             self._apply(decision.changes)
-            if not RESHAPING.isdisjoint(map(type, decision.changes)):
+            if decision.bereft or not RESHAPING.isdisjoint(map(type, decision.changes)):
                 self._reshape(decision, before)
             changes.extend(decision.changes)
             if decision.policies_of:
@@ -253,7 +253,7 @@ class Authority:
 
     def _reshape(self, decision: Decision, before: Policies) -> None:
         """Stream exchanges follow what was decided, in the same step."""
-        more = self._decisions.reshape(decision.changes, before)
+        more = self._decisions.reshape(decision, before)
         self._apply(more.changes)
         decision.changes += more.changes
         decision.create += more.create

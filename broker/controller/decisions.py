@@ -13,6 +13,7 @@ from typing import Any, Final
 from broker import checks
 from broker.catalog import Catalog, Vhost
 from broker.changes import (
+    ACTIVE,
     AnyChange,
     BindingDelete,
     BindingPut,
@@ -78,6 +79,7 @@ class Decision:
     uses: QueuePut | None = None  # must exist at its shard before the answer
     first: QueuePut | None = None  # the shard decides whether it may go; then a Removal
     drop: list[QueuePut] = field(default_factory=list)  # at their shards, once no front door knows them
+    bereft: set[tuple[str, str]] = field(default_factory=set)  # stream exchanges, with vhost, that lose a shard by it
     drop_vhost: str = ""
     policies_of: str = ""  # the vhost whose policies change: queues with other effective arguments are told so
     close_vhost: str = ""
@@ -245,6 +247,8 @@ class Decisions:
         for vhost_name in dict.fromkeys(queue.vhost for queue in queues):
             vhost = self._catalog.vhosts[vhost_name]
             names = [queue.name for queue in queues if queue.vhost == vhost_name]
+            parts = [queue.part for queue in queues if queue.vhost == vhost_name and queue.part is not None]
+            decision.bereft |= {(vhost_name, part.exchange) for part in parts if part.state == ACTIVE}
             for name in names:
                 decision.changes += unbound_first(vhost.bindings_to("queue", name))
                 decision.changes.append(QueueDelete(vhost_name, name))
@@ -254,11 +258,14 @@ class Decisions:
 
     # -- stream exchanges ----------------------------------------------------------------------------
 
-    def reshape(self, changes: Iterable[AnyChange], before: Policies) -> Decision:
+    def reshape(self, decided: Decision, before: Policies) -> Decision:
         """What stream exchanges need after these changes, which are in the catalog already. `before`: the policies of
         the vhost whose policies they change."""
         decision = Decision()
-        for change in changes:
+        for vhost_name, exchange in sorted(decided.bereft):
+            if (left := self._catalog.vhosts.get(vhost_name)) is not None:
+                self._reshape(decision, left, exchange, before)
+        for change in decided.changes:
             vhost = self._catalog.vhosts.get(getattr(change, "vhost", ""))
             if vhost is None:
                 continue

@@ -31,10 +31,15 @@ from broker.control import (
     ConnectionDown,
     ConnectionInfo,
     ConnectionUp,
+    ConsumerLeave,
+    ConsumersHere,
     ControlMessage,
     DoorHello,
     DoorReport,
     Query,
+    SeatGivenUp,
+    SeatOrder,
+    SeatOrders,
     Snapshot,
     SnapshotPart,
 )
@@ -69,6 +74,12 @@ class Handler(Protocol):
     def connection_down(self, owner: str) -> None: ...
 
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None: ...
+
+    def consuming(self, door: int, incarnation: int, news: ConsumersHere | ConsumerLeave | SeatGivenUp) -> None:
+        """Of the consumers of virtual queues there."""
+
+    def handed_out(self, changes: list[AnyChange]) -> None:
+        """These changes are on their way to every front door: what is said to one now comes behind them."""
 
     async def room(self) -> None: ...
 
@@ -166,6 +177,8 @@ class DoorLinks:
                 door.told = version
                 door.behind_since = door.behind_since or now
                 door.send_bytes(data)
+        if self.handler is not None:
+            self.handler.handed_out(changes)
         self._settle()
 
     def when_in_force(self, version: int, then: Callable[[], None]) -> None:
@@ -177,6 +190,12 @@ class DoorLinks:
         door = self._doors.get(int(owner.split(".", 1)[0]))
         if door is not None:
             door.send(CloseConnection(owner, code, text))
+
+    def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None:
+        """To a front door that is gone there is nothing to say."""
+        found = self._doors.get(door)
+        if found is not None and found.incarnation == incarnation:
+            found.send(SeatOrders(orders))
 
     def _settle(self) -> None:
         if self._expected:
@@ -286,6 +305,8 @@ class DoorLinks:
                 self.handler.connection_up(message.info)
             case ConnectionDown():
                 self.handler.connection_down(message.owner)
+            case ConsumersHere() | ConsumerLeave() | SeatGivenUp():
+                self.handler.consuming(door.number, door.incarnation, message)
             case DoorReport():
                 if message.query in self._reports:
                     self._reports[message.query].add(message)

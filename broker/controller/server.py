@@ -20,7 +20,16 @@ from broker.certificates import Certificates
 from broker.changes import AnyChange, PermissionPut, UserPut, VhostPut
 from broker.checks import Refusal
 from broker.config import ConfigError
-from broker.control import Ask, ConnectionInfo, ConnectionOpen
+from broker.control import (
+    Ask,
+    ConnectionInfo,
+    ConnectionOpen,
+    ConsumerJoin,
+    ConsumerLeave,
+    ConsumersHere,
+    SeatGivenUp,
+    VirtualLook,
+)
 from broker.controller import draining, imported
 from broker.controller.access import hash_new_password, hash_password
 from broker.controller.authority import Authority
@@ -28,6 +37,7 @@ from broker.controller.config import ControllerConfig
 from broker.controller.decisions import Decision, Decisions
 from broker.controller.definitions import Definitions, DefinitionsError
 from broker.controller.links import DoorLinks
+from broker.controller.memberships import Memberships
 from broker.controller.presence import Presence, door_of
 from broker.controller.shard_links import ShardLinks
 from broker.passwords import DEFAULT_ALGORITHM
@@ -55,6 +65,7 @@ class Controller:
         self.authority = Authority(
             load_or_begin(self.definitions, config), self.definitions, self.links, self.shards, self.presence
         )
+        self.memberships = Memberships(self.authority.catalog, self.links, self.shards, config.doors)
         self.certificates = None if config.tls is None else Certificates(config.tls)
         self.links.handler = self
         self.shards.handler = self.authority
@@ -66,6 +77,7 @@ class Controller:
         writer.add_done_callback(lambda _: stop.set())
         await self.shards.start(runtime_dir)
         await self.links.start(runtime_dir, self.authority.catalog.version)
+        self.memberships.start()
         http = await start_http(self)
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
@@ -78,6 +90,7 @@ class Controller:
         doors_return.cancel()
         watchdog.cancel()
         drained.cancel()
+        self.memberships.stop()
         if http is not None:
             await http.cleanup()
         await self.links.stop()
@@ -111,6 +124,7 @@ class Controller:
         self.presence.door_gone(door)
         self._drop_exclusive_of_absent(door)
         self.shards.door_gone(door, incarnation)
+        self.memberships.door_gone(door, incarnation)
 
     def connection_up(self, info: ConnectionInfo) -> None:
         self.presence.up(info)
@@ -122,6 +136,8 @@ class Controller:
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None:
         if isinstance(ask.what, ConnectionOpen):
             answer(*self._may_open(ask.what, ask.owner), {})
+        elif isinstance(ask.what, ConsumerJoin | VirtualLook):
+            self.memberships.asked(ask, answer)
         else:
             self.authority.submit(ask.what, ask.owner, answer)
 
@@ -133,6 +149,12 @@ class Controller:
         except Refusal as refusal:
             return refusal.code, refusal.text
         return 0, ""
+
+    def consuming(self, door: int, incarnation: int, news: ConsumersHere | ConsumerLeave | SeatGivenUp) -> None:
+        self.memberships.news(door, incarnation, news)
+
+    def handed_out(self, changes: list[AnyChange]) -> None:
+        self.memberships.changed(changes)
 
     async def room(self) -> None:
         await self.authority.room()
@@ -246,6 +268,7 @@ async def start_http(controller: Controller) -> Any:
         controller.links,
         config,
         None if certificates is None else certificates.http_context(),
+        controller.memberships.groups,
     )
 
 

@@ -18,6 +18,8 @@ COMMANDS = (
     processes.stop,
     processes.status,
     queues.list_queues,
+    queues.list_virtual_queues,
+    queues.list_shard_owners,
     queues.list_exchanges,
     queues.list_bindings,
     queues.list_connections,

@@ -36,6 +36,7 @@ COLUMNS = {
     " message_bytes message_bytes_ready message_bytes_unacknowledged messages messages_ready messages_unacknowledged"
     " name node policy segments shard shard_state state stream_positions type vhost",
     "exchanges": "arguments auto_delete durable internal name policy shard_queues type vhost",
+    "virtual-queues": "consumers groups moving name shards vhost",
     "bindings": "arguments destination destination_kind destination_name destination_type properties_key routing_key"
     " source source_name vhost",
     "connections": "auth_mechanism channel_max channels client_properties connected_at frame_max host name node"
@@ -81,6 +82,42 @@ def list_bindings(
     """Bindings of a vhost."""
     usual = ["source_name", "destination_name", "destination_kind", "routing_key", "arguments"]
     _list(connect(url, user, password, data_dir), "bindings", vhost, columns or usual, formatter)
+
+
+def list_virtual_queues(
+    columns: Columns = None,
+    vhost: Vhost = "/",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    formatter: Formatter = "table",
+) -> None:
+    """Stream exchanges of a vhost, as the queues that all their shards make."""
+    usual = ["name", "shards", "consumers", "moving"]
+    _list(connect(url, user, password, data_dir), "virtual-queues", vhost, columns or usual, formatter)
+
+
+def list_shard_owners(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A virtual queue: a stream exchange's name.")],
+    vhost: Vhost = "/",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    formatter: Formatter = "table",
+) -> None:
+    """Which consumer of a virtual queue owns which shard; one line for each."""
+    api = connect(url, user, password, data_dir)
+    found: dict[str, Any] = api.get("virtual-queues", vhost, queue, thing=f"virtual queue '{queue}' in vhost '{vhost}'")
+    rows = []
+    for shard in found["shards"]:
+        for owner in shard["owners"] or [{}]:
+            channel = owner.get("channel_details", {}).get("name", "")
+            rows.append(shard | {"owner": "", "moving": False} | owner | {"channel": channel})
+    for row in rows:
+        row["owner"] = row.get("consumer_tag", "")
+    show(rows, ["index", "queue", "shard", "state", "group", "owner", "channel", "moving"], formatter)
 
 
 def list_connections(

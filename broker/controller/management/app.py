@@ -6,11 +6,13 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from random import randrange
 
 from aiohttp import web
 
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
+from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
 from broker.controller.management import (
     about,
@@ -32,6 +34,7 @@ from broker.controller.management import (
     routes,
     users,
     vhosts,
+    virtual_queues,
 )
 from broker.controller.management.call import TAGS, ApiError, Call, Context, Route, not_authorised, to_json, user_of
 from broker.controller.management.gathered import Gatherer
@@ -51,6 +54,7 @@ RESOURCES = (
     users,
     queues,
     routes,
+    virtual_queues,
     exchanges,
     bindings,
     connections,
@@ -88,9 +92,10 @@ async def start(
     links: DoorLinks,
     config: ControllerConfig,
     tls: ssl.SSLContext | None = None,
+    groups: Groups | None = None,
 ) -> Servers:
     stats = Gatherer(shard_links, links)
-    context = Context(authority, presence, shard_links, links, config, stats)
+    context = Context(authority, presence, shard_links, links, config, stats, groups or Groups(randrange))
     runners = []
     for app, fds in ((api_app(context), config.http_fds), (metrics_app(context), config.metrics_fds)):
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX)

@@ -23,6 +23,7 @@ from broker.changes import UserPut
 from broker.control import Answer
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
+from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
 from broker.controller.management.gathered import Gatherer
 from broker.controller.policies import key_missing
@@ -76,6 +77,7 @@ class Context:
     links: DoorLinks
     config: ControllerConfig
     stats: Gatherer
+    groups: Groups = field(default_factory=lambda: Groups(lambda count: 0))
     logins: Logins = field(default_factory=Logins)
 
     @property
