@@ -137,6 +137,7 @@ class VirtualConsuming:
                 self._say(ConsumerLeave(whole.number))
             for part in whole.parts.values():
                 part.wanted = part.attached = False
+                part.settled.set()  # nobody settles any more: what waits for it need not
                 parts.append(part)
             self._forget(whole)
         return parts

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from broker.catalog import Vhost
+from broker.catalog import Right, Vhost
 from broker.controller.groups import Group, Member, Name, Seat, Terms, VirtualQueue
-from broker.controller.management.call import Call, Route, not_found
+from broker.controller.management.call import Call, Route, check, not_found
 from broker.controller.management.channels import channel_name
 from broker.controller.management.listing import Listing
 
@@ -46,6 +47,30 @@ async def get(call: Call) -> dict[str, Any]:
     shown["shards"] = [_shard(call, vhost, name, seats) for name in vhost.shard_queues(exchange)]
     shown["consumers"] = [_consumer(call, member, terms, seats) for member, terms in queue.terms().items()]
     return shown
+
+
+async def delete(call: Call) -> None:
+    """All shards with their messages; the exchange gets new ones at once."""
+    vhost, shards = _to_change(call, "configure")
+    answers = [call.context.authority.delete_queue(vhost.name, shard) for shard in shards]
+    for answer in await asyncio.gather(*answers):
+        check(answer)
+
+
+async def purge(call: Call) -> None:
+    vhost, shards = _to_change(call, "read")
+    answers = [call.context.authority.purge_queue(vhost.name, shard) for shard in shards]
+    for answer in await asyncio.gather(*answers):
+        check(answer)
+
+
+def _to_change(call: Call, right: Right) -> tuple[Vhost, tuple[str, ...]]:
+    vhost, exchange = call.vhost_to_change(), call.part("name")
+    shards = vhost.shard_queues(exchange)
+    if not shards:
+        raise not_found()
+    call.must(vhost, right, exchange)
+    return vhost, shards
 
 
 def _seats(queue: VirtualQueue) -> Iterator[tuple[Seat, Member, Terms, bool]]:
@@ -114,4 +139,6 @@ ROUTES = [
     Route("GET", "/api/virtual-queues", get_all),
     Route("GET", "/api/virtual-queues/{vhost}", get_all),
     Route("GET", "/api/virtual-queues/{vhost}/{name}", get),
+    Route("DELETE", "/api/virtual-queues/{vhost}/{name}", delete),
+    Route("DELETE", "/api/virtual-queues/{vhost}/{name}/contents", purge),
 ]
