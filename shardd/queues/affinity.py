@@ -19,6 +19,8 @@ from shardd.queues.entry import PLACE
 # From the head of the queue: how far one looks for a message that may go.
 LOOK_MESSAGES = 512
 LOOK_BYTES = 256 << 10
+# At first only so many beyond what there is room for: one that settles its messages singly is not to cost a long look.
+LOOK_FIRST = 16
 
 _SIZES = Struct("<IIB")  # of a stored message: body bytes, property bytes, bytes of the exchange's name that follows
 
@@ -80,6 +82,11 @@ class Dealt(NamedTuple):
 
     parts: dict[Consumer, list[int]]
     last: Consumer | None  # whose turn it was
+
+
+def first_look(takers: Sequence[Consumer]) -> int:
+    """How many messages to look at before it is known that many of them must wait."""
+    return min(LOOK_MESSAGES, LOOK_FIRST + sum(min(taker.room(), LOOK_MESSAGES) for taker in takers))
 
 
 def deal(

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from shardd.queues.affinity import LOOK_BYTES, LOOK_MESSAGES, Keys, deal, stored
+from shardd.queues.affinity import LOOK_BYTES, LOOK_MESSAGES, Keys, deal, first_look, stored
 from shardd.queues.consumers import Consumer, Consumers
 from shardd.queues.departures import Departures
 from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED, Facts
@@ -285,12 +285,17 @@ class Queue:
         self, keys: Keys, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet, now: int
     ) -> int:
         """Each to who has its key, or to the next in turn; those that wait stay in their places. Bytes handed out."""
-        block = level.peek(LOOK_MESSAGES)
-        if self._facts:
-            block = self._before_old(block, now - 1)
-        blob, sizes = self.store.read(block, LOOK_BYTES)
-        found = list(stored(blob))
-        dealt = deal(found, takers, keys, bytes_max)
+        look = first_look(takers)
+        while True:
+            block = level.peek(look)
+            if self._facts:
+                block = self._before_old(block, now - 1)
+            blob, sizes = self.store.read(block, LOOK_BYTES)
+            found = list(stored(blob))
+            dealt = deal(found, takers, keys, bytes_max)
+            if dealt.parts or look == LOOK_MESSAGES or len(found) < look:
+                break
+            look = LOOK_MESSAGES
         gone = sorted(at for part in dealt.parts.values() for at in part)
         if not gone:
             return 0
