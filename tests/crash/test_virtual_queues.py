@@ -22,15 +22,15 @@ OWNED_WITHIN_S = 2.0
 DRAINED_WITHIN_S = 20.0
 
 
-async def declare(broker: RealBroker, name: str) -> None:
+async def declare(broker: RealBroker, name: str, shards: int) -> None:
     async with await aio_pika.connect(broker.url) as connection:
         channel = await connection.channel()
-        await channel.declare_exchange(name, "x-modulus-hash", durable=True, arguments={"x-shards": SHARDS})
+        await channel.declare_exchange(name, "x-modulus-hash", durable=True, arguments={"x-shards": shards})
 
 
 class Group:
-    def __init__(self, broker: RealBroker, name: str, seed: int) -> None:
-        self.broker, self.name = broker, name
+    def __init__(self, broker: RealBroker, name: str, seed: int, affinity: bool = False) -> None:
+        self.broker, self.name, self.affinity = broker, name, affinity
         self.random = random.Random(seed)
         self.ledger = Ledger()
         self.members: dict[str, Member] = {}
@@ -41,7 +41,7 @@ class Group:
         self.joined += 1
         who = f"member-{self.joined}"
         member = Member(who, self.random.randrange(1 << 30), self.ledger)
-        await member.join(self.broker, self.name)
+        await member.join(self.broker, self.name, {"x-key-affinity": True} if self.affinity else None)
         self.members[who] = member
 
     async def leave(self, how: str) -> None:
@@ -58,7 +58,8 @@ class Group:
             await self.members.pop(who).leave("gone")
 
     async def is_balanced(self, within_s: float = OWNED_WITHIN_S) -> None:
-        self.slowest_s = max(self.slowest_s, await balanced(self.broker, self.name, set(self.members), within_s))
+        took = await balanced(self.broker, self.name, set(self.members), within_s, self.affinity)
+        self.slowest_s = max(self.slowest_s, took)
 
     async def end(self, publishers: list[Publisher]) -> None:
         for publisher in publishers:
@@ -74,9 +75,10 @@ class Group:
             await member.leave("cancel")
 
 
-async def play(broker: RealBroker, name: str, seed: int, acts: list[str], steps: int) -> Group:
-    await declare(broker, name)
-    group = Group(broker, name, seed)
+async def play(broker: RealBroker, name: str, seed: int, acts: list[str], steps: int, affinity: bool = False) -> Group:
+    """With `affinity` there are few shards, which members share."""
+    await declare(broker, name, 2 if affinity else SHARDS)
+    group = Group(broker, name, seed, affinity)
     publishers = [Publisher(broker, name, f"key-{number}", group.ledger) for number in range(KEYS)]
     for _ in range(2):
         await group.join()
@@ -101,9 +103,12 @@ async def play(broker: RealBroker, name: str, seed: int, acts: list[str], steps:
 
 
 @pytest.mark.row("E2.7", "E2.18")
-async def test_members_come_and_go(broker: RealBroker, name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("affinity", [False, True], ids=["own shards", "key affinity"])
+async def test_members_come_and_go(
+    broker: RealBroker, name: str, request: pytest.FixtureRequest, affinity: bool
+) -> None:
     acts = ["join", "join", "join", "cancel", "channel", "close", "cut"]
-    group = await play(broker, name, request.config.option.seed, acts, STEPS)
+    group = await play(broker, name, request.config.option.seed, acts, STEPS, affinity)
     assert group.ledger.deliveries > KEYS
 
 

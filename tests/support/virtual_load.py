@@ -138,7 +138,7 @@ class Member:
         self.is_gone = False  # its connection ended
         self._acks: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
 
-    async def join(self, broker: RealBroker, name: str) -> None:
+    async def join(self, broker: RealBroker, name: str, arguments: dict[str, Any] | None = None) -> None:
         self._cable = Cable(broker)
         self.connection = await aio_pika.connect(await self._cable.url())
         self.connection.close_callbacks.add(self._closed)
@@ -146,7 +146,7 @@ class Member:
         await self.channel.set_qos(prefetch_count=self._random.choice(PREFETCHES))
         self._queue = await self.channel.get_queue(name, ensure=False)
         self._acking = asyncio.create_task(self._ack())
-        self._tag = await self._queue.consume(self._receive, consumer_tag=self.who)
+        self._tag = await self._queue.consume(self._receive, consumer_tag=self.who, arguments=arguments)
 
     def _closed(self, *_: object) -> None:
         self.is_gone = True
@@ -192,15 +192,17 @@ def owners(broker: RealBroker, name: str) -> tuple[list[int], Counter[str], int]
     return shards, loads, found["moving"]
 
 
-async def balanced(broker: RealBroker, name: str, members: set[str], within_s: float) -> float:
-    """Until each shard has one owner among the members, and loads differ by one at the most; seconds it took."""
+async def balanced(broker: RealBroker, name: str, members: set[str], within_s: float, shared: bool = False) -> float:
+    """Until each shard has one owner among the members (`shared`: where members are more, each of them has one shard),
+    and loads differ by one at the most; seconds it took."""
     began = time.monotonic()
     said: Any = None
     while time.monotonic() - began < within_s:
         with contextlib.suppress(OSError, ValueError):
             said = shards, loads, moving = await asyncio.to_thread(owners, broker, name)
             even = max(loads.values(), default=0) - min(loads.values(), default=0) <= 1
-            if set(loads) == members and not moving and even and (not members or all(n == 1 for n in shards)):
+            owned = max(shards) - min(shards) <= 1 and sum(shards) == max(len(shards), len(members) if shared else 0)
+            if set(loads) == members and not moving and even and (not members or owned):
                 return time.monotonic() - began
         await asyncio.sleep(0.02)
     raise AssertionError(f"after {within_s:g} s: {said}, members {sorted(members)}")
