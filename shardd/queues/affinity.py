@@ -9,12 +9,15 @@ LOOK_BYTES reach. What basic.get takes does not count.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardd.queues.consumers import Consumer, Window
 from shardd.queues.entry import PLACE
+
+if TYPE_CHECKING:
+    from shardd.queues import Store
 
 # From the head of the queue: how far one looks for a message that may go.
 LOOK_MESSAGES = 512
@@ -59,11 +62,20 @@ class Keys:
         found = self._holders.get(key)
         return None if found is None else found[0]
 
-    def take(self, consumer: Consumer, entry: int, key: bytes) -> None:
+    def take(self, consumer: Consumer, entries: array[int], keys: Iterable[bytes]) -> None:
         """The first consumer of a key has it until all of its messages are back."""
-        place = entry & PLACE
-        self._key_at[place] = key
-        self._holders.setdefault(key, (consumer, set()))[1].add(place)
+        for entry, key in zip(entries, keys, strict=True):
+            place = entry & PLACE
+            self._key_at[place] = key
+            self._holders.setdefault(key, (consumer, set()))[1].add(place)
+
+    def take_held(self, consumer: Consumer, store: Store) -> None:
+        """What it was given before anybody asked for affinity."""
+        held = consumer.unacked.held()
+        while held:
+            blob, sizes = store.read(held[:LOOK_MESSAGES], LOOK_BYTES)
+            self.take(consumer, held[: len(sizes)], [message.key for message in stored(blob)])
+            held = held[len(sizes) :]
 
     def back(self, entries: array[int]) -> None:
         """Settled or requeued."""
@@ -82,11 +94,6 @@ class Dealt(NamedTuple):
 
     parts: dict[Consumer, list[int]]
     last: Consumer | None  # whose turn it was
-
-
-def first_look(takers: Sequence[Consumer]) -> int:
-    """How many messages to look at before it is known that many of them must wait."""
-    return min(LOOK_MESSAGES, LOOK_FIRST + sum(min(taker.room(), LOOK_MESSAGES) for taker in takers))
 
 
 def deal(
@@ -125,3 +132,52 @@ def deal(
         owner[message.key] = consumer  # also of one without acks: each gets its share in one piece
         parts.setdefault(consumer, []).append(at)
     return Dealt(parts, last)
+
+
+class Looked:
+    """Messages from the head of the queue: entries, and what the store has of them."""
+
+    def __init__(self, entries: array[int], blob: bytes, sizes: array[int]) -> None:
+        self.entries, self._blob, self._sizes = entries, blob, sizes
+        self.messages = list(stored(blob))
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def left(self, dealt: Dealt) -> array[int]:
+        """Those that stay, in order."""
+        left = set(range(len(self))).difference(*dealt.parts.values())
+        return array("Q", [self.entries[at] for at in sorted(left)])
+
+    def keys(self, run: Iterable[int]) -> list[bytes]:
+        return [self.messages[at].key for at in run]
+
+    def pieces(self, run: Sequence[int]) -> tuple[array[int], array[int], bytes]:
+        """Entries, sizes and stored messages of some of them."""
+        blob = b"".join([self._blob[self.messages[at].start : self.messages[at].end] for at in run])
+        return array("Q", [self.entries[at] for at in run]), array("I", [self._sizes[at] for at in run]), blob
+
+
+def looked_at(
+    look: Callable[[int], tuple[array[int], bytes, array[int]]], takers: Sequence[Consumer], keys: Keys, bytes_max: int
+) -> tuple[Looked, Dealt]:
+    """A short look; a long one if it finds only messages that wait. `look(most)`: entries from the queue's head, their
+    stored messages, their sizes."""
+    most = min(LOOK_MESSAGES, LOOK_FIRST + sum(min(taker.room(), LOOK_MESSAGES) for taker in takers))
+    while True:
+        looked = Looked(*look(most))
+        dealt = deal(looked.messages, takers, keys, bytes_max)
+        if dealt.parts or most == LOOK_MESSAGES or len(looked) < most:
+            return looked, dealt
+        most = LOOK_MESSAGES
+
+
+def alike(looked: Looked, part: Iterable[int], mark: Callable[[int], int]) -> Iterator[list[int]]:
+    """Runs that are all redelivered or all not, where that is counted as often."""
+    run: list[int] = []
+    for at in part:
+        if run and mark(looked.entries[at]) != mark(looked.entries[run[0]]):
+            yield run
+            run = []
+        run.append(at)
+    yield run

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from shardd.queues.affinity import LOOK_BYTES, LOOK_MESSAGES, Keys, deal, first_look, stored
+from shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
 from shardd.queues.consumers import Consumer, Consumers
 from shardd.queues.departures import Departures
 from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED, Facts
@@ -285,46 +285,31 @@ class Queue:
         self, keys: Keys, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet, now: int
     ) -> int:
         """Each to who has its key, or to the next in turn; those that wait stay in their places. Bytes handed out."""
-        look = first_look(takers)
-        while True:
-            block = level.peek(look)
+
+        def look(most: int) -> tuple[array[int], bytes, array[int]]:
+            block = level.peek(most)
             if self._facts:
                 block = self._before_old(block, now - 1)
             blob, sizes = self.store.read(block, LOOK_BYTES)
-            found = list(stored(blob))
-            dealt = deal(found, takers, keys, bytes_max)
-            if dealt.parts or look == LOOK_MESSAGES or len(found) < look:
-                break
-            look = LOOK_MESSAGES
-        gone = sorted(at for part in dealt.parts.values() for at in part)
-        if not gone:
+            return block[: len(sizes)], blob, sizes
+
+        looked, dealt = looked_at(look, takers, keys, bytes_max)
+        if not dealt.parts:
             return 0
-        level.drop(len(found))
-        left = set(range(len(found))).difference(gone)
-        level.merge(array("Q", [block[at] for at in sorted(left)]))
-        self.ready_count -= len(gone)
+        level.drop(len(looked))
+        level.merge(looked.left(dealt))
+        given = 0
         for taker, part in dealt.parts.items():
-            for run in self._alike(block, part):
+            for run in alike(looked, part, self._mark):
+                entries, sizes, blob = looked.pieces(run)
                 if not taker.no_ack:
-                    for at in run:
-                        keys.take(taker, block[at], found[at].key)
-                entries, own = array("Q", [block[at] for at in run]), array("I", [sizes[at] for at in run])
-                self._hand_over(
-                    taker, entries, own, b"".join([blob[found[at].start : found[at].end] for at in run]), outlet
-                )
+                    keys.take(taker, entries, looked.keys(run))
+                self.ready_count -= len(run)
+                self._hand_over(taker, entries, sizes, blob, outlet)
+                given += len(blob)
         if dealt.last is not None:
             self.consumers.took(dealt.last)
-        return sum(found[at].end - found[at].start for at in gone)
-
-    def _alike(self, block: array[int], part: list[int]) -> Iterator[list[int]]:
-        """Runs that are all redelivered or all not, where that is counted as often."""
-        run: list[int] = []
-        for at in part:
-            if run and self._mark(block[at]) != self._mark(block[run[0]]):
-                yield run
-                run = []
-            run.append(at)
-        yield run
+        return given
 
     def _mark(self, entry: int) -> int:
         return 1 + self._times(entry) if entry & REDELIVERED else 0
@@ -685,12 +670,7 @@ class Queue:
             self._keys = Keys()
             for holder in self._holders:
                 if isinstance(holder, Consumer):
-                    held = holder.unacked.held()
-                    while held:
-                        blob, sizes = self.store.read(held[:STEP_MESSAGES], SIZES_BYTES)
-                        for entry, message in zip(held, stored(blob), strict=False):
-                            self._keys.take(holder, entry, message.key)
-                        held = held[len(sizes) :]
+                    self._keys.take_held(holder, self.store)
 
     def let_holder_go(self, consumer: Consumer) -> None:
         if consumer.detached and not consumer.unacked.count:
