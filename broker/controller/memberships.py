@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from broker.catalog import Catalog
-from broker.changes import AnyChange, BindingDelete, BindingPut
+from broker.changes import AnyChange, BindingDelete, BindingPut, QueuePut
 from broker.control import (
     Ask,
     ConsumerHere,
@@ -55,6 +55,7 @@ class Memberships:
         self._links = links
         self._shards = shards
         self._awaited = set(range(doors))
+        self._told = max((queue.id for queue in catalog.queues()), default=0)  # newest queue that doors know
         self.groups = Groups(random.randrange)
         self._return: asyncio.TimerHandle | None = None
 
@@ -154,17 +155,19 @@ class Memberships:
 
     def changed(self, changes: list[AnyChange]) -> None:
         """To be called when the front doors are told."""
+        self._told = max([self._told, *(change.id for change in changes if isinstance(change, QueuePut))])
         if not self.groups.queues or all(isinstance(change, BindingPut | BindingDelete) for change in changes):
             return
         for name in self.groups.names():
             self._carry_out(self.groups.reshard(name, self._shard_queues(name)))
 
     def _shard_queues(self, name: Name) -> tuple[int, ...]:
-        """Their ids: one that is deleted and declared again is another."""
+        """Their ids: one that is deleted and declared again is another. Those that front doors know: ids rise."""
         vhost = self._catalog.vhost(name.vhost)
         if vhost is None:
             return ()
-        return tuple(vhost.queues[queue].id for queue in vhost.shard_queues(name.exchange))
+        ids = (vhost.queues[queue].id for queue in vhost.shard_queues(name.exchange))
+        return tuple(id for id in ids if id <= self._told)
 
     def _carry_out(self, orders: list[Order]) -> None:
         by_door: dict[tuple[int, int], list[SeatOrder]] = {}

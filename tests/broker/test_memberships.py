@@ -131,6 +131,17 @@ async def test_a_queue_made_anew_under_its_name_is_another_shard() -> None:
     assert sorted(bench.doors.take()) == [(0, "give", 5, 13), (0, "take", 5, 12)]
 
 
+async def test_a_shard_is_given_to_nobody_before_front_doors_know_it() -> None:
+    bench = Bench(doors=1)
+    bench.memberships.news(0, 1, ConsumersHere([]))
+    more = QueuePut("/", "e - 2", 13, 0, part=ShardOf("e", 2))
+    bench.catalog.apply(more)
+    bench.join(0, 5)
+    assert sorted(queue for _, _, _, queue in bench.doors.take()) == [11, 12]
+    bench.memberships.changed([more])
+    assert bench.doors.take() == [(0, "give", 5, 13)]
+
+
 async def test_looking_counts_consumers_and_what_they_have_at_the_shards() -> None:
     bench = Bench(doors=1)
     bench.memberships.news(0, 1, ConsumersHere([]))

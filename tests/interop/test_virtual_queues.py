@@ -14,7 +14,9 @@ import pika
 import pika.exceptions
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from typer.testing import CliRunner
 
+from supervisor.cli.app import app
 from tests.support.real_broker import RealBroker
 
 SHARDS = 4
@@ -315,6 +317,21 @@ def test_least_takes_the_shards_in_turn(broker: RealBroker, channel: BlockingCha
     assert [each["shards"] for each in found["consumers"]] == [[queue] for queue in [*queues, queues[0]]]
     publish(channel, name)
     run_until(lambda: sum(len(each.got) for each in consumers) == KEYS, *consumers)
+    for each in consumers:
+        each.close()
+
+
+def test_shardctl_shows_who_owns_what(broker: RealBroker, channel: BlockingChannel, name: str) -> None:
+    consumers = [Consumer(broker, name, consumer_tag=f"tag-{n}") for n in range(2)]
+    assert loads(broker, name) == [2, 2]
+    url = ["--url", f"http://{broker.http}", "--formatter", "json"]
+    listed = CliRunner().invoke(app, ["list_virtual_queues", *url])
+    assert {"name": name, "shards": SHARDS, "consumers": 2, "moving": 0} in json.loads(listed.stdout)
+    owners = json.loads(CliRunner().invoke(app, ["list_shard_owners", name, *url]).stdout)
+    assert sorted(row["owner"] for row in owners) == ["tag-0", "tag-0", "tag-1", "tag-1"]
+    assert [row["index"] for row in owners] == list(range(SHARDS))
+    refused = CliRunner().invoke(app, ["list_shard_owners", "amq.direct", *url])
+    assert refused.exit_code == 1 and "virtual queue 'amq.direct' in vhost '/'" in refused.output
     for each in consumers:
         each.close()
 
