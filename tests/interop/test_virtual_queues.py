@@ -472,3 +472,33 @@ def loads_shared(broker: RealBroker, name: str) -> list[int]:
     while (found := look(broker, name))["moving"] and time.monotonic() < end:
         time.sleep(0.02)
     return sorted(len(shard["owners"]) for shard in found["shards"])
+
+
+def test_the_limit_of_a_channel_holds_too_and_what_is_recovered_or_rejected_comes_again(
+    broker: RealBroker, channel: BlockingChannel, name: str
+) -> None:
+    publish(channel, name)
+    consumer = Consumer(broker, name, prefetch=7, ack=False)
+    consumer.run(0.2)
+    assert len(consumer.got) == 7
+    consumer.channel.basic_qos(prefetch_count=3, global_qos=True)
+    consumer.channel.basic_ack(5, multiple=True)
+    consumer.run(0.2)
+    assert len(consumer.got) == 8  # two of the seven, and one more
+    consumer.channel.basic_qos(prefetch_count=0, global_qos=True)
+    consumer.run(0.2)
+    assert len(consumer.got) == 5 + 7
+    consumer.channel.basic_recover(requeue=True)
+    consumer.run(0.2)
+    assert len(consumer.got) == 5 + 7 + 7
+    again = consumer.got[-7:]
+    assert all(method.redelivered for method, _ in again)
+    assert {body for _, body in again} == {body for _, body in consumer.got[5:12]}
+    consumer.channel.basic_nack(again[-1][0].delivery_tag, multiple=True, requeue=False)
+    consumer.ack = True
+    run_until(lambda: channel.queue_declare(name, passive=True).method.message_count == 0, consumer)
+    consumer.run(0.2)
+    consumer.close()
+    settled = {body for _, body in consumer.got}
+    assert len(settled) == KEYS
+    assert channel.queue_declare(name, passive=True).method.message_count == 0
