@@ -40,6 +40,8 @@ ACK = (60, 80)
 CANCEL = (60, 30)
 # Virtual queues of which it is remembered at which shard the last basic.get began.
 GET_TURNS_MAX = 1024
+# Of up to so many shards basic.get tells how many messages are left in all, else in one that has some.
+GET_COUNTS_MAX = 64
 
 
 class Run(NamedTuple):
@@ -333,16 +335,26 @@ class Consuming:
             self._answer_get(client, channel, queue, got, bool(method.no_ack), 0)
             return
         _check_get(client.vhost, shards[0])
-        # All shards in turn: the next begins where this one ended.
-        turn = self._next_get_turn((client.vhost, client.queue_name(channel, method.queue)), len(shards))
-        for at, queue in enumerate(shards[turn:] + shards[:turn]):
-            got = await self._got(client, channel, queue, bool(method.no_ack))
-            if got[1].message or at == len(shards) - 1:
-                others = [each for each in shards if each is not queue] if got[1].message else []
-                counted = await asyncio.gather(*map(self.links.count, others))
-                remaining = sum(messages for messages, _ in counted)
-                self._answer_get(client, channel, queue, got, bool(method.no_ack), remaining)
-                return
+        name = (client.vhost, client.queue_name(channel, method.queue))
+        turn = self._next_get_turn(name, len(shards))
+        await self._get_of_shards(client, channel, shards[turn:] + shards[:turn], bool(method.no_ack))
+
+    async def _get_of_shards(
+        self, client: Client, channel: Channel, shards: tuple[QueuePut, ...], no_ack: bool
+    ) -> None:
+        """From the first, whose turn it is, or else the first that has some."""
+        queue, *others = shards
+        got = await self._got(client, channel, queue, no_ack)
+        ready: list[int] = []
+        if len(shards) <= GET_COUNTS_MAX or not got[1].remaining:
+            ready = [messages for messages, _ in await asyncio.gather(*map(self.links.count, others))]
+        for at, other in enumerate(others):
+            if got[1].message:
+                break
+            if ready[at]:
+                queue, ready[at] = other, 0
+                got = await self._got(client, channel, other, no_ack)
+        self._answer_get(client, channel, queue, got, no_ack, sum(ready))
 
     def _next_get_turn(self, name: tuple[str, str], shards: int) -> int:
         turn = self._get_turns.pop(name, -1) + 1
