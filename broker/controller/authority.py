@@ -38,7 +38,7 @@ from broker.changes import (
 from broker.checks import SERVER_NAMED_PREFIX, Refusal, no_queue
 from broker.control import Answer, AnyRequest, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller.access import hash_password
-from broker.controller.decisions import RESHAPING, Decision, Decisions, OwnerGone, Removal
+from broker.controller.decisions import RESHAPING, Decision, Decisions, Drained, OwnerGone, Removal, Restore
 from broker.controller.definitions import Definitions
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
@@ -53,7 +53,7 @@ SERVER_NAME_BYTES = 16  # 22 characters of base64
 CONNECTION_FORCED = 320
 INTERNAL_ERROR = 541
 
-AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone
+AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone | Drained | Restore
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
 ShardReply = wire.Done | wire.Refused
 
@@ -148,7 +148,6 @@ class Authority:
         self._doors = doors
         self._shards = shards
         self._connections = connections
-        self._decisions = Decisions(catalog, definitions.new_queue_id, self.server_name, self._shard_for, shards.count)
         self._inbox: deque[_Asked] = deque()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -158,6 +157,9 @@ class Authority:
         # not. To tell it before could make anew what it has just deleted.
         self._leaving: Counter[int] = Counter()
         self._changed_leaving: set[int] = set()
+        self._decisions = Decisions(
+            catalog, definitions.new_queue_id, self.server_name, self._shard_for, shards.count, self._leaving
+        )
         self._creating: dict[int, Future[Any] | None] = {}  # by queue id; None: not sent yet
 
     # -- taking requests -----------------------------------------------------------------------------
@@ -326,7 +328,7 @@ class Authority:
         """A conditional delete: only the shard knows whether the queue is unused or empty. What its connection asks
         meanwhile is held, so that its order stays."""
         ask = asked.request
-        assert isinstance(ask, QueueRemove)
+        assert isinstance(ask, QueueRemove | Drained)
         if asked.owner:
             self._held[asked.owner] = deque()
         self._leaving[queue.id] += 1

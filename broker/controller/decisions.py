@@ -6,14 +6,15 @@ Pure: looks at the catalog, changes nothing, waits for nothing. `authority` make
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from broker import checks
 from broker.catalog import Catalog, Vhost
 from broker.changes import (
     ACTIVE,
+    DRAINING,
     AnyChange,
     BindingDelete,
     BindingPut,
@@ -69,6 +70,23 @@ class OwnerGone:
 
 
 @dataclass(slots=True)
+class Drained:
+    """A shard queue that is to go when it is empty was found so. Its shard has the last word, if it still is to go."""
+
+    queue: int
+    if_unused: ClassVar = False
+    if_empty: ClassVar = True
+
+
+@dataclass(slots=True)
+class Restore:
+    """The shard queues of one exchange, as they are to be: behind a Drained, which may have crossed a change."""
+
+    vhost: str
+    exchange: str
+
+
+@dataclass(slots=True)
 class Decision:
     """The changes, in order, and beside them: what the shards are asked, once or before the answer."""
 
@@ -98,12 +116,15 @@ class Decisions:
         new_name: Callable[[], str],
         place: Callable[[str, str], int],
         shards: int = 1,
+        leaving: Container[int] = (),
     ) -> None:
+        """`leaving`: queues whose shard has been asked whether they may go, and has not answered."""
         self._catalog = catalog
         self._new_queue_id = new_queue_id
         self._new_name = new_name
         self._place = place
         self._shards = shards
+        self._leaving = leaving
 
     def decide(self, request: Any, owner: str) -> Decision:
         """Raises Refusal."""
@@ -239,6 +260,18 @@ class Decisions:
             decision.result = {"messages": ask.messages}
         return decision
 
+    def _drained(self, ask: Drained, owner: str) -> Decision:
+        queue = self._catalog.queue_by_id(ask.queue)
+        still = queue is not None and queue.part is not None and queue.part.state == DRAINING
+        return Decision(first=queue) if still else Decision()
+
+    def _restore(self, ask: Restore, owner: str) -> Decision:
+        decision = Decision()
+        vhost = self._catalog.vhosts.get(ask.vhost)
+        if vhost is not None:
+            self._reshape(decision, vhost, ask.exchange, NO_POLICIES)
+        return decision
+
     def _owner_gone(self, ask: OwnerGone, owner: str) -> Decision:
         return self.remove(self._catalog.queues_of(ask.connection))
 
@@ -299,7 +332,7 @@ class Decisions:
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
         there = len(vhost.queues) + sum(put.vhost == vhost.name for put in decision.create)
         room = want.number if most is None else max(0, most - there)
-        done = shard_sets.Reshaping(vhost, exchange, want, self._shards).run(self._new_queue_id, room)
+        done = shard_sets.Reshaping(vhost, exchange, want, self._shards, self._leaving).run(self._new_queue_id, room)
         decision.changes += done.changes
         decision.create += done.created
         decision.notes += done.notes
@@ -422,6 +455,8 @@ _DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
     Bind: Decisions._bind,
     Unbind: Decisions._unbind,
     Removal: Decisions._removal,
+    Drained: Decisions._drained,
+    Restore: Decisions._restore,
     OwnerGone: Decisions._owner_gone,
     VhostPut: Decisions._put_vhost,
     VhostDelete: Decisions._delete_vhost,
