@@ -70,6 +70,8 @@ class To(NamedTuple):
 class Answer:
     """A batch on its way to stable storage; Departed is said once all shards concerned have answered."""
 
+    in_sequence = False
+
     def __init__(self, links: ShardLinks, shard: int, batch: wire.DeadLetters, first_seq: int, channel: int) -> None:
         """`channel`: in place of one; by it the batch knows what is refused of it."""
         self.channel = channel

@@ -39,6 +39,7 @@ FLAG_CC = 2
 FLAG_USER_ID = 4
 FLAG_BAD_EXPIRATION = 8
 FLAG_REPLY_TO = 16
+FLAG_SEQUENCE = 64
 MANDATORY = 1
 # Queue ids in one record: their count is a u16.
 QUEUES_MAX = 65535
@@ -60,6 +61,8 @@ Targets = tuple[str, ...]
 
 class Committed:
     """A transaction's publishes on their way to stable storage."""
+
+    in_sequence = False  # the commit is answered: who hears that it failed has sent nothing behind it
 
     def __init__(self, connection: int, channel: int) -> None:
         self.connection = connection
@@ -200,6 +203,8 @@ class Publishing:
             now_ms,
         )
         if packed > at:
+            if confirms and self.links.packer.in_sequence:
+                confirms.in_sequence = True
             self._account(client, channel, packed - at)
         if why == packer.UNKNOWN:
             try:
@@ -321,6 +326,8 @@ class Publishing:
     ) -> None:
         """Hand one decided message to its shards, or back to its publisher."""
         self._put(client, channel, message, targets, now_ms)
+        if channel.confirms and message.in_sequence:
+            channel.confirms.in_sequence = True
         self._account(client, channel, 1)
 
     def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
@@ -378,6 +385,7 @@ class Publishing:
                 message.priority,
                 message.persistent,
                 message.persistent and durable,
+                in_sequence=message.in_sequence,
             )
 
 
@@ -389,6 +397,7 @@ class Message:
         "_row_flags",
         "exchange",
         "headers",
+        "in_sequence",
         "keys",
         "mandatory",
         "persistent",
@@ -407,9 +416,10 @@ class Message:
         self._properties = properties.read(frames.read_stored(self.stored)[2])
         self.headers: dict[str, Any] = self._properties.headers or {}
         self.keys = [key]
+        self.in_sequence = False
 
     def check(self, user: str, may_impersonate: bool) -> None:
-        """What only this message's properties tell: expiration, user_id, CC and BCC."""
+        """What only this message's properties tell: expiration, user_id, sequence, CC and BCC."""
         expiration = self._properties.expiration
         if self._row_flags & FLAG_BAD_EXPIRATION and expiration is not None:
             raise ChannelException(406, _bad_expiration(expiration), *PUBLISH)
@@ -417,6 +427,11 @@ class Message:
         if claimed is not None and claimed != user and not may_impersonate:
             text = f"user_id property set to '{claimed}' but authenticated user was '{user}'"
             raise ChannelException(406, text, *PUBLISH)
+        if self._row_flags & FLAG_SEQUENCE:
+            try:
+                self.in_sequence = packer.place_of(frames.read_stored(self.stored)[2]) is not None
+            except ValueError as error:
+                raise ChannelException(406, str(error), *PUBLISH) from None
         for name in ("CC", "BCC"):
             more = self.headers.get(name)
             if more is None:

@@ -54,7 +54,16 @@ class Store(QueueStore, Protocol):
     def recover(
         self, queue_ids: Collection[int], timed: Collection[int] = (), progress: Progress | None = None
     ) -> Mapping[int, Arrival]: ...
-    def append(self, records: memoryview, *, indexes: bool = False) -> Sequence[Arrival]: ...
+    def append(
+        self, records: bytes | bytearray | memoryview, *, indexes: bool = False, in_sequence: bool = False
+    ) -> Sequence[Arrival]: ...
+    def screen(self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]) -> Screened:
+        """What of records IN_SEQUENCE is to be appended."""
+
+    def unscreen(self) -> None:
+        """It was not."""
+
+    def forget_producers(self, heard_before: int) -> int: ...
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
     @property
@@ -64,6 +73,16 @@ class Store(QueueStore, Protocol):
     def close(self, live: dict[int, array[int]] | None = None) -> None: ...
     def delete_all(self) -> None: ...
     def stats(self) -> Mapping[str, int]: ...
+
+
+class Screened(Protocol):
+    """A batch without messages that are not to be stored: repeated ones by queue id, and ordinals of refused ones.
+    `origins`: of those left, which they were in the batch."""
+
+    records: bytes | bytearray | memoryview
+    origins: array[int] | None
+    repeated: dict[int, int]
+    refused: list[int]
 
 
 class Home(StreamHome, Protocol):
@@ -179,14 +198,19 @@ class Shard:
             return  # all its queues were deleted meanwhile
         store: Store = known[0].store  # type: ignore[assignment] # queues were made with a Store of ours
         streams = self.streams.among(known) if self.streams.queues else ()
+        stored = len(streams) < len(known)
+        screened = self._screen(store, publish.records, known) if publish.in_sequence and stored else None
+        records = publish.records if screened is None else screened.records
         arrivals: Sequence[Arrival] = ()
         try:
             if streams:
                 self.streams.append(streams, publish.records, alone=len(ids) == 1)
-            if len(streams) < len(known):
-                arrivals = store.append(publish.records, indexes=any(map(_may_refuse, known)))
+            if stored:
+                arrivals = store.append(records, indexes=any(map(_may_refuse, known)), in_sequence=publish.in_sequence)
                 self._dirty_stores.add(store)
         except self._no_room:
+            if screened is not None:
+                store.unscreen()
             self.refused_batches += 1
             held.refused = refused_runs(message, range(publish.messages), unnumbered=True)
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
@@ -196,17 +220,33 @@ class Shard:
             held.sync = self._syncs_begun + 1
         if publish.needs_sync or streams:  # a stream's readers wait for it, too
             self._sync_wanted = True
-        refused: set[int] = set()
+        refused: set[int] = set(screened.refused) if screened is not None else set()
+        origins = screened.origins if screened is not None else None
         for arrival in arrivals:
             queue = self.queues.get(arrival.queue_id)
             if queue is None:
                 store.settle(arrival.queue_id, arrival.entries, False)
                 continue
             if turned_away := queue.publish(arrival, now):
-                refused.update(turned_away)
+                refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
             self._dirty[queue] = None
         if refused:
             held.refused = refused_runs(message, sorted(refused))
+
+    def _screen(self, store: Store, records: memoryview, known: list[Queue]) -> Screened:
+        """Of messages that say their place in what a producer sends, those that are new to their queues. What a queue
+        will refuse is left out here: on disk it would later be taken for stored."""
+        screened = store.screen(records, {queue.id: queue.room() for queue in known if queue.may_refuse})
+        for queue_id, count in screened.repeated.items():
+            queue = self.queues.get(queue_id)
+            if queue is not None and queue.keeps_in_store:
+                queue.counters.repeated += count
+        return screened
+
+    def forget_producers(self, heard_before: int) -> None:
+        """Those that were last heard before that, ms since the epoch."""
+        for store in self.stores.values():
+            store.forget_producers(heard_before)
 
     def _catch_up(self, queue: Queue, now: int) -> None:
         """Whoever comes, goes or looks finds the queue as if each message had been handed out when it arrived, though
@@ -733,11 +773,20 @@ class Shard:
         """After `Sync.run`. Raises what the store raises when it failed."""
         assert self._sync is not None
         jobs, self._sync = self._sync.jobs, None
+        full = False
         for store, job in jobs:
-            store.finish_sync(job)
+            try:
+                store.finish_sync(job)
+            except self._no_room:
+                self._dirty_stores.add(store)
+                full = True
         self._dirty.update(dict.fromkeys(self.streams.sync_ended()))
         self._delete_dropped()
-        self._syncs_ended = self._syncs_begun
+        if full:  # confirms wait for a sync that finds room
+            self._sync_wanted = True
+            self.set_alarm(m.LOW_ON_DISK)
+        else:
+            self._syncs_ended = self._syncs_begun
 
     def begin_reclaim(self, now: int) -> Step | None:
         """Of one store, to be run when it is due and there is something to do."""

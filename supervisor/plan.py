@@ -92,6 +92,7 @@ def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
         "disk_free_min_bytes": settings.shards.disk_free_min_bytes,
         "disk_free_warn_bytes": settings.shards.disk_free_warn_bytes,
         "disk_stall_s": settings.shards.disk_stall_s,
+        "producer_idle_s": settings.shards.producer_idle_s,
         "log_level": settings.log_level,
     }
     return ChildPlan("shard", index, "shardd", section)

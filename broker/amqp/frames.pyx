@@ -26,6 +26,7 @@ HAS_USER_ID = 4
 BAD_EXPIRATION = 8
 DIRECT_REPLY_TO = 16
 BAD_PROPERTIES = 32
+MAY_HAVE_SEQUENCE = 64
 
 # States of a channel that matter here; the others are states.py's.
 CHANNEL_OPEN = 1
@@ -42,6 +43,7 @@ cdef enum:
     C_BAD_EXPIRATION = 8
     C_DIRECT_REPLY_TO = 16
     C_BAD_PROPERTIES = 32
+    C_MAY_HAVE_SEQUENCE = 64
     NO_TTL = 0xffffffff
     ROWS_MAX = 2048         # of one event: 96 KiB of rows, which stay in the cache
     RANGES_MAX = 4096       # of one Settles event
@@ -128,6 +130,19 @@ cdef int may_have_cc(const uint8_t *p, uint32_t size) noexcept nogil:
         c += 1
     return 0
 
+cdef int may_have_sequence(const uint8_t *p, uint32_t size) noexcept nogil:
+    """Is "x-sequence", with its length before it, anywhere in the table."""
+    cdef const uint8_t *end = p + size
+    cdef const uint8_t *c = p
+    while c < end:
+        c = <const uint8_t *>memchr(c, 113, end - c)  # its rarest letter, the sixth byte with the length
+        if c == NULL:
+            return 0
+        if c - p >= 5 and end - c >= 6 and (c - 5)[0] == 10 and memcmp(c - 4, <const char *>b"x-sequence", 10) == 0:
+            return 1
+        c += 1
+    return 0
+
 cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept nogil:
     """Fill ttl_ms, delivery_mode, priority, flags. Every length is checked; nothing may be left over."""
     cdef const uint8_t *end = p + size
@@ -157,6 +172,8 @@ cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept no
             row.flags |= C_HAS_HEADERS
             if length >= 4 and may_have_cc(p + 4, length):
                 row.flags |= C_MAY_HAVE_CC
+            if length >= 12 and may_have_sequence(p + 4, length):
+                row.flags |= C_MAY_HAVE_SEQUENCE
             p += 4 + length
         elif bit == 12 or bit == 11:
             if end - p < 1:

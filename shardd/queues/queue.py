@@ -47,10 +47,11 @@ class Outlet(Protocol):
 class Counters:
     """Since the start of the process."""
 
-    __slots__ = ("acked", "delivered", "got", "let_go", "published", "redelivered")
+    __slots__ = ("acked", "delivered", "got", "let_go", "published", "redelivered", "repeated")
 
     def __init__(self) -> None:
         self.published = self.delivered = self.acked = self.redelivered = self.got = self.let_go = 0
+        self.repeated = 0  # publishes of what a producer had sent before
 
 
 class Queue:
@@ -176,9 +177,7 @@ class Queue:
     def _choose(self, arrival: Arrival) -> tuple[list[int], list[int]]:
         """Which of them fit, and which do not. What consumers can take at once does not count against the limit."""
         limits = self.limits
-        capacity = self.consumers.capacity()
-        length = self.ready_count - capacity
-        held = self.ready_bytes - self._first_bytes(capacity) if length > 0 and limits.max_bytes is not None else 0
+        length, _, held, _ = self.room()
         sizes = self._sizes(arrival.entries) if limits.max_bytes is not None else array("I")
         fit: list[int] = []
         dropped: list[int] = []
@@ -193,6 +192,14 @@ class Queue:
             length += 1
             held += size if length > 0 else 0
         return fit, dropped
+
+    def room(self) -> tuple[int, int | None, int, int | None]:
+        """Messages that count against its limit, how many may, bytes that count, how many may."""
+        limits = self.limits
+        capacity = self.consumers.capacity()
+        length = self.ready_count - capacity
+        held = self.ready_bytes - self._first_bytes(capacity) if length > 0 and limits.max_bytes is not None else 0
+        return length, limits.max_length, held, limits.max_bytes
 
     # -- out -------------------------------------------------------------------------------------------
 

@@ -177,6 +177,7 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     acked: int = 0
     redelivered: int = 0
     got: int = 0
+    repeated: int = 0  # publishes not stored, since their producer had sent them before
 
 
 class ConsumerStats(msgspec.Struct, array_like=True, frozen=True):

@@ -17,7 +17,7 @@ from shardd.wire.messages import ConsumerStats, QueueStats, ReaderStats, StatsRe
 STATS_FRESH_S = 1.0
 STATS_S_MAX = 2.0
 
-COUNTERS = ("published", "delivered", "acked", "redelivered", "got")
+COUNTERS = ("published", "delivered", "acked", "redelivered", "got", "repeated")
 
 T = TypeVar("T")
 
@@ -124,6 +124,7 @@ RABBITMQ_COUNTERS = {
     "acked": "ack",
     "redelivered": "redeliver",
     "got": "get",
+    "repeated": "duplicates",
 }
 
 

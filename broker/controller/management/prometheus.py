@@ -21,6 +21,7 @@ TOTALS = {
     "rabbitmq_global_messages_acknowledged_total": ("acked", "Messages acknowledged"),
     "rabbitmq_global_messages_redelivered_total": ("redelivered", "Messages delivered again"),
     "rabbitmq_global_messages_delivered_get_total": ("got", "Messages fetched by basic.get"),
+    "shardmq_messages_duplicates_total": ("repeated", "Publishes not stored: their producer had sent them before"),
 }
 DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
 
