@@ -116,6 +116,7 @@ class QueuePut(Change, tag="queue+", frozen=True):
     owner: str = ""
     arguments: dict[str, Any] = {}
     part: ShardOf | None = None
+    paused: bool = False  # takes messages and gives none
 
 
 class QueueDelete(Change, tag="queue-", frozen=True):

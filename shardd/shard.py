@@ -413,7 +413,10 @@ class Shard:
                 self.queues.adopt(stream)
                 self._dirty[stream] = None
                 continue
-            kind = Kind(self._store(spec.vhost), limits_of(spec.arguments), spec.durable, spec.auto_delete)
+            limits = limits_of(spec.arguments)
+            if spec.paused:
+                limits = limits._replace(paused=True)
+            kind = Kind(self._store(spec.vhost), limits, spec.durable, spec.auto_delete)
             queue = self.queues.put(spec.id, kind, now)
             if queue is not None:
                 self._dirty[queue] = None

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from broker import checks
 from broker.catalog import Catalog, Vhost
 from broker.changes import (
@@ -61,6 +63,15 @@ class Removal:
 
 
 @dataclass(slots=True)
+class Pause:
+    """A queue is to give no messages, or to give them again."""
+
+    vhost: str
+    name: str
+    paused: bool
+
+
+@dataclass(slots=True)
 class OwnerGone:
     """A connection ended: the queues it held exclusively go."""
 
@@ -73,7 +84,7 @@ class Decision:
 
     changes: list[AnyChange] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
-    create: list[QueuePut] = field(default_factory=list)  # at their shards, at once
+    create: list[QueuePut] = field(default_factory=list)  # at their shards, at once; or told to them anew
     count: QueuePut | None = None  # ask its shard for messages and consumers
     uses: QueuePut | None = None  # must exist at its shard before the answer
     first: QueuePut | None = None  # the shard decides whether it may go; then a Removal
@@ -228,6 +239,15 @@ class Decisions:
         if ask.if_unused or ask.if_empty:
             return Decision(first=queue)
         return self.remove([queue])
+
+    def _pause(self, ask: Pause, owner: str) -> Decision:
+        queue = self._vhost(ask.vhost).queues.get(ask.name)
+        if queue is None:
+            raise checks.no_queue(ask.vhost, ask.name)
+        if queue.paused == ask.paused:
+            return Decision(uses=queue)
+        put = msgspec.structs.replace(queue, paused=ask.paused)
+        return Decision([put], create=[put])
 
     def _removal(self, ask: Removal, owner: str) -> Decision:
         queues = [queue for queue in map(self._catalog.queue_by_id, ask.queues) if queue is not None]
@@ -413,6 +433,7 @@ _DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
     Bind: Decisions._bind,
     Unbind: Decisions._unbind,
     Removal: Decisions._removal,
+    Pause: Decisions._pause,
     OwnerGone: Decisions._owner_gone,
     VhostPut: Decisions._put_vhost,
     VhostDelete: Decisions._delete_vhost,

@@ -39,6 +39,7 @@ class Limits(NamedTuple):
     dead_letters: DeadLetters | None = None
     refused_die: bool = False  # publishes that are refused are dead-lettered too
     consumer_timeout: int | None = None  # ms after which what a consumer does not settle is requeued
+    paused: bool = False  # nothing is handed out
 
     @property
     def bounded(self) -> bool:

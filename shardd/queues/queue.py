@@ -99,7 +99,7 @@ class Queue:
         self.auto_delete = auto_delete
         self.limits = limits
         self.counters = Counters()
-        self.consumers = Consumers(limits.single_active)
+        self.consumers = Consumers(limits.single_active, limits.paused)
         self.closed = False  # takes no more consumers: soon deleted
         self.deleted = False
         self.departures: Departures | None = None  # there have been none
@@ -335,7 +335,8 @@ class Queue:
         for consumer in self.consumers.all:
             if not consumer.limited:
                 continue
-            useful = self.ready_count and self.consumers.active(consumer) and consumer.wanted() > 0
+            may = self.consumers.active(consumer) and not self.consumers.paused
+            useful = self.ready_count and may and consumer.wanted() > 0
             if consumer.grants and not useful:
                 count, consumer.grants = consumer.grants, 0
                 outlet.ungranted(consumer, count, False)
@@ -353,7 +354,7 @@ class Queue:
         `getter`, or by nobody."""
         self.last_used = now
         self.expire(now)
-        if not self.ready_count:
+        if not self.ready_count or self.consumers.paused:
             return None
         level = self._first_level()
         entries = level.peek(1)
@@ -548,6 +549,7 @@ class Queue:
         self.limits = limits
         self._decide()
         self.consumers.be_single_active(limits.single_active)
+        self.consumers.be_paused(limits.paused)
         self.enforce()
 
     def _rearrange(self, max_priority: int) -> None:

@@ -66,6 +66,7 @@ class QueueSpec(msgspec.Struct, array_like=True, frozen=True):
     auto_delete: bool = False
     exclusive: bool = False
     arguments: dict[str, Any] = {}  # effective: the queue's own merged with policies
+    paused: bool = False  # gives no messages
 
 
 # -- a peer makes itself known, a shard answers -------------------------------------------------------

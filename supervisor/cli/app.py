@@ -23,6 +23,8 @@ COMMANDS = (
     queues.list_connections,
     queues.delete_queue,
     queues.purge_queue,
+    queues.pause_queue,
+    queues.resume_queue,
     users.add_vhost,
     users.delete_vhost,
     users.list_vhosts,

@@ -253,6 +253,8 @@ POLICY = {"pattern": "^a", "definition": {"max-length": 3}, "priority": 2, "appl
             ("H4", ["clear_user_limits", "bob", "max-channels"], ("DELETE", "/api/user-limits/bob/max-channels")),
             ("H5", ["delete_queue", "-p", "v", "q", "--if-empty"], ("DELETE", "/api/queues/v/q?if-empty=true")),
             ("H5", ["purge_queue", "-p", "v", "q"], ("DELETE", "/api/queues/v/q/contents")),
+            ("C1.19", ["pause_queue", "-p", "v", "q"], ("PUT", "/api/queues/v/q/pause")),
+            ("C1.19", ["resume_queue", "-p", "v", "q"], ("PUT", "/api/queues/v/q/resume")),
             ("H8", ["clear_policy", "-p", "v", "p"], ("DELETE", "/api/policies/v/p")),
             ("H8", ["clear_operator_policy", "-p", "v", "p"], ("DELETE", "/api/operator-policies/v/p")),
             ("H9", ["clear_parameter", "-p", "v", "stream", "n"], ("DELETE", "/api/parameters/stream/v/n")),

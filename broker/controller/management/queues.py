@@ -37,7 +37,7 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
         "policy": applied.policy,
         "operator_policy": applied.operator_policy,
         "effective_policy_definition": applied.definition,
-        "state": "running",
+        "state": "paused" if queue.paused else "running",
     }
     if queue.part is not None:
         shown |= {"exchange": queue.part.exchange, "index": queue.part.index, "shard_state": queue.part.state}
@@ -118,6 +118,20 @@ async def delete(call: Call) -> None:
     check(await authority.delete_queue(vhost.name, queue.name, call.flag("if-unused"), call.flag("if-empty")))
 
 
+async def pause(call: Call) -> None:
+    await _set_paused(call, True)
+
+
+async def resume(call: Call) -> None:
+    await _set_paused(call, False)
+
+
+async def _set_paused(call: Call, paused: bool) -> None:
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    call.must(vhost, "configure", queue.name)
+    check(await call.context.authority.pause_queue(vhost.name, queue.name, paused))
+
+
 async def purge(call: Call) -> None:
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(vhost, "read", queue.name)
@@ -131,4 +145,6 @@ ROUTES = [
     Route("PUT", "/api/queues/{vhost}/{queue}", put),
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge),
+    Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
+    Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
 ]
