@@ -781,7 +781,8 @@ class Shard:
             try:
                 store.finish_sync(job)
             except self._no_room:
-                self._dirty_stores.add(store)
+                if not isinstance(store, StreamQueue):
+                    self._dirty_stores.add(store)
                 full = True
         self._dirty.update(dict.fromkeys(self.streams.sync_ended()))
         self._delete_dropped()
