@@ -184,6 +184,13 @@ def check_binding(exchange_type: str, key: str, arguments: dict[str, Any]) -> No
 # -- queues ---------------------------------------------------------------------------------------------
 
 
+def overdue(channel: int, timeout_ms: int) -> str:
+    return (
+        f"delivery acknowledgement on channel {channel} timed out. Timeout value used: {timeout_ms} ms. "
+        "This timeout value can be configured, see consumers doc guide to learn more"
+    )
+
+
 def check_owner(queue: QueuePut, owner: str) -> None:
     """Any use of an exclusive queue by another connection than its own."""
     if queue.owner and queue.owner != owner:

@@ -19,8 +19,8 @@ from typing import Any
 
 import uvloop
 
-from broker import certificates, login
-from broker.amqp import ConnectionException
+from broker import certificates, checks, login
+from broker.amqp import ChannelException, ConnectionException
 from broker.catalog_link import CatalogLink
 from broker.certificates import Certificates
 from broker.changes import AnyChange
@@ -187,6 +187,8 @@ class Door:
             self.consuming.cancelled(what.consumer)
         elif isinstance(what, wire.Ungranted):
             self.consuming.ungranted(what.consumer, what.count, what.wants)
+        elif isinstance(what, wire.Overdue):
+            self._close_overdue(what)
         elif isinstance(what, wire.DeadLetters):
             self.dead_lettering.receive(shard, what)
             if not self._dead_letters_scheduled:
@@ -195,6 +197,11 @@ class Door:
         elif isinstance(what, wire.Alarm):
             self.links.set_stalled(shard, what.reason == wire.DISK_STALLED)
             self._set_alarm(shard, what.reason)
+
+    def _close_overdue(self, what: wire.Overdue) -> None:
+        client = self.clients.get(what.connection)
+        if client is not None:
+            client.fail(ChannelException(406, checks.overdue(what.channel, what.timeout_ms), 0, 0), what.channel)
 
     def _publish_dead_letters(self) -> None:
         """Batch by batch, each in a turn of the loop of its own."""

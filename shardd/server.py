@@ -234,6 +234,8 @@ class Server:
             Stores(self._directory, config, self._calls),
             no_room=(DiskFull,),
             process_stats=self._process_stats,
+            consumer_timeout=config.consumer_timeout_ms or None,
+            timeout_closes=config.consumer_timeout_action == "close",
         )
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:

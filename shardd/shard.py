@@ -20,7 +20,19 @@ from typing import Any, Protocol
 from shardd import stats
 from shardd.dead_letters import DeadLetters
 from shardd.peers import Held, Outgoing, Peer, refused_runs
-from shardd.queues import Arrival, Consumer, Getter, Kind, Queue, Reader, Roster, StreamQueue, is_stream, limits_of
+from shardd.queues import (
+    Arrival,
+    Consumer,
+    Getter,
+    Kind,
+    Limits,
+    Queue,
+    Reader,
+    Roster,
+    StreamQueue,
+    is_stream,
+    limits_of,
+)
 from shardd.queues import Store as QueueStore
 from shardd.streams import Home as StreamHome
 from shardd.streams import Streams
@@ -123,6 +135,8 @@ class Shard:
         *,
         no_room: tuple[type[Exception], ...] = (NoRoom,),
         process_stats: Callable[[], dict[str, float]] = dict,
+        consumer_timeout: int | None = None,
+        timeout_closes: bool = False,
     ) -> None:
         self.number = number
         self.epoch = epoch
@@ -141,6 +155,8 @@ class Shard:
         self._home = home
         self._no_room = no_room
         self._process_stats = process_stats
+        self._consumer_timeout = consumer_timeout  # ms, of queues that say nothing
+        self._timeout_closes = timeout_closes
         self._used: set[int] = set()  # auto-delete queues that have had a consumer
         self._dirty: dict[Queue, None] = {}  # may have something to hand out, in turn
         self._timers: list[tuple[int, int]] = []  # (due, queue id)
@@ -413,15 +429,23 @@ class Shard:
                 self.queues.adopt(stream)
                 self._dirty[stream] = None
                 continue
-            limits = limits_of(spec.arguments)
-            if spec.paused:
-                limits = limits._replace(paused=True)
+            limits = self._limits(spec)
             kind = Kind(self._store(spec.vhost), limits, spec.durable, spec.auto_delete)
             queue = self.queues.put(spec.id, kind, now)
             if queue is not None:
                 self._dirty[queue] = None
             if kind.limits.dead_letters is not None:
                 self.dead_letters.know(spec.id, sys.intern(spec.vhost), spec.name)
+
+    def _limits(self, spec: m.QueueSpec) -> Limits:
+        limits = limits_of(spec.arguments)
+        if spec.paused:
+            limits = limits._replace(paused=True)
+        if self._consumer_timeout and "x-consumer-timeout" not in spec.arguments:
+            limits = limits._replace(consumer_timeout=self._consumer_timeout)
+        if self._timeout_closes and limits.consumer_timeout is not None:
+            limits = limits._replace(timeout_closes=True)
+        return limits
 
     def _store(self, vhost: str) -> Store:
         store = self.stores.get(vhost)
@@ -594,7 +618,7 @@ class Shard:
         self._catch_up(queue, now)
         getter = None
         if not get.no_ack:
-            holder = peer.holders.setdefault(get.consumer, Getter())
+            holder = peer.holders.setdefault(get.consumer, Getter(peer, get.connection, get.channel))
             assert isinstance(holder, Getter), "a consumer does not get"
             getter = holder
         message, number, redelivered, times = queue.get(getter, now) or (b"", 0, False, 0)
@@ -706,7 +730,9 @@ class Shard:
     def _watch(self, queue: Queue, now: int) -> None:
         """What goes back to it from consumers that are too slow, and what leaves it for its dead-letter exchange."""
         before = queue.unacked_count
-        queue.take_overdue(now)
+        for late in queue.take_overdue(now):
+            assert isinstance(late.peer, Peer) and queue.limits.consumer_timeout is not None
+            late.peer.tell(m.Overdue(late.connection, late.channel, queue.limits.consumer_timeout))
         if queue.unacked_count != before:
             self._dirty[queue] = None
             self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours

@@ -95,6 +95,8 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
     disk_free_min_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 256 << 20
     disk_free_warn_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 1 << 30
     disk_stall_s: Seconds = 10
+    consumer_timeout_ms: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    consumer_timeout_action: Literal["requeue", "close"] = "requeue"
     producer_idle_s: Seconds = 604800
 
 

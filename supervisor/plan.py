@@ -92,6 +92,8 @@ def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
         "disk_free_min_bytes": settings.shards.disk_free_min_bytes,
         "disk_free_warn_bytes": settings.shards.disk_free_warn_bytes,
         "disk_stall_s": settings.shards.disk_stall_s,
+        "consumer_timeout_ms": settings.shards.consumer_timeout_ms,
+        "consumer_timeout_action": settings.shards.consumer_timeout_action,
         "producer_idle_s": settings.shards.producer_idle_s,
         "log_level": settings.log_level,
     }

@@ -38,7 +38,7 @@ class Consumer:
 
     __slots__ = (
         "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "limited", "no_ack", "number",
-        "peer", "prefetch", "priority", "queue", "tag", "unacked", "window",
+        "peer", "prefetch", "priority", "queue", "tag", "told_late", "unacked", "window",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +72,7 @@ class Consumer:
         self.grants = 0
         self.asked = False  # for grants, and none came yet
         self.detached = False
+        self.told_late = False  # its channel is to be closed
         self.unacked = Unacked()
         self.handed: Handed | None = None  # in a queue that does not wait for ever
 

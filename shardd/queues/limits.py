@@ -40,6 +40,7 @@ class Limits(NamedTuple):
     refused_die: bool = False  # publishes that are refused are dead-lettered too
     consumer_timeout: int | None = None  # ms after which what a consumer does not settle is requeued
     paused: bool = False  # nothing is handed out
+    timeout_closes: bool = False  # who holds something for longer loses its channel, not that message
 
     @property
     def bounded(self) -> bool:

@@ -562,11 +562,17 @@ class Queue:
         for priority, part in parts.items():
             self._levels[priority].push_many(part)
 
-    def take_overdue(self, now: int) -> None:
-        """Requeue what consumers have held for longer than the queue waits. To be called after each `deliver`."""
+    def take_overdue(self, now: int) -> list[Consumer | Getter]:
+        """Requeue what consumers have held for longer than the queue waits; or tell them, each once, if their channels
+        are to be closed for it. To be called after each `deliver`."""
         timeout = self.limits.consumer_timeout
         if timeout is None:
-            return
+            return []
+        if self.limits.timeout_closes:
+            late = [holder for holder in self._holders if not holder.told_late and self._is_late(holder, now, timeout)]
+            for holder in late:
+                holder.told_late = True
+            return late
         for holder in list(self._holders):
             if isinstance(holder, Getter):
                 entries, size = holder.take_overdue(self, now - timeout)
@@ -574,6 +580,13 @@ class Queue:
                 entries, size = _take_overdue(holder, now, timeout)
             if entries:
                 self.requeue(entries, size)
+        return []
+
+    def _is_late(self, holder: Consumer | Getter, now: int, timeout: int) -> bool:
+        if isinstance(holder, Getter):
+            since = holder.since(self)
+            return since is not None and since <= now - timeout
+        return not holder.no_ack and _handed(holder, now, timeout).overdue(now, timeout) > holder.unacked.first_number
 
     def _overdue_at(self) -> int | None:
         timeout = self.limits.consumer_timeout
@@ -581,6 +594,8 @@ class Queue:
             return None
         found: list[int] = []
         for holder in self._holders:
+            if holder.told_late:
+                continue
             if isinstance(holder, Getter):
                 since = holder.since(self)
                 due = None if since is None else since + timeout
@@ -675,12 +690,17 @@ class Queue:
 
 def _take_overdue(consumer: Consumer, now: int, timeout: int) -> tuple[array[int], int]:
     """What it has held for longer than that, and the sum of its sizes."""
+    return consumer.unacked.settle(1, _handed(consumer, now, timeout).overdue(now, timeout) - 1)
+
+
+def _handed(consumer: Consumer, now: int, timeout: int) -> Handed:
+    """With what it has been given by now."""
     if consumer.handed is None:
         consumer.handed = Handed()
     if not consumer.no_ack:
         consumer.handed.note(consumer.unacked.next_number, now, timeout)
         consumer.handed.forget_before(consumer.unacked.first_number)
-    return consumer.unacked.settle(1, consumer.handed.overdue(now, timeout) - 1)
+    return consumer.handed
 
 
 def _rooms(takers: list[Consumer], bytes_max: int) -> list[int]:

@@ -329,8 +329,9 @@ class StreamQueue(Queue):
     def expired_itself(self, now: int) -> bool:
         return False
 
-    def take_overdue(self, now: int) -> None:
+    def take_overdue(self, now: int) -> list[Consumer | Getter]:
         """What a reader holds nobody else waits for."""
+        return []
 
     def expire(self, now: int, most: int = 0) -> bool:
         return True

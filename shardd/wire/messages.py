@@ -349,6 +349,15 @@ class Cancelled(Message, tag="cancelled", frozen=True):
     consumer: int
 
 
+class Overdue(Message, tag="overdue", frozen=True):
+    """Shard to front door: this channel holds something for longer than `timeout_ms`; it is to be closed. What it holds
+    stays with it until its Release."""
+
+    connection: int
+    channel: int
+    timeout_ms: int
+
+
 class Get(Message, tag="get", frozen=True):
     """Front door to shard: basic.get. `consumer`: pseudo consumer of the channel on this shard that holds the delivery
     (0 with no_ack). Answered by Got or Refused."""
@@ -440,5 +449,6 @@ class Refused(Message, tag="refused", frozen=True):
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | Alarm | Attach | Attached | AttachReader | AttachedAt | Detach | Release | Grant
-    | Tune | Ungranted | Cancelled | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed | Done | Refused
+    | Tune | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed | Done
+    | Refused
 )  # fmt: skip
