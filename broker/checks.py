@@ -119,6 +119,17 @@ def check_connection_limits(catalog: Catalog, vhost: str, user: str, of_vhost: i
         raise Refusal(NOT_ALLOWED, text)
 
 
+def check_channel_limits(catalog: Catalog, user: str, of_user: int, in_all: int, in_all_max: int, node: str) -> None:
+    """With the one that is to be opened. `in_all_max` 0: no limit; `node`: how the broker is called."""
+    limit = catalog.user_limit(user, MAX_CHANNELS)
+    if limit is not None and limit < of_user:
+        text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
+        raise Refusal(NOT_ALLOWED, text)
+    if 0 < in_all_max < in_all:
+        text = f"number of channels opened on node '{node}' has reached the maximum allowed limit of ({in_all_max})"
+        raise Refusal(NOT_ALLOWED, text)
+
+
 # -- exchanges ------------------------------------------------------------------------------------------
 
 

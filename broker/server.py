@@ -23,7 +23,7 @@ from broker import certificates, checks, login
 from broker.amqp import ChannelException, ConnectionException
 from broker.catalog_link import CatalogLink
 from broker.certificates import Certificates
-from broker.changes import AnyChange
+from broker.changes import AnyChange, ParameterPut
 from broker.client import Client
 from broker.config import BrokerConfig, ConfigError
 from broker.consuming import Consuming
@@ -226,6 +226,9 @@ class Door:
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         self.publishing.catalog_changed()
+        if changes is None or any(isinstance(change, ParameterPut) and not change.vhost for change in changes):
+            for client in self.clients.values():
+                client.tell_channels()
 
     def close_connection(self, owner: str, code: int, text: str) -> None:
         for client in list(self.clients.values()):
@@ -350,10 +353,6 @@ class Door:
     def connected(self) -> int:
         """Open connections of clients, for the limit of this front door."""
         return sum(client.is_open and not client.trusted for client in self.clients.values())
-
-    def channels_of(self, user: str) -> int:
-        """All that a user has open at this front door."""
-        return sum(len(client.channels) for client in self.clients.values() if client.user == user)
 
     def forget(self, client: Client) -> None:
         self.clients.pop(client.id, None)

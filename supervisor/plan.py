@@ -75,6 +75,7 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "http_address": listening.http_address,
         "default_user": settings.users.default_user,
         "default_pass": settings.users.default_pass,
+        "channel_max_per_node": settings.front_doors.channel_max_per_node,
         "load_definitions": settings.load_definitions,
         "log_level": settings.log_level,
     }
@@ -121,6 +122,7 @@ def _front_door(
         "frame_bytes_max": doors.frame_bytes_max,
         "channels_max": doors.channels_max,
         "channel_consumers_max": doors.channel_consumers_max,
+        "channel_max_per_node": doors.channel_max_per_node,
         "message_bytes_max": doors.message_bytes_max,
         "handshake_timeout_s": doors.handshake_timeout_s,
         "tick_us": doors.tick_us,
