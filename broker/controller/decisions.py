@@ -135,7 +135,7 @@ class Decisions:
 
     def _check_shard_set(self, vhost: Vhost, put: ExchangePut) -> None:
         """What its arguments ask for must be possible. What only a policy asks for is never the client's fault."""
-        shard_sets.check_arguments(vhost.name, put.name, put.arguments)
+        shard_sets.check_arguments(put)
         want = shard_sets.by_arguments(self._catalog, put, self._shards)
         if want is None:
             return
@@ -306,6 +306,8 @@ class Decisions:
         exchange = vhost.exchanges.get(name)
         want = shard_sets.wanted(self._catalog, vhost, exchange, self._shards) if exchange is not None else None
         if exchange is None or want is None:
+            if not vhost.parts(name):
+                return
             arguments = exchange.arguments if exchange is not None else {}
             self._release(decision, vhost, name, shard_sets.when_gone(arguments, before.of(EXCHANGE, name).definition))
             return
