@@ -106,7 +106,7 @@ class ModulusHash(Spread):
 
 
 class Chance(Spread):
-    """x-random: any, with equal chances."""
+    """x-random, x-local-random: any, with equal chances. All queues are local: a host is one node."""
 
     how: How = "chance"
     by_key = False
@@ -130,6 +130,8 @@ def exchange_fault(type: str, arguments: Arguments) -> str | None:
 
 def weight_fault(type: str, key: str) -> str | None:
     """Why a binding to an exchange of this type cannot have this key: RabbitMQ's text, code 406."""
+    if type == "x-local-random" and key:
+        return f"Non empty binding '{key}' key not permitted"
     if type != "x-consistent-hash":
         return None
     digits = key[1:] if key[:1] in ("-", "+") else key

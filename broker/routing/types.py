@@ -16,4 +16,5 @@ TYPES: Final[dict[str, Callable[[Arguments], Matcher]]] = {
     "x-consistent-hash": ConsistentHash,
     "x-modulus-hash": ModulusHash,
     "x-random": Chance,
+    "x-local-random": Chance,
 }
