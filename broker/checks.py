@@ -17,6 +17,7 @@ from broker.routing.spreading import exchange_fault, weight_fault
 from broker.routing.types import TYPES
 
 NAME_BYTES_MAX = 255  # a shortstr
+NAME_PREFIX_BYTES_MAX = 64
 EXPIRY_MS_MAX = 0xFFFFFFFF
 PRIORITY_MAX = 255
 RESERVED_PREFIX = "amq."
@@ -35,8 +36,10 @@ COMMAND_INVALID = 503
 NOT_ALLOWED = 530
 
 QUEUE_TYPES: Final = frozenset(("classic", "quorum"))
+LASTING_TYPES: Final = frozenset(("quorum",))  # whose queues outlive connections and restarts, or are none
 # Those that make another exchange of it.
 EXCHANGE_ARGUMENTS: Final = ("alternate-exchange", "hash-header", "hash-property", "x-hash-on")
+RETRY_TYPES: Final = frozenset(("disabled", "all", "failed", "returned"))
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
 
@@ -206,6 +209,41 @@ def check_queue_arguments(vhost: str, name: str, arguments: dict[str, Any]) -> N
             raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('queue', name, vhost)}: {wrong}")
 
 
+def check_queue_type(
+    vhost: str, name: str, durable: bool, auto_delete: bool, exclusive: bool, arguments: dict[str, Any]
+) -> None:
+    """Of a new queue: whether one of its type can be like that."""
+    if unfit := unfit_for_type(arguments.get("x-queue-type"), durable, auto_delete, exclusive):
+        raise Refusal(PRECONDITION_FAILED, f"invalid property '{unfit}' for {named('queue', name, vhost)}")
+
+
+def check_nameless(arguments: dict[str, Any]) -> None:
+    """Of a queue that is to be given a name."""
+    kind = arguments.get("x-queue-type")
+    if kind in LASTING_TYPES:
+        raise Refusal(PRECONDITION_FAILED, f"Cannot declare a server-named queue for type rabbit_{kind}_queue")
+
+
+def unfit_for_type(kind: Any, durable: bool, auto_delete: bool, exclusive: bool) -> str:
+    """The property, in RabbitMQ's words, that no queue of this type has; "" if all are well."""
+    if kind not in LASTING_TYPES:
+        return ""
+    return "auto-delete" if auto_delete else "exclusive-owner" if exclusive else "" if durable else "non-durable"
+
+
+def with_prefix(name: str, arguments: dict[str, Any]) -> str:
+    """A name given by the broker, with the beginning that the client wants for it."""
+    prefix = arguments.get("x-name-prefix")
+    if not isinstance(prefix, str) or not prefix:
+        return name
+    if len(prefix.encode()) > NAME_PREFIX_BYTES_MAX:
+        text = f"Queue name prefix '{prefix}' exceeds the {NAME_PREFIX_BYTES_MAX}-byte limit"
+        raise Refusal(PRECONDITION_FAILED, text)
+    if prefix.startswith(RESERVED_PREFIX):
+        raise Refusal(ACCESS_REFUSED, f"queue name '{prefix}' contains reserved prefix 'amq.*'")
+    return f"{prefix}-{name.removeprefix(SERVER_NAMED_PREFIX)}"
+
+
 def _locked(queue: QueuePut) -> Refusal:
     return Refusal(
         RESOURCE_LOCKED,
@@ -302,6 +340,11 @@ QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
     "x-single-active-consumer": _boolean,
     "x-delivery-limit": _integer,
     "x-consumer-timeout": _non_negative,
+    "x-consumer-disconnected-timeout": _non_negative,
+    "x-delayed-retry-type": _one_of(RETRY_TYPES, "invalid_delayed_retry_type"),
+    "x-delayed-retry-min": _positive,
+    "x-delayed-retry-max": _positive,
+    "x-delayed-retry-multiplier": _positive,
     "x-queue-leader-locator": _string,
     "x-initial-cluster-size": _positive,
     "x-quorum-initial-group-size": _positive,

@@ -625,9 +625,7 @@ class Shard:
 
     def _watch(self, queue: Queue, now: int) -> None:
         """What goes back to it from consumers that are too slow, and what leaves it for its dead-letter exchange."""
-        before = queue.unacked_count
-        queue.take_overdue(now)
-        if queue.unacked_count != before:
+        if queue.take_overdue(now):
             self._dirty[queue] = None
             self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
         if queue.departures is not None and queue.departures.waits:
