@@ -132,8 +132,9 @@ class Scope:
 class Publishing:
     """All publishing of this front door."""
 
-    def __init__(self, source: CatalogSource, links: ShardLinks) -> None:
+    def __init__(self, source: CatalogSource, links: ShardLinks, *, set_timestamp: bool = False) -> None:
         self._source = source
+        self._set_timestamp = set_timestamp
         self.links = links
         # As long as some client holds them.
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
@@ -173,6 +174,8 @@ class Publishing:
         `without`: channels whose messages are left out.
         """
         now_ms = time.time_ns() // 1_000_000
+        if self._set_timestamp and (stamped := frames.stamped(event.buffer, event.table, now_ms // 1000)) is not None:
+            event = Publishes(*stamped, event.count)
         at = 0
         while at < event.count:
             number = _CHANNEL_OF.unpack_from(event.table, at * ROW)[0]

@@ -74,7 +74,7 @@ class Door:
         )
         self.logins = Logins()
         self.server_properties = login.server_properties(config.shown_cluster_name)
-        self.publishing = Publishing(self.catalog_link, self.links)
+        self.publishing = Publishing(self.catalog_link, self.links, set_timestamp=config.set_timestamp)
         self.consuming = Consuming(self.links)
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}

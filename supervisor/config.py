@@ -84,6 +84,7 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
     channels_max: Annotated[int, Meta(ge=1, le=65535)] = 2047
     channel_consumers_max: Annotated[int, Meta(ge=0)] = 0
     message_bytes_max: Annotated[int, Meta(ge=1, le=512 << 20)] = 128 << 20
+    set_timestamp: bool = False
     handshake_timeout_s: Seconds = 10
     tick_us: Annotated[int, Meta(ge=0, le=100_000)] = 250
 

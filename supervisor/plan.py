@@ -119,6 +119,7 @@ def _front_door(
         "channels_max": doors.channels_max,
         "channel_consumers_max": doors.channel_consumers_max,
         "message_bytes_max": doors.message_bytes_max,
+        "set_timestamp": doors.set_timestamp,
         "handshake_timeout_s": doors.handshake_timeout_s,
         "tick_us": doors.tick_us,
         "log_level": settings.log_level,
