@@ -17,6 +17,7 @@ from broker.routing.hashing import key_hash, modulus, rendezvous_weighted
 from broker.routing.matching import NOTHING, Arguments, Message, Target
 
 WEIGHT_MAX = 10000  # RabbitMQ's
+CHECKED_KEYS = frozenset(("x-consistent-hash", "x-local-random"))  # types that do not take any key of a binding
 HASH_PROPERTIES = ("message_id", "correlation_id", "timestamp")
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=repr)

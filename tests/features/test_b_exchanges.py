@@ -162,9 +162,7 @@ HEADERS: list[tuple[str, Arguments, Arguments, bool]] = [
 
 
 @pytest.mark.row("B1.5")
-@pytest.mark.parametrize(
-    ("arguments", "headers", "matches"), [pytest.param(*case, id=what) for what, *case in HEADERS]
-)
+@pytest.mark.parametrize(("arguments", "headers", "matches"), [pytest.param(*case, id=what) for what, *case in HEADERS])
 def test_a_headers_binding_matches_by_its_arguments(
     client: RawClient, exchanges: list[str], name: str, arguments: Arguments, headers: Arguments, matches: bool
 ) -> None:
