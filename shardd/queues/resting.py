@@ -28,7 +28,8 @@ class Retry(NamedTuple):
         if self.multiplier == 1:
             return min(self.least_ms, self.most_ms)
         # Beyond 32 doublings any time is above the most.
-        return min(self.least_ms * self.multiplier ** min(times - 1, 32), self.most_ms)
+        grown: int = self.least_ms * self.multiplier ** min(times - 1, 32)
+        return min(grown, self.most_ms)
 
 
 class _Part:
