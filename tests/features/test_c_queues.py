@@ -205,3 +205,52 @@ def test_a_policy_makes_it_rest(client: RawClient, api: Api, queues: list[str], 
     api(f"/api/policies/%2F/{name}", method="DELETE")
     client.ask(1, Basic.Get(queue=name), Basic.GetOk)  # rests no longer
     assert client.content() == b"x"
+
+
+@pytest.mark.row("C1.9")
+def test_who_is_the_single_active_consumer_is_shown(client: RawClient, api: Api, queues: list[str], name: str) -> None:
+    client.ask(1, Queue.Declare(queue=name, arguments={"x-single-active-consumer": True}), Queue.DeclareOk)
+    queues.append(name)
+    for tag in ("first", "second"):
+        client.ask(1, Basic.Consume(queue=name, consumer_tag=tag), Basic.ConsumeOk)
+
+    def shown(tag: str) -> bool:
+        row = api(f"/api/queues/%2F/{name}")
+        active = [one["consumer_tag"] for one in row["consumer_details"] if one["active"]]
+        return row.get("single_active_consumer_tag") == tag and active == [tag]
+
+    wait_until(lambda: shown("first"), "the first to be shown", 10)
+    client.ask(1, Basic.Cancel(consumer_tag="first"), Basic.CancelOk)
+    wait_until(lambda: shown("second"), "the second to be shown", 10)
+    client.ask(1, Basic.Cancel(consumer_tag="second"), Basic.CancelOk)
+
+
+@pytest.mark.row("C1.15")
+def test_what_rests_outlives_its_shard_and_knows_how_often_it_came_back(tmp_path: Path, name: str) -> None:
+    """Its rest is over then: sooner than it was told, but it is not lost."""
+    broker = RealBroker(tmp_path / "data", shards=1)
+    try:
+        with RawClient(broker.port) as made:
+            client = made.shake_hands()
+            arguments = {**QUORUM, "x-delayed-retry-min": 600_000}
+            client.ask(1, Queue.Declare(queue=name, durable=True, arguments=arguments), Queue.DeclareOk)
+            client.ask(1, Confirm.Select(), Confirm.SelectOk)
+            for content in (b"one", b"two"):
+                client.send(with_properties(1, "", name, content, delivery_mode=2))
+                client.expect(Basic.Ack)
+                tag = client.ask(1, Basic.Get(queue=name), Basic.GetOk).delivery_tag
+                client.message()
+                client.send(method(1, Basic.Reject(tag, requeue=True)))
+            client.ask(1, Basic.Get(queue=name), Basic.GetEmpty)
+            client.send(with_properties(1, "", name, b"three", delivery_mode=2))
+            client.expect(Basic.Ack)  # so that the returns are on disk
+            broker.kill("shard")
+            found = []
+            for _ in range(3):
+                client.ask(1, Basic.Get(queue=name, no_ack=True), Basic.GetOk)
+                properties, content = client.message()
+                found.append((content, (properties.headers or {}).get("x-delivery-count")))
+            assert found == [(b"one", 1), (b"two", 1), (b"three", None)]
+        broker.stop()
+    finally:
+        broker.clean_up()

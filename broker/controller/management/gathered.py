@@ -37,6 +37,7 @@ class Stats:
     at: float = 0.0
     queues: dict[int, QueueStats] = field(default_factory=dict)
     consumers: list[ConsumerStats] = field(default_factory=list)
+    active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
     channels: list[dict[str, Any]] = field(default_factory=list)
@@ -92,6 +93,7 @@ def _merged(stats: Stats, replies: dict[int, StatsReply], reports: list[DoorRepo
     for shard, reply in replies.items():
         stats.queues.update((queue.id, queue) for queue in reply.queues)
         stats.consumers.extend(reply.consumers)
+        stats.active.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.active)
         stats.shards[shard] = reply.process
     for report in reports:
         stats.connections.update((row["owner"], row) for row in report.connections)
