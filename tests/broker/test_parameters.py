@@ -49,6 +49,8 @@ DEFINITIONS: list[tuple[str, dict[str, Any], str]] = [
     ("C3.2 segment", {"stream-max-segment-size-bytes": -1}, "-1 is not a valid segment size"),
     ("C3.2 in memory", {"max-in-memory-length": -1}, "-1 is not a valid maximum memory in bytes"),
     ("C3.2 leader", {"queue-leader-locator": "zz"}, '<<"zz">> is not a valid queue leader locator value'),
+    ("C3.2 retry", {"delayed-retry-type": "q"}, '<<"q">> is not a valid delayed retry type'),
+    ("C3.2 retry time", {"delayed-retry-min": 0}, "0 is not a valid delayed retry time"),
     ("C3.2 argument only", {"max-priority": 3}, '[{<<"max-priority">>,3}] are not recognised policy settings'),
 ]
 
@@ -73,7 +75,9 @@ def test_a_definition_that_is_none_is_refused_in_rabbitmqs_words(definition: dic
             ("C3.2", {"consumer-timeout": 1000}), ("C3.2", {"dead-letter-strategy": "at-least-once"}),
             ("C3.2", {"queue-mode": "lazy"}), ("C3.2", {"queue-version": 2}), ("C3.2", {"max-in-memory-bytes": 0}),
             ("C3.2", {"stream-filter-size-bytes": 16}), ("C3.2", {"queue-leader-locator": "balanced"}),
-            ("C3.2", {"initial-cluster-size": 3}), ("C3.3", {"shards-per-node": 2, "routing-key": "1234"}),
+            ("C3.2", {"delayed-retry-type": "failed", "delayed-retry-min": 1, "delayed-retry-max": 9}),
+            ("C3.2", {"consumer-disconnected-timeout": 0}), ("C3.2", {"initial-cluster-size": 3}),
+            ("C3.3", {"shards-per-node": 2, "routing-key": "1234"}),
             ("C3.3", {"stream-definition": "my_stream"}), ("K10", {"ha-mode": "all"}),
         )
     ],
