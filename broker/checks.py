@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from broker.catalog import Catalog
 from broker.changes import ExchangePut, QueuePut
-from broker.routing.spreading import exchange_fault, weight_fault
+from broker.routing.spreading import CHECKED_KEYS, exchange_fault, weight_fault
 from broker.routing.types import TYPES
 
 NAME_BYTES_MAX = 255  # a shortstr
@@ -39,7 +39,6 @@ QUEUE_TYPES: Final = frozenset(("classic", "quorum"))
 LASTING_TYPES: Final = frozenset(("quorum",))  # whose queues outlive connections and restarts, or are none
 # Those that make another exchange of it.
 EXCHANGE_ARGUMENTS: Final = ("alternate-exchange", "hash-header", "hash-property", "x-hash-on")
-RETRY_TYPES: Final = frozenset(("disabled", "all", "failed", "returned"))
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
 
@@ -152,6 +151,11 @@ def check_exchange_delete(vhost: str, name: str, used: bool, if_unused: bool) ->
         raise Refusal(ACCESS_REFUSED, f"deletion of system {named('exchange', name, vhost)} not allowed")
     if if_unused and used:
         raise Refusal(PRECONDITION_FAILED, f"{named('exchange', name, vhost)} in use")
+
+
+def takes_any_binding(exchange_type: str, arguments: dict[str, Any]) -> bool:
+    """Whether `check_binding` refuses none with these arguments, whatever its key."""
+    return exchange_type not in CHECKED_KEYS and "x-match" not in arguments
 
 
 def check_binding(exchange_type: str, key: str, arguments: dict[str, Any]) -> None:
@@ -319,6 +323,8 @@ def _one_of(words: frozenset[str], wrong: str) -> Callable[[Any, dict[str, Any]]
 def _unacceptable(value: Any) -> str:
     return f"{{unacceptable_type,{type_name(value)}}}"
 
+
+RETRY_TYPES: Final = frozenset(("disabled", "all", "failed", "returned"))
 
 # Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken
 # and ignored: definition files still carry it.

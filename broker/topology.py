@@ -30,7 +30,6 @@ from broker.control import (
     QueueRemove,
     Unbind,
 )
-from broker.routing.spreading import CHECKED_KEYS
 from broker.routing.types import TYPES
 
 PIPELINED_MAX = 1024  # methods of one channel that are asked at once
@@ -512,7 +511,7 @@ class Pipeline:
             case commands.Queue.Declare(passive=False):
                 return not method.arguments and self._will_be("queue", method.queue)
             case commands.Exchange.Declare(passive=False, auto_delete=False):
-                known = method.exchange_type in TYPES and method.exchange_type not in CHECKED_KEYS
+                known = method.exchange_type in TYPES and checks.takes_any_binding(method.exchange_type, {})
                 return known and not method.arguments and self._will_be("exchange", method.exchange)
             case commands.Queue.Delete(if_unused=False, if_empty=False):
                 return self._will_be_gone("queue", method.queue)
@@ -521,9 +520,9 @@ class Pipeline:
         return False
 
     def _takes(self, exchange: str, arguments: dict[str, Any] | None) -> bool:
-        """Whether any binding to it will do."""
+        """Whether any binding to it will do. One that is only foreseen takes any key, or would not be foreseen."""
         found = self._session.catalog.exchange(self._session.vhost, exchange)
-        return "x-match" not in (arguments or ()) and (found is None or found.type not in CHECKED_KEYS)
+        return checks.takes_any_binding(found.type if found else "", arguments or {})
 
     def _is_there(self, kind: str, name: str) -> bool:
         if not name or not self._has_all_rights(name):

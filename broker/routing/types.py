@@ -15,6 +15,6 @@ TYPES: Final[dict[str, Callable[[Arguments], Matcher]]] = {
     "headers": HeadersExchange,
     "x-consistent-hash": ConsistentHash,
     "x-modulus-hash": ModulusHash,
-    "x-random": Chance,
     "x-local-random": Chance,
+    "x-random": Chance,
 }

@@ -37,10 +37,10 @@ class Stats:
     at: float = 0.0
     queues: dict[int, QueueStats] = field(default_factory=dict)
     consumers: list[ConsumerStats] = field(default_factory=list)
-    active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
     channels: list[dict[str, Any]] = field(default_factory=list)
+    active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
     counters: dict[str, float] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     before: Stats | None = None
