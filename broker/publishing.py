@@ -30,6 +30,7 @@ from broker.shard_link import ShardLinks
 from shardd.wire import packer
 
 if TYPE_CHECKING:
+    from broker.tracing import Tracing
     from broker.transactions import Transaction
 
 PUBLISH = (60, 40)
@@ -104,6 +105,8 @@ class Publisher(Protocol):
     scope: Scope | None
 
     @property
+    def name(self) -> str: ...
+    @property
     def frame_bytes_max(self) -> int: ...
     def publishing_channel(self, number: int) -> PublishingChannel | None:
         """None when the channel is closing: its publishes are dropped."""
@@ -140,6 +143,7 @@ class Publishing:
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
         self._dirty: list[Confirms] = []
         self.unroutable_dropped = 0
+        self.tracing: Tracing | None = None  # nothing is traced
 
     @property
     def catalog(self) -> Catalog:
@@ -230,6 +234,9 @@ class Publishing:
         exchange, key = _exchange_and_key(line)
         self._check(scope, exchange, (key,))
         vhost = self._vhost(scope)
+        if vhost.put.is_traced:
+            scope.routes.learn(line, packer.CALLER, [], False)
+            return
         if self._learn_spread(scope, vhost, exchange):
             return
         if not goes_by_key(vhost.table, exchange):
@@ -325,6 +332,8 @@ class Publishing:
         """Hand one decided message to its shards, or back to its publisher."""
         self._put(client, channel, message, targets, now_ms)
         self._account(client, channel, 1)
+        if self.tracing is not None:
+            self.tracing.published(client, channel.number, message.stored, message.keys, targets)
 
     def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         """All publishes of a transaction. The future: whether all shards have all of them."""
@@ -340,6 +349,9 @@ class Publishing:
                 size = 0
         self._await(client, committed)
         committed.confirmed()
+        if self.tracing is not None:
+            for message, targets in held:
+                self.tracing.published(client, channel.number, message.stored, message.keys, targets)
         return committed.future
 
     def _await(self, client: Publisher, committed: Committed) -> None:

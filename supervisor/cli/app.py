@@ -25,6 +25,8 @@ COMMANDS = (
     queues.purge_queue,
     users.add_vhost,
     users.update_vhost_metadata,
+    users.trace_on,
+    users.trace_off,
     users.enable_vhost_deletion_protection,
     users.disable_vhost_deletion_protection,
     users.delete_vhost,

@@ -6,7 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import DEFAULT_DATA_DIR, DataDir, Formatter, Password, Url, User, Vhost, connect, fail, show
+from supervisor.cli.api import (
+    DEFAULT_DATA_DIR,
+    Api,
+    DataDir,
+    Formatter,
+    Password,
+    Url,
+    User,
+    Vhost,
+    connect,
+    fail,
+    show,
+)
 
 Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
 
@@ -46,10 +58,34 @@ def update_vhost_metadata(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Change what is said of a virtual host; what is not given stays."""
-    api = connect(url, user, password, data_dir)
+    _change(connect(url, user, password, data_dir), vhost, _said(description, tags, default_queue_type))
+
+
+def trace_on(
+    vhost: Vhost = "/",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Copy what a virtual host's clients publish and get to its exchange amq.rabbitmq.trace."""
+    _change(connect(url, user, password, data_dir), vhost, {"tracing": True})
+
+
+def trace_off(
+    vhost: Vhost = "/",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Copy no more."""
+    _change(connect(url, user, password, data_dir), vhost, {"tracing": False})
+
+
+def _change(api: Api, vhost: str, body: dict[str, Any]) -> None:
     now = api.get("vhosts", vhost, thing=f"vhost '{vhost}'")
-    kept = {"description": now["description"], "tags": now["tags"]}
-    api.put("vhosts", vhost, body=kept | _said(description, tags, default_queue_type))
+    api.put("vhosts", vhost, body={"description": now["description"], "tags": now["tags"]} | body)
 
 
 def _said(description: str | None, tags: str | None, default_queue_type: str | None) -> dict[str, Any]:

@@ -141,6 +141,14 @@ def test_status_shows_processes_pids_shards_and_their_queues(api: FakeApi) -> No
             ["update_vhost_metadata", "old", "--default-queue-type", "quorum"],
             ("PUT", "/api/vhosts/old", {"description": "d", "tags": ["t"], "default_queue_type": "quorum"}),
         ),
+        (
+            ["trace_on", "-p", "old"],
+            ("PUT", "/api/vhosts/old", {"description": "d", "tags": ["t"], "tracing": True}),
+        ),
+        (
+            ["trace_off", "-p", "old"],
+            ("PUT", "/api/vhosts/old", {"description": "d", "tags": ["t"], "tracing": False}),
+        ),
         (["enable_vhost_deletion_protection", "old"], ("POST", "/api/vhosts/old/deletion/protection", {})),
         (["disable_vhost_deletion_protection", "old"], ("DELETE", "/api/vhosts/old/deletion/protection", None)),
         (["add_user", "u", "secret"], ("PUT", "/api/users/u", {"password": "secret", "tags": ""})),

@@ -19,8 +19,8 @@ CLASSIC = "classic"
 class VhostBody(msgspec.Struct):
     description: str = ""
     tags: list[str] | str = []
-    tracing: bool = False
-    default_queue_type: str | None = None  # None, here and below: as it is
+    tracing: bool | None = None  # None, here and below: as it is
+    default_queue_type: str | None = None
     protected_from_deletion: bool | None = None
 
 
@@ -38,7 +38,7 @@ def row(vhost: Vhost, stats: Stats) -> dict[str, Any]:
         **about(vhost.put),
         "metadata": about(vhost.put),
         "protected_from_deletion": vhost.put.is_protected,
-        "tracing": False,
+        "tracing": vhost.put.is_traced,
         "cluster_state": {"shardmq@localhost": "running"},
         "messages": ready + unacked,
         "messages_ready": ready,
@@ -66,6 +66,7 @@ async def put(call: Call) -> Any:
         tags_of(body.tags),
         before.default_queue_type if kind is None else kind,
         before.is_protected if protected is None else protected,
+        before.is_traced if body.tracing is None else body.tracing,
     )
     check(await call.context.authority.put_vhost(put))
     if not existed:
