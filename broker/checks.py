@@ -46,7 +46,10 @@ STREAMS_TOO: Final = frozenset((
 SEGMENT_BYTES_MAX: Final = 3_000_000_000
 MAX_AGE: Final = re.compile(r"[0-9]+[YMDhms]")
 # Those that make another exchange of it.
-EXCHANGE_ARGUMENTS: Final = ("alternate-exchange", "hash-header", "hash-property", "x-hash-on")
+EXCHANGE_ARGUMENTS: Final = (
+    "alternate-exchange", "hash-header", "hash-property", "x-hash-on", "x-algorithm", "x-shards", "x-super-stream",
+    "x-shard-arguments", "x-shard-routing-key", "x-shards-when-gone",
+)  # fmt: skip
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
 

@@ -41,6 +41,8 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
         "effective_policy_definition": applied.definition,
         "state": "running",
     }
+    if queue.part is not None:
+        shown |= {"exchange": queue.part.exchange, "index": queue.part.index, "shard_state": queue.part.state}
     if queue.owner and (holder := context.presence.connection(queue.owner)) is not None:
         shown["owner_pid_details"] = {
             "name": holder.name,
