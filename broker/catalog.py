@@ -71,14 +71,12 @@ class Vhost:
     """One vhost. Bindings are found from both ends, so that removing a thing costs as much as it has bindings."""
 
     __slots__ = (
-        "_from", "_part_orders", "_parts", "_to", "description", "exchanges", "name", "policies", "queues", "table",
-        "tags",
+        "_from", "_part_orders", "_parts", "_to", "exchanges", "name", "policies", "put", "queues", "table",
     )  # fmt: skip
 
     def __init__(self, name: str, table: RoutingTable) -> None:
         self.name = name
-        self.description = ""
-        self.tags: list[str] = []
+        self.put = VhostPut(name)  # what is said of it
         self.exchanges: dict[str, ExchangePut] = {}
         self.queues: dict[str, QueuePut] = {}
         self.table = table
@@ -429,7 +427,7 @@ class Catalog:
 
     def changes(self) -> list[AnyChange]:
         """The changes that make an equal catalog of an empty one, in an order that can be applied."""
-        made: list[AnyChange] = [VhostPut(v.name, v.description, v.tags) for v in self.vhosts.values()]
+        made: list[AnyChange] = [v.put for v in self.vhosts.values()]
         made.extend(self.parameters.values())
         for vhost in self.vhosts.values():
             made.extend(x for x in vhost.exchanges.values() if x.name not in PREDECLARED)
@@ -453,7 +451,7 @@ class Catalog:
         if vhost is None:
             table = RoutingTable.empty() if self._routes else NoTable.empty()
             vhost = self.vhosts[put.name] = Vhost(put.name, table)
-        vhost.description, vhost.tags = put.description, put.tags
+        vhost.put = put
 
     def _vhost_delete(self, gone: VhostDelete) -> None:
         vhost = self.vhosts.pop(gone.name, None)

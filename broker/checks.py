@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from broker.catalog import Catalog
 from broker.changes import ExchangePut, QueuePut
-from broker.routing.spreading import exchange_fault, weight_fault
+from broker.routing.spreading import CHECKED_KEYS, exchange_fault, weight_fault
 from broker.routing.types import TYPES
 
 NAME_BYTES_MAX = 255  # a shortstr
+NAME_PREFIX_BYTES_MAX = 64
 EXPIRY_MS_MAX = 0xFFFFFFFF
 PRIORITY_MAX = 255
 RESERVED_PREFIX = "amq."
@@ -36,6 +37,7 @@ COMMAND_INVALID = 503
 NOT_ALLOWED = 530
 
 QUEUE_TYPES: Final = frozenset(("classic", "quorum", "stream"))
+LASTING_TYPES: Final = frozenset(("quorum", "stream"))  # whose queues outlive connections and restarts, or are none
 # Of the arguments a queue may have, those that only streams have, and those that streams have, too.
 ONLY_STREAMS: Final = frozenset(("x-max-age", "x-stream-max-segment-size-bytes", "x-stream-filter-size-bytes"))
 STREAMS_TOO: Final = frozenset((
@@ -173,6 +175,11 @@ def check_exchange_delete(vhost: str, name: str, used: bool, if_unused: bool) ->
         raise Refusal(PRECONDITION_FAILED, f"{named('exchange', name, vhost)} in use")
 
 
+def takes_any_binding(exchange_type: str, arguments: dict[str, Any]) -> bool:
+    """Whether `check_binding` refuses none with these arguments, whatever its key."""
+    return exchange_type not in CHECKED_KEYS and "x-match" not in arguments
+
+
 def check_binding(exchange_type: str, key: str, arguments: dict[str, Any]) -> None:
     fault = weight_fault(exchange_type, key)
     if fault is not None:
@@ -241,15 +248,39 @@ def check_queue_arguments(vhost: str, name: str, arguments: dict[str, Any]) -> N
             raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('queue', name, vhost)}: {wrong}")
 
 
-def check_stream(
+def check_queue_type(
     vhost: str, name: str, durable: bool, auto_delete: bool, exclusive: bool, arguments: dict[str, Any]
 ) -> None:
-    """What a stream is, whatever its arguments."""
-    if arguments.get("x-queue-type") != "stream":
-        return
-    for wrong, word in ((auto_delete, "auto-delete"), (exclusive, "exclusive-owner"), (not durable, "non-durable")):
-        if wrong:
-            raise Refusal(PRECONDITION_FAILED, f"invalid property '{word}' for {named('queue', name, vhost)}")
+    """Of a new queue: whether one of its type can be like that."""
+    if unfit := unfit_for_type(arguments.get("x-queue-type"), durable, auto_delete, exclusive):
+        raise Refusal(PRECONDITION_FAILED, f"invalid property '{unfit}' for {named('queue', name, vhost)}")
+
+
+def check_nameless(arguments: dict[str, Any]) -> None:
+    """Of a queue that is to be given a name."""
+    kind = arguments.get("x-queue-type")
+    if kind in LASTING_TYPES:
+        raise Refusal(PRECONDITION_FAILED, f"Cannot declare a server-named queue for type rabbit_{kind}_queue")
+
+
+def unfit_for_type(kind: Any, durable: bool, auto_delete: bool, exclusive: bool) -> str:
+    """The property, in RabbitMQ's words, that no queue of this type has; "" if all are well."""
+    if kind not in LASTING_TYPES:
+        return ""
+    return "auto-delete" if auto_delete else "exclusive-owner" if exclusive else "" if durable else "non-durable"
+
+
+def with_prefix(name: str, arguments: dict[str, Any]) -> str:
+    """A name given by the broker, with the beginning that the client wants for it."""
+    prefix = arguments.get("x-name-prefix")
+    if not isinstance(prefix, str) or not prefix:
+        return name
+    if len(prefix.encode()) > NAME_PREFIX_BYTES_MAX:
+        text = f"Queue name prefix '{prefix}' exceeds the {NAME_PREFIX_BYTES_MAX}-byte limit"
+        raise Refusal(PRECONDITION_FAILED, text)
+    if prefix.startswith(RESERVED_PREFIX):
+        raise Refusal(ACCESS_REFUSED, f"queue name '{prefix}' contains reserved prefix 'amq.*'")
+    return f"{prefix}-{name.removeprefix(SERVER_NAMED_PREFIX)}"
 
 
 def _locked(queue: QueuePut) -> Refusal:
@@ -337,6 +368,8 @@ def _unacceptable(value: Any) -> str:
     return f"{{unacceptable_type,{type_name(value)}}}"
 
 
+RETRY_TYPES: Final = frozenset(("disabled", "all", "failed", "returned"))
+
 # Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken
 # and ignored: definition files still carry it.
 QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
@@ -357,6 +390,11 @@ QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
     "x-single-active-consumer": _boolean,
     "x-delivery-limit": _integer,
     "x-consumer-timeout": _non_negative,
+    "x-consumer-disconnected-timeout": _non_negative,
+    "x-delayed-retry-type": _one_of(RETRY_TYPES, "invalid_delayed_retry_type"),
+    "x-delayed-retry-min": _positive,
+    "x-delayed-retry-max": _positive,
+    "x-delayed-retry-multiplier": _positive,
     "x-max-age": _max_age,
     "x-stream-max-segment-size-bytes": _segment_bytes,
     "x-stream-filter-size-bytes": _non_negative,

@@ -28,6 +28,7 @@ STREAM_KEYS: Final = frozenset(("max-age", "stream-max-segment-size-bytes", "str
 QUEUE_KEYS: Final = frozenset((
     *LOWER_WINS, *STREAM_KEYS, "overflow", "dead-letter-exchange", "dead-letter-routing-key", "dead-letter-strategy",
     "queue-mode", "queue-version", "queue-leader-locator", "initial-cluster-size",
+    "delayed-retry-type", "delayed-retry-min", "delayed-retry-max", "delayed-retry-multiplier",
 ))  # fmt: skip
 EXCHANGE_KEYS: Final = frozenset(("alternate-exchange",))
 # A policy with one of these does not apply at all to queues of other types, as in RabbitMQ.

@@ -30,6 +30,7 @@ from broker.shard_link import ShardLinks
 from shardd.wire import packer
 
 if TYPE_CHECKING:
+    from broker.tracing import Tracing
     from broker.transactions import Transaction
 
 PUBLISH = (60, 40)
@@ -107,6 +108,8 @@ class Publisher(Protocol):
     scope: Scope | None
 
     @property
+    def name(self) -> str: ...
+    @property
     def frame_bytes_max(self) -> int: ...
     def publishing_channel(self, number: int) -> PublishingChannel | None:
         """None when the channel is closing: its publishes are dropped."""
@@ -135,13 +138,15 @@ class Scope:
 class Publishing:
     """All publishing of this front door."""
 
-    def __init__(self, source: CatalogSource, links: ShardLinks) -> None:
+    def __init__(self, source: CatalogSource, links: ShardLinks, *, set_timestamp: bool = False) -> None:
         self._source = source
+        self._set_timestamp = set_timestamp
         self.links = links
         # As long as some client holds them.
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
         self._dirty: list[Confirms] = []
         self.unroutable_dropped = 0
+        self.tracing: Tracing | None = None  # nothing is traced
 
     @property
     def catalog(self) -> Catalog:
@@ -176,6 +181,8 @@ class Publishing:
         `without`: channels whose messages are left out.
         """
         now_ms = time.time_ns() // 1_000_000
+        if self._set_timestamp and (stamped := frames.stamped(event.buffer, event.table, now_ms // 1000)) is not None:
+            event = Publishes(*stamped, event.count)
         at = 0
         while at < event.count:
             number = _CHANNEL_OF.unpack_from(event.table, at * ROW)[0]
@@ -232,6 +239,9 @@ class Publishing:
         exchange, key = _exchange_and_key(line)
         self._check(scope, exchange, (key,))
         vhost = self._vhost(scope)
+        if vhost.put.is_traced:
+            scope.routes.learn(line, packer.CALLER, [], False)
+            return
         if self._learn_spread(scope, vhost, exchange):
             return
         if not goes_by_key(vhost.table, exchange):
@@ -329,6 +339,8 @@ class Publishing:
         if channel.confirms and message.in_sequence:
             channel.confirms.in_sequence = True
         self._account(client, channel, 1)
+        if self.tracing is not None:
+            self.tracing.published(client, channel.number, message.stored, message.keys, targets)
 
     def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         """All publishes of a transaction. The future: whether all shards have all of them."""
@@ -344,6 +356,9 @@ class Publishing:
                 size = 0
         self._await(client, committed)
         committed.confirmed()
+        if self.tracing is not None:
+            for message, targets in held:
+                self.tracing.published(client, channel.number, message.stored, message.keys, targets)
         return committed.future
 
     def _await(self, client: Publisher, committed: Committed) -> None:

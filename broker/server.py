@@ -34,6 +34,7 @@ from broker.pace import Pace
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
 from broker.tls import Handshake
+from broker.tracing import Tracing
 from shardd.wire import messages as wire
 from shardd.wire.memory import AfterBursts, collect_seldom, keep_warm
 from supervisor import notify
@@ -74,7 +75,8 @@ class Door:
         )
         self.logins = Logins()
         self.server_properties = login.server_properties(config.shown_cluster_name)
-        self.publishing = Publishing(self.catalog_link, self.links)
+        self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
+        self.publishing = Publishing(self.catalog_link, self.links, set_timestamp=config.set_timestamp)
         self.consuming = Consuming(self.links)
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
@@ -225,6 +227,7 @@ class Door:
     # -- what the controller says ------------------------------------------------------------------------
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
+        self.publishing.tracing = self.consuming.tracing = self.tracing.catalog_changed()
         self.publishing.catalog_changed()
         if changes is None or any(isinstance(change, ParameterPut) and not change.vhost for change in changes):
             for client in self.clients.values():

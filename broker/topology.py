@@ -504,20 +504,25 @@ class Pipeline:
         match method:
             case commands.Queue.Bind() | commands.Queue.Unbind():
                 there = self._is_there("queue", method.queue) and self._is_there("exchange", method.exchange)
-                return there and "x-match" not in (method.arguments or ())
+                return there and self._takes(method.exchange, method.arguments)
             case commands.Exchange.Bind() | commands.Exchange.Unbind():
                 there = self._is_there("exchange", method.source) and self._is_there("exchange", method.destination)
-                return there and "x-match" not in (method.arguments or ())
+                return there and self._takes(method.source, method.arguments)
             case commands.Queue.Declare(passive=False):
                 return not method.arguments and self._will_be("queue", method.queue)
             case commands.Exchange.Declare(passive=False, auto_delete=False):
-                known = method.exchange_type in TYPES
+                known = method.exchange_type in TYPES and checks.takes_any_binding(method.exchange_type, {})
                 return known and not method.arguments and self._will_be("exchange", method.exchange)
             case commands.Queue.Delete(if_unused=False, if_empty=False):
                 return self._will_be_gone("queue", method.queue)
             case commands.Exchange.Delete(if_unused=False):
                 return self._will_be_gone("exchange", method.exchange)
         return False
+
+    def _takes(self, exchange: str, arguments: dict[str, Any] | None) -> bool:
+        """Whether any binding to it will do. One that is only foreseen takes any key, or would not be foreseen."""
+        found = self._session.catalog.exchange(self._session.vhost, exchange)
+        return checks.takes_any_binding(found.type if found else "", arguments or {})
 
     def _is_there(self, kind: str, name: str) -> bool:
         if not name or not self._has_all_rights(name):

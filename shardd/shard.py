@@ -729,11 +729,10 @@ class Shard:
 
     def _watch(self, queue: Queue, now: int) -> None:
         """What goes back to it from consumers that are too slow, and what leaves it for its dead-letter exchange."""
-        before = queue.unacked_count
-        for late in queue.take_overdue(now):
+        for late in queue.late(now):
             assert isinstance(late.peer, Peer) and queue.limits.consumer_timeout is not None
             late.peer.tell(m.Overdue(late.connection, late.channel, queue.limits.consumer_timeout))
-        if queue.unacked_count != before:
+        if queue.take_overdue(now):
             self._dirty[queue] = None
             self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
         if queue.departures is not None and queue.departures.waits:

@@ -85,6 +85,7 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
     channel_consumers_max: Annotated[int, Meta(ge=0)] = 0
     channel_max_per_node: Annotated[int, Meta(ge=0)] = 0
     message_bytes_max: Annotated[int, Meta(ge=1, le=512 << 20)] = 128 << 20
+    set_timestamp: bool = False
     handshake_timeout_s: Seconds = 10
     tick_us: Annotated[int, Meta(ge=0, le=100_000)] = 250
 

@@ -124,6 +124,7 @@ def _front_door(
         "channel_consumers_max": doors.channel_consumers_max,
         "channel_max_per_node": doors.channel_max_per_node,
         "message_bytes_max": doors.message_bytes_max,
+        "set_timestamp": doors.set_timestamp,
         "handshake_timeout_s": doors.handshake_timeout_s,
         "tick_us": doors.tick_us,
         "log_level": settings.log_level,

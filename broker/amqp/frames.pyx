@@ -670,3 +670,65 @@ def letters(const uint8_t[::1] blob not None, uint32_t count):
     if at != left:
         raise ValueError("bytes behind the last stored message")
     return found
+
+
+# -- timestamps ---------------------------------------------------------------------------------------------------------
+
+cdef uint32_t timestamp_at(const uint8_t *props, uint32_t size) noexcept nogil:
+    """Where the timestamp of a property list would be, 0 if it has one or is none."""
+    cdef uint32_t flags, bit, field, at = 2
+    if size < 2:
+        return 0
+    flags = get16(props)
+    if flags & 0x43:  # bit 6: the timestamp; bits 1 and 0 are not used
+        return 0
+    for bit in range(15, 6, -1):
+        if not flags >> bit & 1:
+            continue
+        if at >= size:
+            return 0
+        if bit == 13:
+            if size - at < 4:
+                return 0
+            field = get32(props + at)
+            if field > size - at - 4:
+                return 0
+            at += 4 + field
+        elif bit == 12 or bit == 11:
+            at += 1
+        else:
+            at += 1 + props[at]
+    return at if at <= size else 0
+
+def stamped(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, uint64_t seconds):
+    """(buffer, table) in which every publish has a timestamp: those that came without have this one. None: all have."""
+    cdef size_t count = table.shape[0] // sizeof(Row), extra = 0, i
+    cdef size_t used = buffer.shape[0]
+    cdef Row *r
+    cdef uint8_t *data
+    cdef uint8_t *p
+    cdef const uint8_t *props
+    cdef uint32_t at
+    if not count:
+        return None
+    new_table = PyBytes_FromStringAndSize(<const char *>&table[0], count * sizeof(Row))
+    r = <Row *>PyBytes_AS_STRING(new_table)
+    for i in range(count):
+        if not r[i].flags & C_BAD_PROPERTIES and timestamp_at(&buffer[0] + r[i].props_off, r[i].props_len):
+            extra += r[i].props_len + 8
+    if not extra:
+        return None
+    new_buffer = PyBytes_FromStringAndSize(NULL, used + extra)
+    data = <uint8_t *>PyBytes_AS_STRING(new_buffer)
+    memcpy(data, &buffer[0], used)
+    p = data + used
+    for i in range(count):
+        props = data + r[i].props_off
+        at = 0 if r[i].flags & C_BAD_PROPERTIES else timestamp_at(props, r[i].props_len)
+        if not at:
+            continue
+        r[i].props_off = <uint32_t>(p - data)
+        r[i].props_len += 8
+        p = put64(put(put16(p, get16(props) | 0x40), props + 2, at - 2), seconds)
+        p = put(p, props + at, r[i].props_len - 8 - at)
+    return new_buffer, new_table

@@ -399,8 +399,8 @@ class Authority:
 
     # -- by name, for the HTTP API: each returns when it is in force ------------------------------------
 
-    async def put_vhost(self, name: str, description: str = "", tags: list[str] | None = None) -> Answer:
-        return await self.ask(VhostPut(name, description, tags or []))
+    async def put_vhost(self, put: VhostPut) -> Answer:
+        return await self.ask(put)
 
     async def delete_vhost(self, name: str) -> Answer:
         """Its queues and their messages go, its connections are closed."""

@@ -48,6 +48,7 @@ SHARDING_COMPONENTS: Final = COMPONENTS | {policies.STREAM, policies.DEFINITION}
 
 NOT_FOUND = 404
 BAD_REQUEST = 400
+PRECONDITION_FAILED = 412  # HTTP's
 
 
 @dataclass(slots=True)
@@ -201,17 +202,19 @@ class Decisions:
         vhost = self._vhost(ask.vhost)
         name = checks.clean_name(ask.name)
         current = vhost.queues.get(name)
+        arguments = with_type(ask, vhost.put.default_queue_type, current)
         if current is not None:
-            checks.check_same_queue(current, ask.durable, ask.auto_delete, owner, ask.exclusive, ask.arguments)
+            checks.check_same_queue(current, ask.durable, ask.auto_delete, owner, ask.exclusive, arguments)
             return Decision(result=_counted(name), count=current)
         # Front doors ask for such a name on their own account only, and always for one of their connections.
         is_reply_queue = checks.is_reply_queue(name) and ask.exclusive and owner != ""
         if not name:
-            name = self._new_name()
+            checks.check_nameless(arguments)
+            name = checks.with_prefix(self._new_name(), arguments)
         elif not is_reply_queue:
             checks.check_new_name("queue", name)
-        checks.check_queue_arguments(ask.vhost, name, ask.arguments)
-        checks.check_stream(ask.vhost, name, ask.durable, ask.auto_delete, ask.exclusive, ask.arguments)
+        checks.check_queue_arguments(ask.vhost, name, arguments)
+        checks.check_queue_type(ask.vhost, name, ask.durable, ask.auto_delete, ask.exclusive, arguments)
         if not is_reply_queue:
             self._check_queue_limit(vhost)
         put = QueuePut(
@@ -222,7 +225,7 @@ class Decisions:
             ask.durable,
             ask.auto_delete,
             owner if ask.exclusive else "",
-            ask.arguments,
+            arguments,
         )
         return Decision([put], result=_counted(name), create=[put])
 
@@ -334,11 +337,17 @@ class Decisions:
     def _put_vhost(self, change: VhostPut, owner: str) -> Decision:
         if not change.name or len(change.name.encode()) > checks.NAME_BYTES_MAX:
             raise Refusal(BAD_REQUEST, f"a vhost's name has 1 to {checks.NAME_BYTES_MAX} bytes")
+        if change.default_queue_type not in ("", *checks.QUEUE_TYPES):
+            raise Refusal(BAD_REQUEST, f"unsupported default queue type '{change.default_queue_type}'")
         return Decision([change])
 
     def _delete_vhost(self, change: VhostDelete, owner: str) -> Decision:
-        if change.name not in self._catalog.vhosts:
+        found = self._catalog.vhosts.get(change.name)
+        if found is None:
             raise Refusal(NOT_FOUND, f"vhost '{change.name}' not found")
+        if found.put.is_protected:
+            text = f"Refusing to delete virtual host '{change.name}' because it is protected from deletion"
+            raise Refusal(PRECONDITION_FAILED, text)
         return Decision([change], drop_vhost=change.name, close_vhost=change.name)
 
     def _delete_user(self, change: UserDelete, owner: str) -> Decision:
@@ -415,6 +424,22 @@ def unbound_exchanges(vhost: Vhost, lost: Iterable[BindingPut], dead: set[str]) 
             changes.append(ExchangeDelete(vhost.name, source))
             todo.extend(vhost.bindings_to("exchange", source))
     return changes
+
+
+def with_type(ask: QueueDeclare, default: str, current: QueuePut | None) -> dict[str, Any]:
+    """The arguments of a declare, with the type its vhost gives to a queue that is of none and could be of that one.
+
+    A queue that was there before its vhost had a default, or is of it, may be declared again without a type.
+    """
+    arguments = ask.arguments
+    if default in ("", "classic") or "x-queue-type" in arguments:
+        return arguments
+    if current is not None:
+        kind = current.arguments.get("x-queue-type")
+        return arguments if kind != default else {**arguments, "x-queue-type": kind}
+    if not ask.name or checks.unfit_for_type(default, ask.durable, ask.auto_delete, ask.exclusive):
+        return arguments
+    return {**arguments, "x-queue-type": default}
 
 
 def check_regexes(*regexes: str) -> None:

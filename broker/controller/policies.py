@@ -252,6 +252,11 @@ POLICY_KEYS: Final[dict[str, Check]] = {
     "dead-letter-routing-key": _text("dead letter routing key"),
     "dead-letter-strategy": _one_of(("at-most-once", "at-least-once"), "dead letter strategy"),
     "consumer-timeout": _at_least(0, "consumer timeout"),
+    "consumer-disconnected-timeout": _at_least(0, "consumer disconnected timeout"),
+    "delayed-retry-type": _one_of(("disabled", "all", "failed", "returned"), "delayed retry type"),
+    "delayed-retry-min": _at_least(1, "delayed retry time"),
+    "delayed-retry-max": _at_least(1, "delayed retry time"),
+    "delayed-retry-multiplier": _at_least(1, "delayed retry multiplier"),
     "queue-mode": _one_of(("default", "lazy"), "queue-mode value"),
     "queue-leader-locator": _one_of(
         ("client-local", "balanced", "random", "least-leaders"), "queue leader locator value"

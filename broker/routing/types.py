@@ -15,5 +15,6 @@ TYPES: Final[dict[str, Callable[[Arguments], Matcher]]] = {
     "headers": HeadersExchange,
     "x-consistent-hash": ConsistentHash,
     "x-modulus-hash": ModulusHash,
+    "x-local-random": Chance,
     "x-random": Chance,
 }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shardd.queues.entry import EXPIRY
+from shardd.queues.resting import REST_MS_MAX, Retry
 
 PRIORITY_MAX = 255
 # Why a message was let go.
@@ -41,6 +42,7 @@ class Limits(NamedTuple):
     consumer_timeout: int | None = None  # ms after which what a consumer does not settle is requeued
     paused: bool = False  # nothing is handed out
     timeout_closes: bool = False  # who holds something for longer loses its channel, not that message
+    retry: Retry | None = None  # what comes back rests first
 
     @property
     def bounded(self) -> bool:
@@ -82,6 +84,7 @@ def limits_of(arguments: Mapping[str, Any]) -> Limits:
         dead_letters=_dead_letters(arguments),
         consumer_timeout=_number(arguments, "x-consumer-timeout") or None,
         refused_die=overflow == "reject-publish-dlx",
+        retry=_retry(arguments),
     )
 
 
@@ -92,6 +95,15 @@ def _dead_letters(arguments: Mapping[str, Any]) -> DeadLetters | None:
     key = arguments.get("x-dead-letter-routing-key")
     insist = arguments.get("x-dead-letter-strategy") == "at-least-once"
     return DeadLetters(exchange, key if isinstance(key, str) else None, insist)
+
+
+def _retry(arguments: Mapping[str, Any]) -> Retry | None:
+    """Of the types (all, failed, returned) none is told from the others: whatever comes back rests."""
+    least = _number(arguments, "x-delayed-retry-min")
+    if not least or arguments.get("x-delayed-retry-type") == "disabled":
+        return None
+    most = _number(arguments, "x-delayed-retry-max") or REST_MS_MAX
+    return Retry(min(least, REST_MS_MAX), most, _number(arguments, "x-delayed-retry-multiplier") or None)
 
 
 def _number(arguments: Mapping[str, Any], name: str) -> int | None:

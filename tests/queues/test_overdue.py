@@ -106,11 +106,11 @@ def test_where_channels_are_closed_for_it_who_holds_something_too_long_is_told_o
     queue.attach(consumer)
     publish(queue, store, [0, 1, 2])
     queue.deliver(1000, outlet, 1 << 20)
-    assert queue.take_overdue(1000) == []
+    assert queue.late(1000) == []
     queue.get(getter, 1100)
-    assert queue.take_overdue(1150) == []
-    assert queue.take_overdue(1200) == [consumer]
+    assert queue.late(1150) == []
+    assert queue.late(1200) == [consumer]
     due = queue.next_due()
     assert due is not None and 1200 < due <= 1260
-    assert queue.take_overdue(1260) == [getter] and queue.take_overdue(9999) == []
+    assert queue.late(1260) == [getter] and queue.late(9999) == [] and not queue.take_overdue(9999)
     assert queue.unacked_count == 2 and queue.ready_count == 1 and queue.next_due() is None

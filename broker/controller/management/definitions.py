@@ -25,6 +25,7 @@ from broker.controller.management.call import (
     to_json,
 )
 from broker.controller.management.overview import RABBITMQ_VERSION, product_version
+from broker.controller.management.vhosts import about as about_vhost
 from broker.controller.policies import GLOBAL, USER_LIMITS
 from broker.policies import POLICY
 
@@ -62,7 +63,7 @@ def definitions_of(vhost: Vhost, catalog: Catalog) -> dict[str, Any]:
         "rabbitmq_version": RABBITMQ_VERSION,
         "product_name": "shardmq",
         "product_version": product_version(),
-        "metadata": {"description": vhost.description, "tags": vhost.tags},
+        "metadata": about_vhost(vhost.put),
         "description": f"Definitions of virtual host '{vhost.name}'",
         **_inside([vhost], puts, lambda row: _without(row, "vhost")),
     }
@@ -83,7 +84,7 @@ def _inside(
 
 
 def _vhost_row(vhost: Vhost) -> dict[str, Any]:
-    about = {"description": vhost.description, "tags": vhost.tags}
+    about = about_vhost(vhost.put)
     return {"name": vhost.name, **about, "metadata": about}
 
 

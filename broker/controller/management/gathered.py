@@ -42,6 +42,7 @@ class Stats:
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
     channels: list[dict[str, Any]] = field(default_factory=list)
+    active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
     counters: dict[str, float] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     before: Stats | None = None
@@ -94,6 +95,7 @@ def _merged(stats: Stats, replies: dict[int, StatsReply], reports: list[DoorRepo
     for shard, reply in replies.items():
         stats.queues.update((queue.id, queue) for queue in reply.queues)
         stats.consumers.extend(reply.consumers)
+        stats.active.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.active)
         stats.shards[shard] = reply.process
         if isinstance(reply, StreamsReply):
             stats.streams.update((stream.id, stream) for stream in reply.streams)

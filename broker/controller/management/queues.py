@@ -14,6 +14,8 @@ from broker.controller.management.gathered import Stats, message_stats
 from broker.controller.management.listing import Listing
 from broker.policies import NOTHING
 
+SINGLE_ACTIVE = "x-single-active-consumer"
+
 
 class QueueBody(msgspec.Struct):
     durable: bool = True
@@ -47,6 +49,8 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
             "peer_host": holder.peer_host,
             "peer_port": holder.peer_port,
         }
+    if queue.arguments.get(SINGLE_ACTIVE) is True:
+        shown["single_active_consumer_tag"] = stats.active.get(queue.id, "")
     known = stats.queues.get(queue.id)
     if known is None:
         # Numbers that are not known are left out, not shown as 0.
