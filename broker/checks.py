@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from broker.catalog import Catalog
 from broker.changes import ExchangePut, QueuePut
+from broker.routing import delaying
 from broker.routing.spreading import exchange_fault, weight_fault
 from broker.routing.types import TYPES
 
@@ -23,6 +24,8 @@ RESERVED_PREFIX = "amq."
 SERVER_NAMED_PREFIX = "amq.gen-"
 # Who consumes from this gets a queue of a name of its own; who puts it into reply_to means that queue.
 REPLY_TO = "amq.rabbitmq.reply-to"
+# Argument of a queue where an exchange keeps messages that are not due: its name. Nobody else's has it at a shard.
+DELAYS_FOR: Final = "x-delays-for"
 
 MAX_CONNECTIONS = "max-connections"
 MAX_CHANNELS = "max-channels"
@@ -36,7 +39,9 @@ NOT_ALLOWED = 530
 
 QUEUE_TYPES: Final = frozenset(("classic", "quorum"))
 # Those that make another exchange of it.
-EXCHANGE_ARGUMENTS: Final = ("alternate-exchange", "hash-header", "hash-property", "x-hash-on")
+EXCHANGE_ARGUMENTS: Final = (
+    "alternate-exchange", "hash-header", "hash-property", "x-hash-on", delaying.TYPE_ARGUMENT, delaying.FLAG_ARGUMENT,
+)  # fmt: skip
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
 
@@ -88,6 +93,11 @@ def is_reply_queue(name: str) -> bool:
     return name.startswith(REPLY_TO)
 
 
+def is_hidden_queue(name: str) -> bool:
+    """In no listing: one for replies, or where an exchange keeps what is not due."""
+    return is_reply_queue(name) or delaying.is_delay_queue(name)
+
+
 def check_not_default(exchange: str) -> None:
     if not exchange:
         raise Refusal(ACCESS_REFUSED, "operation not permitted on the default exchange")
@@ -114,7 +124,8 @@ def check_connection_limits(catalog: Catalog, vhost: str, user: str, of_vhost: i
 def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, Any]) -> None:
     check_new_name("exchange", name)
     check_exchange_type(type)
-    fault = exchange_fault(type, arguments)
+    fault = delaying.delayed_fault(type, arguments, TYPES)
+    fault = fault or exchange_fault(delaying.inner_type(type, arguments), arguments)
     if fault is not None:
         raise Refusal(PRECONDITION_FAILED, fault)
     alternate = arguments.get("alternate-exchange")

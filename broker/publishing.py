@@ -21,10 +21,11 @@ from weakref import WeakValueDictionary
 from broker import checks
 from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
 from broker.catalog import Catalog, Vhost
+from broker.changes import QueuePut
 from broker.checks import type_name
 from broker.confirms import Confirms
 from broker.routing import Message as Routable
-from broker.routing import goes_by_key, route, route_message, spread_of
+from broker.routing import delaying, goes_by_key, route, route_message, spread_of
 from broker.routing.spreading import HASH_PROPERTIES
 from broker.shard_link import ShardLinks
 from shardd.wire import packer
@@ -259,7 +260,7 @@ class Publishing:
         if found.internal:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{scope.vhost}'"
             raise ChannelException(403, text, *PUBLISH)
-        if found.type == "topic" and self.catalog.has_topic_permissions(scope.user, scope.vhost):
+        if delaying.inner_type(found.type, found.arguments) == "topic" and self.catalog.has_topic_permissions(scope.user, scope.vhost):
             self._check_topics(scope, exchange, keys)
 
     def _check_topics(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:
@@ -295,7 +296,7 @@ class Publishing:
             self._check(client.scope, message.exchange, message.keys)
             message.check(client.user, self._may_impersonate(client.user))
             message.direct_replies_to(channel)
-            targets = self._route_one(client.scope, message)
+            targets = self._route_one(client.scope, message, now_ms)
             if channel.transaction is not None:
                 channel.transaction.publish((message, targets), len(message.stored) + HELD_MESSAGE_BYTES)
                 return
@@ -308,8 +309,11 @@ class Publishing:
         known = self.catalog.users.get(user)
         return known is not None and "impersonator" in known.tags
 
-    def _route_one(self, scope: Scope, message: Message) -> Targets:
-        return route_message(self._vhost(scope).table, message.exchange, message.routable()).queues
+    def _route_one(self, scope: Scope, message: Message, now_ms: int) -> Targets:
+        targets = route_message(self._vhost(scope).table, message.exchange, message.routable()).queues
+        if message.delay_ms and any(map(delaying.is_delay_queue, targets)):
+            message.check_delay(now_ms)
+        return targets
 
     def send_one(
         self,
@@ -351,25 +355,30 @@ class Publishing:
         assert client.scope is not None
         vhost = self._vhost(client.scope)
         by_shard: dict[int, tuple[list[int], bool]] = {}
+        seq = channel.confirms.next_seq if channel.confirms else 0
+        waits = False
         for name in targets:
             queue = vhost.queues.get(name)
             if queue is None:
                 continue  # was there when it was published, and is not when it is committed
+            if message.delay_ms and delaying.is_delay_queue(name):
+                self._put_off(client, channel, message, queue, seq, now_ms)
+                waits = True
+                continue
             ids, durable = by_shard.get(queue.shard, ([], False))
             by_shard[queue.shard] = ([*ids, queue.id], durable or queue.durable)
-        if not by_shard and message.mandatory:
+        if not by_shard and not waits and message.mandatory:
             if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack
                 client.write(channel.confirms.answers())
             client.write(message.returned(channel.number, client.frame_bytes_max))
-        seq = channel.confirms.next_seq if channel.confirms else 0
         self.links.use_vhost(client.scope.vhost)
-        if not by_shard and not message.mandatory:
+        if not by_shard and not waits and not message.mandatory:
             self.unroutable_dropped += 1
         for shard, (ids, durable) in by_shard.items():
             self.links.packer.add_stored(
                 shard,
                 ids,
-                message.stored,
+                message.without_bcc(),
                 client.id,
                 channel.number,
                 seq,
@@ -380,6 +389,26 @@ class Publishing:
                 message.persistent and durable,
             )
 
+    def _put_off(
+        self, client: Publisher, channel: PublishingChannel, message: Message, queue: QueuePut, seq: int, now_ms: int
+    ) -> None:
+        """To where it waits. Its record has the time when it is due, and a ttl of 0; its own ttl begins then."""
+        assert client.scope is not None
+        self.links.use_vhost(client.scope.vhost)
+        self.links.packer.add_stored(
+            queue.shard,
+            [queue.id],
+            message.stored,
+            client.id,
+            channel.number,
+            seq,
+            min(now_ms + message.delay_ms, delaying.DUE_MAX),
+            0,
+            message.priority,
+            message.persistent,
+            message.persistent and queue.durable,
+        )
+
 
 class Message:
     """One publish that is decided about alone: its facts, read from the properties."""
@@ -387,6 +416,7 @@ class Message:
     __slots__ = (
         "_properties",
         "_row_flags",
+        "delay_ms",
         "exchange",
         "headers",
         "keys",
@@ -407,6 +437,7 @@ class Message:
         self._properties = properties.read(frames.read_stored(self.stored)[2])
         self.headers: dict[str, Any] = self._properties.headers or {}
         self.keys = [key]
+        self.delay_ms = delaying.delay_of(self.headers) if delaying.HEADER in self.headers else 0
 
     def check(self, user: str, may_impersonate: bool) -> None:
         """What only this message's properties tell: expiration, user_id, CC and BCC."""
@@ -425,14 +456,29 @@ class Message:
                 text = f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(more)}}}'
                 raise ChannelException(406, text, *PUBLISH)
             self.keys += [key for key in more if isinstance(key, str)]  # of what else is there RabbitMQ says nothing
-        if "BCC" in self.headers:
+        if "BCC" in self.headers and not self.delay_ms:
             self.stored = properties.without_header(self.stored, "BCC")
+
+    def check_delay(self, now_ms: int) -> None:
+        """Of one that is to wait: a time that cannot be is refused, for to come at once would be wrong."""
+        if not delaying.is_possible(self.delay_ms, now_ms):
+            said = self.headers[delaying.HEADER]
+            text = f"invalid header '{delaying.HEADER}': {checks.erlang_term(said)} is no number of milliseconds"
+            if self.delay_ms > 0:
+                text = f"invalid header '{delaying.HEADER}': {{value_too_big,{self.delay_ms}}}"
+            raise ChannelException(406, text, *PUBLISH)
+
+    def without_bcc(self) -> bytes:
+        """As those get it whom it does not wait for: where it waits its keys are still needed."""
+        if self.delay_ms and "BCC" in self.headers:
+            return properties.without_header(self.stored, "BCC")
+        return self.stored
 
     def routable(self) -> Routable:
         found = self._properties
         said = {name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None}
         key, *more = self.keys
-        return Routable(key, self.headers, said, random.getrandbits(64), tuple(more))
+        return Routable(key, self.headers, said, random.getrandbits(64), tuple(more), self.delay_ms)
 
     def direct_replies_to(self, channel: PublishingChannel) -> None:
         """A reply_to that means the publisher's channel gets the name by which others reach it."""
@@ -443,7 +489,7 @@ class Message:
 
     def returned(self, channel: int, frame_bytes_max: int) -> bytes:
         """basic.return of this message."""
-        exchange, key, props, body = frames.read_stored(self.stored)
+        exchange, key, props, body = frames.read_stored(self.without_bcc())
         payload = struct.pack(">HHHB", 60, 50, NO_ROUTE, 8) + b"NO_ROUTE" + bytes([len(exchange)]) + exchange
         return frames.content(channel, payload + bytes([len(key)]) + key, props, body, frame_bytes_max)
 

@@ -21,6 +21,7 @@ def of_queue(queue: Queue) -> m.QueueStats:
         acked=counters.acked,
         redelivered=counters.redelivered,
         got=counters.got,
+        delayed=queue.delayed_count,
     )
 
 

@@ -34,7 +34,8 @@ from broker.changes import (
 from broker.checks import Refusal
 from broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller import policies
-from broker.policies import COMPONENTS
+from broker.policies import COMPONENTS, EXCHANGE, Policies, exchange_arguments
+from broker.routing.delaying import inner_type, is_delay_queue, is_delayed, queue_name
 
 # A queue or exchange with more bindings loses them one by one first: front doors take changes in slices, with messages
 # between them, but one change is one step, however much goes with it.
@@ -75,6 +76,7 @@ class Decision:
     first: QueuePut | None = None  # the shard decides whether it may go; then a Removal
     drop: list[QueuePut] = field(default_factory=list)  # at their shards, once no front door knows them
     drop_vhost: str = ""
+    create_too: list[QueuePut] = field(default_factory=list)  # before the answer
     policies_of: str = ""  # the vhost whose policies change: queues with other effective arguments are told so
     close_vhost: str = ""
     close_user: str = ""
@@ -97,7 +99,10 @@ class Decisions:
 
     def decide(self, request: Any, owner: str) -> Decision:
         """Raises Refusal."""
-        return _DECIDE[type(request)](self, request, owner)
+        decision = _DECIDE[type(request)](self, request, owner)
+        for change in [change for change in decision.changes if isinstance(change, ExchangeDelete)]:
+            self._remove_delay_queue(decision, change)
+        return decision
 
     # -- exchanges -----------------------------------------------------------------------------------
 
@@ -107,10 +112,32 @@ class Decisions:
         current = self._vhost(ask.vhost).exchanges.get(name)
         if current is not None:
             checks.check_same_exchange(current, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
-            return Decision()
+            return Decision(uses=self._vhost(ask.vhost).delay_queue(name))
         checks.check_new_exchange(ask.vhost, name, ask.type, ask.arguments)
         put = ExchangePut(ask.vhost, name, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
-        return Decision([put])
+        if not self._vhost(ask.vhost).delays(put):
+            return Decision([put])
+        queue = self._delay_queue(put)
+        return Decision([queue, put], create=queue)
+
+    def _delay_queue(self, exchange: ExchangePut) -> QueuePut:
+        """Where it keeps what is not due: lasting as the exchange itself."""
+        name = queue_name(exchange.name)
+        return QueuePut(
+            exchange.vhost,
+            name,
+            self._new_queue_id(),
+            self._place(exchange.vhost, name),
+            exchange.durable,
+            arguments={checks.DELAYS_FOR: exchange.name},
+        )
+
+    def _remove_delay_queue(self, decision: Decision, gone: ExchangeDelete) -> None:
+        """What waits goes with its exchange."""
+        queue = self._vhost(gone.vhost).delay_queue(gone.name)
+        if queue is not None:
+            decision.changes.append(QueueDelete(gone.vhost, queue.name))
+            decision.drop = [*decision.drop, queue]
 
     def _remove_exchange(self, ask: ExchangeRemove, owner: str) -> Decision:
         vhost = self._vhost(ask.vhost)
@@ -126,7 +153,8 @@ class Decisions:
     def _bind(self, ask: Bind, owner: str) -> Decision:
         vhost = self._vhost(ask.vhost)
         uses = self._check_ends(vhost, ask, owner)
-        checks.check_binding(vhost.exchanges[ask.source].type, ask.routing_key, ask.arguments)
+        source = vhost.exchanges[ask.source]
+        checks.check_binding(inner_type(source.type, source.arguments), ask.routing_key, ask.arguments)
         put = BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
         return Decision([] if vhost.has_binding(put) else [put], uses=uses)
 
@@ -153,7 +181,7 @@ class Decisions:
                 raise checks.no_exchange(vhost.name, ask.destination)
             return None
         queue = vhost.queues.get(ask.destination)
-        if queue is None:
+        if queue is None or is_delay_queue(queue.name):
             raise checks.no_queue(vhost.name, ask.destination)
         checks.check_owner(queue, owner)
         return queue
@@ -164,7 +192,7 @@ class Decisions:
         vhost = self._vhost(ask.vhost)
         name = checks.clean_name(ask.name)
         current = vhost.queues.get(name)
-        if current is not None:
+        if current is not None and not is_delay_queue(name):
             checks.check_same_queue(current, ask.durable, ask.auto_delete, owner, ask.exclusive, ask.arguments)
             return Decision(result=_counted(name), count=current)
         # Front doors ask for such a name on their own account only, and always for one of their connections.
@@ -190,12 +218,12 @@ class Decisions:
 
     def _check_queue_limit(self, vhost: Vhost) -> None:
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
-        if most is not None and most <= len(vhost.queues):
+        if most is not None and most <= len(vhost.queues) - vhost.delay_queues:
             raise Refusal(checks.PRECONDITION_FAILED, f"queue limit in vhost '{vhost.name}' ({most}) is reached")
 
     def _remove_queue(self, ask: QueueRemove, owner: str) -> Decision:
         queue = self._vhost(ask.vhost).queues.get(ask.name)
-        if queue is None:
+        if queue is None or is_delay_queue(queue.name):
             return Decision(result={"messages": 0})
         checks.check_owner(queue, owner)
         if ask.if_unused or ask.if_empty:
@@ -275,18 +303,38 @@ class Decisions:
         if change.component == policies.USER_LIMITS and change.name not in self._catalog.users:
             raise Refusal(BAD_REQUEST, f"no such user: {change.name}")
         policies.check_parameter(change.vhost, change.component, change.name, change.value)
-        return Decision([change], policies_of=change.vhost if change.component in COMPONENTS else "")
+        return self._policy_changed(change) if change.component in COMPONENTS else Decision([change])
+
+    def _policy_changed(self, change: ParameterPut | ParameterDelete) -> Decision:
+        """Exchanges that delay messages from now on get a place to keep them first."""
+        vhost = self._vhost(change.vhost)
+        kept = [put for (of, *_), put in self._catalog.parameters.items() if of == change.vhost]
+        said = (change.component, change.name)
+        puts = [put for put in kept if (put.component, put.name) != said]
+        new = Policies([*puts, change] if isinstance(change, ParameterPut) else puts)
+        queues = [
+            self._delay_queue(exchange)
+            for exchange in vhost.exchanges.values()
+            if exchange.name and delays_under(new, exchange) and vhost.delay_queue(exchange.name) is None
+        ]
+        return Decision([*queues, change], create_too=queues, policies_of=change.vhost)
 
     def _delete_parameter(self, change: ParameterDelete, owner: str) -> Decision:
         if (change.vhost, change.component, change.name) not in self._catalog.parameters:
             raise Refusal(NOT_FOUND, "Parameter does not exist")
-        return Decision([change], policies_of=change.vhost if change.component in COMPONENTS else "")
+        return self._policy_changed(change) if change.component in COMPONENTS else Decision([change])
 
     def _vhost(self, name: str) -> Vhost:
         vhost = self._catalog.vhosts.get(name)
         if vhost is None:
             raise Refusal(checks.NOT_ALLOWED, f"vhost {name} not found")
         return vhost
+
+
+def delays_under(policies: Policies, exchange: ExchangePut) -> bool:
+    """Whether the exchange keeps messages until they are due when these are in force."""
+    definition = policies.of(EXCHANGE, exchange.name).definition
+    return is_delayed(exchange.type, exchange_arguments(exchange.arguments, definition))
 
 
 def unbound_first(bindings: Collection[BindingPut]) -> list[AnyChange]:

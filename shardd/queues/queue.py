@@ -111,6 +111,11 @@ class Queue:
         self._facts: Facts | None = None  # until a message has one
         self._decide()
 
+    @property
+    def delayed_count(self) -> int:
+        """Messages that wait until they are due."""
+        return 0
+
     # -- in --------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:

@@ -176,6 +176,7 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     acked: int = 0
     redelivered: int = 0
     got: int = 0
+    delayed: int = 0  # not due yet
 
 
 class ConsumerStats(msgspec.Struct, array_like=True, frozen=True):
@@ -335,7 +336,8 @@ class Purge(Message, tag="purge", frozen=True):
 
 class DeadLetters(Message, tag="dead-letters", frozen=True):
     """Shard to one front door: messages that left `queue` for `reason` ("expired", "rejected", "maxlen",
-    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have. `messages`:
+    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have. Reason "delayed":
+    they have waited for `exchange` and are due, which is no death. `messages`:
     `count` stored messages back to back. Answered by Departed(number) when their copies last; until then the shard
     keeps them, and gives them to another front door if this one goes. `insist`: what its only queue refuses is not
     stored."""

@@ -11,6 +11,7 @@ from broker.controller.management import processes
 from broker.controller.management.call import NODE, Context
 from broker.controller.management.gathered import Stats
 from broker.controller.management.overview import RABBITMQ_VERSION, product_version
+from broker.routing.delaying import is_delay_queue
 from shardd.wire.messages import LOW_ON_DISK
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -49,7 +50,11 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         ("rabbitmq_connections", "Connections open", len(context.presence.connections())),
         ("rabbitmq_channels", "Channels open", len(stats.channels)),
         ("rabbitmq_consumers", "Consumers", len(stats.consumers)),
-        ("rabbitmq_queues", "Queues", sum(len(v.queues) for v in context.catalog.vhosts.values())),
+        (
+            "rabbitmq_queues",
+            "Queues",
+            sum(len(v.queues) - v.delay_queues for v in context.catalog.vhosts.values()),
+        ),
         ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
         ("rabbitmq_queue_messages_ready", "Messages ready", ready),
         ("rabbitmq_queue_messages_unacked", "Messages unacknowledged", unacked),
@@ -135,6 +140,6 @@ def _queues(context: Context, stats: Stats) -> Iterator[Metric]:
         family = GaugeMetricFamily(f"{name.replace('rabbitmq_queue', 'rabbitmq_detailed_queue')}", name, labels=labels)
         for id, known in stats.queues.items():
             queue = context.catalog.queue_by_id(id)
-            if queue is not None:
+            if queue is not None and not is_delay_queue(queue.name):
                 family.add_metric([queue.vhost, queue.name], sum(getattr(known, field) for field in fields))
         yield family
