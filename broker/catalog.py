@@ -332,6 +332,15 @@ class Catalog:
     def queues(self) -> Iterable[QueuePut]:
         return self._queues_by_id.values()
 
+    def delay_queue_ids(self) -> list[int]:
+        """Of the queues where exchanges keep messages that are not due."""
+        found = []
+        for vhost in self.vhosts.values():
+            for exchange in vhost.exchanges if vhost.delay_queues else ():
+                if (queue := vhost.delay_queue(exchange)) is not None:
+                    found.append(queue.id)
+        return found
+
     def queues_of(self, owner: str) -> list[QueuePut]:
         """The exclusive queues of one connection."""
         return list(self._queues_by_owner.get(owner, {}).values())

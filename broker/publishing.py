@@ -260,7 +260,8 @@ class Publishing:
         if found.internal:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{scope.vhost}'"
             raise ChannelException(403, text, *PUBLISH)
-        if delaying.inner_type(found.type, found.arguments) == "topic" and self.catalog.has_topic_permissions(scope.user, scope.vhost):
+        is_topic = delaying.inner_type(found.type, found.arguments) == "topic"
+        if is_topic and self.catalog.has_topic_permissions(scope.user, scope.vhost):
             self._check_topics(scope, exchange, keys)
 
     def _check_topics(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:

@@ -33,6 +33,8 @@ SEGMENT_BYTES_MIN = 4096
 SEALED_BUFFERS_MAX = 1
 # An open segment of which nothing is written and nothing is needed starts anew here, while its pages are in the cache.
 RENEW_BYTES = 256 << 10
+# So many messages read together, from hardly fewer segments, are not read for their neighbours too.
+SCATTERED_MIN = 16
 # Indexes that wait for a sync; beyond this, recovery scans.
 INDEX_BYTES_MAX = 1 << 20
 # Written segments that wait for somebody's sync.
@@ -371,13 +373,15 @@ class SegmentStore:
     def _read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
         blobs: list[bytes] = []
         sizes: array[int] = array("I")
-        for number, start, stop in segment_runs(entries):
+        runs = segment_runs(entries)
+        scattered = len(entries) >= SCATTERED_MIN and len(runs) * 4 > len(entries)
+        for number, start, stop in runs:
             segment = self._segments[number]
             wanted = entries
             if segment.moves is not None:
                 wanted, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
             while start < stop:
-                source, base, used = self._source(segment, (wanted[start] & 0xFFFFFFFF) >> 4)
+                source, base, used = self._source(segment, (wanted[start] & 0xFFFFFFFF) >> 4, scattered)
                 blob, some = copy_out(source, base, used, wanted, start, stop, bytes_max, not blobs)
                 if not some:
                     return b"".join(blobs), sizes
@@ -389,10 +393,12 @@ class SegmentStore:
                 start += len(some)
         return b"".join(blobs), sizes
 
-    def _source(self, segment: Segment, position: int) -> tuple[bytearray, int, int]:
+    def _source(self, segment: Segment, position: int, scattered: bool) -> tuple[bytearray, int, int]:
         """Bytes that hold the whole message at `position`, the position they begin at, how many."""
         if segment.buffer is not None:
             return segment.buffer, 0, segment.used
+        if scattered:
+            return self._windows.find_stray(segment, self._handles.of(segment), position)
         window = self._windows.find(segment, self._handles.of(segment), position)
         return window.data, window.start, window.used
 

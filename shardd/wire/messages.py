@@ -166,7 +166,7 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     """Counters since the shard's start; sizes in bytes of stored messages."""
 
     id: int
-    ready: int = 0
+    ready: int = 0  # of a queue where an exchange keeps messages: not due yet, or not yet at their queues
     unacked: int = 0
     consumers: int = 0
     ready_bytes: int = 0
@@ -176,7 +176,6 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     acked: int = 0
     redelivered: int = 0
     got: int = 0
-    delayed: int = 0  # not due yet
 
 
 class ConsumerStats(msgspec.Struct, array_like=True, frozen=True):

@@ -50,8 +50,8 @@ async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[
 def _row_with_delayed(vhost: Vhost, exchange: ExchangePut, stats: Stats) -> dict[str, Any]:
     shown = row(exchange, vhost.policies_of(exchange).policy)
     queue = vhost.delay_queue(exchange.name) if vhost.delay_queues else None
-    known = stats.queues.get(queue.id) if queue is not None else None
-    return shown if known is None else {**shown, "messages_delayed": known.delayed}
+    count = stats.delayed.get(queue.id) if queue is not None else None
+    return shown if count is None else {**shown, "messages_delayed": count}
 
 
 def _exchange(call: Call) -> ExchangePut:

@@ -11,7 +11,6 @@ from broker.controller.management import processes
 from broker.controller.management.call import NODE, Context
 from broker.controller.management.gathered import Stats
 from broker.controller.management.overview import RABBITMQ_VERSION, product_version
-from broker.routing.delaying import is_delay_queue
 from shardd.wire.messages import LOW_ON_DISK
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -55,6 +54,7 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
             "Queues",
             sum(len(v.queues) - v.delay_queues for v in context.catalog.vhosts.values()),
         ),
+        ("shardmq_messages_delayed", "Messages that exchanges keep until they are due", sum(stats.delayed.values())),
         ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
         ("rabbitmq_queue_messages_ready", "Messages ready", ready),
         ("rabbitmq_queue_messages_unacked", "Messages unacknowledged", unacked),
@@ -140,6 +140,6 @@ def _queues(context: Context, stats: Stats) -> Iterator[Metric]:
         family = GaugeMetricFamily(f"{name.replace('rabbitmq_queue', 'rabbitmq_detailed_queue')}", name, labels=labels)
         for id, known in stats.queues.items():
             queue = context.catalog.queue_by_id(id)
-            if queue is not None and not is_delay_queue(queue.name):
+            if queue is not None:
                 family.add_metric([queue.vhost, queue.name], sum(getattr(known, field) for field in fields))
         yield family
