@@ -139,7 +139,7 @@ class Client:
         frames = [line + start + struct.pack(">qBB", delay, 2, 0xCE) + body for delay in delays_ms]
         self._socket.sendall(b"".join(frames))
         self.published += len(frames)
-        while struct.unpack_from(">Q", self._next(1)[0], 4)[0] < self.published:
+        while struct.unpack_from(">Q", self._next(1)[-1], 4)[0] < self.published:
             pass
 
     def delete_exchange(self, name: str) -> None:
