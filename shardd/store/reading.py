@@ -9,6 +9,7 @@ takes the way through the records before it, once; after that any message of the
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from shardd.store import record
@@ -16,13 +17,25 @@ from shardd.store.errors import Corrupt
 from shardd.store.files import Files
 from shardd.store.segment import Segment
 
+POSITION = 0xFFFFFFFF  # of an entry, << 4 with its flags
 WINDOWS_MAX = 4
 WINDOW_BYTES_MIN = 64 << 10
 WINDOW_BYTES_MAX = 1 << 20
 # A message that begins this close behind a window counts as the next in sequence.
 SEQUENCE_GAP_BYTES = 256 << 10
-# Messages here and there, in no order: each is read alone, if it is not larger.
+# Messages here and there, this far from each other: each is read alone, if it is not larger.
+STRAY_GAP_BYTES = 32 << 10
+STRAY_RUN_MIN = 4
 STRAY_BYTES_MAX = 2 << 10
+
+
+def is_scattered(entries: array[int], start: int, stop: int) -> bool:
+    """Whether those of entries[start:stop], all of one segment, lie so far apart that a window would hold few of them:
+    a few alone, or many with wide gaps on average."""
+    if stop - start < STRAY_RUN_MIN:
+        return True
+    span = abs((entries[stop - 1] & POSITION) - (entries[start] & POSITION)) >> 4
+    return span > STRAY_GAP_BYTES * (stop - start)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from shardd.store.errors import Closed, Corrupt, DiskFull, StoreError, StoreFail
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.handles import Handles
 from shardd.store.pieces import Piece, allocate_alone, cut
-from shardd.store.reading import Windows
+from shardd.store.reading import Windows, is_scattered
 from shardd.store.reclaim import Reclaimer
 from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
 from shardd.store.recovery import Damage, Progress
@@ -33,7 +33,7 @@ SEGMENT_BYTES_MIN = 4096
 SEALED_BUFFERS_MAX = 1
 # An open segment of which nothing is written and nothing is needed starts anew here, while its pages are in the cache.
 RENEW_BYTES = 256 << 10
-# So many messages read together, from hardly fewer segments, are not read for their neighbours too.
+# Of so many messages read together, some may be read alone.
 SCATTERED_MIN = 16
 # Indexes that wait for a sync; beyond this, recovery scans.
 INDEX_BYTES_MAX = 1 << 20
@@ -373,10 +373,9 @@ class SegmentStore:
     def _read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
         blobs: list[bytes] = []
         sizes: array[int] = array("I")
-        runs = segment_runs(entries)
-        scattered = len(entries) >= SCATTERED_MIN and len(runs) * 4 > len(entries)
-        for number, start, stop in runs:
+        for number, start, stop in segment_runs(entries):
             segment = self._segments[number]
+            scattered = len(entries) >= SCATTERED_MIN and is_scattered(entries, start, stop)
             wanted = entries
             if segment.moves is not None:
                 wanted, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
