@@ -53,11 +53,10 @@ def test_its_queue_is_there_before_it_and_lasts_as_long(durable: bool) -> None:
     bench = Bench()
     decision = bench.declare(durable=durable)
     assert [type(change) for change in decision.changes] == [QueuePut, ExchangePut]
-    assert decision.create is not None
-    assert (decision.create.name, decision.create.durable) == ("amq.delayed.x", durable)
-    assert bench.catalog.delay_queue_ids() == [decision.create.id]
+    assert [(queue.name, queue.durable) for queue in decision.create] == [("amq.delayed.x", durable)]
+    assert bench.catalog.delay_queue_ids() == [decision.create[0].id]
     again = bench.declare(durable=durable)
-    assert (again.changes, again.uses) == ([], decision.create)
+    assert (again.changes, again.uses) == ([], decision.create[0])
 
 
 def test_its_queue_goes_with_it() -> None:
@@ -65,7 +64,7 @@ def test_its_queue_goes_with_it() -> None:
     created = bench.declare().create
     decision = bench.decide(ExchangeRemove("/", "x", False))
     assert [type(change) for change in decision.changes] == [ExchangeDelete, QueueDelete]
-    assert decision.drop == [created]
+    assert decision.drop == created
     assert bench.queues == []
 
 
@@ -75,7 +74,7 @@ def test_its_queue_goes_with_an_exchange_that_goes_with_its_last_binding() -> No
     for change in (QueuePut("/", "q", 50, 0), BindingPut("/", "x", "queue", "q", "k")):
         bench.catalog.apply(change)
     decision = bench.decide(Unbind("/", "x", "queue", "q", "k", {}))
-    assert decision.drop == [created]
+    assert decision.drop == created
     assert bench.queues == ["q"]
 
 
@@ -84,10 +83,10 @@ def test_a_policy_gives_a_queue_to_each_exchange_that_delays_from_now_on_and_tak
     for name in ("x1", "x2", "y"):
         bench.decide(ExchangeDeclare("/", name, "direct", True, False, False, {}))
     decision = bench.policy(**{"delayed-message": True})
-    assert sorted(queue.name for queue in decision.create_too) == ["amq.delayed.x1", "amq.delayed.x2"]
+    assert sorted(queue.name for queue in decision.create) == ["amq.delayed.x1", "amq.delayed.x2"]
     assert isinstance(decision.changes[-1], ParameterPut)
-    assert bench.policy(**{"delayed-message": True}).create_too == []
-    assert bench.policy(**{"delayed-message": False}).create_too == []
+    assert bench.policy(**{"delayed-message": True}).create == []
+    assert bench.policy(**{"delayed-message": False}).create == []
     vhost = bench.catalog.vhosts["/"]
     assert not vhost.delays(vhost.exchanges["x1"])
     assert len(bench.queues) == 2

@@ -29,6 +29,7 @@ from broker.controller.management import (
     processes,
     prometheus,
     queues,
+    routes,
     users,
     vhosts,
 )
@@ -49,6 +50,7 @@ RESOURCES = (
     vhosts,
     users,
     queues,
+    routes,
     exchanges,
     bindings,
     connections,

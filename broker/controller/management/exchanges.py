@@ -26,8 +26,8 @@ def exchange_name(part: str) -> str:
     return "" if part == DEFAULT_EXCHANGE_RIGHTS_NAME else part
 
 
-def row(exchange: ExchangePut, policy: str | None = None) -> dict[str, Any]:
-    return {
+def row(exchange: ExchangePut, vhost: Vhost) -> dict[str, Any]:
+    shown: dict[str, Any] = {
         "name": exchange.name,
         "vhost": exchange.vhost,
         "type": exchange.type,
@@ -35,9 +35,12 @@ def row(exchange: ExchangePut, policy: str | None = None) -> dict[str, Any]:
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": exchange.arguments,
-        "policy": policy,
+        "policy": vhost.policies_of(exchange).policy,
         "user_who_performed_action": "rmq-internal",
     }
+    if queues := vhost.shard_queues(exchange.name):
+        shown["shard_queues"] = list(queues)
+    return shown
 
 
 async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[dict[str, Any]]:
@@ -48,7 +51,7 @@ async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[
 
 
 def _row_with_delayed(vhost: Vhost, exchange: ExchangePut, stats: Stats) -> dict[str, Any]:
-    shown = row(exchange, vhost.policies_of(exchange).policy)
+    shown = row(exchange, vhost)
     queue = vhost.delay_queue(exchange.name) if vhost.delay_queues else None
     count = stats.delayed.get(queue.id) if queue is not None else None
     return shown if count is None else {**shown, "messages_delayed": count}
