@@ -21,6 +21,7 @@ from broker.routing.types import TYPES
 NAME_BYTES_MAX = 255  # a shortstr
 EXPIRY_MS_MAX = 0xFFFFFFFF
 PRIORITY_MAX = 255
+DEDUPLICATION_CACHE_MAX = 1_000_000  # ids that one exchange remembers
 RESERVED_PREFIX = "amq."
 SERVER_NAMED_PREFIX = "amq.gen-"
 # Who consumes from this gets a queue of a name of its own; who puts it into reply_to means that queue.
@@ -50,6 +51,7 @@ MAX_AGE: Final = re.compile(r"[0-9]+[YMDhms]")
 EXCHANGE_ARGUMENTS: Final = (
     "alternate-exchange", "hash-header", "hash-property", "x-hash-on", "x-algorithm", "x-shards", "x-super-stream",
     "x-shard-arguments", "x-shard-routing-key", "x-shards-when-gone", delaying.TYPE_ARGUMENT, delaying.FLAG_ARGUMENT,
+    "x-message-deduplication", "x-cache-size", "x-cache-ttl", "x-deduplication-header",
 )  # fmt: skip
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
@@ -133,6 +135,7 @@ def check_connection_limits(catalog: Catalog, vhost: str, user: str, of_vhost: i
 def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, Any]) -> None:
     check_new_name("exchange", name)
     check_exchange_type(type)
+    _check_exchange_deduplication(vhost, name, arguments)
     fault = delaying.delayed_fault(type, arguments, TYPES)
     fault = fault or exchange_fault(delaying.inner_type(type, arguments), arguments)
     if fault is not None:
@@ -143,6 +146,13 @@ def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, An
             PRECONDITION_FAILED,
             f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {named('exchange', name, vhost)}",
         )
+
+
+def _check_exchange_deduplication(vhost: str, name: str, arguments: dict[str, Any]) -> None:
+    for key, check in DEDUPLICATION_ARGUMENTS.items():
+        wrong = check(arguments[key], arguments) if key in arguments else ""
+        if wrong:
+            raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('exchange', name, vhost)}: {wrong}")
 
 
 def check_exchange_type(type: str) -> None:
@@ -327,6 +337,18 @@ def _one_of(words: frozenset[str], wrong: str) -> Callable[[Any, dict[str, Any]]
 def _unacceptable(value: Any) -> str:
     return f"{{unacceptable_type,{type_name(value)}}}"
 
+
+def _cache_size(value: Any, arguments: dict[str, Any]) -> str:
+    wrong = _positive(value, arguments)
+    return wrong or (f"{{max_value_exceeded,{value}}}" if value > DEDUPLICATION_CACHE_MAX else "")
+
+
+DEDUPLICATION_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
+    "x-message-deduplication": _boolean,
+    "x-cache-size": _cache_size,
+    "x-cache-ttl": _positive,
+    "x-deduplication-header": _string,
+}
 
 # Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken
 # and ignored: definition files still carry it.

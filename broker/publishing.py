@@ -24,6 +24,7 @@ from broker.catalog import Catalog, Vhost
 from broker.changes import QueuePut
 from broker.checks import type_name
 from broker.confirms import Confirms
+from broker.deduplication import Copy, Rule, Seen
 from broker.routing import Message as Routable
 from broker.routing import delaying, goes_by_key, route, route_message, spread_of
 from broker.routing.spreading import HASH_PROPERTIES
@@ -140,6 +141,8 @@ class Publishing:
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
         self._dirty: list[Confirms] = []
         self.unroutable_dropped = 0
+        self.duplicates = 0  # dropped at exchanges that want each message once
+        self._seen: dict[tuple[str, str], Seen] = {}  # by vhost and exchange
 
     @property
     def catalog(self) -> Catalog:
@@ -155,6 +158,8 @@ class Publishing:
         """Every route is looked up anew."""
         for scope in list(self._scopes.values()):
             scope.routes.clear()
+        for name in [name for name in self._seen if self.catalog.exchange(*name) is None]:
+            del self._seen[name]
 
     def confirms(self, client: Publisher, channel: int) -> Confirms:
         return Confirms(client, channel, self._dirty)
@@ -213,13 +218,20 @@ class Publishing:
             return packed + 1
         return packed
 
-    def _account(self, client: Publisher, channel: PublishingChannel, count: int) -> None:
+    def _account(self, client: Publisher, channel: PublishingChannel, count: int, copy: Copy | None = None) -> None:
         """Remember who waits for the batches that were just added to."""
         touched = self.links.packer.take_touched()
         client.feeds(touched)
+        if copy is not None:
+            self._watch(copy, touched)
         if channel.confirms is None:
             return
         self.links.wait_for(touched, channel.confirms.wait(count, touched.bit_count()))
+
+    def _watch(self, copy: Copy, touched: int) -> None:
+        copy.shards += touched.bit_count()
+        self.links.wait_for(touched, copy)
+        copy.confirmed()
 
     # -- routes ------------------------------------------------------------------------------------------
 
@@ -228,9 +240,10 @@ class Publishing:
         exchange, key = _exchange_and_key(line)
         self._check(scope, exchange, (key,))
         vhost = self._vhost(scope)
-        if self._learn_spread(scope, vhost, exchange):
+        asks = self._rule(vhost, exchange) is not None
+        if not asks and self._learn_spread(scope, vhost, exchange):
             return
-        if not goes_by_key(vhost.table, exchange):
+        if asks or not goes_by_key(vhost.table, exchange):
             scope.routes.learn(line, packer.CALLER, [], False)
             return
         targets, durable = self._targets(vhost, route(vhost.table, exchange, key, None).queues)
@@ -247,6 +260,23 @@ class Publishing:
             queue = vhost.queues[target.name]
             members.append((weight, seed, queue.shard, queue.id, queue.durable))
         return scope.routes.learn_spread(exchange.encode(), SPREAD[spread.how], members)
+
+    @staticmethod
+    def _rule(vhost: Vhost, exchange: str) -> Rule | None:
+        """By which it tells a message that came before."""
+        put = vhost.exchanges.get(exchange)
+        return Rule.of(put.arguments) if put is not None and put.arguments else None
+
+    def _copy(self, scope: Scope, message: Message, now_ms: int) -> tuple[Copy | None, bool]:
+        """The first copy of the message where that counts, and whether this is another one."""
+        rule = self._rule(self._vhost(scope), message.exchange)
+        if rule is None:
+            return None, False
+        name = scope.vhost, message.exchange
+        seen = self._seen.get(name)
+        if seen is None or seen.rule != rule:
+            seen = self._seen[name] = Seen(rule)
+        return seen.look(message.headers, now_ms)
 
     def _check(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:
         """May this user publish to this exchange at all, and with these keys."""
@@ -325,30 +355,54 @@ class Publishing:
         now_ms: int,
     ) -> None:
         """Hand one decided message to its shards, or back to its publisher."""
+        assert client.scope is not None
+        copy, again = self._copy(client.scope, message, now_ms)
+        if copy is not None and again:
+            self.duplicates += 1
+            if channel.confirms is not None:
+                copy.follow(channel.confirms.wait(1, 1))
+            return
+        seq = channel.confirms.next_seq if channel.confirms else 0
         self._put(client, channel, message, targets, now_ms)
-        self._account(client, channel, 1)
+        if copy is not None:
+            copy.published(client.id, channel.number, seq)
+        self._account(client, channel, 1, copy)
 
     def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         """All publishes of a transaction. The future: whether all shards have all of them."""
         now_ms = time.time_ns() // 1_000_000
         committed = Committed(client.id, channel.number)
         size = 0
+        copies: list[Copy] = []
+        assert client.scope is not None
         for message, targets in held:
+            copy, again = self._copy(client.scope, message, now_ms)
+            if copy is not None and again:
+                self.duplicates += 1
+                committed.shards += 1
+                copy.follow(committed)
+                continue
             self._put(client, channel, message, targets, now_ms)
+            if copy is not None:
+                copy.published(client.id, channel.number, 0)
+                copies.append(copy)
             size += len(message.stored)
             if size > COMMIT_BYTES:
-                self._await(client, committed)
+                self._await(client, committed, copies)
                 self.links.flush()
                 size = 0
-        self._await(client, committed)
+        self._await(client, committed, copies)
         committed.confirmed()
         return committed.future
 
-    def _await(self, client: Publisher, committed: Committed) -> None:
+    def _await(self, client: Publisher, committed: Committed, copies: list[Copy]) -> None:
         touched = self.links.packer.take_touched()
         client.feeds(touched)
         committed.shards += touched.bit_count()
         self.links.wait_for(touched, committed)
+        for copy in copies:
+            self._watch(copy, touched)
+        copies.clear()
 
     def _put(
         self, client: Publisher, channel: PublishingChannel, message: Message, targets: Targets, now_ms: int

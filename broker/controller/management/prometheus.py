@@ -68,6 +68,10 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         yield GaugeMetricFamily(name, what, value=value)
     for name, (counter, what) in TOTALS.items():
         yield CounterMetricFamily(name, what, value=stats.totals[counter])
+    duplicates = stats.counters.get("duplicates", 0)
+    yield CounterMetricFamily(
+        "shardmq_duplicates_total", "Messages that came to an exchange before, dropped", value=duplicates
+    )
     dropped = stats.counters.get("unroutable_dropped", 0)
     yield CounterMetricFamily(
         "rabbitmq_global_messages_unroutable_dropped_total", "Messages without a route, dropped", value=dropped
