@@ -353,6 +353,7 @@ DEDUPLICATION_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] 
 # Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken
 # and ignored: definition files still carry it.
 QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
+    **DEDUPLICATION_ARGUMENTS,
     "x-queue-type": _one_of(QUEUE_TYPES, "\"unsupported queue type '{}'\""),
     "x-expires": _expires,
     "x-message-ttl": _ttl,

@@ -1,6 +1,7 @@
-"""Messages that come a second time to an exchange that wants each once: told apart by a header, remembered in memory.
+"""Messages that come a second time to an exchange or queue that wants each once: told apart by a header, remembered in
+memory.
 
-An exchange with the argument `x-message-deduplication` true lets the first message of each id pass and drops the
+One with the argument `x-message-deduplication` true lets the first message of each id pass and drops the
 others, which are confirmed all the same. The id is the header `x-deduplication-header`, or the one that the argument
 of this name says; a message without it passes. The last `x-cache-size` ids are remembered, each for `x-cache-ttl` ms
 (the message's own header of that name wins), by this front door, as long as it lives. A message whose first copy was
@@ -111,7 +112,7 @@ class Copy:
 
 
 class Seen:
-    """The ids of one exchange, oldest first."""
+    """The ids of one exchange or queue, oldest first."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule

@@ -15,13 +15,13 @@ import struct
 import time
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from broker import checks
 from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
 from broker.catalog import Catalog, Vhost
-from broker.changes import QueuePut
+from broker.changes import ExchangePut, QueuePut
 from broker.checks import type_name
 from broker.confirms import Confirms
 from broker.deduplication import Copy, Rule, Seen
@@ -44,6 +44,7 @@ FLAG_REPLY_TO = 16
 MANDATORY = 1
 # Queue ids in one record: their count is a u16.
 QUEUES_MAX = 65535
+EXCHANGE, QUEUE = "exchange", "queue"
 # Publishes of a transaction that leave as one batch.
 COMMIT_BYTES = 8 << 20
 # What a message held by a transaction takes beside its bytes.
@@ -83,6 +84,16 @@ class Committed:
     def lost(self) -> None:
         self._stored = False
         self.confirmed()
+
+
+class Copies(NamedTuple):
+    """Of one message, where each may come once: what it is the first of, and what it came again after."""
+
+    first: list[Copy]
+    again: list[Copy]
+
+
+NO_COPIES = Copies([], [])  # never changed
 
 
 class PublishingChannel(Protocol):
@@ -141,8 +152,8 @@ class Publishing:
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
         self._dirty: list[Confirms] = []
         self.unroutable_dropped = 0
-        self.duplicates = 0  # dropped at exchanges that want each message once
-        self._seen: dict[tuple[str, str], Seen] = {}  # by vhost and exchange
+        self.duplicates = 0  # dropped at exchanges and queues that want each message once
+        self._seen: dict[tuple[str, str, str], Seen] = {}  # by kind, vhost and name
 
     @property
     def catalog(self) -> Catalog:
@@ -158,8 +169,10 @@ class Publishing:
         """Every route is looked up anew."""
         for scope in list(self._scopes.values()):
             scope.routes.clear()
-        for name in [name for name in self._seen if self.catalog.exchange(*name) is None]:
-            del self._seen[name]
+        for kind, vhost, name in list(self._seen):
+            there = self.catalog.exchange if kind == EXCHANGE else self.catalog.queue
+            if there(vhost, name) is None:
+                del self._seen[kind, vhost, name]
 
     def confirms(self, client: Publisher, channel: int) -> Confirms:
         return Confirms(client, channel, self._dirty)
@@ -218,15 +231,18 @@ class Publishing:
             return packed + 1
         return packed
 
-    def _account(self, client: Publisher, channel: PublishingChannel, count: int, copy: Copy | None = None) -> None:
+    def _account(self, client: Publisher, channel: PublishingChannel, count: int, copies: Copies = NO_COPIES) -> None:
         """Remember who waits for the batches that were just added to."""
         touched = self.links.packer.take_touched()
         client.feeds(touched)
-        if copy is not None:
+        for copy in copies.first:
             self._watch(copy, touched)
         if channel.confirms is None:
             return
-        self.links.wait_for(touched, channel.confirms.wait(count, touched.bit_count()))
+        waiting = channel.confirms.wait(count, touched.bit_count() + len(copies.again))
+        self.links.wait_for(touched, waiting)
+        for copy in copies.again:
+            copy.follow(waiting)
 
     def _watch(self, copy: Copy, touched: int) -> None:
         copy.shards += touched.bit_count()
@@ -240,13 +256,17 @@ class Publishing:
         exchange, key = _exchange_and_key(line)
         self._check(scope, exchange, (key,))
         vhost = self._vhost(scope)
-        asks = self._rule(vhost, exchange) is not None
-        if not asks and self._learn_spread(scope, vhost, exchange):
+        once = _rule(vhost.exchanges[exchange]) is not None
+        if not once and self._learn_spread(scope, vhost, exchange):
             return
-        if asks or not goes_by_key(vhost.table, exchange):
+        if once or not goes_by_key(vhost.table, exchange):
             scope.routes.learn(line, packer.CALLER, [], False)
             return
-        targets, durable = self._targets(vhost, route(vhost.table, exchange, key, None).queues)
+        names = route(vhost.table, exchange, key, None).queues
+        if any(_rule(vhost.queues[name]) for name in names):
+            scope.routes.learn(line, packer.CALLER, [], False)
+            return
+        targets, durable = self._targets(vhost, names)
         scope.routes.learn(line, packer.TARGETS if targets else packer.NOWHERE, targets, durable)
 
     @staticmethod
@@ -258,25 +278,23 @@ class Publishing:
         members = []
         for target, weight, seed in spread.lots:
             queue = vhost.queues[target.name]
+            if _rule(queue) is not None:
+                return False
             members.append((weight, seed, queue.shard, queue.id, queue.durable))
         return scope.routes.learn_spread(exchange.encode(), SPREAD[spread.how], members)
 
-    @staticmethod
-    def _rule(vhost: Vhost, exchange: str) -> Rule | None:
-        """By which it tells a message that came before."""
-        put = vhost.exchanges.get(exchange)
-        return Rule.of(put.arguments) if put is not None and put.arguments else None
-
-    def _copy(self, scope: Scope, message: Message, now_ms: int) -> tuple[Copy | None, bool]:
+    def _copy(self, thing: ExchangePut | QueuePut | None, message: Message, now_ms: int) -> tuple[Copy | None, bool]:
         """The first copy of the message where that counts, and whether this is another one."""
-        rule = self._rule(self._vhost(scope), message.exchange)
-        if rule is None:
+        rule = _rule(thing)
+        if thing is None or rule is None:
             return None, False
-        name = scope.vhost, message.exchange
+        name = EXCHANGE if isinstance(thing, ExchangePut) else QUEUE, thing.vhost, thing.name
         seen = self._seen.get(name)
         if seen is None or seen.rule != rule:
             seen = self._seen[name] = Seen(rule)
-        return seen.look(message.headers, now_ms)
+        copy, again = seen.look(message.headers, now_ms)
+        self.duplicates += again
+        return copy, again
 
     def _check(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:
         """May this user publish to this exchange at all, and with these keys."""
@@ -355,18 +373,8 @@ class Publishing:
         now_ms: int,
     ) -> None:
         """Hand one decided message to its shards, or back to its publisher."""
-        assert client.scope is not None
-        copy, again = self._copy(client.scope, message, now_ms)
-        if copy is not None and again:
-            self.duplicates += 1
-            if channel.confirms is not None:
-                copy.follow(channel.confirms.wait(1, 1))
-            return
-        seq = channel.confirms.next_seq if channel.confirms else 0
-        self._put(client, channel, message, targets, now_ms)
-        if copy is not None:
-            copy.published(client.id, channel.number, seq)
-        self._account(client, channel, 1, copy)
+        copies = self._put(client, channel, message, targets, now_ms)
+        self._account(client, channel, 1, copies)
 
     def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         """All publishes of a transaction. The future: whether all shards have all of them."""
@@ -374,18 +382,12 @@ class Publishing:
         committed = Committed(client.id, channel.number)
         size = 0
         copies: list[Copy] = []
-        assert client.scope is not None
         for message, targets in held:
-            copy, again = self._copy(client.scope, message, now_ms)
-            if copy is not None and again:
-                self.duplicates += 1
-                committed.shards += 1
+            put = self._put(client, channel, message, targets, now_ms)
+            copies += put.first
+            committed.shards += len(put.again)
+            for copy in put.again:
                 copy.follow(committed)
-                continue
-            self._put(client, channel, message, targets, now_ms)
-            if copy is not None:
-                copy.published(client.id, channel.number, 0)
-                copies.append(copy)
             size += len(message.stored)
             if size > COMMIT_BYTES:
                 self._await(client, committed, copies)
@@ -406,11 +408,14 @@ class Publishing:
 
     def _put(
         self, client: Publisher, channel: PublishingChannel, message: Message, targets: Targets, now_ms: int
-    ) -> None:
+    ) -> Copies:
         assert client.scope is not None
         vhost = self._vhost(client.scope)
         by_shard: dict[int, tuple[list[int], bool]] = {}
         seq = channel.confirms.next_seq if channel.confirms else 0
+        copies = Copies([], [])
+        if self._is_again(client, channel, vhost.exchanges.get(message.exchange), message, now_ms, copies):
+            return copies
         waits = False
         for name in targets:
             queue = vhost.queues.get(name)
@@ -418,6 +423,9 @@ class Publishing:
                 continue  # was there when it was published, and is not when it is committed
             if message.delay_ms and delaying.is_delay_queue(name):
                 self._put_off(client, channel, message, queue, seq, now_ms)
+                waits = True
+                continue
+            if queue.arguments and self._is_again(client, channel, queue, message, now_ms, copies):
                 waits = True
                 continue
             ids, durable = by_shard.get(queue.shard, ([], False))
@@ -443,6 +451,27 @@ class Publishing:
                 message.persistent,
                 message.persistent and durable,
             )
+        return copies
+
+    def _is_again(
+        self,
+        client: Publisher,
+        channel: PublishingChannel,
+        thing: ExchangePut | QueuePut | None,
+        message: Message,
+        now_ms: int,
+        copies: Copies,
+    ) -> bool:
+        """Whether it came to this exchange or queue before. Notes in `copies` what that depends on."""
+        copy, again = self._copy(thing, message, now_ms)
+        if copy is None:
+            return False
+        if again:
+            copies.again.append(copy)
+            return True
+        copy.published(client.id, channel.number, channel.confirms.next_seq if channel.confirms else 0)
+        copies.first.append(copy)
+        return False
 
     def _put_off(
         self, client: Publisher, channel: PublishingChannel, message: Message, queue: QueuePut, seq: int, now_ms: int
@@ -463,6 +492,11 @@ class Publishing:
             message.persistent,
             message.persistent and queue.durable,
         )
+
+
+def _rule(thing: ExchangePut | QueuePut | None) -> Rule | None:
+    """By which it tells a message that came before."""
+    return Rule.of(thing.arguments) if thing is not None and thing.arguments else None
 
 
 class Message:

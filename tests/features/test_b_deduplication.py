@@ -119,3 +119,43 @@ def test_arguments_must_make_sense(client: RawClient, name: str, argument: str, 
     client.expect_channel_close(
         1, 406, f"PRECONDITION_FAILED - invalid arg '{argument}' for exchange '{name}' in vhost '/': {said}"
     )
+
+
+@pytest.mark.row("C1.12")
+def test_a_queue_takes_each_id_once_and_others_take_them_all(client: RawClient, name: str) -> None:
+    other = f"{name}-other"
+    for queue, arguments in ((name, {"x-message-deduplication": True, "x-cache-size": 2}), (other, {})):
+        client.ask(1, Queue.Declare(queue=queue, exclusive=True, arguments=arguments), Queue.DeclareOk)
+        client.ask(1, Queue.Bind(queue=queue, exchange="amq.topic", routing_key=name), Queue.BindOk)
+    client.ask(1, Confirm.Select(), Confirm.SelectOk)
+    for id in ("a", "a", "b", "c", "b", "a"):
+        client.send(with_properties(1, "amq.topic", name, id.encode(), headers={ID: id}))
+        client.expect(Basic.Ack)
+    assert held(client, name) == [b"a", b"b", b"c", b"a"]
+    assert held(client, other) == [b"a", b"a", b"b", b"c", b"b", b"a"]
+    # By the default exchange too, and consumed or not.
+    publish(client, "", b"none", **{ID: "a"})
+    client.send(with_properties(1, "", name, b"again", headers={ID: "a"}))
+    client.expect(Basic.Ack)
+    client.send(with_properties(1, "", name, b"new", headers={ID: "d"}))
+    client.expect(Basic.Ack)
+    assert held(client, name) == [b"new"]
+
+
+@pytest.mark.row("C1.12")
+def test_a_queues_arguments_must_make_sense(client: RawClient, name: str) -> None:
+    client.send(method(1, Queue.Declare(queue=name, arguments={"x-cache-size": "big"})))
+    said = f"invalid arg 'x-cache-size' for queue '{name}' in vhost '/': {{unacceptable_type,longstr}}"
+    client.expect_channel_close(1, 406, f"PRECONDITION_FAILED - {said}")
+
+
+@pytest.mark.row("C1.12")
+def test_a_spread_over_queues_that_take_each_id_once(client: RawClient, name: str) -> None:
+    client.ask(1, Exchange.Declare(exchange=name, exchange_type="x-random"), Exchange.DeclareOk)
+    arguments = {"x-message-deduplication": True}
+    client.ask(1, Queue.Declare(queue=name, exclusive=True, arguments=arguments), Queue.DeclareOk)
+    client.ask(1, Queue.Bind(queue=name, exchange=name), Queue.BindOk)
+    client.ask(1, Confirm.Select(), Confirm.SelectOk)
+    publish(client, name, b"1", **{ID: "a"})
+    publish(client, name, b"2", **{ID: "a"})
+    assert held(client, name) == [b"1"]
