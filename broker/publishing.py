@@ -239,6 +239,9 @@ class Publishing:
             self._watch(copy, touched)
         if channel.confirms is None:
             return
+        if not copies.again:
+            self.links.wait_for(touched, channel.confirms.wait(count, touched.bit_count()))
+            return
         waiting = channel.confirms.wait(count, touched.bit_count() + len(copies.again))
         self.links.wait_for(touched, waiting)
         for copy in copies.again:

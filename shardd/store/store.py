@@ -375,7 +375,8 @@ class SegmentStore:
         sizes: array[int] = array("I")
         for number, start, stop in segment_runs(entries):
             segment = self._segments[number]
-            scattered = len(entries) >= SCATTERED_MIN and is_scattered(entries, start, stop)
+            on_disk = segment.buffer is None and len(entries) >= SCATTERED_MIN
+            scattered = on_disk and is_scattered(entries, start, stop)
             wanted = entries
             if segment.moves is not None:
                 wanted, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
