@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from broker.catalog import Catalog
 from broker.changes import ExchangePut, QueuePut
+from broker.routing import delaying
 from broker.routing.spreading import CHECKED_KEYS, exchange_fault, weight_fault
 from broker.routing.types import TYPES
 
@@ -21,10 +22,13 @@ NAME_BYTES_MAX = 255  # a shortstr
 NAME_PREFIX_BYTES_MAX = 64
 EXPIRY_MS_MAX = 0xFFFFFFFF
 PRIORITY_MAX = 255
+DEDUPLICATION_CACHE_MAX = 1_000_000  # ids that one exchange remembers
 RESERVED_PREFIX = "amq."
 SERVER_NAMED_PREFIX = "amq.gen-"
 # Who consumes from this gets a queue of a name of its own; who puts it into reply_to means that queue.
 REPLY_TO = "amq.rabbitmq.reply-to"
+# Argument of a queue where an exchange keeps messages that are not due: its name. Nobody else's has it at a shard.
+DELAYS_FOR: Final = "x-delays-for"
 
 MAX_CONNECTIONS = "max-connections"
 MAX_CHANNELS = "max-channels"
@@ -48,7 +52,8 @@ MAX_AGE: Final = re.compile(r"[0-9]+[YMDhms]")
 # Those that make another exchange of it.
 EXCHANGE_ARGUMENTS: Final = (
     "alternate-exchange", "hash-header", "hash-property", "x-hash-on", "x-algorithm", "x-shards", "x-super-stream",
-    "x-shard-arguments", "x-shard-routing-key", "x-shards-when-gone",
+    "x-shard-arguments", "x-shard-routing-key", "x-shards-when-gone", delaying.TYPE_ARGUMENT, delaying.FLAG_ARGUMENT,
+    "x-message-deduplication", "x-cache-size", "x-cache-ttl", "x-deduplication-header",
 )  # fmt: skip
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
@@ -101,6 +106,11 @@ def is_reply_queue(name: str) -> bool:
     return name.startswith(REPLY_TO)
 
 
+def is_hidden_queue(name: str) -> bool:
+    """In no listing: one for replies, or where an exchange keeps what is not due."""
+    return is_reply_queue(name) or delaying.is_delay_queue(name)
+
+
 def check_not_default(exchange: str) -> None:
     if not exchange:
         raise Refusal(ACCESS_REFUSED, "operation not permitted on the default exchange")
@@ -138,7 +148,9 @@ def check_channel_limits(catalog: Catalog, user: str, of_user: int, in_all: int,
 def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, Any]) -> None:
     check_new_name("exchange", name)
     check_exchange_type(type)
-    fault = exchange_fault(type, arguments)
+    _check_exchange_deduplication(vhost, name, arguments)
+    fault = delaying.delayed_fault(type, arguments, TYPES)
+    fault = fault or exchange_fault(delaying.inner_type(type, arguments), arguments)
     if fault is not None:
         raise Refusal(PRECONDITION_FAILED, fault)
     alternate = arguments.get("alternate-exchange")
@@ -147,6 +159,13 @@ def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, An
             PRECONDITION_FAILED,
             f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {named('exchange', name, vhost)}",
         )
+
+
+def _check_exchange_deduplication(vhost: str, name: str, arguments: dict[str, Any]) -> None:
+    for key, check in DEDUPLICATION_ARGUMENTS.items():
+        wrong = check(arguments[key], arguments) if key in arguments else ""
+        if wrong:
+            raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('exchange', name, vhost)}: {wrong}")
 
 
 def check_exchange_type(type: str) -> None:
@@ -368,11 +387,25 @@ def _unacceptable(value: Any) -> str:
     return f"{{unacceptable_type,{type_name(value)}}}"
 
 
+def _cache_size(value: Any, arguments: dict[str, Any]) -> str:
+    wrong = _positive(value, arguments)
+    return wrong or (f"{{max_value_exceeded,{value}}}" if value > DEDUPLICATION_CACHE_MAX else "")
+
+
+DEDUPLICATION_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
+    "x-message-deduplication": _boolean,
+    "x-cache-size": _cache_size,
+    "x-cache-ttl": _positive,
+    "x-deduplication-header": _string,
+}
+
+
 RETRY_TYPES: Final = frozenset(("disabled", "all", "failed", "returned"))
 
 # Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken
 # and ignored: definition files still carry it.
 QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
+    **DEDUPLICATION_ARGUMENTS,
     "x-queue-type": _one_of(QUEUE_TYPES, "\"unsupported queue type '{}'\""),
     "x-expires": _expires,
     "x-message-ttl": _ttl,

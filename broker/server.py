@@ -246,7 +246,10 @@ class Door:
                 continue
             connections.append(client.report())
             channels += [channel.report(client.owner) for channel in client.channels.values()]
-        counters = {"unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        counters = {
+            "unroutable_dropped": float(self.publishing.unroutable_dropped),
+            "duplicates": float(self.publishing.duplicates),
+        }
         for reason, count in self.dead_lettering.published.items():
             counters[f"dead_lettered_{reason}"] = float(count)
         return connections, channels, counters

@@ -653,6 +653,8 @@ class Shard:
         queue = self.dead_letters.departed(peer, departed, now)
         if queue is not None:
             self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+            if queue.limits.delays:  # more may go
+                self._dirty[queue] = None
 
     # -- out -------------------------------------------------------------------------------------------
 

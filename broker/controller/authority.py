@@ -35,13 +35,14 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.checks import SERVER_NAMED_PREFIX, Refusal, no_queue
+from broker.checks import DELAYS_FOR, SERVER_NAMED_PREFIX, Refusal, no_queue
 from broker.control import Answer, AnyRequest, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller.access import hash_password
 from broker.controller.decisions import RESHAPING, Decision, Decisions, OwnerGone, Pause, Removal
 from broker.controller.definitions import Definitions
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
+from broker.routing.delaying import is_delay_queue
 from broker.routing.placement import place
 from shardd.wire import messages as wire
 
@@ -519,6 +520,8 @@ class Authority:
     def _spec(self, queue: QueuePut) -> wire.QueueSpec:
         """As its shard must know it: with its effective arguments."""
         arguments = self.catalog.queue_arguments(queue)
+        if DELAYS_FOR in arguments and not is_delay_queue(queue.name):
+            arguments = {key: value for key, value in arguments.items() if key != DELAYS_FOR}
         exclusive = bool(queue.owner)
         return wire.QueueSpec(
             queue.id, queue.vhost, queue.name, queue.durable, queue.auto_delete, exclusive, arguments, queue.paused

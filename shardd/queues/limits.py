@@ -15,6 +15,9 @@ MAXLEN = "maxlen"
 REJECTED = "rejected"
 DELIVERY_LIMIT = "delivery_limit"
 REFUSED = "refused"  # at its publish: nothing that dies later
+DUE = "delayed"  # it has waited long enough at the exchange that delays it
+# Argument of a queue that keeps messages for an exchange until they are due: the exchange's name.
+DELAYS_FOR = "x-delays-for"
 
 
 class DeadLetters(NamedTuple):
@@ -39,6 +42,7 @@ class Limits(NamedTuple):
     single_active: bool = False
     dead_letters: DeadLetters | None = None
     refused_die: bool = False  # publishes that are refused are dead-lettered too
+    delays: bool = False  # not a queue for anybody: messages wait in it until they are due
     consumer_timeout: int | None = None  # ms after which what a consumer does not settle is requeued
     paused: bool = False  # nothing is handed out
     timeout_closes: bool = False  # who holds something for longer loses its channel, not that message
@@ -70,6 +74,8 @@ def limits_of(arguments: Mapping[str, Any]) -> Limits:
     """Values were checked by the controller; what is not a number counts as not given."""
     if not arguments:
         return UNLIMITED
+    if isinstance(exchange := arguments.get(DELAYS_FOR), str):
+        return Limits(delays=True, dead_letters=DeadLetters(exchange))
     priority = _number(arguments, "x-max-priority") or 0
     overflow = str(arguments.get("x-overflow", ""))
     return Limits(

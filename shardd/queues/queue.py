@@ -117,6 +117,11 @@ class Queue:
         self._resting: Resting | None = None  # none rests
         self._decide()
 
+    @property
+    def delayed_count(self) -> int:
+        """Messages that wait until they are due."""
+        return 0
+
     # -- in --------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:

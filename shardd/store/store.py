@@ -20,7 +20,7 @@ from shardd.store.errors import Closed, Corrupt, DiskFull, StoreError, StoreFail
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.handles import Handles
 from shardd.store.pieces import Piece, allocate_alone, cut
-from shardd.store.reading import Windows
+from shardd.store.reading import Windows, is_scattered
 from shardd.store.reclaim import Reclaimer
 from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
 from shardd.store.recovery import Damage, Progress
@@ -35,6 +35,8 @@ SEGMENT_BYTES_MIN = 4096
 SEALED_BUFFERS_MAX = 1
 # An open segment of which nothing is written and nothing is needed starts anew here, while its pages are in the cache.
 RENEW_BYTES = 256 << 10
+# Of so many messages read together, some may be read alone.
+SCATTERED_MIN = 16
 # Indexes that wait for a sync; beyond this, recovery scans.
 INDEX_BYTES_MAX = 1 << 20
 # Written segments that wait for somebody's sync.
@@ -411,11 +413,13 @@ class SegmentStore:
         sizes: array[int] = array("I")
         for number, start, stop in segment_runs(entries):
             segment = self._segments[number]
+            on_disk = segment.buffer is None and len(entries) >= SCATTERED_MIN
+            scattered = on_disk and is_scattered(entries, start, stop)
             wanted = entries
             if segment.moves is not None:
                 wanted, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
             while start < stop:
-                source, base, used = self._source(segment, (wanted[start] & 0xFFFFFFFF) >> 4)
+                source, base, used = self._source(segment, (wanted[start] & 0xFFFFFFFF) >> 4, scattered)
                 blob, some = copy_out(source, base, used, wanted, start, stop, bytes_max, not blobs)
                 if not some:
                     return b"".join(blobs), sizes
@@ -427,10 +431,12 @@ class SegmentStore:
                 start += len(some)
         return b"".join(blobs), sizes
 
-    def _source(self, segment: Segment, position: int) -> tuple[bytearray, int, int]:
+    def _source(self, segment: Segment, position: int, scattered: bool) -> tuple[bytearray, int, int]:
         """Bytes that hold the whole message at `position`, the position they begin at, how many."""
         if segment.buffer is not None:
             return segment.buffer, 0, segment.used
+        if scattered:
+            return self._windows.find_stray(segment, self._handles.of(segment), position)
         window = self._windows.find(segment, self._handles.of(segment), position)
         return window.data, window.start, window.used
 

@@ -168,7 +168,7 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     """Counters since the shard's start; sizes in bytes of stored messages."""
 
     id: int
-    ready: int = 0
+    ready: int = 0  # of a queue where an exchange keeps messages: not due yet, or not yet at their queues
     unacked: int = 0
     consumers: int = 0
     ready_bytes: int = 0
@@ -406,7 +406,8 @@ class Purge(Message, tag="purge", frozen=True):
 
 class DeadLetters(Message, tag="dead-letters", frozen=True):
     """Shard to one front door: messages that left `queue` for `reason` ("expired", "rejected", "maxlen",
-    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have. `messages`:
+    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have. Reason "delayed":
+    they have waited for `exchange` and are due, which is no death. `messages`:
     `count` stored messages back to back. Answered by Departed(number) when their copies last; until then the shard
     keeps them, and gives them to another front door if this one goes. `insist`: what its only queue refuses is not
     stored."""
