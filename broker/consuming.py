@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from broker.channel import Channel
     from broker.client import Client
     from broker.control import ControlMessage
+    from broker.tracing import Tracing
 
 log = logging.getLogger("broker.consuming")
 
@@ -158,6 +159,7 @@ class Consuming:
         # Consumers of auto-delete queues whose shard has not answered that they left.
         self._leaving: dict[int, Consumer] = {}
         self._last_number = 0
+        self.tracing: Tracing | None = None  # nothing is traced
 
     def next_number(self) -> int:
         self._last_number += 1
@@ -404,6 +406,8 @@ class Consuming:
         channel.next_tag += 1
         if not no_ack:
             channel.unacked.add(tag, 1, self._getter(client, channel, queue.shard), epoch, got.number)
+        if self.tracing is not None:
+            self.tracing.delivered(client, channel.number, queue.name, redelivered, 1, message)
         remaining = got.remaining + elsewhere
         data = frames.get_ok(message, channel.number, tag, redelivered, remaining, client.frame_bytes_max)
         client.write(data)
@@ -442,6 +446,8 @@ class Consuming:
                 self.virtual.delivered(consumer, count)
         if consumer.granted and not consumer.lent:
             self.grants.use(consumer, count)
+        if self.tracing is not None:
+            self.tracing.delivered(client, channel.number, consumer.queue_name, redelivered, count, blob)
         data = frames.deliveries(
             properties.with_delivery_count(blob, count, times) if times else blob,
             count,

@@ -22,6 +22,7 @@ from broker.checks import Refusal
 from broker.config import ConfigError
 from broker.control import (
     Ask,
+    ChannelOpen,
     ConnectionInfo,
     ConnectionOpen,
     ConsumerJoin,
@@ -40,6 +41,7 @@ from broker.controller.links import DoorLinks
 from broker.controller.memberships import Memberships
 from broker.controller.presence import Presence, door_of
 from broker.controller.shard_links import ShardLinks
+from broker.controller.shard_sets import NODE
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.routing.placement import place
 from shardd.wire import messages as wire
@@ -138,6 +140,8 @@ class Controller:
             answer(*self._may_open(ask.what, ask.owner), {})
         elif isinstance(ask.what, ConsumerJoin | VirtualLook):
             self.memberships.asked(ask, answer)
+        elif isinstance(ask.what, ChannelOpen):
+            answer(*self._may_open_channel(ask.what, ask.owner), {})
         else:
             self.authority.submit(ask.what, ask.owner, answer)
 
@@ -148,6 +152,22 @@ class Controller:
             checks.check_connection_limits(self.authority.catalog, ask.vhost, ask.user, *connected)
         except Refusal as refusal:
             return refusal.code, refusal.text
+        return 0, ""
+
+    def _may_open_channel(self, ask: ChannelOpen, owner: str) -> tuple[int, str]:
+        in_all, of_user = self.presence.channels_beside(owner, ask.user)
+        try:
+            checks.check_channel_limits(
+                self.authority.catalog,
+                ask.user,
+                of_user + ask.channels,
+                in_all + ask.channels,
+                self.config.channel_max_per_node,
+                NODE,
+            )
+        except Refusal as refusal:
+            return refusal.code, refusal.text
+        self.presence.has_channels(owner, ask.channels)
         return 0, ""
 
     def consuming(self, door: int, incarnation: int, news: ConsumersHere | ConsumerLeave | SeatGivenUp) -> None:

@@ -149,7 +149,7 @@ def check_arguments(put: ExchangePut) -> None:
     if fault:
         raise Refusal(PRECONDITION_FAILED, fault)
     checks.check_queue_arguments(put.vhost, put.name, of_queues)
-    checks.check_stream(put.vhost, put.name, put.durable, False, False, of_queues)
+    checks.check_queue_type(put.vhost, put.name, put.durable, False, False, of_queues)
 
 
 def check_names(want: Wanted, exchange: str) -> None:

@@ -38,7 +38,8 @@ class Consumer:
 
     __slots__ = (
         "affinity", "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "lent", "limited",
-        "no_ack", "number", "peer", "prefetch", "priority", "queue", "recalled", "tag", "unacked", "window",
+        "no_ack", "number", "peer", "prefetch", "priority", "queue", "recalled", "tag", "told_late", "unacked",
+        "window",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +80,7 @@ class Consumer:
         if lent:
             self.borrow(prefetch)
         self.detached = False
+        self.told_late = False  # its channel is to be closed
         self.unacked = Unacked()
         self.handed: Handed | None = None  # in a queue that does not wait for ever
 
@@ -124,11 +126,12 @@ class Consumer:
 class Consumers:
     """The attached consumers of one queue."""
 
-    __slots__ = ("_levels", "affinity", "all", "single_active")
+    __slots__ = ("_levels", "affinity", "all", "paused", "single_active")
 
-    def __init__(self, single_active: bool = False) -> None:
+    def __init__(self, single_active: bool = False, paused: bool = False) -> None:
         self.affinity = False  # one of them asked for it
         self.single_active = single_active
+        self.paused = paused
         self.all: list[Consumer] = []  # by arrival
         self._levels: list[list[Consumer]] = []  # by priority, highest first; each begins with whose turn it is
 
@@ -159,10 +162,17 @@ class Consumers:
             self.single_active = single_active
             self._arrange()
 
+    def be_paused(self, paused: bool) -> None:
+        if paused != self.paused:
+            self.paused = paused
+            self._arrange()
+
     def _arrange(self) -> None:
+        """Who may be given something."""
         self.affinity = any(consumer.affinity for consumer in self.all)
         levels: dict[int, list[Consumer]] = {}
-        for consumer in self.all[:1] if self.single_active else self.all:
+        allowed = [] if self.paused else self.all[:1] if self.single_active else self.all
+        for consumer in allowed:
             levels.setdefault(consumer.priority, []).append(consumer)
         self._levels = [levels[priority] for priority in sorted(levels, reverse=True)]
 

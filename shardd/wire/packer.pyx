@@ -4,16 +4,16 @@
 Little endian throughout. After the 16-byte header (messages.py):
 
     PUBLISH  16 u64 batch number         24 u32 runs        28 u32 bytes of records
-             32 u32 messages in all      36 u32 1 = confirm after a sync, 2 = confirm at all
+             32 u32 messages in all      36 u32 1 = confirm after a sync, 2 = confirm at all, 4 = records IN_SEQUENCE
              40 runs x 24: u32 offset of its record among the records, u32 connection, u64 confirm number of
                 its first message (0: none wanted), u32 messages, u16 channel, u16 zero
              .. records, each a multiple of 8 bytes:
                  0 u32 length with padding   4 u32 crc32c of [8, length)    8 u64 ms since epoch
                 16 u32 ttl_ms (0xffffffff none)    20 u32 messages   24 u16 queues   26 u8 priority (0xff none)
-                27 u8 1 = PERSISTENT     28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
+                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.h)     28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
     stored message: u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m], properties, body
 
-A record holds publishes of one channel to the same queues with the same persistence, priority and ttl, in their order; a
+A record holds publishes of one channel to the same queues with the same flags, priority and ttl, in their order; a
 run those of a record that are neighbours also among all of the channel, so that their confirm numbers follow each other.
 Of an exchange that spreads its messages over queues those of each queue are put together, as far as one read goes. The
 table that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in frames.pyx).
@@ -29,6 +29,13 @@ from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
     void crc32c_start()
+
+cdef extern from "../sequence.h" nogil:
+    ctypedef struct sequence_t:
+        const uint8_t *producer
+        uint32_t length
+        uint64_t number
+    int sequence_read(const uint8_t *props, size_t size, sequence_t *out)
 
 cdef extern from "key_hash.h" nogil:
     uint64_t c_key_hash "key_hash"(const unsigned char *key, size_t length)
@@ -51,6 +58,11 @@ cdef enum:
     SPREADS_MAX = 64
     # flags of a table row that need a look by the caller: CC, user_id, bad expiration, reply-to, bad properties
     SPECIAL = 2 | 4 | 8 | 16 | 32
+    # flag of one that may be in a sequence
+    MAY_HAVE_SEQUENCE = 64
+    # flags of a record
+    PERSISTENT = 1
+    IN_SEQUENCE = 2
 
 # Why Packer.pack stopped.
 DONE = 0  # the table's end
@@ -131,6 +143,7 @@ cdef struct Writer:  # the next PUBLISH of one shard
     uint32_t run_count
     uint32_t messages
     uint32_t needs_sync
+    uint32_t in_sequence
     # the run being written
     int is_open
     size_t record_at
@@ -141,7 +154,7 @@ cdef struct Writer:  # the next PUBLISH of one shard
     uint16_t channel
     uint32_t ttl_ms
     uint8_t priority
-    uint8_t persistent
+    uint8_t flags
     uint64_t next_seq
     uint32_t count  # in the record
     uint32_t counted  # of these, in runs that are complete
@@ -187,6 +200,19 @@ cdef void close_record(Writer *w) noexcept nogil:
     end_run(w)
     w.is_open = 0
 
+cdef inline int record_flags(const uint8_t *buf, Row *row) noexcept nogil:
+    """Of the record it belongs into; -1: the caller has to look at it."""
+    cdef sequence_t place
+    cdef int found
+    cdef int flags = PERSISTENT if row.delivery_mode == 2 else 0
+    if row.flags & (SPECIAL | MAY_HAVE_SEQUENCE):
+        found = sequence_read(buf + row.props_off, row.props_len, &place)
+        if row.flags & SPECIAL or found < 0:
+            return -1
+        if found:
+            flags |= IN_SEQUENCE
+    return flags
+
 cdef inline void end_run(Writer *w) noexcept nogil:
     cdef uint32_t count = w.count - w.counted
     memcpy(w.runs.data + w.run_at + 16, &count, 4)
@@ -211,7 +237,7 @@ cdef int begin_run(Writer *w, uint32_t connection, uint16_t channel, uint64_t se
     return 0
 
 cdef int open_record(Writer *w, Target *target, Row *row, uint32_t connection, uint16_t channel,
-                  uint64_t seq, uint64_t now_ms, uint8_t persistent) noexcept nogil:
+                  uint64_t seq, uint64_t now_ms, uint8_t flags) noexcept nogil:
     cdef uint8_t *p
     cdef uint16_t n16
     if reserve(&w.records, RECORD_HEADER + 4 * target.queues + 8):
@@ -224,7 +250,7 @@ cdef int open_record(Writer *w, Target *target, Row *row, uint32_t connection, u
     n16 = <uint16_t> target.queues
     memcpy(p + 24, &n16, 2)
     p[26] = row.priority
-    p[27] = persistent
+    p[27] = flags
     memcpy(p + RECORD_HEADER, target.ids, 4 * target.queues)
     w.records.used += RECORD_HEADER + 4 * target.queues
     if begin_run(w, connection, channel, seq):
@@ -234,7 +260,9 @@ cdef int open_record(Writer *w, Target *target, Row *row, uint32_t connection, u
     w.channel = channel
     w.ttl_ms = row.ttl_ms
     w.priority = row.priority
-    w.persistent = persistent
+    w.flags = flags
+    if flags & IN_SEQUENCE:
+        w.in_sequence = 1
     w.count = 0
     w.counted = 0
     w.is_open = 1
@@ -492,6 +520,7 @@ cdef class Packer:
     cdef Writer *writers
     cdef readonly int shards
     cdef uint64_t touched
+    cdef readonly bint in_sequence
     cdef uint32_t *following  # by row of the table that is packed, the next one of its group
     cdef size_t following_room
 
@@ -515,13 +544,15 @@ cdef class Packer:
     def pack(self, Routes routes not None, const unsigned char[::1] buffer not None,
              const unsigned char[::1] table not None, size_t start, uint32_t connection, uint64_t first_seq,
              uint64_t now_ms):
-        """Pack publishes of one channel from row `start` on. Returns (next row, why it stopped).
+        """Pack publishes of one channel from row `start` on. Returns (next row, why it stopped). `in_sequence` tells
+        whether one of them was.
 
         `first_seq` is the confirm number of the first message, 0 when the channel takes no confirms.
         """
         cdef size_t rows = table.shape[0] // sizeof(Row)
         cdef size_t at
         cdef int why
+        self.in_sequence = False
         if start >= rows:
             return start, W_DONE
         if routes.spread_count and rows > self.following_room:
@@ -547,16 +578,19 @@ cdef class Packer:
         cdef Spread *spread = NULL
         cdef Spread *collected = NULL
         cdef uint16_t channel = table[start].channel
-        cdef uint8_t persistent
+        cdef int flags
         cdef int why = W_DONE
         while i < rows:
             row = &table[i]
             if row.channel != channel:
                 why = W_CHANNEL
                 break
-            if row.flags & SPECIAL:
+            flags = record_flags(buf, row)
+            if flags < 0:
                 why = W_ASK
                 break
+            if flags & IN_SEQUENCE:
+                self.in_sequence = True
             if memo_row == NULL or memo_row.line_len != row.line_len or \
                     memcmp(buf + memo_row.line_off, buf + row.line_off, row.line_len):
                 spread = routes.find_spread(buf + row.line_off, row.line_len) if routes.spread_count else NULL
@@ -590,9 +624,7 @@ cdef class Packer:
                         seq += 1
                     i += 1
                     continue
-                persistent = row.delivery_mode == 2
-                if self.add(route, buf, row, connection, channel, seq, now_ms, persistent,
-                            routes.generation):
+                if self.add(route, buf, row, connection, channel, seq, now_ms, flags, routes.generation):
                     stopped[0] = i
                     return -1
             if seq:
@@ -629,13 +661,14 @@ cdef class Packer:
             while at and not failed:
                 row = &table[at - 1]
                 failed = self.add(&spread.routes[chosen], buf, row, connection, channel,
-                                  first_seq + (at - 1 - start) if first_seq else 0, now_ms, row.delivery_mode == 2, generation)
+                                  first_seq + (at - 1 - start) if first_seq else 0, now_ms,
+                                  <uint8_t> record_flags(buf, row), generation)
                 at = self.following[at - 1]
         spread.grouped = 0
         return failed
 
     cdef inline int add(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,
-                        uint64_t seq, uint64_t now_ms, uint8_t persistent, uint64_t generation) noexcept nogil:
+                        uint64_t seq, uint64_t now_ms, uint8_t flags, uint64_t generation) noexcept nogil:
         cdef uint32_t k
         cdef Target *target
         cdef Writer *w
@@ -644,10 +677,10 @@ cdef class Packer:
             w = &self.writers[target.shard]
             self.touched |= <uint64_t> 1 << target.shard
             if not (w.is_open and w.target == target and w.generation == generation and w.connection == connection and w.channel == channel
-                    and w.persistent == persistent and w.priority == row.priority
+                    and w.flags == flags and w.priority == row.priority
                     and w.ttl_ms == row.ttl_ms and w.records.used - w.record_at < RUN_BYTES_MAX):
                 close_record(w)
-                if open_record(w, target, row, connection, channel, seq, now_ms, persistent):
+                if open_record(w, target, row, connection, channel, seq, now_ms, flags):
                     return -1
                 w.generation = generation
             elif w.next_seq != seq:
@@ -658,19 +691,21 @@ cdef class Packer:
                 return -1
             if seq:
                 w.next_seq = seq + 1
-            if persistent and route.durable:
+            if flags & PERSISTENT and route.durable:
                 w.needs_sync = 1
         return 0
 
     def add_stored(self, int shard, list ids not None, const unsigned char[::1] message not None,
                    uint32_t connection, uint16_t channel, uint64_t seq, uint64_t now_ms, uint32_t ttl_ms,
-                   uint8_t priority, bint persistent, bint needs_sync, uint32_t count=1):
+                   uint8_t priority, bint persistent, bint needs_sync, uint32_t count=1,
+                   bint in_sequence=False):
         """Stored messages back to back as a run of their own: what the caller decided about (CC, headers, transactions,
-        dead letters). `seq` is that of the first."""
+        dead letters). `seq` is that of the first. `in_sequence`: they are stored once, by what their headers say."""
         cdef Writer *w
         cdef Row row
         cdef Target target
         cdef uint32_t i
+        cdef uint8_t flags = (PERSISTENT if persistent else 0) | (IN_SEQUENCE if in_sequence else 0)
         if not 0 <= shard < self.shards:
             raise ValueError(f"shard {shard} of {self.shards}")
         w = &self.writers[shard]
@@ -685,7 +720,7 @@ cdef class Packer:
         for i in range(target.queues):
             target.ids[i] = ids[i]
         close_record(w)
-        if open_record(w, &target, &row, connection, channel, seq, now_ms, persistent) or \
+        if open_record(w, &target, &row, connection, channel, seq, now_ms, flags) or \
                 reserve(&w.records, message.shape[0] + 8):
             free(target.ids)
             raise MemoryError()
@@ -742,7 +777,7 @@ cdef class Packer:
         n32 = <uint32_t> w.records.used
         memcpy(p + 28, &n32, 4)
         memcpy(p + 32, &w.messages, 4)
-        n32 = (2 | w.needs_sync) if wanted else 0
+        n32 = ((2 | w.needs_sync) if wanted else 0) | w.in_sequence << 2
         memcpy(p + 36, &n32, 4)
         memcpy(p + PUBLISH_HEADER, w.runs.data, w.runs.used)
         memcpy(p + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
@@ -760,6 +795,7 @@ cdef class Packer:
         w.run_count = 0
         w.messages = 0
         w.needs_sync = 0
+        w.in_sequence = 0
         w.is_open = 0
         w.target = NULL
         if w.records.room > 4 * RUN_BYTES_MAX:  # after a huge message
@@ -771,6 +807,15 @@ cdef class Packer:
 def crc32c(const unsigned char[::1] data not None):
     """CRC-32C of the bytes."""
     return c_crc32c(0, &data[0], data.shape[0]) if data.shape[0] else 0
+
+
+def place_of(const unsigned char[::1] props not None):
+    """(producer, sequence) that the headers of a message say; None: not both. ValueError: they mean nothing."""
+    cdef sequence_t place
+    cdef int found = sequence_read(&props[0], props.shape[0], &place) if props.shape[0] else 0
+    if found < 0:
+        raise ValueError("x-producer-id must be a string of 1 to 255 bytes, x-sequence an integer from 0 on")
+    return (PyBytes_FromStringAndSize(<char *> place.producer, place.length), place.number) if found else None
 
 
 def key_hash(const unsigned char[::1] key not None) -> int:

@@ -296,7 +296,7 @@ async def test_an_expired_queue_leaves_the_catalog_before_its_shard_deletes_it(w
 
 
 async def test_deleting_a_vhost_drops_it_at_every_shard(world: World) -> None:
-    await world.authority.put_vhost("v")
+    await world.authority.put_vhost(VhostPut("v"))
     await world.authority.declare_queue("v", "q")
     assert (await world.authority.delete_vhost("v")).code == 0
     drops = [shard for shard, sent in world.shards.received if isinstance(sent, wire.DropVhost)]
