@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode
 
 import typer
@@ -22,11 +22,6 @@ TIMEOUT_S = 30
 DEFAULT_URL = "http://127.0.0.1:15672"
 DEFAULT_DATA_DIR = Path("./data")
 
-Url = Annotated[str, typer.Option(help="Of the HTTP API; else of the broker on --data-dir, else " + DEFAULT_URL)]
-User = Annotated[str, typer.Option(envvar="SHARDMQ_USER", help="Who asks.")]
-Password = Annotated[str, typer.Option(envvar="SHARDMQ_PASSWORD", help="Their password.")]
-DataDir = Annotated[Path, typer.Option(help="Data directory of a broker on this host.")]
-Formatter = Annotated[str, typer.Option(help="table or json.")]
 Vhost = Annotated[str, typer.Option("--vhost", "-p", help="Virtual host.")]
 
 
@@ -123,8 +118,16 @@ def json_argument(text: str, kind: type) -> Any:
     return value
 
 
-def show(rows: list[dict[str, Any]], columns: list[str], formatter: str) -> None:
+class Rows(NamedTuple):
+    """What a command lists: these columns of each row, whatever else it has."""
+
+    rows: list[dict[str, Any]]
+    columns: list[str]
+
+
+def show(found: Rows, formatter: str = "table") -> None:
     """As a table, or as the JSON it came as, cut to these columns."""
+    rows, columns = found
     if formatter == "json":
         typer.echo(json.dumps([{column: row.get(column) for column in columns} for row in rows]))
     elif formatter == "table":
@@ -134,10 +137,6 @@ def show(rows: list[dict[str, Any]], columns: list[str], formatter: str) -> None
         Console(width=None if os.isatty(1) else 10_000).print(table, markup=False)
     else:
         fail(f"--formatter: table or json, not {formatter}", USAGE)
-
-
-def chosen(columns: list[str] | None, default: list[str]) -> list[str]:
-    return columns or default
 
 
 def _url_of(data_dir: Path) -> str:

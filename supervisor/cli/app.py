@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from supervisor.cli import definitions, permissions, policies, processes, queues, storage, users
+from supervisor.cli.command import bound
 from supervisor.cli.processes import SOURCE_ROOT
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run and steer a shardmq broker.")
@@ -84,7 +85,7 @@ def options(
 
 
 for command in COMMANDS:
-    app.command(command.__name__)(command)  # typer's own naming would turn list_queues into list-queues
+    app.command(command.__name__)(bound(command))  # typer's own naming would turn list_queues into list-queues
 app.add_typer(storage.app, name="store")
 app.add_typer(storage.app, name="storage", hidden=True)  # its former name
 

@@ -10,23 +10,18 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.api import DEFAULT_DATA_DIR, USAGE, DataDir, Password, Url, User, connect, fail
+from supervisor.cli.api import USAGE, Api, fail
 
 STREAM = "-"
 OneVhost = Annotated[str, typer.Option("--vhost", "-p", help="Of this virtual host alone.")]
 
 
 def export_definitions(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="- is standard output.")],
-    vhost: OneVhost = "",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    api: Api, file: Annotated[str, typer.Argument(metavar="FILE", help="- is standard output.")], vhost: OneVhost = ""
 ) -> None:
     """Write vhosts, users, permissions, policies, parameters, exchanges, queues and bindings to a file."""
     path = ["definitions", vhost] if vhost else ["definitions"]
-    found = connect(url, user, password, data_dir).get(*path, thing=f"vhost '{vhost}'")
+    found = api.get(*path, thing=f"vhost '{vhost}'")
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     if file == STREAM:
         sys.stdout.write(text)
@@ -40,12 +35,9 @@ def export_definitions(
 
 
 def import_definitions(
+    api: Api,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="- or none is standard input.")] = STREAM,
     vhost: OneVhost = "",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Add what a file of definitions holds; what is there already stays."""
     try:
@@ -56,4 +48,4 @@ def import_definitions(
     except ValueError as error:
         fail(f"{file}: not JSON: {error}", USAGE)
     path = ["definitions", vhost] if vhost else ["definitions"]
-    connect(url, user, password, data_dir).post(*path, body=document)
+    api.post(*path, body=document)

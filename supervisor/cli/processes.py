@@ -12,21 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import (
-    DEFAULT_DATA_DIR,
-    FAILED,
-    UNREACHABLE,
-    USAGE,
-    DataDir,
-    Formatter,
-    Password,
-    Url,
-    User,
-    connect,
-    fail,
-    pointer,
-    show,
-)
+from supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail, pointer, show
+from supervisor.cli.command import DEFAULT_DATA_DIR, DataDir, Formatter
 
 STOP_POLL_S = 0.05
 # What fits on a terminal; `--formatter json` has everything the broker tells.
@@ -86,25 +73,18 @@ def stop(
         time.sleep(STOP_POLL_S)
 
 
-def status(
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def status(api: Api, formatter: Formatter = "table") -> None:
     """The processes with their pids, and the shards with their queues."""
     if formatter not in ("table", "json"):
         fail(f"--formatter: table or json, not {formatter}", USAGE)
-    api = connect(url, user, password, data_dir)
     processes: list[dict[str, Any]] = api.get("processes")
     shards: list[dict[str, Any]] = api.get("shards")
     if formatter == "json":
         typer.echo(json.dumps({"processes": processes, "shards": shards}))
         return
-    show(processes, PROCESS_COLUMNS, formatter)
+    show(Rows(processes, PROCESS_COLUMNS), formatter)
     typer.echo("")
-    show(shards, SHARD_COLUMNS, formatter)
+    show(Rows(shards, SHARD_COLUMNS), formatter)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

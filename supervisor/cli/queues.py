@@ -7,28 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import (
-    DEFAULT_DATA_DIR,
-    USAGE,
-    Api,
-    DataDir,
-    Formatter,
-    Password,
-    Url,
-    User,
-    Vhost,
-    connect,
-    fail,
-    show,
-)
+from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
 
 Columns = Annotated[list[str] | None, typer.Argument(help="Columns to show.")]
 
-RABBITMQ_NAMES = {
-    "source_name": "source",
-    "destination_name": "destination",
-    "destination_kind": "destination_type",
-}
+RABBITMQ_NAMES = {"source_name": "source", "destination_name": "destination", "destination_kind": "destination_type"}
 
 # What can be asked for when there is nothing to list; a broker that tells more may be asked for that too.
 COLUMNS = {
@@ -43,89 +26,48 @@ COLUMNS = {
 }
 
 
-def list_queues(
-    columns: Columns = None,
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Queues of a vhost."""
-    _list(connect(url, user, password, data_dir), "queues", vhost, columns or ["name", "messages"], formatter)
+    return _list(api, "queues", vhost, columns or ["name", "messages"])
 
 
-def list_exchanges(
-    columns: Columns = None,
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_exchanges(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Exchanges of a vhost."""
-    _list(connect(url, user, password, data_dir), "exchanges", vhost, columns or ["name", "type"], formatter)
+    return _list(api, "exchanges", vhost, columns or ["name", "type"])
 
 
-def list_bindings(
-    columns: Columns = None,
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_bindings(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Bindings of a vhost."""
     usual = ["source_name", "destination_name", "destination_kind", "routing_key", "arguments"]
-    _list(connect(url, user, password, data_dir), "bindings", vhost, columns or usual, formatter)
+    return _list(api, "bindings", vhost, columns or usual)
 
 
-def list_connections(
-    columns: Columns = None,
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_connections(api: Api, columns: Columns = None) -> Rows:
     """Connections of clients."""
     usual = ["user", "peer_host", "peer_port", "state"]
-    _list(connect(url, user, password, data_dir), "connections", None, columns or usual, formatter)
+    return _list(api, "connections", None, columns or usual)
 
 
 def delete_queue(
+    api: Api,
     queue: Annotated[str, typer.Argument(metavar="QUEUE")],
     if_empty: Annotated[bool, typer.Option("--if-empty", "-e")] = False,
     if_unused: Annotated[bool, typer.Option("--if-unused", "-u")] = False,
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Delete a queue and the messages in it."""
     conditions = {name: "true" for name, wanted in (("if-empty", if_empty), ("if-unused", if_unused)) if wanted}
     thing = f"queue '{queue}' in vhost '{vhost}'"
-    connect(url, user, password, data_dir).delete("queues", vhost, queue, thing=thing, **conditions)
+    api.delete("queues", vhost, queue, thing=thing, **conditions)
 
 
-def purge_queue(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def purge_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
     """Drop the messages that are ready in a queue."""
     thing = f"queue '{queue}' in vhost '{vhost}'"
-    connect(url, user, password, data_dir).delete("queues", vhost, queue, "contents", thing=thing)
+    api.delete("queues", vhost, queue, "contents", thing=thing)
 
 
-def _list(api: Api, kind: str, vhost: str | None, columns: list[str], formatter: str) -> None:
+def _list(api: Api, kind: str, vhost: str | None, columns: list[str]) -> Rows:
     path = [kind] if vhost is None else [kind, vhost]
     rows: list[dict[str, Any]] = api.get(*path, thing=f"vhost '{vhost}'")
     for row in rows:  # the HTTP API and rabbitmqctl call some things differently
@@ -133,4 +75,4 @@ def _list(api: Api, kind: str, vhost: str | None, columns: list[str], formatter:
     known = set(COLUMNS[kind].split()).union(*rows)
     if unknown := [column for column in columns if column not in known]:
         fail(f"unknown column {', '.join(unknown)}; known are {', '.join(sorted(known))}", USAGE)
-    show(rows, columns, formatter)
+    return Rows(rows, columns)

@@ -6,145 +6,90 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import DEFAULT_DATA_DIR, DataDir, Formatter, Password, Url, User, Vhost, connect, fail, show
+from supervisor.cli.api import Api, Rows, Vhost, fail
 
 Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
 
 NewPassword = Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")]
 
 
-def add_vhost(
-    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def add_vhost(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
     """Make a virtual host."""
-    api = connect(url, user, password, data_dir)
     if api.has("vhosts", vhost):  # as it is: putting it again would forget its description and tags
         typer.echo(f"vhost '{vhost}' exists already")
     else:
         api.put("vhosts", vhost)
 
 
-def delete_vhost(
-    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def delete_vhost(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
     """Delete a virtual host with all queues and messages in it."""
-    connect(url, user, password, data_dir).delete("vhosts", vhost, thing=f"vhost '{vhost}'")
+    api.delete("vhosts", vhost, thing=f"vhost '{vhost}'")
 
 
-def list_vhosts(
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_vhosts(api: Api) -> Rows:
     """Virtual hosts."""
-    show(connect(url, user, password, data_dir).get("vhosts"), ["name", "description", "tags"], formatter)
+    return Rows(api.get("vhosts"), ["name", "description", "tags"])
 
 
 def add_user(
+    api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
     new_password: NewPassword = None,
     tags: Tags = "",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Make a user; give permissions with set_permissions."""
-    api = connect(url, user, password, data_dir)
     if api.has("users", username):
         fail(f"user '{username}' exists already")
     api.put("users", username, body={"password": _given_or_asked(new_password), "tags": tags})
 
 
 def change_password(
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    new_password: NewPassword = None,
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")], new_password: NewPassword = None
 ) -> None:
     """Give a user another password; their tags stay."""
-    api = connect(url, user, password, data_dir)
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
     api.put("users", username, body={"password": _given_or_asked(new_password), "tags": found["tags"]})
 
 
-def clear_password(
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def clear_password(api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")]) -> None:
     """Leave a user without a password: nobody can log in with one; their tags stay."""
-    api = connect(url, user, password, data_dir)
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
     api.put("users", username, body={"password_hash": "", "tags": found["tags"]})
 
 
 def set_user_tags(
+    api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
     tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG ...]", help="None: no tags.")] = None,
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Give a user these tags and no others; their password stays."""
-    api = connect(url, user, password, data_dir)
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
     kept = {name: found[name] for name in ("password_hash", "hashing_algorithm")}
     api.put("users", username, body={**kept, "tags": tags or []})
 
 
-def list_users(
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_users(api: Api) -> Rows:
     """Users and their tags."""
-    rows = connect(url, user, password, data_dir).get("users")
-    show([{"user": row["name"], "tags": row["tags"]} for row in rows], ["user", "tags"], formatter)
+    rows = api.get("users")
+    return Rows([{"user": row["name"], "tags": row["tags"]} for row in rows], ["user", "tags"])
 
 
-def delete_user(
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def delete_user(api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")]) -> None:
     """Delete a user; their connections are closed."""
-    connect(url, user, password, data_dir).delete("users", username, thing=f"user '{username}'")
+    api.delete("users", username, thing=f"user '{username}'")
 
 
 def set_permissions(
+    api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
     configure: Annotated[str, typer.Argument(metavar="CONF")],
     write: Annotated[str, typer.Argument(metavar="WRITE")],
     read: Annotated[str, typer.Argument(metavar="READ")],
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Give a user rights on a vhost: three regular expressions over names."""
     body = {"configure": configure, "write": write, "read": read}
-    connect(url, user, password, data_dir).put("permissions", vhost, username, body=body)
+    api.put("permissions", vhost, username, body=body)
 
 
 def _given_or_asked(password: str | None) -> str:
