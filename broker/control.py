@@ -206,6 +206,12 @@ class CloseConnection(ControlMessage, tag="close", frozen=True):
     text: str
 
 
+class Alarmed(ControlMessage, tag="alarmed", frozen=True):
+    """Publishers are to be held back for this reason, whatever the shards say; "", or a Snapshot: that is over."""
+
+    reason: str
+
+
 class Query(ControlMessage, tag="query", frozen=True):
     """Answered by DoorReport."""
 
@@ -214,5 +220,5 @@ class Query(ControlMessage, tag="query", frozen=True):
 
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
-    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Query
+    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Alarmed | Query
 )  # fmt: skip

@@ -19,6 +19,7 @@ class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk_free_warn_bytes: Annotated[int, Meta(ge=0)] = 1 << 30
     disk_stall_s: Annotated[float, Meta(gt=0)] = 10.0
     log_level: str = "info"
+    log_format: str = "auto"
 
 
 def read(text: str) -> ShardConfig:

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import zmq
 
-from shardd.config import ShardConfig
+from shardd.config import ShardConfig, read
 from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
 from shardd.shard import Shard
@@ -35,6 +35,7 @@ from shardd.wire import envelope
 from shardd.wire import messages as wire
 from shardd.wire.memory import give_back, keep_warm
 from supervisor import notify
+from supervisor.logs import set_level
 
 log = logging.getLogger("shardd.server")
 
@@ -178,6 +179,7 @@ class Server:
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
         self._draining = False
+        self._reload = False
         self._syncing = False
         self._next_tick = 0
         self._syncer = Syncer("sync")
@@ -249,10 +251,22 @@ class Server:
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
         return wake
 
     def _on_stop(self, number: int, frame: object) -> None:
         self._draining = True
+
+    def _on_reload(self, number: int, frame: object) -> None:
+        self._reload = True
+
+    def _take_settings(self) -> None:
+        """What can be changed while we run: the limits of the disk, and how much is logged."""
+        self._reload = False
+        section = notify.new_section()
+        if section is not None:
+            self.config = read(section)
+            set_level(self.config.log_level)
 
     def _watch(self, wake: int) -> list[tuple[zmq.Socket[bytes] | int, int]]:
         """What a turn waits for."""
@@ -264,6 +278,8 @@ class Server:
         events: dict[object, int] = dict(zmq.zmq_poll(self._watched, self._wait_ms()))
         if wake in events:
             os.read(wake, 4096)
+            if self._reload:
+                self._take_settings()
         if self._lifeline is not None and self._lifeline in events:
             log.warning("the supervisor is gone")
             self._draining = True

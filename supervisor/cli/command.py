@@ -13,22 +13,27 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from supervisor.cli.api import Rows, connect, show
+from supervisor.cli.api import TIMEOUT_S, Rows, connect
+from supervisor.cli.show import show
 
-Url = Annotated[str, typer.Option(help="Of the HTTP API; else of the broker on --data-dir.")]
-User = Annotated[str, typer.Option(envvar="SHARDMQ_USER", help="Who asks.")]
+Url = Annotated[str, typer.Option(envvar="SHARDMQ_URL", help="Of the HTTP API; else the broker on this host.")]
+User = Annotated[str, typer.Option(envvar="SHARDMQ_USER", help="Who asks, by HTTP.")]
 Password = Annotated[str, typer.Option(envvar="SHARDMQ_PASSWORD", help="Their password.")]
-DataDir = Annotated[Path, typer.Option(help="Data directory of a broker on this host.")]
-Formatter = Annotated[str, typer.Option(help="table or json.")]
+DataDir = Annotated[Path | None, typer.Option(envvar="SHARDMQ_DATA_DIR", help="Of the broker on this host.")]
+Timeout = Annotated[float, typer.Option("--timeout", "-t", help="Seconds to wait for an answer.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but what was asked for; as rabbitmqctl knows it.")]
+Formatter = Annotated[str, typer.Option(help="table, json, csv or pretty_table.")]
+NoHeaders = Annotated[bool, typer.Option("--no-table-headers", "--silent", "-s", help="Rows alone.")]
 
-DEFAULT_DATA_DIR = Path("./data")
 ASKING: dict[str, tuple[Any, Any]] = {
     "url": (Url, ""),
-    "user": (User, "guest"),
+    "user": (User, ""),
     "password": (Password, "guest"),
-    "data_dir": (DataDir, DEFAULT_DATA_DIR),
+    "data_dir": (DataDir, None),
+    "timeout": (Timeout, TIMEOUT_S),
 }
-SHOWING: dict[str, tuple[Any, Any]] = {"formatter": (Formatter, "table")}
+QUIET: dict[str, tuple[Any, Any]] = {"quiet": (Quiet, False)}
+SHOWING: dict[str, tuple[Any, Any]] = {"formatter": (Formatter, "table"), "no_table_headers": (NoHeaders, False)}
 
 Command = Callable[..., Any]
 
@@ -38,21 +43,21 @@ def bound(function: Command) -> Command:
     parameters, hints = inspect.signature(function).parameters, get_type_hints(function, include_extras=True)
     if next(iter(parameters), "") != "api":
         return function
-    shown = SHOWING if hints["return"] is Rows else {}
+    added = ASKING | (SHOWING if hints["return"] is Rows else {})
+    added |= {} if "quiet" in parameters else QUIET
 
     def run(**given: Any) -> None:
-        api = connect(**{name: given.pop(name) for name in ASKING})
-        how = {name: given.pop(name) for name in shown}
-        found = function(api, **given)
-        if shown:
-            show(found, **how)
+        options = {name: given.pop(name) for name in added}
+        found = function(connect(**{name: options[name] for name in ASKING}), **given)
+        if isinstance(found, Rows):
+            show(found, options["formatter"], not options["no_table_headers"])
 
     own = [parameter.replace(annotation=hints[name]) for name, parameter in parameters.items() if name != "api"]
-    added = [
+    common = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-        for name, (annotation, default) in {**ASKING, **shown}.items()
+        for name, (annotation, default) in added.items()
     ]
     run.__name__, run.__doc__ = function.__name__, function.__doc__
-    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]  # what typer reads
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
+    run.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *common)}
     return run

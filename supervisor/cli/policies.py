@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
-from supervisor.cli.api import Api, Rows, Vhost, json_argument
+from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail, json_argument
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Pattern = Annotated[str, typer.Argument(metavar="PATTERN", help="Regular expression over names.")]
@@ -40,6 +41,24 @@ def clear_policy(api: Api, name: Name, vhost: Vhost = "/") -> None:
 def list_policies(api: Api, vhost: Vhost = "/") -> Rows:
     """Policies of a vhost."""
     return _list(api, "policies", vhost)
+
+
+def list_policies_that_match(
+    api: Api,
+    name: Name,
+    object_type: Annotated[str, typer.Option("--object-type", help="queue or exchange.")] = "queue",
+    vhost: Vhost = "/",
+) -> Rows:
+    """Policies whose pattern a name matches, the one that applies first."""
+    kinds = {"queue": {"all", "queues", "classic_queues", "quorum_queues", "streams"}, "exchange": {"all", "exchanges"}}
+    if object_type not in kinds:
+        fail(f"--object-type: queue or exchange, not {object_type}", USAGE)
+    rows = [
+        row
+        for row in api.get("policies", vhost, thing=f"vhost '{vhost}'")
+        if row["apply-to"] in kinds[object_type] and re.search(row["pattern"], name)
+    ]
+    return Rows(sorted(rows, key=lambda row: (-row["priority"], row["name"])), COLUMNS)
 
 
 def set_operator_policy(

@@ -1,5 +1,5 @@
-"""list_queues, list_exchanges, list_bindings, list_connections: what there is, as rabbitmqctl names it. And queues gone
-or empty."""
+"""list_queues, list_exchanges, list_bindings: what there is, as rabbitmqctl names it. And queues and exchanges made,
+emptied and deleted."""
 
 from __future__ import annotations
 
@@ -21,31 +21,29 @@ COLUMNS = {
     "exchanges": "arguments auto_delete durable internal name policy type vhost",
     "bindings": "arguments destination destination_kind destination_name destination_type properties_key routing_key"
     " source source_name vhost",
-    "connections": "auth_mechanism channel_max channels client_properties connected_at frame_max host name node"
+    "channels": "acks_uncommitted confirm connection consumer_count global_prefetch_count messages_unacknowledged"
+    " messages_unconfirmed name node number pid prefetch_count state transactional user vhost",
+    "consumers": "ack_required active arguments channel_details consumer_tag exclusive prefetch_count queue queue_name"
+    " vhost",
+    "connections": "auth_mechanism channel_max channels client_properties connected_at frame_max host name node pid"
     " peer_host peer_port port protocol ssl state timeout type user vhost",
 }
 
 
 def list_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Queues of a vhost."""
-    return _list(api, "queues", vhost, columns or ["name", "messages"])
+    return listed(api, "queues", vhost, columns or ["name", "messages"])
 
 
 def list_exchanges(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Exchanges of a vhost."""
-    return _list(api, "exchanges", vhost, columns or ["name", "type"])
+    return listed(api, "exchanges", vhost, columns or ["name", "type"])
 
 
 def list_bindings(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Bindings of a vhost."""
     usual = ["source_name", "destination_name", "destination_kind", "routing_key", "arguments"]
-    return _list(api, "bindings", vhost, columns or usual)
-
-
-def list_connections(api: Api, columns: Columns = None) -> Rows:
-    """Connections of clients."""
-    usual = ["user", "peer_host", "peer_port", "state"]
-    return _list(api, "connections", None, columns or usual)
+    return listed(api, "bindings", vhost, columns or usual)
 
 
 def delete_queue(
@@ -67,7 +65,63 @@ def purge_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")]
     api.delete("queues", vhost, queue, "contents", thing=thing)
 
 
-def _list(api: Api, kind: str, vhost: str | None, columns: list[str]) -> Rows:
+def list_unresponsive_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
+    """Queues whose shard is not there just now."""
+    found = listed(api, "queues", vhost, columns or ["name"])
+    return found._replace(rows=[row for row in found.rows if row.get("state") not in ("running", None)])
+
+
+def create_queue(
+    api: Api,
+    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
+    durable: Annotated[bool, typer.Option(help="It outlives a restart.")] = True,
+    auto_delete: Annotated[bool, typer.Option(help="It goes with its last consumer.")] = False,
+    expires: Annotated[int | None, typer.Option(help="Milliseconds unused after which it goes.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Messages.")] = None,
+    message_ttl: Annotated[int | None, typer.Option(help="Milliseconds.")] = None,
+    delivery_limit: Annotated[int | None, typer.Option(help="Deliveries of one message.")] = None,
+    reject_on_overflow: Annotated[bool, typer.Option(help="Refuse new messages, instead of dropping old.")] = False,
+    dead_letter_exchange: Annotated[str | None, typer.Option(help="Where dead messages go.")] = None,
+    dead_letter_routing_key: Annotated[str | None, typer.Option(help="With which key.")] = None,
+    vhost: Vhost = "/",
+) -> None:
+    """Make a queue."""
+    arguments = {
+        "x-expires": expires,
+        "x-max-length": max_length,
+        "x-message-ttl": message_ttl,
+        "x-delivery-limit": delivery_limit,
+        "x-overflow": "reject-publish" if reject_on_overflow else None,
+        "x-dead-letter-exchange": dead_letter_exchange,
+        "x-dead-letter-routing-key": dead_letter_routing_key,
+    }
+    given = {name: value for name, value in arguments.items() if value is not None}
+    api.put("queues", vhost, queue, body={"durable": durable, "auto_delete": auto_delete, "arguments": given})
+
+
+def create_exchange(
+    api: Api,
+    type: Annotated[str, typer.Argument(metavar="TYPE", help="direct, fanout, topic, headers, x-consistent-hash ...")],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    durable: Annotated[bool, typer.Option(help="It outlives a restart.")] = True,
+    auto_delete: Annotated[bool, typer.Option(help="It goes with its last binding.")] = False,
+    internal: Annotated[bool, typer.Option(help="Clients cannot publish to it.")] = False,
+    alternate_exchange: Annotated[str | None, typer.Option(help="Where goes what it cannot route.")] = None,
+    vhost: Vhost = "/",
+) -> None:
+    """Make an exchange."""
+    arguments = {} if alternate_exchange is None else {"alternate-exchange": alternate_exchange}
+    body = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
+    api.put("exchanges", vhost, name, body=body)
+
+
+def delete_exchange(api: Api, name: Annotated[str, typer.Argument(metavar="NAME")], vhost: Vhost = "/") -> None:
+    """Delete an exchange and its bindings."""
+    api.delete("exchanges", vhost, name, thing=f"exchange '{name}' in vhost '{vhost}'")
+
+
+def listed(api: Api, kind: str, vhost: str | None, columns: list[str]) -> Rows:
+    """Rows of one kind, of a vhost or of all, with these columns."""
     path = [kind] if vhost is None else [kind, vhost]
     rows: list[dict[str, Any]] = api.get(*path, thing=f"vhost '{vhost}'")
     for row in rows:  # the HTTP API and rabbitmqctl call some things differently

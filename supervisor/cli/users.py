@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import Api, Rows, Vhost, fail
+from supervisor.cli.api import Api, Rows, Vhost, Where, fail, http_url
 
 Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
 
+RABBITMQ_HASHING = "rabbit_password_hashing_sha256"
+SALT_BYTES = 4  # RabbitMQ's
 NewPassword = Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")]
 
 
@@ -36,11 +42,36 @@ def add_user(
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
     new_password: NewPassword = None,
     tags: Tags = "",
+    pre_hashed_password: Annotated[str, typer.Option(help="As hash_password says it, instead of a password.")] = "",
 ) -> None:
     """Make a user; give permissions with set_permissions."""
     if api.has("users", username):
         fail(f"user '{username}' exists already")
-    api.put("users", username, body={"password": _given_or_asked(new_password), "tags": tags})
+    if pre_hashed_password:
+        hashed = {"password_hash": pre_hashed_password, "hashing_algorithm": RABBITMQ_HASHING}
+        api.put("users", username, body={**hashed, "tags": tags})
+    else:
+        api.put("users", username, body={"password": _given_or_asked(new_password), "tags": tags})
+
+
+def authenticate_user(
+    api: Api,
+    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    given: Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")] = None,
+) -> None:
+    """Whether this is the user's password: exit status 0 or 1."""
+    where = Where(http_url(api)) if api.where.socket else api.where
+    password = given if given is not None else str(typer.prompt("Password", hide_input=True))
+    if not replace(api, where=where, user=username, password=password).accepts():
+        fail(f"user '{username}' is not accepted with this password")
+    typer.echo("Success")
+
+
+def hash_password(password: Annotated[str | None, typer.Argument(metavar="[PASSWORD]")] = None) -> None:
+    """A password as RabbitMQ keeps it (salted SHA-256), for definitions and for add_user --pre-hashed-password."""
+    given = password if password is not None else str(typer.prompt("Password", hide_input=True))
+    salt = os.urandom(SALT_BYTES)
+    typer.echo(base64.b64encode(salt + hashlib.sha256(salt + given.encode()).digest()).decode())
 
 
 def change_password(
@@ -90,6 +121,40 @@ def set_permissions(
     """Give a user rights on a vhost: three regular expressions over names."""
     body = {"configure": configure, "write": write, "read": read}
     api.put("permissions", vhost, username, body=body)
+
+
+def set_permissions_globally(
+    api: Api,
+    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    configure: Annotated[str, typer.Argument(metavar="CONF")],
+    write: Annotated[str, typer.Argument(metavar="WRITE")],
+    read: Annotated[str, typer.Argument(metavar="READ")],
+) -> None:
+    """Give a user the same rights on all vhosts there are."""
+    for row in api.get("vhosts"):
+        set_permissions(api, username, configure, write, read, row["name"])
+
+
+def update_vhost_metadata(
+    api: Api,
+    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
+    description: Annotated[str | None, typer.Option(help="What it is for.")] = None,
+    tags: Annotated[str | None, typer.Option(help="Comma separated.")] = None,
+) -> None:
+    """Give a virtual host another description or other tags; what is not given stays."""
+    found: dict[str, Any] = api.get("vhosts", vhost, thing=f"vhost '{vhost}'")
+    kept = {"description": found.get("description", ""), "tags": ",".join(found.get("tags") or [])}
+    given = {"description": description, "tags": tags}
+    api.put("vhosts", vhost, body=kept | {name: value for name, value in given.items() if value is not None})
+
+
+def set_vhost_tags(
+    api: Api,
+    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
+    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG ...]", help="None: no tags.")] = None,
+) -> None:
+    """Give a virtual host these tags and no others."""
+    update_vhost_metadata(api, vhost, None, ",".join(tags or []))
 
 
 def _given_or_asked(password: str | None) -> str:
