@@ -127,9 +127,10 @@ class ShardLinks:
             self._send(to, waiting.message)
         return reply
 
-    async def stats(self) -> dict[int, wire.StatsReply]:
-        """By shard; those that do not answer within STATS_S_MAX are left out."""
-        asked = {n: self.request(n, wire.Stats, STATS_S_MAX) for n in range(self.count) if self.shards[n].ready}
+    async def stats(self, of: set[int] | None = None) -> dict[int, wire.StatsReply]:
+        """By shard, of all or some; those that do not answer within STATS_S_MAX are left out."""
+        ready = [n for n in (range(self.count) if of is None else of) if self.shards[n].ready]
+        asked = {n: self.request(n, wire.Stats, STATS_S_MAX) for n in ready}
         await asyncio.gather(*asked.values(), return_exceptions=True)
         return {n: reply.result() for n, reply in asked.items() if reply.exception() is None}
 

@@ -17,6 +17,7 @@ from supervisor.cli import (
     policies,
     processes,
     queues,
+    routes,
     storage,
     top,
     users,
@@ -138,6 +139,8 @@ def options(
 for command in COMMANDS:
     app.command(command.__name__)(bound(command))  # typer's own naming would turn list_queues into list-queues
 app.add_typer(diagnostics.app, name="diagnostics")
+app.add_typer(routes.route, name="route")
+app.add_typer(routes.ring, name="ring")
 app.add_typer(storage.app, name="store")
 app.add_typer(storage.app, name="storage", hidden=True)  # its former name
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from broker.control import DoorReport
-from shardd.wire.messages import ConsumerStats, QueueStats, StatsReply
+from shardd.wire.messages import ConsumerStats, QueueStats, ReaderStats, StatsReply, StreamsReply, StreamStats
 
 STATS_FRESH_S = 1.0
 STATS_S_MAX = 2.0
@@ -37,6 +37,8 @@ class Stats:
     at: float = 0.0
     queues: dict[int, QueueStats] = field(default_factory=dict)
     consumers: list[ConsumerStats] = field(default_factory=list)
+    streams: dict[int, StreamStats] = field(default_factory=dict)  # by queue
+    readers: dict[tuple[int, int, int, int, str], ReaderStats] = field(default_factory=dict)  # by `reader_key`
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
     channels: list[dict[str, Any]] = field(default_factory=list)
@@ -93,6 +95,9 @@ def _merged(stats: Stats, replies: dict[int, StatsReply], reports: list[DoorRepo
         stats.queues.update((queue.id, queue) for queue in reply.queues)
         stats.consumers.extend(reply.consumers)
         stats.shards[shard] = reply.process
+        if isinstance(reply, StreamsReply):
+            stats.streams.update((stream.id, stream) for stream in reply.streams)
+            stats.readers.update((reader_key(reader), reader) for reader in reply.readers)
     for report in reports:
         stats.connections.update((row["owner"], row) for row in report.connections)
         stats.channels.extend(report.channels)
@@ -101,6 +106,16 @@ def _merged(stats: Stats, replies: dict[int, StatsReply], reports: list[DoorRepo
     for name in (*COUNTERS, "ready", "unacked", "ready_bytes", "unacked_bytes"):
         stats.totals[name] = sum(getattr(queue, name) for queue in stats.queues.values())
     return stats
+
+
+def reader_key(of: ConsumerStats | ReaderStats) -> tuple[int, int, int, int, str]:
+    return of.queue, of.door, of.connection, of.channel, of.tag
+
+
+def lag(stats: Stats, reader: ReaderStats) -> int:
+    """Messages it has before it."""
+    stream = stats.streams.get(reader.queue)
+    return max(stream.next_offset - max(reader.offset, stream.first_offset), 0) if stream is not None else 0
 
 
 RABBITMQ_COUNTERS = {

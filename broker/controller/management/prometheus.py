@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from broker.controller.management import processes
 from broker.controller.management.call import NODE, Context
-from broker.controller.management.gathered import Stats
+from broker.controller.management.gathered import Stats, lag
 from broker.controller.management.overview import RABBITMQ_VERSION, product_version
 from shardd.wire.messages import LOW_ON_DISK
 
@@ -38,6 +38,7 @@ class _Once:
 async def text(context: Context, per_object: bool) -> bytes:
     stats = await context.stats.now()
     metrics = [*_totals(context, stats), *_identity(), *_alarms(context, stats), *_processes(context, stats)]
+    metrics.extend(_streams(context, stats))
     if per_object:
         metrics.extend(_queues(context, stats))
     return generate_latest(_Once(metrics))
@@ -142,6 +143,20 @@ def _processes(context: Context, stats: Stats) -> Iterator[Metric]:
             if name in process:
                 family.add_metric([f"shard-{shard}", str(shard)], process[name])
         yield family
+
+
+def _streams(context: Context, stats: Stats) -> Iterator[Metric]:
+    lags: dict[int, int] = {}
+    for reader in stats.readers.values():
+        lags[reader.queue] = max(lags.get(reader.queue, 0), lag(stats, reader))
+    what = "Messages that the slowest consumer has before it"
+    yield GaugeMetricFamily("rabbitmq_stream_consumer_max_offset_lag", what, value=max(lags.values(), default=0))
+    family = GaugeMetricFamily("rabbitmq_detailed_stream_consumer_max_offset_lag", what, labels=["vhost", "queue"])
+    for id, value in lags.items():
+        queue = context.catalog.queue_by_id(id)
+        if queue is not None:
+            family.add_metric([queue.vhost, queue.name], value)
+    yield family
 
 
 def _queues(context: Context, stats: Stats) -> Iterator[Metric]:
