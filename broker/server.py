@@ -54,6 +54,7 @@ TICK_S = 1.0
 JOIN_S = 0.1
 DRAIN_S = 5.0
 WATCHDOG_S = 2.0
+IPV4_AS_IPV6 = "::ffff:"
 WHOLE_BROKER = -1  # in the place of a shard's number
 
 
@@ -299,6 +300,8 @@ class Door:
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Who comes by IPv4 to a listener for both has that address all the same.
+            peer = (peer[0].removeprefix(IPV4_AS_IPV6), peer[1])
             secure = listener in self._tls_listeners
             if peer[0] in self._balancers:
                 self._greet(sock, peer, secure)

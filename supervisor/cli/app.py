@@ -13,6 +13,7 @@ from supervisor.cli import (
     definitions,
     diagnostics,
     node,
+    perf,
     permissions,
     policies,
     processes,
@@ -25,7 +26,7 @@ from supervisor.cli import (
 from supervisor.cli.command import bound
 from supervisor.cli.processes import SOURCE_ROOT
 
-app = typer.Typer(no_args_is_help=True, help="Run and steer a shardmq broker.")
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Run and steer a shardmq broker.")
 
 COMMANDS = (
     processes.start,
@@ -43,6 +44,7 @@ COMMANDS = (
     node.set_vm_memory_high_watermark,
     node.set_disk_free_limit,
     top.top,
+    perf.perf,
     queues.list_queues,
     queues.list_exchanges,
     queues.list_bindings,
