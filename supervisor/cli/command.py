@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from supervisor.cli.api import TIMEOUT_S, Rows, connect
-from supervisor.cli.show import show
+from supervisor.cli.show import check_formatter, show
 
 Url = Annotated[str, typer.Option(envvar="SHARDMQ_URL", help="Of the HTTP API; else the broker on this host.")]
 User = Annotated[str, typer.Option(envvar="SHARDMQ_USER", help="Who asks, by HTTP.")]
@@ -48,6 +48,7 @@ def bound(function: Command) -> Command:
 
     def run(**given: Any) -> None:
         options = {name: given.pop(name) for name in added}
+        check_formatter(options.get("formatter", "table"))
         found = function(connect(**{name: options[name] for name in ASKING}), **given)
         if isinstance(found, Rows):
             show(found, options["formatter"], not options["no_table_headers"])

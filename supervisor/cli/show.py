@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from typing import Any
 
@@ -27,7 +28,7 @@ def show(found: Rows, formatter: str = "table", headers: bool = True) -> None:
         typer.echo(_csv(found, headers), nl=False)
     elif formatter == "table" and not sys.stdout.isatty():
         for line in _lines(found, headers):
-            typer.echo("\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in line))
+            typer.echo("\t".join(map(_one_word, line)))
     else:
         console = Console(width=None if sys.stdout.isatty() else WIDE)
         console.print(table(found, headers), markup=False)
@@ -36,7 +37,7 @@ def show(found: Rows, formatter: str = "table", headers: bool = True) -> None:
 def table(found: Rows, headers: bool = True) -> Table:
     shown = Table(*found.columns, box=None, header_style="bold", show_header=headers)
     for line in _lines(found, headers=False):
-        shown.add_row(*line)
+        shown.add_row(*map(_one_word, line))
     return shown
 
 
@@ -54,6 +55,11 @@ def _csv(found: Rows, headers: bool) -> str:
 def _lines(found: Rows, headers: bool) -> list[list[str]]:
     head = [list(found.columns)] if headers else []
     return head + [[_cell(row.get(column)) for column in found.columns] for row in found.rows]
+
+
+def _one_word(cell: str) -> str:
+    """A name may have any characters: none of them makes another column or line."""
+    return re.sub(r"[\x00-\x1f\x7f]", " ", cell)
 
 
 def _cell(value: Any) -> str:
