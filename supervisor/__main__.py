@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from supervisor import logs
 from supervisor.config import ConfigError, Settings, read_settings
 from supervisor.plan import children
 from supervisor.supervisor import Planner, Reread, Supervisor
+
+FILES_WANTED = 65536  # fewer are said to be few
 
 FLAGS: dict[str, tuple[str, type[int | str]]] = {
     "--data-dir": ("data_dir", str),
@@ -92,6 +95,7 @@ async def _run(settings: Settings, planner: Planner, reread: Reread) -> int:
 
     loop.add_signal_handler(signal.SIGHUP, hung_up)
     supervisor.open()
+    _open_many_files()
     logging.getLogger("supervisor").info(
         "data in %s, shards: %d, front doors: %d, boot %s",
         supervisor.settings.data_dir,
@@ -100,6 +104,17 @@ async def _run(settings: Settings, planner: Planner, reread: Reread) -> int:
         supervisor.boot,
     )
     return await supervisor.run(lambda line: print(line, flush=True))
+
+
+def _open_many_files() -> None:
+    """Each connection is one, each segment in use too: as many as we may have, for us and all children."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < FILES_WANTED:
+        logging.getLogger("supervisor").warning(
+            "only %d files may be open in each process (ulimit -n, LimitNOFILE)", hard
+        )
 
 
 def _has_terminal() -> bool:

@@ -8,9 +8,11 @@ at any time.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
+import signal
 import socket
 import struct
 import sys
@@ -30,6 +32,7 @@ DEBUG_PRIORITY: Final = 7
 def begin(level: str, form: str, process: str) -> None:
     """Once, at the start of a process. `process`: its name in every line."""
     set_level(level)
+    faulthandler.register(signal.SIGUSR1)  # what every thread does just now, to standard error
     logging.getLogger().handlers[:] = [_handler(form, process)]
 
 

@@ -18,6 +18,7 @@ class Presence:
     """Connections by owner ("door.incarnation.connection")."""
 
     def __init__(self) -> None:
+        self.connections_max = 0  # of the broker; 0: no limit
         self._connections: dict[str, ConnectionInfo] = {}
 
     def up(self, info: ConnectionInfo) -> None:

@@ -51,6 +51,7 @@ class Controller:
         self.config = config
         self.definitions = Definitions(Path(config.data_dir), config.boot)
         self.presence = Presence()
+        self.presence.connections_max = config.connections_max
         self.links = DoorLinks(config.boot, config.doors)
         self.shards = ShardLinks(config.shards, wire.incarnation_at(time.monotonic_ns()))
         self.authority = Authority(
@@ -95,6 +96,7 @@ class Controller:
         """Settings, as the supervisor tells them anew; certificates and given definitions, as they are on disk now."""
         if (section := notify.new_section()) is not None:
             self.config = read_config(section)
+            self.presence.connections_max = self.config.connections_max
             set_level(self.config.log_level)
         if self.certificates is not None and self.config.tls is not None:
             try:
@@ -166,7 +168,7 @@ class Controller:
         """By the catalog as it is: a limit that is being set holds for whoever comes after its answer."""
         connected = self.presence.before(owner)
         try:
-            most = self.config.connections_max
+            most = self.presence.connections_max
             checks.check_connection_limits(self.authority.catalog, ask.vhost, ask.user, *connected, most)
         except Refusal as refusal:
             return refusal.code, refusal.text

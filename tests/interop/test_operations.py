@@ -173,3 +173,29 @@ def metric(broker: RealBroker, name: str) -> float:
     lines = asked.getresponse().read().decode().splitlines()
     asked.close()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+@pytest.mark.row("H20")
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("--confirm", "100", "--persistent", "-x", "2", "-y", "3", "--queues", "3"),
+        ("--size", "300000"),
+        ("-y", "0"),
+    ],
+)
+def test_a_load_goes_through_and_leaves_nothing_behind(operated: Operated, more: tuple[str, ...]) -> None:
+    (row,) = json.loads(operated.ctl("perf", "--time", "0.3", "--formatter", "json", *more))
+    assert row["published/s"] > 0 and row["refused"] == 0
+    if "-y" not in more or "0" not in more:
+        assert row["consumed/s"] == row["published/s"]
+    if "--confirm" in more:
+        assert row["confirmed/s"] == row["published/s"]
+    assert operated.ctl("-s", "list_queues", "name") == ""
+
+
+@pytest.mark.row("H20")
+def test_a_load_with_a_wrong_password_says_so(operated: Operated) -> None:
+    said = operated.ctl("perf", "--uri", f"amqp://guest:wrong@{operated.host}:{operated.port}", status=1)
+    assert "ACCESS_REFUSED" in said

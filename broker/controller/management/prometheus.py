@@ -94,6 +94,8 @@ def _alarms(context: Context, stats: Stats) -> Iterator[Metric]:
     yield GaugeMetricFamily("rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", value=low)
     memory = context.memory.alarm != ""
     yield GaugeMetricFamily("rabbitmq_alarms_memory_used_watermark", "1: publishers are blocked", value=memory)
+    most = context.presence.connections_max
+    yield GaugeMetricFamily("shardmq_connections_max", "Connections let in at once; 0: no limit", value=most)
     few = bool(processes.short_of_files(context))
     yield GaugeMetricFamily("rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", value=few)
     for key, value in processes.disk_room(stats).items():

@@ -49,8 +49,8 @@ async def put(call: Call) -> Any:
     body, name = await call.body(VhostBody), call.part("vhost")
     existed = name in call.catalog.vhosts
     check(await call.context.authority.put_vhost(name, body.description, tags_of(body.tags)))
-    if not existed:
-        # As in RabbitMQ: who makes a vhost by the API may use it.
+    if not existed and not call.is_local:
+        # As in RabbitMQ: who makes a vhost by the API may use it; who makes it at the command line is no user.
         check(await call.context.authority.put_permission(name, call.user.name, ".*", ".*", ".*"))
     return put_status(existed)
 
