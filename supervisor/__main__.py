@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -110,7 +111,8 @@ def _open_many_files() -> None:
     """Each connection is one, each segment in use too: as many as we may have, for us and all children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        with contextlib.suppress(OSError, ValueError):  # a sandbox may keep that to itself
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard < FILES_WANTED:
         logging.getLogger("supervisor").warning(
             "only %d files may be open in each process (ulimit -n, LimitNOFILE)", hard

@@ -20,6 +20,7 @@ RUN_TIME = frozenset({
     "tls.cert", "tls.key", "tls.ca", "tls.min_version", "tls.ciphers", "tls.verify", "tls.fail_if_no_peer_cert",
     "tls.login_from", "tls.san_type", "tls.san_index", "tls.sni",
 })  # fmt: skip
+SECRET = frozenset({"users.default_pass"})  # shown nowhere
 # What `shardctl` changes until the next start, without the file: from words, as a flag would.
 SETTABLE = frozenset(
     {"log_level", "shards.disk_free_min_bytes", "memory.high_watermark", "memory.high_watermark_bytes"}

@@ -29,7 +29,7 @@ from supervisor.config import ConfigError, Settings, Supervision
 from supervisor.directories import DataDirectory, RuntimeDirectory, replace_file
 from supervisor.logs import set_level
 from supervisor.plan import STAGES, ChildPlan, Listening, children
-from supervisor.reload import SETTABLE, reloaded
+from supervisor.reload import SECRET, SETTABLE, flat, reloaded
 from supervisor.restart import Restarts
 from supervisor.sockets import Sockets, address, listen
 
@@ -220,6 +220,7 @@ class Supervisor:
             **self.sockets.addresses(),
             "listeners": self.sockets.listeners(),
             "log_level": self.settings.log_level,
+            "settings": {key: value for key, value in flat(self.settings).items() if key not in SECRET},
             "boot": self.boot,
             "children": [slot.describe() for slot in self.slots],
         }

@@ -37,6 +37,7 @@ COMMANDS = (
     node.version,
     node.report,
     node.cluster_status,
+    node.environment,
     node.set_cluster_name,
     node.await_startup,
     node.wait,

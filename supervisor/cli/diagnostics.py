@@ -124,6 +124,7 @@ COMMANDS: dict[str, Command] = {
     "tls_versions": tls_versions,
     "cipher_suites": cipher_suites,
     "report": node.report,
+    "environment": node.environment,
 }
 
 for name, command in COMMANDS.items():

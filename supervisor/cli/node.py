@@ -43,6 +43,11 @@ def report(api: Api) -> None:
     typer.echo(json.dumps(found | {name: api.get(name) for name in REPORTED}, indent=2))
 
 
+def environment(api: Api) -> Rows:
+    """The settings as they hold now, by their keys in the file."""
+    return Rows([{"key": key, "value": value} for key, value in api.get("settings").items()], ["key", "value"])
+
+
 def cluster_status(api: Api) -> Rows:
     """The node there is, what is wrong with it, and where it listens."""
     overview, nodes = api.get("overview"), api.get("nodes")

@@ -152,6 +152,8 @@ def test_the_log_level_can_be_set_until_the_next_start(operated: Operated) -> No
     operated.ctl("set_log_level", "warning")
     wait_until(lambda: operated.status()["log_level"] == "warning", "the level to be warning", 10)
     assert "one of debug, info" in operated.ctl("set_log_level", "loud", status=2)
+    shown = operated.ctl("environment")
+    assert "log_level\twarning" in shown and "shards.count\t2" in shown and "default_pass" not in shown
     operated.ctl("set_log_level", "info")
     wait_until(lambda: operated.status()["log_level"] == "info", "the level to be info", 10)
 

@@ -1,4 +1,4 @@
-"""/api/settings: what of the settings can be changed until the next start, without their file.
+"""/api/settings: what holds, and what of it can be changed until the next start without the settings file.
 
 The supervisor owns the settings; it is asked, and tells all processes, this one too.
 """
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from broker.controller.management.call import Call, Route, bad_request, not_found, with_keys
+from broker.controller.management.processes import status
 from supervisor import notify
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -34,6 +35,12 @@ SETTABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+async def get(call: Call) -> dict[str, Any]:
+    """As they hold now, by their keys in the file; passwords are not among them."""
+    found: dict[str, Any] = status(call.context).get("settings", {})
+    return found
+
+
 async def put(call: Call) -> None:
     name = call.part("name")
     if name not in SETTABLE:
@@ -45,4 +52,7 @@ async def put(call: Call) -> None:
     notify.setting(name, msgspec.json.encode(value).decode())  # for these the same as in the settings file
 
 
-ROUTES = [Route("PUT", "/api/settings/{name}", put, "administrator")]
+ROUTES = [
+    Route("GET", "/api/settings", get, "administrator"),
+    Route("PUT", "/api/settings/{name}", put, "administrator"),
+]
