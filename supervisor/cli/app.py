@@ -106,6 +106,20 @@ COMMANDS = (
 )
 
 
+PANELS = {  # of --help, by module
+    "processes": "The broker",
+    "node": "The broker",
+    "top": "The broker",
+    "perf": "The broker",
+    "queues": "Queues, exchanges, bindings",
+    "connections": "Clients",
+    "users": "Users and virtual hosts",
+    "permissions": "Permissions and limits",
+    "policies": "Policies and parameters",
+    "definitions": "Definitions",
+}
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"shardctl {_version()}")
@@ -140,7 +154,8 @@ def options(
 
 
 for command in COMMANDS:
-    app.command(command.__name__)(bound(command))  # typer's own naming would turn list_queues into list-queues
+    # typer's own naming would turn list_queues into list-queues
+    app.command(command.__name__, rich_help_panel=PANELS[command.__module__.rpartition(".")[2]])(bound(command))
 app.add_typer(diagnostics.app, name="diagnostics")
 app.add_typer(routes.route, name="route")
 app.add_typer(routes.ring, name="ring")
