@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from broker.changes import QueuePut
     from broker.channel import Channel
     from broker.client import Client
+    from broker.tracing import Tracing
 
 log = logging.getLogger("broker.consuming")
 
@@ -180,6 +181,7 @@ class Consuming:
         # Consumers of auto-delete queues whose shard has not answered that they left.
         self._leaving: dict[int, Consumer] = {}
         self._last_number = 0
+        self.tracing: Tracing | None = None  # nothing is traced
 
     def next_number(self) -> int:
         self._last_number += 1
@@ -360,6 +362,8 @@ class Consuming:
         channel.next_tag += 1
         if not no_ack:
             channel.unacked.add(tag, 1, getter, epoch, got.number)
+        if self.tracing is not None:
+            self.tracing.delivered(client, channel.number, queue.name, redelivered, 1, message)
         data = frames.get_ok(message, channel.number, tag, redelivered, got.remaining, client.frame_bytes_max)
         client.write(data)
 
@@ -395,6 +399,8 @@ class Consuming:
             channel.outstanding += count
         if consumer.granted:
             self.use_grants(consumer, count)
+        if self.tracing is not None:
+            self.tracing.delivered(client, channel.number, consumer.queue_name, redelivered, count, blob)
         data = frames.deliveries(
             properties.with_delivery_count(blob, count, times) if times else blob,
             count,

@@ -19,11 +19,11 @@ from typing import Any
 
 import uvloop
 
-from broker import certificates, login
-from broker.amqp import ConnectionException
+from broker import certificates, checks, login
+from broker.amqp import ChannelException, ConnectionException
 from broker.catalog_link import CatalogLink
 from broker.certificates import Certificates
-from broker.changes import AnyChange
+from broker.changes import AnyChange, ParameterPut
 from broker.client import Client
 from broker.config import BrokerConfig, ConfigError, read_config
 from broker.consuming import Consuming
@@ -35,6 +35,7 @@ from broker.proxy import Balancers, Greeting
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
 from broker.tls import Handshake
+from broker.tracing import Tracing
 from shardd.wire import messages as wire
 from shardd.wire.memory import AfterBursts, collect_seldom, keep_warm
 from supervisor import notify
@@ -78,7 +79,8 @@ class Door:
         )
         self.logins = Logins()
         self.server_properties = login.server_properties(config.shown_cluster_name)
-        self.publishing = Publishing(self.catalog_link, self.links)
+        self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
+        self.publishing = Publishing(self.catalog_link, self.links, set_timestamp=config.set_timestamp)
         self.consuming = Consuming(self.links)
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
@@ -193,6 +195,8 @@ class Door:
             self.consuming.cancelled(what.consumer)
         elif isinstance(what, wire.Ungranted):
             self.consuming.ungranted(what.consumer, what.count, what.wants)
+        elif isinstance(what, wire.Overdue):
+            self._close_overdue(what)
         elif isinstance(what, wire.DeadLetters):
             self.dead_lettering.receive(shard, what)
             if not self._dead_letters_scheduled:
@@ -201,6 +205,11 @@ class Door:
         elif isinstance(what, wire.Alarm):
             self.links.set_stalled(shard, what.reason == wire.DISK_STALLED)
             self._set_alarm(shard, what.reason)
+
+    def _close_overdue(self, what: wire.Overdue) -> None:
+        client = self.clients.get(what.connection)
+        if client is not None:
+            client.fail(ChannelException(406, checks.overdue(what.channel, what.timeout_ms), 0, 0), what.channel)
 
     def _publish_dead_letters(self) -> None:
         """Batch by batch, each in a turn of the loop of its own."""
@@ -224,9 +233,13 @@ class Door:
     # -- what the controller says ------------------------------------------------------------------------
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
+        self.publishing.tracing = self.consuming.tracing = self.tracing.catalog_changed()
         self.publishing.catalog_changed()
         if changes is None:
             self._set_alarm(WHOLE_BROKER, "")  # the controller says so again if there still is one
+        if changes is None or any(isinstance(change, ParameterPut) and not change.vhost for change in changes):
+            for client in self.clients.values():
+                client.tell_channels()
 
     def alarmed(self, reason: str) -> None:
         self._set_alarm(WHOLE_BROKER, reason)
@@ -244,7 +257,10 @@ class Door:
                 continue
             connections.append(client.report())
             channels += [channel.report(client.owner) for channel in client.channels.values()]
-        counters = {"unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        counters = {
+            "unroutable_dropped": float(self.publishing.unroutable_dropped),
+            "duplicates": float(self.publishing.duplicates),
+        }
         for reason, count in self.dead_lettering.published.items():
             counters[f"dead_lettered_{reason}"] = float(count)
         return connections, channels, counters
@@ -372,6 +388,8 @@ class Door:
                 log.error("settings stay as they were: %s", error)
             self._balancers = Balancers(self.config.proxy_protocol_from)
             set_level(self.config.log_level)
+            for client in self.clients.values():
+                client.tell_channels()
         if self._certificates is None or self.config.tls is None:
             return
         try:
@@ -387,10 +405,6 @@ class Door:
     def connected(self) -> int:
         """Open connections of clients, for the limit of this front door."""
         return sum(client.is_open and not client.trusted for client in self.clients.values())
-
-    def channels_of(self, user: str) -> int:
-        """All that a user has open at this front door."""
-        return sum(len(client.channels) for client in self.clients.values() if client.user == user)
 
     def forget(self, client: Client) -> None:
         self.clients.pop(client.id, None)

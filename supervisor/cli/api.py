@@ -104,8 +104,8 @@ class Api:
     def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
         self._ask("PUT", path, body or {})
 
-    def post(self, *path: str, body: Any) -> Any:
-        return self._ask("POST", path, body)
+    def post(self, *path: str, body: Any, thing: str = "") -> Any:
+        return self._ask("POST", path, body, thing)
 
     def ask(self, *path: str, body: Any, thing: str = "") -> Any:
         """A question that takes a body to ask; changes nothing."""

@@ -1,5 +1,5 @@
 """list_queues, list_exchanges, list_bindings: what there is, as rabbitmqctl names it. And queues and exchanges made,
-emptied and deleted."""
+emptied, paused and deleted."""
 
 from __future__ import annotations
 
@@ -118,6 +118,16 @@ def create_exchange(
 def delete_exchange(api: Api, name: Annotated[str, typer.Argument(metavar="NAME")], vhost: Vhost = "/") -> None:
     """Delete an exchange and its bindings."""
     api.delete("exchanges", vhost, name, thing=f"exchange '{name}' in vhost '{vhost}'")
+
+
+def pause_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
+    """Let a queue take messages and give none, until it is resumed."""
+    api.put("queues", vhost, queue, "pause")
+
+
+def resume_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
+    """Let a paused queue give its messages again."""
+    api.put("queues", vhost, queue, "resume")
 
 
 def listed(api: Api, kind: str, vhost: str | None, columns: list[str]) -> Rows:

@@ -17,14 +17,64 @@ Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitor
 RABBITMQ_HASHING = "rabbit_password_hashing_sha256"
 SALT_BYTES = 4  # RabbitMQ's
 NewPassword = Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")]
+Description = Annotated[str | None, typer.Option(help="What it is for.")]
+VhostTags = Annotated[str | None, typer.Option(help="Comma separated.")]
+QueueType = Annotated[str | None, typer.Option(help="Of queues declared without one: classic, quorum ...")]
 
 
-def add_vhost(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
+def add_vhost(
+    api: Api,
+    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
+    description: Description = None,
+    tags: VhostTags = None,
+    default_queue_type: QueueType = None,
+) -> None:
     """Make a virtual host."""
     if api.has("vhosts", vhost):  # as it is: putting it again would forget its description and tags
         typer.echo(f"vhost '{vhost}' exists already")
     else:
-        api.put("vhosts", vhost)
+        api.put("vhosts", vhost, body=_said(description, tags, default_queue_type))
+
+
+def update_vhost_metadata(
+    api: Api,
+    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
+    description: Description = None,
+    tags: VhostTags = None,
+    default_queue_type: QueueType = None,
+) -> None:
+    """Change what is said of a virtual host; what is not given stays."""
+    _change(api, vhost, _said(description, tags, default_queue_type))
+
+
+def trace_on(api: Api, vhost: Vhost = "/") -> None:
+    """Copy what a virtual host's clients publish and get to its exchange amq.rabbitmq.trace."""
+    _change(api, vhost, {"tracing": True})
+
+
+def trace_off(api: Api, vhost: Vhost = "/") -> None:
+    """Copy no more."""
+    _change(api, vhost, {"tracing": False})
+
+
+def _change(api: Api, vhost: str, body: dict[str, Any]) -> None:
+    now = api.get("vhosts", vhost, thing=f"vhost '{vhost}'")
+    api.put("vhosts", vhost, body={"description": now["description"], "tags": now["tags"]} | body)
+
+
+def _said(description: str | None, tags: str | None, default_queue_type: str | None) -> dict[str, Any]:
+    options = {"description": description, "tags": tags, "default_queue_type": default_queue_type}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def enable_vhost_deletion_protection(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
+    """Keep a virtual host from being deleted."""
+    api.post("vhosts", vhost, "deletion", "protection", body={}, thing=f"vhost '{vhost}'")
+
+
+def disable_vhost_deletion_protection(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
+    """Let a virtual host be deleted."""
+    api.delete("vhosts", vhost, "deletion", "protection", thing=f"vhost '{vhost}'")
 
 
 def delete_vhost(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
@@ -135,26 +185,13 @@ def set_permissions_globally(
         set_permissions(api, username, configure, write, read, row["name"])
 
 
-def update_vhost_metadata(
-    api: Api,
-    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
-    description: Annotated[str | None, typer.Option(help="What it is for.")] = None,
-    tags: Annotated[str | None, typer.Option(help="Comma separated.")] = None,
-) -> None:
-    """Give a virtual host another description or other tags; what is not given stays."""
-    found: dict[str, Any] = api.get("vhosts", vhost, thing=f"vhost '{vhost}'")
-    kept = {"description": found.get("description", ""), "tags": ",".join(found.get("tags") or [])}
-    given = {"description": description, "tags": tags}
-    api.put("vhosts", vhost, body=kept | {name: value for name, value in given.items() if value is not None})
-
-
 def set_vhost_tags(
     api: Api,
     vhost: Annotated[str, typer.Argument(metavar="VHOST")],
     tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG ...]", help="None: no tags.")] = None,
 ) -> None:
     """Give a virtual host these tags and no others."""
-    update_vhost_metadata(api, vhost, None, ",".join(tags or []))
+    _change(api, vhost, {"tags": ",".join(tags or [])})
 
 
 def _given_or_asked(password: str | None) -> str:

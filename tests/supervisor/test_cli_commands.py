@@ -148,7 +148,7 @@ def changes() -> list[tuple[str, str, Any]]:
              [("PUT", f"/api/permissions/{vhost}/u", {"configure": "c", "write": "w", "read": "r"})
               for vhost in ("%2F", "v")]),
             ("H3", ["update_vhost_metadata", "v", "--description", "new"],
-             [("PUT", "/api/vhosts/v", {"description": "new", "tags": "a"})]),
+             [("PUT", "/api/vhosts/v", {"description": "new", "tags": ["a"]})]),
             ("H3", ["set_vhost_tags", "v", "x", "y"],
              [("PUT", "/api/vhosts/v", {"description": "old", "tags": "x,y"})]),
             ("H1", ["add_user", "u", "--pre-hashed-password", "AAAA"],

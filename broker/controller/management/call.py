@@ -42,7 +42,12 @@ TAGS: Final[dict[str, set[str]]] = {
 }
 OPEN = "open"  # no login
 LOCAL: Final = UserPut("shardctl", "", "", ["administrator"])  # in the catalog there is no such user, or another
-AMQP_STATUS: Final = {404: (404, "Object Not Found"), 403: (401, "not_authorised"), 541: (503, "unavailable")}
+AMQP_STATUS: Final = {
+    404: (404, "Object Not Found"),
+    403: (401, "not_authorised"),
+    412: (412, "precondition_failed"),
+    541: (503, "unavailable"),
+}
 
 T = TypeVar("T")
 

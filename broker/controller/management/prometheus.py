@@ -21,6 +21,7 @@ TOTALS = {
     "rabbitmq_global_messages_acknowledged_total": ("acked", "Messages acknowledged"),
     "rabbitmq_global_messages_redelivered_total": ("redelivered", "Messages delivered again"),
     "rabbitmq_global_messages_delivered_get_total": ("got", "Messages fetched by basic.get"),
+    "shardmq_messages_duplicates_total": ("repeated", "Publishes not stored: their producer had sent them before"),
 }
 DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
 
@@ -50,7 +51,12 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         ("rabbitmq_connections", "Connections open", len(context.presence.connections())),
         ("rabbitmq_channels", "Channels open", len(stats.channels)),
         ("rabbitmq_consumers", "Consumers", len(stats.consumers)),
-        ("rabbitmq_queues", "Queues", sum(len(v.queues) for v in context.catalog.vhosts.values())),
+        (
+            "rabbitmq_queues",
+            "Queues",
+            sum(len(v.queues) - v.delay_queues for v in context.catalog.vhosts.values()),
+        ),
+        ("shardmq_messages_delayed", "Messages that exchanges keep until they are due", sum(stats.delayed.values())),
         ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
         ("rabbitmq_queue_messages_ready", "Messages ready", ready),
         ("rabbitmq_queue_messages_unacked", "Messages unacknowledged", unacked),
@@ -63,6 +69,10 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         yield GaugeMetricFamily(name, what, value=value)
     for name, (counter, what) in TOTALS.items():
         yield CounterMetricFamily(name, what, value=stats.totals[counter])
+    duplicates = stats.counters.get("duplicates", 0)
+    yield CounterMetricFamily(
+        "shardmq_duplicates_total", "Messages that came to an exchange before, dropped", value=duplicates
+    )
     dropped = stats.counters.get("unroutable_dropped", 0)
     yield CounterMetricFamily(
         "rabbitmq_global_messages_unroutable_dropped_total", "Messages without a route, dropped", value=dropped
