@@ -475,7 +475,7 @@ class Client:
         self.vhost = vhost
         if not self.trusted:
             self.door.catalog_link.connection_up(self.info())
-            if login.has_limits(self.catalog, self.user, vhost):
+            if self.door.config.connections_are_limited or login.has_limits(self.catalog, self.user, vhost):
                 self.pause(PAUSE_LOGIN)
                 self._start(self._open_within_limits())
                 return

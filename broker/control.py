@@ -297,6 +297,12 @@ class SeatOrders(ControlMessage, tag="seats", frozen=True):
     orders: list[SeatOrder]
 
 
+class Alarmed(ControlMessage, tag="alarmed", frozen=True):
+    """Publishers are to be held back for this reason, whatever the shards say; "", or a Snapshot: that is over."""
+
+    reason: str
+
+
 class Query(ControlMessage, tag="query", frozen=True):
     """Answered by DoorReport."""
 
@@ -305,6 +311,6 @@ class Query(ControlMessage, tag="query", frozen=True):
 
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
-    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Query
+    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Alarmed | Query
     | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatOrders
 )  # fmt: skip
