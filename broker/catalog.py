@@ -37,6 +37,7 @@ from broker.changes import (
     VhostPut,
 )
 from broker.policies import Applied, Policies
+from broker.routing import keeping
 from broker.routing.table import NoTable, RoutingTable
 
 Right = Literal["configure", "write", "read"]
@@ -192,10 +193,10 @@ class Vhost:
 
     def put_queue(self, put: QueuePut) -> None:
         old = self.queues.get(put.name)
-        if old is None:
-            self.table = self.table.with_queue(put.name)
-        else:
+        if old is not None:
             self._take_part(old)
+        elif not keeping.is_keeping_queue(put.name):  # to which no exchange leads
+            self.table = self.table.with_queue(put.name)
         self.queues[put.name] = put
         self._put_part(put)
 

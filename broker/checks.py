@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from broker.catalog import Catalog
 from broker.changes import ExchangePut, QueuePut
+from broker.routing import keeping
 from broker.routing.spreading import exchange_fault, weight_fault
 from broker.routing.types import TYPES
 
@@ -47,6 +48,7 @@ MAX_AGE: Final = re.compile(r"[0-9]+[YMDhms]")
 EXCHANGE_ARGUMENTS: Final = (
     "alternate-exchange", "hash-header", "hash-property", "x-hash-on", "x-algorithm", "x-shards", "x-super-stream",
     "x-shard-arguments", "x-shard-routing-key", "x-shards-when-gone",
+    keeping.MESSAGES, keeping.AGE_MS, keeping.LENGTH,
 )  # fmt: skip
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
@@ -125,8 +127,8 @@ def check_connection_limits(catalog: Catalog, vhost: str, user: str, of_vhost: i
 def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, Any]) -> None:
     check_new_name("exchange", name)
     check_exchange_type(type)
-    fault = exchange_fault(type, arguments)
-    if fault is not None:
+    fault = exchange_fault(type, arguments) or keeping.exchange_fault(type, arguments)
+    if fault:
         raise Refusal(PRECONDITION_FAILED, fault)
     alternate = arguments.get("alternate-exchange")
     if alternate is not None and not isinstance(alternate, str):
@@ -134,6 +136,22 @@ def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, An
             PRECONDITION_FAILED,
             f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {named('exchange', name, vhost)}",
         )
+
+
+def check_keeping_bind(exchange_type: str, exchange: dict[str, Any], kind: str, arguments: dict[str, Any]) -> None:
+    """A binding from an exchange with these arguments, as far as it keeps messages."""
+    if not keeping.keeps(exchange_type, exchange):
+        return
+    if kind == "exchange" and exchange_type != keeping.RECENT_HISTORY:
+        raise Refusal(ACCESS_REFUSED, "Not allowed to bind persistent exchange to exchange")
+    fault = keeping.binding_fault(arguments)
+    if fault:
+        raise Refusal(PRECONDITION_FAILED, fault)
+
+
+def is_hidden_queue(name: str) -> bool:
+    """Nobody's to declare, bind or delete: for direct replies, or where an exchange keeps its messages."""
+    return is_reply_queue(name) or keeping.is_keeping_queue(name)
 
 
 def check_exchange_type(type: str) -> None:

@@ -268,7 +268,8 @@ class _Publishing:
 
     def _targets(self, message: Message, died: list[tuple[str, str]]) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
         by_shard: dict[int, tuple[tuple[int, ...], bool]] = {}
-        for name in route_message(self._vhost.table, self._batch.exchange, message).queues:
+        routed = route_message(self._vhost.table, self._batch.exchange, message)
+        for name in (*routed.queues, *(kept for kept in routed.kept if kept in self._vhost.queues)):
             if self._batch.reason != deaths.REJECTED and deaths.is_cycle(name, died):
                 self._owner.cycle(self._batch, name)
                 continue

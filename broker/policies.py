@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from broker.changes import ParameterPut
+from broker.routing import keeping
 
 POLICY = "policy"
 OPERATOR_POLICY = "operator_policy"
@@ -40,7 +41,8 @@ APPLY_TO: Final[dict[str, frozenset[str]]] = {
     "quorum_queues": frozenset(("quorum",)),
     "streams": frozenset(("stream",)),
 }
-REPLY_TO_PREFIX = "amq.rabbitmq.reply-to"  # queues that stand for a client's own: nobody's policy is about them
+# Queues that stand for a client's own, or an exchange's: nobody's policy is about them.
+HIDDEN_PREFIXES = ("amq.rabbitmq.reply-to", keeping.QUEUE_PREFIX)
 EXCHANGE = "exchange"  # beside the queue types, what a policy may apply to
 
 
@@ -82,7 +84,7 @@ class Policies:
 
     def of(self, kind: str, name: str) -> Applied:
         """`kind`: "exchange", or the type of the queue."""
-        if name.startswith(REPLY_TO_PREFIX):
+        if kind != EXCHANGE and name.startswith(HIDDEN_PREFIXES):
             return NOTHING
         policy = _first(self._user, kind, name)
         operator = _first(self._operator, kind, name)

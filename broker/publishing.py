@@ -18,13 +18,16 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from broker import checks
 from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
 from broker.catalog import Catalog, Vhost
+from broker.changes import QueuePut
 from broker.checks import type_name
 from broker.confirms import Confirms
 from broker.routing import Message as Routable
-from broker.routing import goes_by_key, route, route_message, spread_of
+from broker.routing import goes_by_key, keeping, route, route_message, spread_of
 from broker.routing.spreading import HASH_PROPERTIES
 from broker.shard_link import ShardLinks
 from shardd.wire import packer
@@ -232,7 +235,11 @@ class Publishing:
         if not goes_by_key(vhost.table, exchange):
             scope.routes.learn(line, packer.CALLER, [], False)
             return
-        targets, durable = self._targets(vhost, route(vhost.table, exchange, key, None).queues)
+        routed = route(vhost.table, exchange, key, None)
+        if routed.kept and not routed.queues and line[-1] & MANDATORY:
+            scope.routes.learn(line, packer.CALLER, [], False)  # kept, and returned
+            return
+        targets, durable = self._targets(vhost, (*routed.queues, *routed.kept))
         scope.routes.learn(line, packer.TARGETS if targets else packer.NOWHERE, targets, durable)
 
     @staticmethod
@@ -279,8 +286,7 @@ class Publishing:
         """Queues by shard, and whether one of them is durable."""
         by_shard: dict[int, list[int]] = {}
         durable = False
-        for name in names:
-            queue = vhost.queues[name]
+        for queue in _known(vhost, names):
             by_shard.setdefault(queue.shard, []).append(queue.id)
             durable = durable or queue.durable
         return _cut(by_shard), durable
@@ -309,7 +315,8 @@ class Publishing:
         return known is not None and "impersonator" in known.tags
 
     def _route_one(self, scope: Scope, message: Message) -> Targets:
-        return route_message(self._vhost(scope).table, message.exchange, message.routable()).queues
+        routed = route_message(self._vhost(scope).table, message.exchange, message.routable())
+        return (*routed.queues, *routed.kept)
 
     def send_one(
         self,
@@ -351,19 +358,18 @@ class Publishing:
         assert client.scope is not None
         vhost = self._vhost(client.scope)
         by_shard: dict[int, tuple[list[int], bool]] = {}
-        for name in targets:
-            queue = vhost.queues.get(name)
-            if queue is None:
-                continue  # was there when it was published, and is not when it is committed
+        # Some were there when it was published, and are not when it is committed.
+        for queue in _known(vhost, targets):
             ids, durable = by_shard.get(queue.shard, ([], False))
             by_shard[queue.shard] = ([*ids, queue.id], durable or queue.durable)
-        if not by_shard and message.mandatory:
+        reached = by_shard and not all(map(keeping.is_keeping_queue, targets))
+        if not reached and message.mandatory:
             if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack
                 client.write(channel.confirms.answers())
             client.write(message.returned(channel.number, client.frame_bytes_max))
         seq = channel.confirms.next_seq if channel.confirms else 0
         self.links.use_vhost(client.scope.vhost)
-        if not by_shard and not message.mandatory:
+        if not reached and not message.mandatory:
             self.unroutable_dropped += 1
         for shard, (ids, durable) in by_shard.items():
             self.links.packer.add_stored(
@@ -461,6 +467,20 @@ def _bad_expiration(value: str) -> str:
 
 
 Held = tuple[Message, Targets]
+
+
+def _known(vhost: Vhost, names: tuple[str, ...]) -> list[QueuePut]:
+    """Those of the queues that there are. For the shard of a stream where an exchange keeps its messages the others are
+    there, too: by them it knows which message went where."""
+    found = [queue for name in names if (queue := vhost.queues.get(name)) is not None]
+    keeping_shards = {queue.shard for queue in found if keeping.is_keeping_queue(queue.name)}
+    elsewhere = [
+        msgspec.structs.replace(queue, shard=shard)
+        for shard in keeping_shards
+        for queue in found
+        if queue.shard != shard
+    ]
+    return found + elsewhere
 
 
 def _cut(by_shard: dict[int, list[int]]) -> list[tuple[int, list[int]]]:

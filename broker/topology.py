@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from pamqp import base, commands
 
-from broker import checks
+from broker import checks, rewinding
 from broker.amqp.errors import ChannelException, ConnectionException
 from broker.catalog import Catalog, Right
 from broker.changes import QueuePut
@@ -65,6 +65,8 @@ class Session(Protocol):
 
     @property
     def shards(self) -> Counting: ...
+    @property
+    def rewinding(self) -> rewinding.Rewinding: ...
     @property
     def catalog(self) -> Catalog: ...
     @property
@@ -222,6 +224,21 @@ def _prepare_queue_bind(session: Session, channel: Channel, method: commands.Que
     return Bind(session.vhost, source, "queue", queue, key, method.arguments or {}), _bound
 
 
+async def queue_bind(session: Session, channel: Channel, method: commands.Queue.Bind) -> base.Frame:
+    """To an exchange that keeps messages: with what the queue is to have of them."""
+    request, reply = _prepare_queue_bind(session, channel, method)
+    vhost = session.catalog.vhost(session.vhost)
+    assert isinstance(request, Bind)
+    if vhost is None or not rewinding.wants_history(vhost, request.source, request.arguments):
+        return reply(await _ask(session, request))
+    checks.check_owner(_owned_queue(session, request.destination), session.owner)
+    exchange = vhost.exchanges[request.source]
+    checks.check_binding(exchange.type, request.routing_key, request.arguments)
+    checks.check_keeping_bind(exchange.type, exchange.arguments, "queue", request.arguments)
+    wish = rewinding.Wish(session.vhost, request.source, request.destination, request.routing_key, request.arguments)
+    return reply(await session.rewinding.bind(vhost, wish, lambda: _ask(session, request)))
+
+
 def _prepare_queue_unbind(session: Session, channel: Channel, method: commands.Queue.Unbind) -> Prepared:
     source, queue, key = _queue_ends(session, channel, method)
     return Unbind(session.vhost, source, "queue", queue, key, method.arguments or {}), _unbound
@@ -274,7 +291,7 @@ def _queue_name(channel: Channel, name: str) -> str:
 
 def _owned_queue(session: Session, name: str) -> QueuePut:
     queue = session.catalog.queue(session.vhost, name)
-    if queue is None or checks.is_reply_queue(name):
+    if queue is None or checks.is_hidden_queue(name):
         raise checks.no_queue(session.vhost, name)
     checks.check_owner(queue, session.owner)
     return queue
@@ -355,7 +372,7 @@ HANDLERS: Final[dict[type[base.Frame], Handler]] = {
     commands.Exchange.Unbind: _prepared,
     commands.Queue.Declare: queue_declare,
     commands.Queue.Delete: queue_delete,
-    commands.Queue.Bind: _prepared,
+    commands.Queue.Bind: queue_bind,
     commands.Queue.Unbind: _prepared,
     commands.Queue.Purge: queue_purge,
 }
@@ -502,6 +519,8 @@ class Pipeline:
         if self._session.catalog.has_topic_permissions(self._session.user, self._session.vhost):
             return False
         match method:
+            case commands.Queue.Bind() if self._gets_history(method):
+                return False
             case commands.Queue.Bind() | commands.Queue.Unbind():
                 there = self._is_there("queue", method.queue) and self._is_there("exchange", method.exchange)
                 return there and "x-match" not in (method.arguments or ())
@@ -518,6 +537,10 @@ class Pipeline:
             case commands.Exchange.Delete(if_unused=False):
                 return self._will_be_gone("exchange", method.exchange)
         return False
+
+    def _gets_history(self, bind: commands.Queue.Bind) -> bool:
+        vhost = self._session.catalog.vhost(self._session.vhost)
+        return rewinding.wants_history(vhost, bind.exchange, bind.arguments or {})
 
     def _is_there(self, kind: str, name: str) -> bool:
         if not name or not self._has_all_rights(name):

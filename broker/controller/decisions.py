@@ -35,6 +35,7 @@ from broker.checks import Refusal
 from broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller import policies, shard_sets
 from broker.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies
+from broker.routing import keeping
 
 # A queue or exchange with more bindings loses them one by one first: front doors take changes in slices, with messages
 # between them, but one change is one step, however much goes with it.
@@ -105,7 +106,9 @@ class Decisions:
 
     def decide(self, request: Any, owner: str) -> Decision:
         """Raises Refusal."""
-        return _DECIDE[type(request)](self, request, owner)
+        decision = _DECIDE[type(request)](self, request, owner)
+        self._drop_keeping_queues(decision)
+        return decision
 
     # -- exchanges -----------------------------------------------------------------------------------
 
@@ -120,6 +123,9 @@ class Decisions:
         put = ExchangePut(ask.vhost, name, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
         if ask.arguments:
             self._check_shard_set(self._vhost(ask.vhost), put)
+        if keeping.keeps(ask.type, ask.arguments):
+            queue = self._keeping_queue(put)
+            return Decision([queue, put], create=queue)
         return Decision([put])
 
     def _check_shard_set(self, vhost: Vhost, put: ExchangePut) -> None:
@@ -131,6 +137,27 @@ class Decisions:
         shard_sets.check_names(want, put.name)
         new = sum(want.name(put.name, index) not in vhost.queues for index in range(want.number))
         self._check_queue_limit(vhost, new)
+
+    def _keeping_queue(self, exchange: ExchangePut) -> QueuePut:
+        """The stream where it keeps its messages, lasting as the exchange itself."""
+        name = keeping.queue_name(exchange.name)
+        return QueuePut(
+            exchange.vhost,
+            name,
+            self._new_queue_id(),
+            self._place(exchange.vhost, name),
+            exchange.durable,
+            arguments=keeping.queue_arguments(exchange.type, exchange.arguments),
+        )
+
+    def _drop_keeping_queues(self, decision: Decision) -> None:
+        """What an exchange kept goes with it."""
+        for change in [change for change in decision.changes if isinstance(change, ExchangeDelete)]:
+            vhost = self._catalog.vhosts.get(change.vhost)
+            queue = vhost.queues.get(keeping.queue_name(change.name)) if vhost is not None else None
+            if queue is not None:
+                decision.changes.append(QueueDelete(queue.vhost, queue.name))
+                decision.drop = [*decision.drop, queue]
 
     def _remove_exchange(self, ask: ExchangeRemove, owner: str) -> Decision:
         vhost = self._vhost(ask.vhost)
@@ -152,7 +179,9 @@ class Decisions:
     def _bind(self, ask: Bind, owner: str) -> Decision:
         vhost = self._vhost(ask.vhost)
         uses = self._check_ends(vhost, ask, owner)
-        checks.check_binding(vhost.exchanges[ask.source].type, ask.routing_key, ask.arguments)
+        source = vhost.exchanges[ask.source]
+        checks.check_binding(source.type, ask.routing_key, ask.arguments)
+        checks.check_keeping_bind(source.type, source.arguments, ask.kind, ask.arguments)
         put = BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
         return Decision([] if vhost.has_binding(put) else [put], uses=uses)
 
@@ -179,7 +208,7 @@ class Decisions:
                 raise checks.no_exchange(vhost.name, ask.destination)
             return None
         queue = vhost.queues.get(ask.destination)
-        if queue is None:
+        if queue is None or keeping.is_keeping_queue(queue.name):
             raise checks.no_queue(vhost.name, ask.destination)
         checks.check_owner(queue, owner)
         return queue
@@ -190,7 +219,7 @@ class Decisions:
         vhost = self._vhost(ask.vhost)
         name = checks.clean_name(ask.name)
         current = vhost.queues.get(name)
-        if current is not None:
+        if current is not None and not keeping.is_keeping_queue(name):
             checks.check_same_queue(current, ask.durable, ask.auto_delete, owner, ask.exclusive, ask.arguments)
             return Decision(result=_counted(name), count=current)
         # Front doors ask for such a name on their own account only, and always for one of their connections.
@@ -222,7 +251,7 @@ class Decisions:
 
     def _remove_queue(self, ask: QueueRemove, owner: str) -> Decision:
         queue = self._vhost(ask.vhost).queues.get(ask.name)
-        if queue is None:
+        if queue is None or keeping.is_keeping_queue(queue.name):
             return Decision(result={"messages": 0})
         checks.check_owner(queue, owner)
         if ask.if_unused or ask.if_empty:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from broker.routing.keeping import is_kept, keeps
 from broker.routing.matching import Matcher, QueueNames, Target
 from broker.routing.types import TYPES
 
@@ -56,6 +57,10 @@ class Attributes(NamedTuple):
     def alternate(self) -> str | None:
         name = self.arguments.get("alternate-exchange")
         return name if isinstance(name, str) else None
+
+    def keeps(self, headers: Mapping[str, Any]) -> bool:
+        """Whether a message with these headers is kept for bindings to come."""
+        return keeps(self.type, self.arguments) and is_kept(self.type, headers)
 
 
 class Exchange:

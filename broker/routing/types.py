@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from broker.routing.keeping import RECENT_HISTORY, RecentHistory
 from broker.routing.matching import Arguments, Direct, Fanout, HeadersExchange, Matcher, Topic
 from broker.routing.spreading import Chance, ConsistentHash, ModulusHash
 
@@ -16,4 +17,5 @@ TYPES: Final[dict[str, Callable[[Arguments], Matcher]]] = {
     "x-consistent-hash": ConsistentHash,
     "x-modulus-hash": ModulusHash,
     "x-random": Chance,
+    RECENT_HISTORY: RecentHistory,
 }

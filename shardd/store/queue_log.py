@@ -6,6 +6,7 @@ none of the values wanted is passed over unread, and of the others only those me
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from shardd.store import intake
 from shardd.store.chunk import expanded
 from shardd.store.stream import StreamLog, wanted_filters
 from shardd.store.stream_reading import COUNT_MAX
+
+_RECORD = struct.Struct("<I16xIH")  # of a record (drawn in record.pyx): length, messages, queues
+_RECORD_HEADER = 28
 
 
 @dataclass(slots=True)
@@ -33,6 +37,21 @@ class QueueLog(StreamLog):
         before = self.next_offset
         self.append(own, intake.filters_of(own))
         return self.next_offset - before
+
+    def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]:
+        """Of the messages in the records that name the queue, those whose record names `other`, too: (ordinal of the
+        first, count) of each record. To be asked for a short time only: it looks at each record."""
+        found: list[tuple[int, int]] = []
+        at = ordinal = 0
+        while at < len(records):
+            length, count, queues = _RECORD.unpack_from(records, at)
+            ids = struct.unpack_from(f"<{queues}I", records, at + _RECORD_HEADER)
+            if queue_id in ids:
+                if other in ids:
+                    found.append((ordinal, count))
+                ordinal += count
+            at += length
+        return found
 
     def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None:
         """What `batch` takes as `wanted`; None: everything."""

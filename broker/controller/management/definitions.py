@@ -12,7 +12,7 @@ from aiohttp import BodyPartReader, web
 
 from broker.catalog import PREDECLARED, Catalog, Vhost
 from broker.changes import ParameterPut
-from broker.checks import Refusal
+from broker.checks import Refusal, is_hidden_queue
 from broker.controller import imported
 from broker.controller.access import hash_new_password
 from broker.controller.management import bindings, exchanges, parameters, policies, users
@@ -88,9 +88,9 @@ def _vhost_row(vhost: Vhost) -> dict[str, Any]:
 
 
 def _queues(vhost: Vhost) -> Iterable[dict[str, Any]]:
-    """All but exclusive ones, which are their connection's."""
+    """All but exclusive ones, which are their connection's, and those of an exchange, which come with it."""
     for queue in vhost.queues.values():
-        if not queue.owner:
+        if not queue.owner and not is_hidden_queue(queue.name):
             yield {
                 "name": queue.name,
                 "vhost": queue.vhost,

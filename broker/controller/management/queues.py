@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from broker.changes import QueuePut
-from broker.checks import is_reply_queue
+from broker.checks import is_hidden_queue
 from broker.controller.management import consumers
 from broker.controller.management.call import NODE, Call, Context, Route, check, not_found, put_status
 from broker.controller.management.gathered import Stats, message_stats
@@ -80,7 +80,7 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
 
 def _queue(call: Call) -> QueuePut:
     queue = call.vhost().queues.get(call.part("queue"))
-    if queue is None or is_reply_queue(queue.name):
+    if queue is None or is_hidden_queue(queue.name):
         raise not_found()
     return queue
 
@@ -88,7 +88,7 @@ def _queue(call: Call) -> QueuePut:
 async def get_all(call: Call) -> Listing:
     stats = await call.context.stats.now()
     there = (queue for vhost in call.vhosts() for queue in vhost.queues.values())
-    queues = [queue for queue in there if not is_reply_queue(queue.name)]
+    queues = [queue for queue in there if not is_hidden_queue(queue.name)]
     return Listing(row(queue, stats, call.context) for queue in queues)
 
 
