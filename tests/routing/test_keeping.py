@@ -89,7 +89,9 @@ def test_what_is_kept_is_said_beside_the_queues() -> None:
 
 
 def test_a_history_leaves_out_what_says_so() -> None:
-    table = RoutingTable.empty().with_exchange("h", "x-recent-history").with_queue("q").with_binding("h", "queue", "q", "x")
+    table = (
+        RoutingTable.empty().with_exchange("h", "x-recent-history").with_queue("q").with_binding("h", "queue", "q", "x")
+    )
     for headers, kept in (
         ({}, True),
         ({"x-recent-history-no-store": True}, False),
