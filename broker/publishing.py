@@ -57,7 +57,7 @@ _LINE = struct.Struct("<IH")
 _FACTS = struct.Struct("<32xIBBB")
 
 
-# Names of the queues a message goes to.
+# Names of the queues a message goes to; those where exchanges keep it are the last.
 Targets = tuple[str, ...]
 
 
@@ -316,7 +316,7 @@ class Publishing:
 
     def _route_one(self, scope: Scope, message: Message) -> Targets:
         routed = route_message(self._vhost(scope).table, message.exchange, message.routable())
-        return (*routed.queues, *routed.kept)
+        return (*routed.queues, *routed.kept) if routed.kept else routed.queues
 
     def send_one(
         self,
@@ -362,7 +362,7 @@ class Publishing:
         for queue in _known(vhost, targets):
             ids, durable = by_shard.get(queue.shard, ([], False))
             by_shard[queue.shard] = ([*ids, queue.id], durable or queue.durable)
-        reached = by_shard and not all(map(keeping.is_keeping_queue, targets))
+        reached = bool(by_shard) and not keeping.is_keeping_queue(targets[0])
         if not reached and message.mandatory:
             if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack
                 client.write(channel.confirms.answers())
@@ -473,6 +473,8 @@ def _known(vhost: Vhost, names: tuple[str, ...]) -> list[QueuePut]:
     """Those of the queues that there are. For the shard of a stream where an exchange keeps its messages the others are
     there, too: by them it knows which message went where."""
     found = [queue for name in names if (queue := vhost.queues.get(name)) is not None]
+    if not found or not keeping.is_keeping_queue(found[-1].name):
+        return found
     keeping_shards = {queue.shard for queue in found if keeping.is_keeping_queue(queue.name)}
     elsewhere = [
         msgspec.structs.replace(queue, shard=shard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from broker.routing.keeping import queue_name
+from broker.routing.keeping import is_kept, queue_name
 from broker.routing.matching import NOTHING, Matcher, Message, Target
 from broker.routing.spreading import Spread
 from broker.routing.table import Exchange, RoutingTable
@@ -49,7 +49,7 @@ def route_message(table: RoutingTable, exchange: str, message: Message, trace: l
         at = waiting.pop()
         here = table.exchange(at)
         matcher = here.matcher
-        if here.attributes.keeps(message.headers):
+        if here.keeps and is_kept(here.attributes.type, message.headers):
             kept.append(queue_name(at))
         exact = exact and matcher.by_key
         targets = _matched(matcher, message) if message.more_keys else matcher.match(message)
@@ -99,6 +99,6 @@ def spread_of(table: RoutingTable, exchange: str) -> Spread | None:
     """If all this exchange does is to choose one of its queues, by the routing key or by chance."""
     here = table.exchange(exchange)
     matcher = here.matcher
-    if not isinstance(matcher, Spread) or here.destination_exchanges or not matcher.lots or here.attributes.keeps({}):
+    if not isinstance(matcher, Spread) or here.destination_exchanges or not matcher.lots or here.keeps:
         return None
     return matcher if matcher.by_key or matcher.how == "chance" else None

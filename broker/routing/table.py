@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from broker.routing.keeping import is_kept, keeps
+from broker.routing.keeping import keeps
 from broker.routing.matching import Matcher, QueueNames, Target
 from broker.routing.types import TYPES
 
@@ -58,16 +58,13 @@ class Attributes(NamedTuple):
         name = self.arguments.get("alternate-exchange")
         return name if isinstance(name, str) else None
 
-    def keeps(self, headers: Mapping[str, Any]) -> bool:
-        """Whether a message with these headers is kept for bindings to come."""
-        return keeps(self.type, self.arguments) and is_kept(self.type, headers)
-
 
 class Exchange:
-    __slots__ = ("attributes", "bindings", "destination_exchanges", "matcher")
+    __slots__ = ("attributes", "bindings", "destination_exchanges", "keeps", "matcher")
 
     def __init__(self, attributes: Attributes, matcher: Matcher | None = None) -> None:
         self.attributes = attributes
+        self.keeps = keeps(attributes.type, attributes.arguments)  # messages, for bindings to come
         self.bindings: dict[Identity, Binding] = {}
         self.destination_exchanges: dict[str, int] = {}  # with the number of bindings to each
         self.matcher: Matcher = matcher or TYPES[attributes.type](attributes.arguments)
@@ -94,6 +91,7 @@ class Exchange:
             for one in self.bindings.values():
                 self.matcher.add(one.key, one.arguments, one.target)
         self.attributes = attributes
+        self.keeps = keeps(attributes.type, attributes.arguments)
 
 
 # One step of a change: what a name or a binding shall be from now on. None: nothing.
