@@ -125,7 +125,7 @@ class Decisions:
             self._check_shard_set(self._vhost(ask.vhost), put)
         if keeping.keeps(ask.type, ask.arguments):
             queue = self._keeping_queue(put)
-            return Decision([queue, put], create=queue)
+            return Decision([queue, put], create=[queue])
         return Decision([put])
 
     def _check_shard_set(self, vhost: Vhost, put: ExchangePut) -> None:
