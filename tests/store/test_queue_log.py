@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,3 +93,20 @@ def test_who_has_no_remover_removes_at_once() -> None:
     log = QueueLog("s", files=files, segment_bytes=SEGMENT_BYTES_MIN, cache=StreamCache(files))
     log.delete_all()
     assert not files.names
+
+
+@given(st.integers(0, 45), st.integers(1, 45), st.integers(0, 4000))
+def test_a_batch_is_as_many_as_asked_for_and_as_fit_but_at_least_one(offset: int, count: int, bytes_max: int) -> None:
+    log, _ = opened(FaultyFiles())
+    filled(log)
+    size = len(encode_message(b"0" + bytes(500)))
+    found = log.batch(offset, bytes_max, count)
+    offsets = [entry - 1 for entry in found.entries]
+    assert offsets == list(range(offset, 40))[: len(offsets)]
+    assert len(offsets) <= count
+    if offset < 40:
+        assert len(offsets) == max(min(count, 40 - offset, len(offsets)), 1)
+        room = bytes_max // (size + 1)  # each has one or two digits
+        assert len(offsets) >= min(count, 40 - offset, room)
+    assert found.next_offset == max(offset, offset + len(offsets))
+    assert list(array("Q", found.blob[: 8 * len(offsets)])) == offsets
