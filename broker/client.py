@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from broker.catalog import Catalog
     from broker.catalog_link import CatalogLink
     from broker.changes import QueuePut
+    from broker.rewinding import Rewinding
     from broker.server import Door
     from broker.shard_link import ShardLinks
     from shardd.wire import messages as wire
@@ -137,6 +138,10 @@ class Client:
     @property
     def catalog(self) -> Catalog:
         return self.door.catalog_link.catalog
+
+    @property
+    def rewinding(self) -> Rewinding:
+        return self.door.rewinding
 
     @property
     def catalog_link(self) -> CatalogLink:

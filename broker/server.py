@@ -34,6 +34,7 @@ from broker.output import Stream
 from broker.pace import Pace
 from broker.proxy import Balancers, Greeting
 from broker.publishing import Publishing
+from broker.rewinding import Rewinding
 from broker.shard_link import ShardLinks
 from broker.tls import Handshake
 from broker.tracing import Tracing
@@ -84,6 +85,7 @@ class Door:
         self.publishing = Publishing(self.catalog_link, self.links, set_timestamp=config.set_timestamp)
         self.consuming = Consuming(self.links, self.catalog_link.say)
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
+        self.rewinding = Rewinding(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
         self.dirty: list[Client] = []
         self._dead_letters_scheduled = False
@@ -456,6 +458,7 @@ class Door:
         for client in list(self.clients.values()):
             client.disconnect()
         self.end_of_pass()
+        self.rewinding.close()
         self.links.stop()
         self._linking.cancel()
 

@@ -182,6 +182,9 @@ class Shard:
             m.Stats: self._on_stats,
             m.Attach: self._on_attach,
             m.AttachReader: self._on_attach_reader,
+            m.Look: lambda peer, look, _: peer.tell(self.streams.look(peer, look)),
+            m.Pull: lambda peer, pull, _: peer.tell(self.streams.pull(peer, pull)),
+            m.Unwatch: lambda peer, what, _: self.streams.unwatch(peer, what),
             m.Detach: self._on_detach,
             m.Release: self._on_release,
             m.Grant: self._on_grant,
@@ -362,6 +365,7 @@ class Shard:
         if peer is not None:
             self._release(peer, list(peer.holders), now)
             self.dead_letters.door_gone(number)
+            self.streams.peer_gone(number)
 
     def _on_gone(self, peer: Peer, gone: m.Gone, now: int) -> None:
         if gone.incarnation < self._incarnations.get(gone.door, 0):

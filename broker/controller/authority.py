@@ -51,7 +51,7 @@ from broker.controller.decisions import (
 from broker.controller.definitions import Definitions
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
-from broker.routing.delaying import is_delay_queue
+from broker.routing import hidden
 from broker.routing.placement import place
 from shardd.wire import messages as wire
 
@@ -321,17 +321,15 @@ class Authority:
     def _wait_for_queue(self, asked: _Asked, to_create: dict[int, list[_Creation]]) -> None:
         """A declare of a queue that exists wants its counts; a bind only that it is there."""
         counted = asked.decision.count
-        queue = counted or asked.decision.uses
-        if queue is None or (queue.id not in self._creating and counted is None):
-            return
-        if queue.id in self._creating and self._creating[queue.id] is None:
-            self._create(queue.shard, to_create.pop(queue.shard))
-        if counted is not None:
-            # Behind the queue's own creation, if that is under way: links keep their order.
-            self._request(asked, counted.shard, lambda n: wire.Count(n, counted.id))
-        elif (creation := self._creating[queue.id]) is not None:
-            asked.waits += 1
-            creation.add_done_callback(asked.shard_came)
+        for queue in asked.decision.uses if counted is None else [counted]:
+            if queue.id in self._creating and self._creating[queue.id] is None:
+                self._create(queue.shard, to_create.pop(queue.shard))
+            if counted is not None:
+                # Behind the queue's own creation, if that is under way: links keep their order.
+                self._request(asked, counted.shard, lambda n: wire.Count(n, counted.id))
+            elif (creation := self._creating.get(queue.id)) is not None:
+                asked.waits += 1
+                creation.add_done_callback(asked.shard_came)
 
     def _request(self, asked: _Asked, shard: int, message: Callable[[int], wire.Message]) -> None:
         asked.waits += 1
@@ -531,7 +529,7 @@ class Authority:
     def _spec(self, queue: QueuePut) -> wire.QueueSpec:
         """As its shard must know it: with its effective arguments."""
         arguments = self.catalog.queue_arguments(queue)
-        if DELAYS_FOR in arguments and not is_delay_queue(queue.name):
+        if DELAYS_FOR in arguments and not hidden.is_of_exchange(queue.name):
             arguments = {key: value for key, value in arguments.items() if key != DELAYS_FOR}
         exclusive = bool(queue.owner)
         return wire.QueueSpec(

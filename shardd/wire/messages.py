@@ -286,6 +286,58 @@ class ReadFrom(msgspec.Struct, array_like=True, frozen=True):
     seen_below: int = 0  # resumed: what is below this offset may have been seen by the client
 
 
+class Look(Message, tag="look", frozen=True):
+    """Front door to shard: what has this stream, where is `timestamp` (ms) in it, and `young`, another time? Answered
+    by Looked or Refused. From now on until Unwatch it is remembered which of its messages are published for the queue
+    `watch` too (their records name it, wherever it lives); 0: none."""
+
+    request: int
+    queue: int
+    watch: int
+    timestamp: int
+    young: int
+
+
+class Looked(Message, tag="looked", frozen=True):
+    """Offsets. `end_offset`: behind all that was appended, readable already or not."""
+
+    request: int
+    first_offset: int
+    end_offset: int
+    at_time: int
+    young: int
+
+
+class Pull(Message, tag="pull", frozen=True):
+    """Front door to shard: messages of a stream from `offset` on and below `stop`, about `bytes_max` of them, but for
+    those that were published for the queue `watch` too. Answered by Pulled or Refused."""
+
+    request: int
+    queue: int
+    watch: int
+    offset: int
+    stop: int
+    bytes_max: int
+
+
+class Pulled(Message, tag="pulled", frozen=True):
+    """`messages`: `count` stored messages back to back; `offsets`: u64 each. With none and the same `next_offset`: they
+    are not on stable storage yet."""
+
+    request: int
+    count: int
+    offsets: bytes
+    messages: bytes
+    next_offset: int
+
+
+class Unwatch(Message, tag="unwatch", frozen=True):
+    """Front door to shard: no more to be remembered of `watch`, as asked for with Look."""
+
+    queue: int
+    watch: int
+
+
 class AttachReader(Attach, tag="attach-reader", frozen=True):
     """Front door to shard: a consumer of a stream. Answered by AttachedAt or Refused. Before the messages of each of
     its deliveries come their offsets, u64 each."""
@@ -463,7 +515,7 @@ class Refused(Message, tag="refused", frozen=True):
 
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
-    | StatsReply | StreamsReply | Alarm | Attach | Attached | AttachReader | AttachedAt | Detach | Release | Grant
-    | Tune | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed
-    | Done | Refused
+    | StatsReply | StreamsReply | Alarm | Attach | Attached | AttachReader | AttachedAt | Look | Looked | Pull | Pulled
+    | Unwatch | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count
+    | Purge | DeadLetters | Departed | Done | Refused
 )  # fmt: skip

@@ -45,6 +45,11 @@ CONTROL: list[wire.Control] = [
         read=wire.ReadFrom("offset", 5, "name", ["a"], True, 7),
     ),
     wire.AttachedAt(23, 5),
+    wire.Look(25, 7, 8, 1000, 2000),
+    wire.Looked(25, 1, 9, 3, 4),
+    wire.Pull(26, 7, 8, 3, 9, 4096),
+    wire.Pulled(26, 1, b"offset78", b"message", 4),
+    wire.Unwatch(7, 8),
     wire.StreamsReply(
         24,
         [],

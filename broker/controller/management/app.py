@@ -101,7 +101,7 @@ async def start(
     groups: Groups | None = None,
     memory: MemoryWatch | None = None,
 ) -> Servers:
-    stats = Gatherer(shard_links, links, delay_queues=authority.catalog.delay_queue_ids)
+    stats = Gatherer(shard_links, links, hidden_queues=authority.catalog.hidden_queue_ids)
     groups = groups or Groups(randrange)
     context = Context(authority, presence, shard_links, links, config, stats, groups, memory or MemoryWatch())
     runners = []

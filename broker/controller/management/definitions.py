@@ -89,7 +89,7 @@ def _vhost_row(vhost: Vhost) -> dict[str, Any]:
 
 
 def _queues(vhost: Vhost) -> Iterable[dict[str, Any]]:
-    """All but exclusive ones, which are their connection's, and those where an exchange keeps messages."""
+    """All but exclusive ones, which are their connection's, and those of an exchange, which come with it."""
     for queue in vhost.queues.values():
         if not queue.owner and not is_hidden_queue(queue.name):
             yield {

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from broker.control import DoorReport
+from broker.routing import delaying
 from shardd.wire.messages import ConsumerStats, QueueStats, ReaderStats, StatsReply, StreamsReply, StreamStats
 
 STATS_FRESH_S = 1.0
@@ -62,10 +63,10 @@ class Gatherer:
         shards: Shards,
         doors: Doors,
         clock: Callable[[], float] = time.monotonic,
-        delay_queues: Callable[[], Collection[int]] = tuple,
+        hidden_queues: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
-        """`delay_queues`: ids of those where exchanges keep messages."""
-        self._delay_queues = delay_queues
+        """`hidden_queues`: ids and names of those where exchanges keep messages."""
+        self._hidden_queues = hidden_queues
         self._shards = shards
         self._doors = doors
         self._clock = clock
@@ -90,7 +91,7 @@ class Gatherer:
         before = self._last if self._last.at else None
         if before is not None:
             before.before = None
-        self._last = _merged(Stats(at=self._clock(), before=before), replies, reports, self._delay_queues())
+        self._last = _merged(Stats(at=self._clock(), before=before), replies, reports, self._hidden_queues())
         return self._last
 
 
@@ -102,7 +103,7 @@ async def _in_time(answer: Awaitable[T], otherwise: T) -> T:
 
 
 def _merged(
-    stats: Stats, replies: dict[int, StatsReply], reports: list[DoorReport], delay_queues: Collection[int]
+    stats: Stats, replies: dict[int, StatsReply], reports: list[DoorReport], hidden_queues: Mapping[int, str]
 ) -> Stats:
     for shard, reply in replies.items():
         stats.queues.update((queue.id, queue) for queue in reply.queues)
@@ -112,9 +113,10 @@ def _merged(
         if isinstance(reply, StreamsReply):
             stats.streams.update((stream.id, stream) for stream in reply.streams)
             stats.readers.update((reader_key(reader), reader) for reader in reply.readers)
-    for id in delay_queues:
-        if (delaying := stats.queues.pop(id, None)) is not None:
-            stats.delayed[id] = delaying.ready
+    for id, name in hidden_queues.items():
+        kept = stats.queues.pop(id, None)
+        if kept is not None and delaying.is_delay_queue(name):
+            stats.delayed[id] = kept.ready
     for report in reports:
         stats.connections.update((row["owner"], row) for row in report.connections)
         stats.channels.extend(report.channels)

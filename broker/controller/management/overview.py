@@ -59,7 +59,7 @@ async def overview(call: Call) -> dict[str, Any]:
             "channels": len(stats.channels),
             "consumers": len(stats.consumers),
             "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
-            "queues": sum(len(vhost.queues) - vhost.delay_queues for vhost in vhosts),
+            "queues": sum(len(vhost.queues) - vhost.hidden_queues for vhost in vhosts),
         },
         "queue_totals": {
             "messages": ready + unacked,

@@ -54,7 +54,7 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         (
             "rabbitmq_queues",
             "Queues",
-            sum(len(v.queues) - v.delay_queues for v in context.catalog.vhosts.values()),
+            sum(len(v.queues) - v.hidden_queues for v in context.catalog.vhosts.values()),
         ),
         ("shardmq_messages_delayed", "Messages that exchanges keep until they are due", sum(stats.delayed.values())),
         ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
