@@ -516,6 +516,6 @@ class Refused(Message, tag="refused", frozen=True):
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | Alarm | Attach | Attached | AttachReader | AttachedAt | Look | Looked | Pull | Pulled
-    | Unwatch | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count
-    | Purge | DeadLetters | Departed | Done | Refused
+    | Unwatch | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain
+    | Count | Purge | DeadLetters | Departed | Done | Refused
 )  # fmt: skip
