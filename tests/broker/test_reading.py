@@ -89,7 +89,7 @@ class Life:
 @given(STEPS, st.booleans())
 @example(
     [("deliver", [1, 1]), ("give back", 0), ("again", None), ("ack", 1)],
-    trims=False,
+    False,
 )
 def test_a_reader_goes_on_at_the_first_message_it_has_not_settled(steps: list[tuple[str, Any]], trims: bool) -> None:
     life = Life()
