@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from shardd import stats
 from shardd.dead_letters import DeadLetters
 from shardd.peers import Held, Outgoing, Peer, refused_runs
-from shardd.queues import Arrival, Consumer, Getter, Kind, Queue, Roster, limits_of
+from shardd.queues import Arrival, Consumer, Counters, Getter, Kind, Queue, Roster, limits_of
 from shardd.queues import Store as QueueStore
 from shardd.upkeep import Step, Upkeep
 from shardd.wire import codec, envelope
@@ -119,6 +119,8 @@ class Shard:
         self._home = home
         self._no_room = no_room
         self._process_stats = process_stats
+        self._gone = Counters()  # of queues that are no more
+        self._looked_over: list[int] = []  # what the controller asks for the numbers of, part by part
         self._used: set[int] = set()  # auto-delete queues that have had a consumer
         self._dirty: dict[Queue, None] = {}  # may have something to hand out, in turn
         self._timers: list[tuple[int, int]] = []  # (due, queue id)
@@ -142,6 +144,7 @@ class Shard:
             m.DropVhost: self._on_drop_vhost,
             m.Gone: self._on_gone,
             m.Stats: self._on_stats,
+            m.ListQueues: self._on_list_queues,
             m.Attach: self._on_attach,
             m.Detach: self._on_detach,
             m.Release: self._on_release,
@@ -400,6 +403,7 @@ class Shard:
         if queue.departures is not None and queue.departures.waits:
             self.dead_letters.have_come(queue)
         self.dead_letters.forget(queue)
+        self._gone.add(queue.counters)
         return queue.drop()
 
     def _on_drop_vhost(self, peer: Peer, drop: m.DropVhost, now: int) -> None:
@@ -732,7 +736,15 @@ class Shard:
             for name, value in store.stats().items():
                 if name != "syncs":
                     process[name] = process.get(name, 0) + value
-        queues = [stats.of_queue(each) for each in self.queues.used()]
-        queues += [m.QueueStats(id) for id in self.queues.unused()]
-        consumers = [stats.of_consumer(each) for queue in self.queues.used() for each in queue.consumers]
-        peer.tell(m.StatsReply(asked.request, queues, consumers, process))
+        process |= stats.of_gone(self._gone)
+        wanted, rest = asked.queues, 0
+        if wanted is None:
+            if asked.passed == 0:
+                self._looked_over = [queue.id for queue in self.queues.used()]
+            end = asked.passed + m.STATS_QUEUES_MAX
+            wanted, rest = self._looked_over[asked.passed : end], max(0, len(self._looked_over) - end)
+        queues, consumers = stats.of_queues(self.queues.used_among(wanted))
+        peer.tell(m.StatsReply(asked.request, queues, consumers, process, rest))
+
+    def _on_list_queues(self, peer: Peer, asked: m.ListQueues, now: int) -> None:
+        peer.tell(m.Queues(asked.request, self.queues.ids()))

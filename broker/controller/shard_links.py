@@ -24,7 +24,6 @@ from shardd.wire import envelope
 from shardd.wire import messages as wire
 
 ANSWER_S_MAX = 15.0  # a shard that restarts has this long to recover before declares on it fail
-STATS_S_MAX = 2.0
 JOIN_AGAIN_S = 1.0
 ASSIGN_PART_QUEUES = 4096
 # Front doors attach their consumers to a new process of a shard as soon as they hear of it; what has none after this
@@ -113,7 +112,7 @@ class ShardLinks:
     # -- requests --------------------------------------------------------------------------------------
 
     def request(self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX) -> Future[Any]:
-        """The shard's Done, Refused or StatsReply; ShardSilent when none comes in time."""
+        """The shard's Done, Refused, StatsReply or Queues; ShardSilent when none comes in time."""
         to, loop = self.shards[shard], asyncio.get_running_loop()
         reply: Future[Any] = loop.create_future()
         if len(to.waiting) >= WAITING_MAX:
@@ -126,12 +125,6 @@ class ShardLinks:
         if to.ready:
             self._send(to, waiting.message)
         return reply
-
-    async def stats(self) -> dict[int, wire.StatsReply]:
-        """By shard; those that do not answer within STATS_S_MAX are left out."""
-        asked = {n: self.request(n, wire.Stats, STATS_S_MAX) for n in range(self.count) if self.shards[n].ready}
-        await asyncio.gather(*asked.values(), return_exceptions=True)
-        return {n: reply.result() for n, reply in asked.items() if reply.exception() is None}
 
     def door_gone(self, door: int, incarnation: int) -> None:
         """Shards put back in order what that front door held."""
@@ -177,7 +170,7 @@ class ShardLinks:
             return  # of a process that is gone, or to one
         assert self.handler is not None
         match message:
-            case wire.Done() | wire.Refused() | wire.StatsReply() | wire.Attached():
+            case wire.Done() | wire.Refused() | wire.StatsReply() | wire.Queues() | wire.Attached():
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:
                     waiting.timer.cancel()
@@ -239,15 +232,15 @@ class ShardLinks:
             self.request(shard.number, lambda n: wire.CreateQueues(n, specs)).add_done_callback(_log_failure)
 
         def drop_strays(reply: Future[Any]) -> None:
-            if reply.exception() is not None or not isinstance(reply.result(), wire.StatsReply):
+            if reply.exception() is not None or not isinstance(reply.result(), wire.Queues):
                 _log_failure(reply)
                 return
-            for queue in reply.result().queues:
+            for id in reply.result().ids:
                 # Ids rise: one beyond the newest was made after this was asked.
-                if queue.id not in known and queue.id < newest:
-                    self._drop(shard.number, queue.id)
+                if id not in known and id < newest:
+                    self._drop(shard.number, id)
 
-        self.request(shard.number, wire.Stats).add_done_callback(drop_strays)
+        self.request(shard.number, wire.ListQueues).add_done_callback(drop_strays)
 
     def _drop(self, shard: int, queue: int) -> None:
         self.request(shard, lambda n: wire.DeleteQueue(n, queue)).add_done_callback(_log_failure)

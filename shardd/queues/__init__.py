@@ -10,11 +10,11 @@ from typing import Protocol
 
 from shardd.queues.consumers import Consumer, Window
 from shardd.queues.limits import limits_of
-from shardd.queues.queue import Queue
+from shardd.queues.queue import Counters, Queue
 from shardd.queues.roster import Kind, Roster
 from shardd.queues.unacked import Getter
 
-__all__ = ["Arrival", "Consumer", "Getter", "Kind", "Queue", "Roster", "Store", "Window", "limits_of"]
+__all__ = ["Arrival", "Consumer", "Counters", "Getter", "Kind", "Queue", "Roster", "Store", "Window", "limits_of"]
 
 
 class Arrival(Protocol):

@@ -52,6 +52,10 @@ class Counters:
     def __init__(self) -> None:
         self.published = self.delivered = self.acked = self.redelivered = self.got = self.let_go = 0
 
+    def add(self, other: Counters) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
 
 class Queue:
     """There may be 100,000 of them, most of them idle: what an idle one does not need is not there."""

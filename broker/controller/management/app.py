@@ -32,13 +32,22 @@ from broker.controller.management import (
     users,
     vhosts,
 )
-from broker.controller.management.call import TAGS, ApiError, Call, Context, Route, not_authorised, to_json, user_of
+from broker.controller.management.answers import json_response, streamed_list
+from broker.controller.management.call import (
+    BODY_BYTES_MAX,
+    TAGS,
+    ApiError,
+    Call,
+    Context,
+    Route,
+    not_authorised,
+    user_of,
+)
 from broker.controller.management.gathered import Gatherer
-from broker.controller.management.listing import Listing, cut, shown
+from broker.controller.management.listing import Lazy, Listing, cut, shown
 from broker.controller.presence import Presence
 from broker.controller.shard_links import ShardLinks
 
-BODY_BYTES_MAX = 8 << 20
 BACKLOG = 128
 WELCOME = "shardmq: the HTTP API starts at /api/overview, metrics are at /metrics; at the command line use shardctl.\n"
 SHUTDOWN_S_MAX = 2.0  # for calls under way when the controller stops
@@ -140,18 +149,15 @@ def endpoint(context: Context, route: Route) -> Endpoint:
             return web.Response(status=204)
         if isinstance(found, web.StreamResponse):
             return found
-        if isinstance(found, Listing):
+        if isinstance(found, Listing | Lazy):
             found = await shown(found, request.query)
+            if not isinstance(found, dict):
+                return await streamed_list(request, found)
         elif isinstance(found, dict) and request.method == "GET":
             found = cut(found, request.query)
         return json_response(found)
 
     return answer
-
-
-def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    body = to_json(value)
-    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
 @web.middleware

@@ -44,7 +44,7 @@ async def alarms(call: Call) -> Any:
     found = [{"shard": shard.number, "alarm": shard.alarm} for shard in call.context.shards.shards if shard.alarm]
     if found:
         raise Unhealthy("There are alarms in effect", alarms=found)
-    stats = await call.context.stats.now()
+    stats = await call.context.stats.of_shards()
     warned = [{"shard": shard, "warning": text} for shard, row in stats.shards.items() for text in warnings(row)]
     return {**OK, "warnings": warned} if warned else OK
 

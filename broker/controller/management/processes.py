@@ -75,7 +75,7 @@ def warnings(numbers: dict[str, float]) -> list[str]:
 
 
 async def shards(call: Call) -> list[dict[str, Any]]:
-    queues, stats = queues_per_shard(call.context), await call.context.stats.now()
+    queues, stats = queues_per_shard(call.context), await call.context.stats.of_shards()
     return [
         {
             "shard": shard.number,
@@ -120,13 +120,13 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
 
 
 async def nodes(call: Call) -> list[dict[str, Any]]:
-    return [node(call.context, await call.context.stats.now())]
+    return [node(call.context, await call.context.stats.of_shards())]
 
 
 async def one_node(call: Call) -> dict[str, Any]:
     if call.part("node") != NODE:
         raise not_found()
-    return node(call.context, await call.context.stats.now())
+    return node(call.context, await call.context.stats.of_shards())
 
 
 ROUTES = [
