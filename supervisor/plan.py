@@ -75,6 +75,7 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "http_address": listening.http_address,
         "default_user": settings.users.default_user,
         "default_pass": settings.users.default_pass,
+        "http_without_tls": settings.users.http_without_tls,
         "load_definitions": settings.load_definitions,
         "log_level": settings.log_level,
     }

@@ -34,6 +34,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     default_vhost: str = "/"
     loopback_users: list[str] = msgspec.field(default_factory=lambda: ["guest"])
     load_definitions: str = ""  # a file of RabbitMQ's JSON, taken in at each start
+    http_without_tls: bool = False  # passwords from other hosts by plain HTTP
     log_level: str = "info"
 
 

@@ -144,6 +144,8 @@ def read(data: bytes) -> Document:
         raise bad(_at(path, str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad(f"failed_to_parse_json: {error}") from None
+    except RecursionError:
+        raise bad("failed_to_parse_json: nested too deep") from None
     return Document(**found)
 
 

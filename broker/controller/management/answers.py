@@ -25,6 +25,8 @@ async def streamed_list(request: web.Request, slices: AsyncIterator[list[Any]]) 
     second = await anext(slices, None)
     if second is None:
         return json_response(first)
+    if request.method == "HEAD":
+        return web.Response(content_type=JSON)
     response = await _begun(request)
     await response.write(b"[" + _inner(first) + b"," + _inner(second))
     async for rows in slices:
@@ -38,6 +40,8 @@ async def streamed_object(
     request: web.Request, parts: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
     """An object whose iterators are written as lists. What they yield must stand on its own."""
+    if request.method == "HEAD":
+        return web.Response(content_type=JSON, headers=headers)
     response = await _begun(request, headers)
     lead = b"{"
     for name, value in parts.items():

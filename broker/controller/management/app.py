@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
 
@@ -20,6 +20,7 @@ from broker.controller.management import (
     consumers,
     definitions,
     exchanges,
+    guard,
     health,
     limits,
     messages,
@@ -113,10 +114,27 @@ async def start(
 def api_app(context: Context) -> web.Application:
     app = metrics_app(context)
     app.router.add_get("/", welcome)
+    methods: dict[str, set[str]] = {}
     for resource in RESOURCES:
         for route in resource.ROUTES:
             app.router.add_route(route.method, route.path, endpoint(context, route))
+            methods.setdefault(route.path, {"OPTIONS"}).add(route.method)
+            if route.method == "GET":
+                app.router.add_route("HEAD", route.path, endpoint(context, route))
+                methods[route.path].add("HEAD")
+    for path, known in methods.items():
+        app.router.add_route("OPTIONS", path, options(known))
     return app
+
+
+def options(methods: Iterable[str]) -> Endpoint:
+    allow = {"Allow": ", ".join(sorted(methods))}
+
+    async def answer(request: web.Request) -> web.Response:
+        """Tells nothing of what exists, and needs no login."""
+        return web.Response(headers=allow)
+
+    return answer
 
 
 async def welcome(request: web.Request) -> web.Response:
@@ -131,6 +149,7 @@ def metrics_app(context: Context) -> web.Application:
         return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
 
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[json_errors])
+    app.on_response_prepare.append(guard.add_headers)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/metrics/per-object", metrics)
     return app
@@ -138,6 +157,9 @@ def metrics_app(context: Context) -> web.Application:
 
 def endpoint(context: Context, route: Route) -> Endpoint:
     async def answer(request: web.Request) -> web.StreamResponse:
+        guard.check_site(request)
+        if "Authorization" in request.headers:
+            guard.check_way(request, context.config.http_without_tls)
         user = await user_of(context, request)
         if TAGS["management"].isdisjoint(user.tags):
             raise not_authorised("Not management user")
@@ -153,7 +175,7 @@ def endpoint(context: Context, route: Route) -> Endpoint:
             found = await shown(found, request.query)
             if not isinstance(found, dict):
                 return await streamed_list(request, found)
-        elif isinstance(found, dict) and request.method == "GET":
+        elif isinstance(found, dict) and request.method in ("GET", "HEAD"):
             found = cut(found, request.query)
         return json_response(found)
 
@@ -172,7 +194,8 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
         return json_response({"error": error.error, "reason": error.reason}, error.status, headers)
     except web.HTTPException as error:
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-        return json_response({"error": error.reason, "reason": error.reason}, error.status, headers)
+        name = "Object Not Found" if error.status == 404 else error.reason
+        return json_response({"error": name, "reason": error.reason}, error.status, headers)
     except Exception:
         # The route's own path: a password may be in the one that was called.
         resource = request.match_info.route.resource

@@ -121,6 +121,10 @@ class Call:
             return msgspec.json.decode(raw or b"{}", type=type, strict=False)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise bad_request(str(error)) from None
+        except UnicodeDecodeError:
+            raise bad_request("not UTF-8") from None
+        except RecursionError:
+            raise bad_request("nested too deep") from None
 
     async def json(self) -> dict[str, Any]:
         """The JSON body, an object of any keys."""
