@@ -345,6 +345,7 @@ class Client:
             if not self.trusted:
                 login.check_channel_open(self.catalog, self.user, self.door.channels_of)
             self.channels[number] = Channel(number)
+            self.door.counts.channels_opened += 1
             self.send(number, commands.Channel.OpenOk())
             return
         channel = self.channels.get(number)

@@ -11,6 +11,8 @@ import struct
 from collections import deque
 from typing import Protocol
 
+from broker.counts import Counts
+
 _ACK = struct.Struct(">BHIHHQBB")
 
 
@@ -63,7 +65,7 @@ class Waiting:
 class Confirms:
     """Confirm mode of one channel: numbers given out, what waits, what was refused."""
 
-    def __init__(self, client: Answered, channel: int, dirty: list[Confirms]) -> None:
+    def __init__(self, client: Answered, channel: int, dirty: list[Confirms], counts: Counts | None = None) -> None:
         self.client = client
         self.channel = channel
         self.next_seq = 1
@@ -71,6 +73,7 @@ class Confirms:
         self.refused: set[int] = set()
         self.closed = False  # the channel is gone: nobody is answered, the number may be another channel's now
         self._dirty = dirty
+        self._counts = counts or Counts()
         self._is_dirty = False
 
     def wait(self, count: int, shards: int) -> Waiting:
@@ -104,6 +107,7 @@ class Confirms:
                 continue
             first = first or waiting.first
             last = waiting.last
+            self._counts.confirmed += waiting.last - waiting.first + 1
         if last:
             out.append(ack_frame(self.channel, last, last > first))
         return b"".join(out)
@@ -113,5 +117,6 @@ class Confirms:
         for seq in range(waiting.first, waiting.last + 1):
             refused = waiting.nacked or seq in self.refused
             self.refused.discard(seq)
+            self._counts.confirmed += not refused
             out.append(nack_frame(self.channel, seq, False) if refused else ack_frame(self.channel, seq, False))
         return b"".join(out)

@@ -20,6 +20,7 @@ from pamqp import commands
 
 from broker import checks
 from broker.amqp import ChannelException, ConnectionException, frames, properties
+from broker.counts import Counts
 from broker.shard_link import ShardLinks, ShardRefused
 from shardd.wire import messages as wire
 
@@ -167,8 +168,9 @@ def _from(run: Run, tag: int) -> Run:
 class Consuming:
     """All consuming of this front door."""
 
-    def __init__(self, links: ShardLinks) -> None:
+    def __init__(self, links: ShardLinks, counts: Counts | None = None) -> None:
         self.links = links
+        self._counts = counts or Counts()
         self.consumers: dict[int, Consumer] = {}
         # Consumers of auto-delete queues whose shard has not answered that they left.
         self._leaving: dict[int, Consumer] = {}
@@ -337,11 +339,15 @@ class Consuming:
         if not channel.is_open:
             return  # its release, behind this get, requeues the message
         if not message:
+            self._counts.got_empty += 1
             client.send(channel.number, commands.Basic.GetEmpty())
             return
         tag = channel.next_tag
         channel.next_tag += 1
-        if not no_ack:
+        if no_ack:
+            self._counts.got_auto += 1
+        else:
+            self._counts.got_manual += 1
             channel.unacked.add(tag, 1, getter, epoch, got.number)
         data = frames.get_ok(message, channel.number, tag, redelivered, got.remaining, client.frame_bytes_max)
         client.write(data)
@@ -370,7 +376,10 @@ class Consuming:
         channel, client = consumer.channel, consumer.client
         tag = channel.next_tag
         channel.next_tag += count
-        if not consumer.no_ack:
+        if consumer.no_ack:
+            self._counts.delivered_auto += count
+        else:
+            self._counts.delivered_manual += count
             channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number)
             channel.outstanding += count
         if consumer.granted:

@@ -23,6 +23,7 @@ from broker.amqp import ChannelException, ConnectionException, Publishes, frames
 from broker.catalog import Catalog, Vhost
 from broker.checks import type_name
 from broker.confirms import Confirms
+from broker.counts import Counts
 from broker.routing import Message as Routable
 from broker.routing import goes_by_key, route, route_message, spread_of
 from broker.routing.spreading import HASH_PROPERTIES
@@ -87,6 +88,7 @@ class PublishingChannel(Protocol):
     """What publishing needs of a channel."""
 
     number: int
+    has_published: bool
     confirms: Confirms | None
     transaction: Transaction[Held, Any] | None
 
@@ -132,8 +134,9 @@ class Scope:
 class Publishing:
     """All publishing of this front door."""
 
-    def __init__(self, source: CatalogSource, links: ShardLinks) -> None:
+    def __init__(self, source: CatalogSource, links: ShardLinks, counts: Counts | None = None) -> None:
         self._source = source
+        self._counts = counts or Counts()
         self.links = links
         # As long as some client holds them.
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
@@ -156,7 +159,7 @@ class Publishing:
             scope.routes.clear()
 
     def confirms(self, client: Publisher, channel: int) -> Confirms:
-        return Confirms(client, channel, self._dirty)
+        return Confirms(client, channel, self._dirty, self._counts)
 
     def end_of_pass(self) -> None:
         """Write the acks and nacks that became due."""
@@ -173,6 +176,7 @@ class Publishing:
         `without`: channels whose messages are left out.
         """
         now_ms = time.time_ns() // 1_000_000
+        self._counts.received += event.count
         at = 0
         while at < event.count:
             number = _CHANNEL_OF.unpack_from(event.table, at * ROW)[0]
@@ -216,8 +220,10 @@ class Publishing:
         """Remember who waits for the batches that were just added to."""
         touched = self.links.packer.take_touched()
         client.feeds(touched)
+        channel.has_published = True
         if channel.confirms is None:
             return
+        self._counts.received_confirm += count
         self.links.wait_for(touched, channel.confirms.wait(count, touched.bit_count()))
 
     # -- routes ------------------------------------------------------------------------------------------
@@ -361,6 +367,7 @@ class Publishing:
             if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack
                 client.write(channel.confirms.answers())
             client.write(message.returned(channel.number, client.frame_bytes_max))
+            self._counts.returned += 1
         seq = channel.confirms.next_seq if channel.confirms else 0
         self.links.use_vhost(client.scope.vhost)
         if not by_shard and not message.mandatory:

@@ -27,6 +27,7 @@ from broker.changes import AnyChange
 from broker.client import Client
 from broker.config import BrokerConfig, ConfigError
 from broker.consuming import Consuming
+from broker.counts import Counts
 from broker.dead_letters import DeadLettering
 from broker.logins import Logins
 from broker.output import Stream
@@ -74,8 +75,9 @@ class Door:
         )
         self.logins = Logins()
         self.server_properties = login.server_properties(config.shown_cluster_name)
-        self.publishing = Publishing(self.catalog_link, self.links)
-        self.consuming = Consuming(self.links)
+        self.counts = Counts()
+        self.publishing = Publishing(self.catalog_link, self.links, self.counts)
+        self.consuming = Consuming(self.links, self.counts)
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
         self.dirty: list[Client] = []
@@ -233,7 +235,10 @@ class Door:
                 continue
             connections.append(client.report())
             channels += [channel.report(client.owner) for channel in client.channels.values()]
-        counters = {"unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        counters = {**self.counts.report(), "unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        counters["publishers"] = sum(
+            channel.has_published for client in self.clients.values() for channel in client.channels.values()
+        )
         for reason, count in self.dead_lettering.published.items():
             counters[f"dead_lettered_{reason}"] = float(count)
         return connections, channels, counters

@@ -103,7 +103,14 @@ class FakeDoors:
 
     async def reports(self) -> list[DoorReport]:
         channel = {"owner": OWNER, "number": 1, "prefetch_count": 10}
-        return [DoorReport(1, [{"owner": OWNER, "channels": 1, "state": "running"}], [channel], {})]
+        return [
+            DoorReport(
+                1,
+                [{"owner": OWNER, "channels": 1, "state": "running"}],
+                [channel],
+                {"received": 7.0, "channels_opened": 3.0},
+            )
+        ]
 
 
 @dataclass

@@ -341,18 +341,6 @@ async def test_definitions_hold_what_is_nobodys_own(made: Api) -> None:
     assert {user["name"] for user in found["users"]} == {"guest", "nobody", "manager"}
 
 
-async def test_metrics_need_no_login_and_name_queues_only_when_asked(made: Api) -> None:
-    made.login = None
-    status, text = await made.call("GET", "/metrics")
-    assert status == 200
-    assert "rabbitmq_queue_messages_ready 6.0" in text
-    assert "rabbitmq_global_messages_received_total 10.0" in text
-    assert 'shardmq_restarts_total{process="shard-0",shard="0"} 2.0' in text
-    assert 'queue="q"' not in text
-    _, text = await made.call("GET", "/metrics/per-object")
-    assert 'rabbitmq_detailed_queue_messages_ready{queue="q",vhost="/"} 3.0' in text
-
-
 async def test_inherited_sockets_are_served_and_let_go(made: Api) -> None:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     ports = [one.getsockname()[1] for one in sockets]

@@ -1,4 +1,4 @@
-"""Answers as JSON: whole, or written slice by slice where they may be long."""
+"""Answers, as JSON but for metrics: whole, or written slice by slice where they may be long."""
 
 from __future__ import annotations
 
@@ -52,6 +52,16 @@ async def streamed_object(
             await response.write(to_json(value))
         lead = b","
     await response.write(b"}")
+    await response.write_eof()
+    return response
+
+
+async def streamed_text(request: web.Request, parts: AsyncIterator[bytes], content_type: str) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": content_type})
+    await response.prepare(request)
+    async for part in parts:
+        if request.method != "HEAD":
+            await response.write(part)
     await response.write_eof()
     return response
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
@@ -33,7 +34,7 @@ from broker.controller.management import (
     users,
     vhosts,
 )
-from broker.controller.management.answers import json_response, streamed_list
+from broker.controller.management.answers import json_response, streamed_list, streamed_text
 from broker.controller.management.call import (
     BODY_BYTES_MAX,
     TAGS,
@@ -51,6 +52,8 @@ from broker.controller.shard_links import ShardLinks
 
 BACKLOG = 128
 WELCOME = "shardmq: the HTTP API starts at /api/overview, metrics are at /metrics; at the command line use shardctl.\n"
+# In a route's path; what aiohttp makes of it by itself does not match names with braces.
+ANY_NAME = re.compile(r"\{(\w+)\}")
 SHUTDOWN_S_MAX = 2.0  # for calls under way when the controller stops
 
 RESOURCES = (
@@ -117,11 +120,12 @@ def api_app(context: Context) -> web.Application:
     methods: dict[str, set[str]] = {}
     for resource in RESOURCES:
         for route in resource.ROUTES:
-            app.router.add_route(route.method, route.path, endpoint(context, route))
-            methods.setdefault(route.path, {"OPTIONS"}).add(route.method)
+            path, answer = ANY_NAME.sub(r"{\1:[^/]+}", route.path), endpoint(context, route)
+            app.router.add_route(route.method, path, answer)
+            methods.setdefault(path, {"OPTIONS"}).add(route.method)
             if route.method == "GET":
-                app.router.add_route("HEAD", route.path, endpoint(context, route))
-                methods[route.path].add("HEAD")
+                app.router.add_route("HEAD", path, answer)
+                methods[path].add("HEAD")
     for path, known in methods.items():
         app.router.add_route("OPTIONS", path, options(known))
     return app
@@ -144,14 +148,21 @@ async def welcome(request: web.Request) -> web.Response:
 
 def metrics_app(context: Context) -> web.Application:
     async def metrics(request: web.Request) -> web.Response:
-        per_object = request.path.endswith("/per-object")
-        body = await prometheus.text(context, per_object)
+        body = await prometheus.text(context)
         return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
+
+    async def per_object(request: web.Request) -> web.StreamResponse:
+        return await streamed_text(request, prometheus.per_object(context), prometheus.CONTENT_TYPE)
+
+    async def detailed(request: web.Request) -> web.StreamResponse:
+        families, vhosts = request.query.getall("family", []), request.query.getall("vhost", [])
+        return await streamed_text(request, prometheus.detailed(context, families, vhosts), prometheus.CONTENT_TYPE)
 
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[json_errors])
     app.on_response_prepare.append(guard.add_headers)
     app.router.add_get("/metrics", metrics)
-    app.router.add_get("/metrics/per-object", metrics)
+    app.router.add_get("/metrics/per-object", per_object)
+    app.router.add_get("/metrics/detailed", detailed)
     return app
 
 

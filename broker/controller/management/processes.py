@@ -99,6 +99,10 @@ def disk_room(stats: Stats) -> dict[str, int]:
     return {} if free is None or least is None else {"disk_free": int(free), "disk_free_limit": int(least)}
 
 
+def node_uptime_s(context: Context) -> float:
+    return max((row.get("uptime", 0.0) for row in rows(context)), default=0.0)
+
+
 def node(context: Context, stats: Stats) -> dict[str, Any]:
     alarms = {shard.alarm for shard in context.shards.shards if shard.alarm}
     children = [row for row in rows(context) if row.get("rss_bytes")]
