@@ -25,6 +25,7 @@ from broker.controller.management import (
     health,
     limits,
     messages,
+    openapi,
     overview,
     parameters,
     policies,
@@ -47,6 +48,7 @@ from broker.controller.management.call import (
 )
 from broker.controller.management.gathered import Gatherer
 from broker.controller.management.listing import Lazy, Listing, cut, shown
+from broker.controller.management.overview import product_version
 from broker.controller.presence import Presence
 from broker.controller.shard_links import ShardLinks
 
@@ -128,6 +130,13 @@ def api_app(context: Context) -> web.Application:
                 methods[path].add("HEAD")
     for path, known in methods.items():
         app.router.add_route("OPTIONS", path, options(known))
+    about = openapi.document((route for resource in RESOURCES for route in resource.ROUTES), product_version())
+
+    async def described(request: web.Request) -> web.Response:
+        """Needs no login: it tells nothing of this broker."""
+        return json_response(about)
+
+    app.router.add_get("/api/openapi.json", described)
     return app
 
 
