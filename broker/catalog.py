@@ -70,7 +70,10 @@ def binding_key(binding: BindingPut | BindingDelete) -> BindingKey:
 class Vhost:
     """One vhost. Bindings are found from both ends, so that removing a thing costs as much as it has bindings."""
 
-    __slots__ = ("_from", "_to", "description", "exchanges", "name", "policies", "queues", "table", "tags")
+    __slots__ = (
+        "_from", "_part_orders", "_parts", "_to", "description", "exchanges", "name", "policies", "queues", "table",
+        "tags",
+    )  # fmt: skip
 
     def __init__(self, name: str, table: RoutingTable) -> None:
         self.name = name
@@ -82,6 +85,8 @@ class Vhost:
         self.policies = policies.NO_POLICIES
         self._from: dict[str, dict[BindingKey, BindingPut]] = {}
         self._to: dict[tuple[str, str], dict[BindingKey, BindingPut]] = {}
+        self._parts: dict[str, dict[str, int]] = {}  # shard queues to index, by their exchange, which may be gone
+        self._part_orders: dict[str, tuple[str, ...]] = {}  # as they are asked for
         for exchange, (type, internal) in PREDECLARED.items():
             self.put_exchange(ExchangePut(name, exchange, type, internal=internal))
 
@@ -105,6 +110,42 @@ class Vhost:
 
     def destination(self, kind: str, name: str) -> ExchangePut | QueuePut | None:
         return self.queues.get(name) if kind == "queue" else self.exchanges.get(name)
+
+    # -- stream exchanges
+
+    def shard_queues(self, exchange: str) -> tuple[str, ...]:
+        """The shard queues of a stream exchange by index, draining ones too; of another exchange, or none, nothing."""
+        return self._in_order(exchange) if exchange in self.exchanges else ()
+
+    def parts(self, exchange: str) -> list[QueuePut]:
+        """The same queues; also those that outlived their exchange."""
+        return [self.queues[name] for name in self._in_order(exchange)]
+
+    def part_exchanges(self) -> list[str]:
+        """Those with shard queues, whether they exist or not."""
+        return list(self._parts)
+
+    def _in_order(self, exchange: str) -> tuple[str, ...]:
+        if exchange not in self._parts:
+            return ()
+        order = self._part_orders.get(exchange)
+        if order is None:
+            ranked = sorted((index, name) for name, index in self._parts[exchange].items())
+            order = self._part_orders[exchange] = tuple(name for _, name in ranked)
+        return order
+
+    def _put_part(self, put: QueuePut) -> None:
+        if put.part is not None:
+            self._parts.setdefault(put.part.exchange, {})[put.name] = put.part.index
+            self._part_orders.pop(put.part.exchange, None)
+
+    def _take_part(self, queue: QueuePut) -> None:
+        if queue.part is not None:
+            exchange = queue.part.exchange
+            del self._parts[exchange][queue.name]
+            if not self._parts[exchange]:
+                del self._parts[exchange]
+            self._part_orders.pop(exchange, None)
 
     # -- policies
 
@@ -150,13 +191,19 @@ class Vhost:
         self.table = self.table.without_exchange(name)
 
     def put_queue(self, put: QueuePut) -> None:
-        if put.name not in self.queues:
+        old = self.queues.get(put.name)
+        if old is None:
             self.table = self.table.with_queue(put.name)
+        else:
+            self._take_part(old)
         self.queues[put.name] = put
+        self._put_part(put)
 
     def delete_queue(self, name: str) -> None:
-        if self.queues.pop(name, None) is None:
+        gone = self.queues.pop(name, None)
+        if gone is None:
             return
+        self._take_part(gone)
         for key, binding in self._to.pop(("queue", name), {}).items():
             _take_out(self._from, binding.source, key)
         self.table = self.table.without_queue(name)

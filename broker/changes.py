@@ -88,8 +88,24 @@ class ExchangeDelete(Change, tag="exchange-", frozen=True):
     name: str
 
 
+ACTIVE, DRAINING, KEPT = "active", "draining", "kept"  # what a shard queue is to its exchange
+
+
+class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Which part of a stream exchange a queue is.
+
+    `state`: active (bound, with `key`), draining (unbound; goes when it is empty), kept (unbound; stays).
+    """
+
+    exchange: str
+    index: int
+    key: str = ""
+    state: str = ACTIVE
+
+
 class QueuePut(Change, tag="queue+", frozen=True):
-    """`owner`: "" or who holds it exclusively, as "door.incarnation.connection". `shard`: where it lives."""
+    """`owner`: "" or who holds it exclusively, as "door.incarnation.connection". `shard`: where it lives. `part`: of
+    shard queues alone."""
 
     vhost: str
     name: str
@@ -99,6 +115,7 @@ class QueuePut(Change, tag="queue+", frozen=True):
     auto_delete: bool = False
     owner: str = ""
     arguments: dict[str, Any] = {}
+    part: ShardOf | None = None
 
 
 class QueueDelete(Change, tag="queue-", frozen=True):

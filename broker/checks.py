@@ -8,6 +8,7 @@ those words. Who may do what is `Catalog.may`; this file only knows names, types
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -34,9 +35,19 @@ PRECONDITION_FAILED = 406
 COMMAND_INVALID = 503
 NOT_ALLOWED = 530
 
-QUEUE_TYPES: Final = frozenset(("classic", "quorum"))
+QUEUE_TYPES: Final = frozenset(("classic", "quorum", "stream"))
+# Of the arguments a queue may have, those that only streams have, and those that streams have, too.
+ONLY_STREAMS: Final = frozenset(("x-max-age", "x-stream-max-segment-size-bytes", "x-stream-filter-size-bytes"))
+STREAMS_TOO: Final = frozenset((
+    "x-queue-type", "x-max-length", "x-max-length-bytes", "x-queue-leader-locator", "x-initial-cluster-size",
+))  # fmt: skip
+SEGMENT_BYTES_MAX: Final = 3_000_000_000
+MAX_AGE: Final = re.compile(r"[0-9]+[YMDhms]")
 # Those that make another exchange of it.
-EXCHANGE_ARGUMENTS: Final = ("alternate-exchange", "hash-header", "hash-property", "x-hash-on")
+EXCHANGE_ARGUMENTS: Final = (
+    "alternate-exchange", "hash-header", "hash-property", "x-hash-on", "x-algorithm", "x-shards", "x-super-stream",
+    "x-shard-arguments", "x-shard-routing-key", "x-shards-when-gone",
+)  # fmt: skip
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
 
@@ -199,11 +210,28 @@ def check_new_queue(vhost: str, name: str, arguments: dict[str, Any]) -> None:
 
 
 def check_queue_arguments(vhost: str, name: str, arguments: dict[str, Any]) -> None:
+    kind = arguments.get("x-queue-type", "classic")
     for key, value in arguments.items():
+        if (kind == "stream" and key in QUEUE_ARGUMENTS and key not in ONLY_STREAMS | STREAMS_TOO) or (
+            kind != "stream" and key in ONLY_STREAMS
+        ):
+            thing = named("queue", name, vhost)
+            raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {thing} of queue type rabbit_{kind}_queue")
         check = QUEUE_ARGUMENTS.get(key)
         wrong = check(value, arguments) if check else ""
         if wrong:
             raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('queue', name, vhost)}: {wrong}")
+
+
+def check_stream(
+    vhost: str, name: str, durable: bool, auto_delete: bool, exclusive: bool, arguments: dict[str, Any]
+) -> None:
+    """What a stream is, whatever its arguments."""
+    if arguments.get("x-queue-type") != "stream":
+        return
+    for wrong, word in ((auto_delete, "auto-delete"), (exclusive, "exclusive-owner"), (not durable, "non-durable")):
+        if wrong:
+            raise Refusal(PRECONDITION_FAILED, f"invalid property '{word}' for {named('queue', name, vhost)}")
 
 
 def _locked(queue: QueuePut) -> Refusal:
@@ -257,6 +285,15 @@ def _dead_letter_key(value: Any, arguments: dict[str, Any]) -> str:
     return wrong or ("" if "x-dead-letter-exchange" in arguments else "routing_key_but_no_dlx_defined")
 
 
+def _max_age(value: Any, arguments: dict[str, Any]) -> str:
+    return _string(value, arguments) or ("" if MAX_AGE.fullmatch(value) else "invalid_max_age")
+
+
+def _segment_bytes(value: Any, arguments: dict[str, Any]) -> str:
+    wrong = _positive(value, arguments)
+    return wrong or (f"{{max_value_exceeded,{value}}}" if value > SEGMENT_BYTES_MAX else "")
+
+
 def _boolean(value: Any, _: dict[str, Any]) -> str:
     return "" if isinstance(value, bool) else _unacceptable(value)
 
@@ -302,6 +339,9 @@ QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
     "x-single-active-consumer": _boolean,
     "x-delivery-limit": _integer,
     "x-consumer-timeout": _non_negative,
+    "x-max-age": _max_age,
+    "x-stream-max-segment-size-bytes": _segment_bytes,
+    "x-stream-filter-size-bytes": _non_negative,
     "x-queue-leader-locator": _string,
     "x-initial-cluster-size": _positive,
     "x-quorum-initial-group-size": _positive,

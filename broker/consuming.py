@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
 
-from broker import checks
+from broker import checks, reading
 from broker.amqp import ChannelException, ConnectionException, frames, properties
 from broker.counts import Counts
 from broker.shard_link import ShardLinks, ShardRefused
@@ -44,7 +44,8 @@ class Consumer:
 
     __slots__ = (
         "announced", "attached", "attaching", "auto_delete", "channel", "client", "exclusive", "granted", "no_ack",
-        "nowait", "number", "prefetch", "priority", "queue_id", "queue_name", "shard", "tag", "tag_bytes", "wants",
+        "nowait", "number", "prefetch", "priority", "queue_id", "queue_name", "reading", "shard", "tag", "tag_bytes",
+        "wants",
     )  # fmt: skip
 
     def __init__(self, client: Client, channel: Channel, number: int, tag: str) -> None:
@@ -67,6 +68,7 @@ class Consumer:
         self.exclusive = False
         self.priority = 0
         self.prefetch = 0
+        self.reading: reading.Reading | None = None  # of a stream
 
 
 class Run(NamedTuple):
@@ -146,6 +148,11 @@ class Unacked:
         """Who has deliveries here."""
         return {run.consumer for run in self._runs}
 
+    def first_number(self, consumer: Consumer, epoch: int) -> int | None:
+        """Of the first delivery it has not settled."""
+        own = (run.first_number for run in self._runs if run.consumer is consumer and run.epoch == epoch)
+        return min(own, default=None)
+
     def put_back(self, run: Run) -> None:
         """What a rolled back transaction had taken."""
         at = bisect_right(self._firsts, run.first_tag)
@@ -199,10 +206,12 @@ class Consuming:
         consumer.no_ack, consumer.exclusive = bool(method.no_ack), bool(method.exclusive)
         consumer.priority = _priority(method.arguments or {}, queue.name, client.vhost)
         consumer.prefetch = 0 if consumer.no_ack else channel.prefetch
+        if reading.is_stream(queue.arguments):
+            consumer.reading = _reading(consumer, method.arguments or {})
         channel.consumers[tag] = consumer
         self.consumers[consumer.number] = consumer
         try:
-            await self._attach(consumer, resumed=False)
+            self._attached(consumer, await self._attach(consumer, resumed=False))
         except ShardRefused as refused:
             self._forget(consumer)
             raise _refusal(refused, queue.name, client.vhost) from None
@@ -228,13 +237,19 @@ class Consuming:
             if not consumer.nowait:
                 consumer.client.send(consumer.channel.number, commands.Basic.ConsumeOk(consumer.tag))
 
+    @staticmethod
+    def _attached(consumer: Consumer, answer: wire.Control) -> None:
+        if consumer.reading is not None and isinstance(answer, wire.AttachedAt):
+            consumer.reading.begins(answer.offset)
+
     def _attach(self, consumer: Consumer, resumed: bool, leaving: bool = False) -> asyncio.Future[wire.Control]:
         """`leaving`: it gets no message."""
         # Without acks too: its deliveries do not count, but wait for room.
-        limited = leaving or consumer.channel.limit > 0
+        limited = leaving or (consumer.channel.limit > 0 and consumer.reading is None)
+        kind = wire.Attach if (read := _read_from(consumer, resumed)) is None else partial(wire.AttachReader, read=read)
 
         def make(request: int) -> wire.Attach:
-            return wire.Attach(
+            return kind(
                 request=request,
                 queue=consumer.queue_id,
                 consumer=consumer.number,
@@ -320,6 +335,8 @@ class Consuming:
 
     async def _get(self, client: Client, channel: Channel, method: commands.Basic.Get) -> None:
         queue = client.readable_queue(channel, method.queue, GET)
+        if reading.is_stream(queue.arguments):
+            raise _refused(reading.no_get(client.vhost, queue.name), GET)
         getter = self._getter(client, channel, queue.shard)
         no_ack = bool(method.no_ack)
 
@@ -374,6 +391,9 @@ class Consuming:
         if not consumer.announced:
             self._announce(consumer)
         channel, client = consumer.channel, consumer.client
+        size = len(blob)
+        if consumer.reading is not None:
+            blob = self._numbered(consumer, first_number, count, blob)
         tag = channel.next_tag
         channel.next_tag += count
         if consumer.no_ack:
@@ -393,7 +413,16 @@ class Consuming:
             redelivered,
             client.frame_bytes_max,
         )
-        client.write_delivery(data, shard, len(blob))
+        client.write_delivery(data, shard, size)
+
+    def _numbered(self, consumer: Consumer, first_number: int, count: int, blob: memoryview) -> memoryview:
+        """Messages of a stream, with their offsets in a header."""
+        assert consumer.reading is not None
+        epoch = self.links.links[consumer.shard].epoch
+        if consumer.reading.crowded:
+            first = consumer.channel.unacked.first_number(consumer, epoch)
+            consumer.reading.forget_before(first_number if first is None else first)
+        return memoryview(consumer.reading.take(first_number, count, blob, epoch))
 
     def cancelled(self, number: int) -> None:
         """The queue is gone."""
@@ -423,7 +452,9 @@ class Consuming:
 
     def _resumed(self, number: int, answer: asyncio.Future[wire.Control]) -> None:
         """Attached again after a restart, unless the queue went meanwhile, which its new shard does not know of."""
-        if not answer.cancelled() and (error := answer.exception()) is not None:
+        if answer.cancelled():
+            return
+        if (error := answer.exception()) is not None:
             log.info("a consumer was not attached again: %s", error)
             self.cancelled(number)
 
@@ -454,6 +485,8 @@ class Consuming:
         for run in runs:
             last = run.first_number + run.last_tag - run.first_tag
             self.links.settle(run.consumer.shard, run.epoch, run.consumer.number, kind, run.first_number, last)
+            if kind == wire.REQUEUE and run.consumer.reading is not None and run.epoch == run.consumer.reading.epoch:
+                run.consumer.reading.give_back(run.first_number, last)
             if run.consumer.tag:  # what basic.get took does not count
                 run.consumer.channel.outstanding -= run.last_tag - run.first_tag + 1
         if runs and (channel := runs[0].consumer.channel).limit:
@@ -471,6 +504,8 @@ class Consuming:
         if bool(was) != bool(limit):
             channel.granted = 0
             for consumer in channel.consumers.values():
+                if consumer.reading is not None:
+                    continue  # streams have no part in it
                 consumer.granted = 0
                 consumer.wants = False
                 self.links.tell(consumer.shard, wire.Tune(consumer.number, consumer.prefetch, limit > 0))
@@ -514,6 +549,32 @@ def _is_attached(consumer: Consumer) -> bool:
     answer = consumer.attaching
     answered = answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None
     return consumer.attached or answered
+
+
+def _reading(consumer: Consumer, arguments: Mapping[str, object]) -> reading.Reading:
+    """Raises what the consumer of a stream did wrong."""
+    channel, vhost = consumer.channel, consumer.client.vhost
+    try:
+        reading.check_consume(
+            vhost, consumer.queue_name, consumer.no_ack, consumer.exclusive, consumer.prefetch, channel.limit
+        )
+        return reading.Reading(reading.read_from(arguments, consumer.tag))
+    except checks.Refusal as refusal:
+        raise _refused(refusal, CONSUME) from None
+
+
+def _refused(refusal: checks.Refusal, method: tuple[int, int]) -> ChannelException | ConnectionException:
+    kind = ConnectionException if refusal.code == reading.NOT_IMPLEMENTED else ChannelException
+    return kind(refusal.code, refusal.text, *method)
+
+
+def _read_from(consumer: Consumer, resumed: bool) -> wire.ReadFrom | None:
+    """None: its queue is no stream."""
+    if consumer.reading is None:
+        return None
+    if not resumed:
+        return consumer.reading.asked
+    return consumer.reading.resume(consumer.channel.unacked.first_number(consumer, consumer.reading.epoch))
 
 
 def _priority(arguments: Mapping[str, object], queue: str, vhost: str) -> int:

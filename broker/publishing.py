@@ -48,7 +48,7 @@ COMMIT_BYTES = 8 << 20
 # What a message held by a transaction takes beside its bytes.
 HELD_MESSAGE_BYTES = 1024
 
-SPREAD = {"rendezvous": packer.RENDEZVOUS, "modulus": packer.MODULUS, "chance": packer.CHANCE}
+SPREAD = {"rendezvous": packer.RENDEZVOUS, "jump": packer.JUMP, "modulus": packer.MODULUS, "chance": packer.CHANCE}
 
 _CHANNEL_OF = struct.Struct("<6xH")
 _LINE = struct.Struct("<IH")

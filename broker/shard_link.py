@@ -1,8 +1,9 @@
 """The front door's links to the shards: batches out, deliveries and confirms in, credit both ways, restarts noticed.
 
 Carries only: what a message means is said in publishing.py and consuming.py. One PULL socket takes in what all shards
-send, one PUSH per shard sends; both never block. What is packed during one pass of the event loop leaves at its end, as
-one PUBLISH, one SETTLE and one CREDIT per shard at the most.
+send, one PUSH per shard sends; both never block; a lane (lane.py) to each process of a shard is the short way. What is
+packed during one pass of the event loop leaves at its end, as one PUBLISH, one SETTLE and one CREDIT per shard at the
+most.
 
 A shard's end shows as the end of its connection: what it had not confirmed is reported lost at once. Publishes then
 wait in the packer, and their clients are not read (credit); whoever wants a confirm waits AWAY_S_MAX at the most. The
@@ -24,6 +25,7 @@ from broker.changes import QueuePut
 from broker.config import BrokerConfig
 from shardd.wire import codec, envelope, packer
 from shardd.wire import messages as wire
+from shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
 
 log = logging.getLogger("broker.shard_link")
 
@@ -81,6 +83,7 @@ class ShardLink:
     def __init__(self, shard: int, socket: zmq.Socket[bytes]) -> None:
         self.shard = shard
         self.socket = socket
+        self.lane: Lane | None = None
         self.epoch = 0  # 0: never there
         self.away_since: float | None = None  # loop time
         self.nacking = False  # it has been away for too long
@@ -93,6 +96,15 @@ class ShardLink:
         self.settles: list[tuple[int, int, int, int]] = []
         self.credits: dict[int, int] = {}
         self.credit_due = False
+
+    def send(self, message: bytes) -> None:
+        if self.lane is not None:
+            self.lane.send(message)
+        else:
+            self.send_far(message)
+
+    def send_far(self, message: bytes) -> None:
+        self.socket.send(message, AT_ONCE)
 
     @property
     def up(self) -> bool:
@@ -164,6 +176,7 @@ class ShardLinks:
             self._loop.remove_reader(self._inbox.fileno())
         self.flush()
         for link in self.links:
+            self._close_lane(link)
             self._watch_no_more(link)
             link.socket.close()
         self._inbox.close(0)
@@ -198,14 +211,14 @@ class ShardLinks:
         """A control message, behind everything packed before it."""
         link = self.links[shard]
         self._flush_link(link)
-        self._send_control(link, what)
+        link.send(self._control(link, what))
 
     def _join(self, link: ShardLink) -> None:
-        self._send_control(link, wire.Join(self._endpoint))
+        """Always the long way: the process there may be another by now."""
+        link.send_far(self._control(link, wire.Join(self._endpoint)))
 
-    def _send_control(self, link: ShardLink, what: wire.Message) -> None:
-        message = envelope.control(self.peer, self.incarnation, link.epoch, link.shard, what)  # type: ignore[arg-type] # a member of the union
-        link.socket.send(message, AT_ONCE)
+    def _control(self, link: ShardLink, what: wire.Message) -> bytes:
+        return envelope.control(self.peer, self.incarnation, link.epoch, link.shard, what)  # type: ignore[arg-type] # a member of the union
 
     def ask(self, shard: int, make: Callable[[int], wire.Message]) -> asyncio.Future[wire.Control]:
         """`make(request)` is the message; the future gives the answer or raises ShardRefused. It outlives a restart."""
@@ -278,7 +291,7 @@ class ShardLinks:
             return
         who = (self.peer, self.incarnation, link.epoch, link.shard)
         if link.settles:
-            link.socket.send(envelope.settles(*who, link.settles), AT_ONCE)
+            link.send(envelope.settles(*who, link.settles))
             link.settles.clear()
         wanted = bool(link.gathering)
         message = self.packer.take(link.shard, self.peer, self.incarnation, link.epoch, link.batch + 1, wanted)
@@ -287,7 +300,7 @@ class ShardLinks:
             link.gathering = []
         if link.credit_due:
             link.credit_due = False
-            link.socket.send(envelope.credit(*who, link.credits.items()), AT_ONCE)
+            link.send(envelope.credit(*who, link.credits.items()))
             link.credits.clear()
 
     @staticmethod
@@ -296,7 +309,7 @@ class ShardLinks:
         link.in_flight += len(message)
         if waiting:
             link.sent.append((link.batch, waiting))
-        link.socket.send(message, AT_ONCE)
+        link.send(message)
 
     def use_vhost(self, vhost: str) -> None:
         """What is packed next belongs to `vhost`: a batch goes to one store, so another vhost's leaves before."""
@@ -349,27 +362,81 @@ class ShardLinks:
     def _receive_some(self) -> None:
         inbox = self._inbox
         for _ in range(RECEIVE_BURST):
-            try:
-                message = inbox.recv(AT_ONCE)
-            except zmq.Again:
-                return
-            try:
-                self._take(message)
-            except Exception:  # one bad message must not make this process deaf to all shards
-                log.exception("a message of a shard cannot be handled")
-            # Cheaper than to be told by an exception.
+            # Cheaper to ask than to be told by an exception.
             if not inbox.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # this option is an int
                 return
+            self._take_far(inbox.recv(AT_ONCE))
         assert self._loop is not None
         self._loop.call_soon(self._receive)
 
-    def _take(self, message: bytes) -> None:
-        head = envelope.read(message)
-        if head.incarnation != self.incarnation:
+    def _take_far(self, message: bytes) -> None:
+        """Through ZeroMQ: behind what came through the ring."""
+        try:
+            head = envelope.read(message)
+            if head.incarnation != self.incarnation:
+                return
+            link = self.links[head.shard]
+            if link.lane is not None and head.epoch == link.epoch:
+                self._take_all(link, link.lane.came_far(head.kind))
+                if head.kind == wire.LANE:
+                    self._hear(link, link.lane)
+        except Exception:  # one bad message must not make this process deaf to all shards
+            log.exception("a message of a shard cannot be handled")
             return
-        link = self.links[head.shard]
-        if head.kind == wire.CONTROL or head.epoch == link.epoch:
-            self._handlers[head.kind](link, message)
+        if head.kind != wire.LANE:
+            self._take(link, head, message)
+
+    def _take_all(self, link: ShardLink, messages: list[bytes]) -> None:
+        for message in messages:
+            self._take(link, envelope.read(message), message)
+
+    def _take(self, link: ShardLink, head: envelope.Header, message: bytes) -> None:
+        try:
+            if head.kind == wire.CONTROL or head.epoch == link.epoch:
+                self._handlers[head.kind](link, message)
+        except Exception:
+            log.exception("a message of a shard cannot be handled")
+
+    # -- lanes -----------------------------------------------------------------------------------------------
+
+    def _open_lane(self, link: ShardLink) -> None:
+        """To the process that just said Hello."""
+        assert self._loop is not None
+        what = Offer(self.peer, self.incarnation, link.epoch, self._endpoint)
+        try:
+            link.lane = offer(self._runtime_dir, link.shard, what, link.send_far)
+        except NoLane as error:
+            log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
+            return
+        self._loop.add_reader(link.lane.fd, self._heard, link, link.lane)
+
+    def _close_lane(self, link: ShardLink) -> None:
+        if link.lane is not None:
+            lane, link.lane = link.lane, None
+            if self._loop is not None:
+                self._loop.remove_reader(lane.fd)
+            lane.close()
+
+    def _heard(self, link: ShardLink, lane: Lane) -> None:
+        """The bell. At the end of the other process what it has said is taken before the link is told."""
+        alive = lane.hear()
+        self._hear(link, lane)
+        if not alive and link.lane is lane:
+            self._take_all(link, lane.take(ALL))
+            self._close_lane(link)
+
+    def _hear(self, link: ShardLink, lane: Lane) -> None:
+        """Take some of what the ring holds, come back for the rest."""
+        if link.lane is not lane:
+            return
+        self.events.receiving()
+        try:
+            self._take_all(link, lane.take(RECEIVE_BURST))
+        finally:
+            if not lane.sleep():
+                assert self._loop is not None
+                self._loop.call_soon(self._hear, link, lane)
+            self.events.received()
 
     def _on_deliver(self, link: ShardLink, message: bytes) -> None:
         for section in codec.read_deliveries(message):
@@ -421,6 +488,8 @@ class ShardLinks:
         link.settles.clear()
         link.credits.clear()
         self._join(link)
+        self._close_lane(link)
+        self._open_lane(link)
         if not first_time:
             log.warning("shard %d is back (pid %d)%s", link.shard, hello.pid, _nacked(lost))
         aside, link.aside = link.aside, []
@@ -472,7 +541,7 @@ class ShardLinks:
             if unwanted or (isinstance(what, wire.Attach) and what.resumed):
                 del self._requests[request]
             else:
-                self._send_control(link, what)
+                link.send(self._control(link, what))
 
     def tick(self) -> None:
         """Say Join again: a shard that restarted does not know where its front doors are."""

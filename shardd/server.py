@@ -1,8 +1,8 @@
-"""ZeroMQ, the clock, the sync thread: the only file of a shard that waits.
+"""ZeroMQ, the lanes, the clock, the sync thread: the only file of a shard that waits.
 
-One turn: take in what has arrived (up to RECEIVE_BURST messages), begin a sync if somebody waits for one, send what
-the shard has to say. With nothing to do the process sleeps in poll until a message, the end of a sync, a signal, the
-end of the supervisor, or the next timer.
+One turn: take in what has arrived (up to RECEIVE_BURST messages of each front door), begin a sync if somebody waits for
+one, send what the shard has to say. With nothing to do the process sleeps in poll until a message, the end of a sync, a
+signal, the end of the supervisor, or the next timer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import resource
 import secrets
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -28,11 +29,14 @@ from shardd.config import ShardConfig
 from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
 from shardd.shard import Shard
-from shardd.store import DiskFull, SegmentStore, StoreError
+from shardd.store import DiskFull, SegmentStore, StoreError, StreamCache
 from shardd.store.files import OsFiles
+from shardd.store.queue_log import QueueLog
+from shardd.store.stream_segment import SEGMENT_BYTES_MIN
 from shardd.upkeep import Step
 from shardd.wire import envelope
 from shardd.wire import messages as wire
+from shardd.wire.lane import ALL, Lane, NoLane, accept, listen
 from shardd.wire.memory import give_back, keep_warm
 from supervisor import notify
 
@@ -69,6 +73,7 @@ DAMAGE_WORDS = {
     "header": (logging.ERROR, "no readable header, messages in it are lost. Kept beside it as lost.{}"),
 }
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
+STREAM_DIRECTORY = re.compile(r"stream\.([0-9]+)")  # within it: by the id of its queue, which is never used again
 
 
 class Job(Protocol):
@@ -112,6 +117,7 @@ class Stores:
         self._directory = directory
         self._config = config
         self._files = WatchedFiles(OsFiles(), calls)
+        self._streams = StreamCache(self._files)
         self._next_progress = 0.0
 
     def _path(self, vhost: str) -> str:
@@ -132,6 +138,7 @@ class Stores:
         if not os.path.isdir(path):
             return
         try:
+            self._remove_streams(path, ())
             self._store(path).delete_all()
             if not os.path.isdir(path):
                 log.info("removed %s, of a vhost that is gone", path)
@@ -145,7 +152,31 @@ class Stores:
             if VHOST_DIRECTORY.fullmatch(name) and path not in wanted:
                 self._remove(path)
 
+    def _log(self, path: str, segment_bytes: int) -> QueueLog:
+        durable = self._config.durability == "fsync"
+        return QueueLog(path, files=self._files, segment_bytes=segment_bytes, sync=durable, cache=self._streams)
+
+    def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
+        notify.watchdog()
+        opened = self._log(f"{self._path(vhost)}/stream.{queue_id}", segment_bytes)
+        opened.recover()
+        self._tell_damage(vhost, opened)
+        return opened
+
+    def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
+        self._remove_streams(self._path(vhost), queue_ids)
+
+    def _remove_streams(self, path: str, but: Collection[int]) -> None:
+        for name in os.listdir(path) if os.path.isdir(path) else ():
+            found = STREAM_DIRECTORY.fullmatch(name)
+            if found is not None and int(found[1]) not in but:
+                self._log(f"{path}/{name}", SEGMENT_BYTES_MIN).delete_all()
+                log.info("removed %s/%s, of a stream that is gone", path, name)
+
     def recovered(self, vhost: str, store: SegmentStore) -> None:
+        self._tell_damage(vhost, store)
+
+    def _tell_damage(self, vhost: str, store: SegmentStore | QueueLog) -> None:
         """What was found broken, in words: the file, where, how much, and what became of it."""
         for one in store.damage[:DAMAGE_LOGGED_MAX]:
             level, became = DAMAGE_WORDS[one.what]
@@ -176,6 +207,11 @@ class Server:
         self._context = zmq.Context()
         self._inbox = self._socket(zmq.PULL)
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
+        self._listener: socket.socket | None = None  # for offers of lanes
+        self._lanes: dict[str, Lane] = {}  # by the endpoint of their front door
+        self._lanes_of: dict[tuple[int, int], Lane] = {}  # by its number and incarnation
+        self._heard: dict[int, Lane] = {}  # by the descriptor of their bell
+        self._poll = select.poll()
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
         self._draining = False
         self._syncing = False
@@ -198,13 +234,13 @@ class Server:
         )
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        made: zmq.Socket[bytes] = self._context.socket(kind)
         # Bounded by credit, not by count.
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        return socket
+        made.setsockopt(zmq.SNDHWM, 0)
+        made.setsockopt(zmq.RCVHWM, 0)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        return made
 
     # -- run -------------------------------------------------------------------------------------------
 
@@ -213,10 +249,11 @@ class Server:
         keep_warm()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         os.makedirs(self._directory, exist_ok=True)
+        self._listener = self._listen_for_lanes()
         self._inbox.bind(f"ipc://{self.config.runtime_dir}/shard-{self.config.shard}.sock")
         self._stall.start()
         wake = self._on_signals()
-        self._watched = self._watch(wake)
+        self._watch(wake)
         self._send_all([self.shard.greet(self._controller)])
         status = 1
         try:
@@ -254,25 +291,28 @@ class Server:
     def _on_stop(self, number: int, frame: object) -> None:
         self._draining = True
 
-    def _watch(self, wake: int) -> list[tuple[zmq.Socket[bytes] | int, int]]:
+    def _listen_for_lanes(self) -> socket.socket | None:
+        try:
+            return listen(self.config.runtime_dir, self.config.shard)
+        except OSError as error:
+            log.warning("no lanes, all goes through ZeroMQ: %s", error)
+            return None
+
+    def _watch(self, wake: int) -> None:
         """What a turn waits for."""
         self._lifeline = notify.lifeline_fd()
-        fds = [fd for fd in (self._syncer.fd, self._reclaimer.fd, wake, self._lifeline) if fd is not None]
-        return [(self._inbox, READABLE), *((fd, READABLE) for fd in fds)]
+        listener = self._listener.fileno() if self._listener is not None else None
+        inbox = self._inbox.fileno()
+        for fd in (inbox, listener, self._syncer.fd, self._reclaimer.fd, wake, self._lifeline):
+            if fd is not None:
+                self._poll.register(fd, select.POLLIN)
 
     def _turn(self, wake: int) -> None:
-        events: dict[object, int] = dict(zmq.zmq_poll(self._watched, self._wait_ms()))
-        if wake in events:
-            os.read(wake, 4096)
-        if self._lifeline is not None and self._lifeline in events:
-            log.warning("the supervisor is gone")
-            self._draining = True
+        events = self._wait()
         now = _now()
-        if self._syncer.fd in events:
-            self._end_sync()
-        if self._reclaimer.fd in events:
-            self._end_reclaim(now)
-        taken = self._receive(now) if self._inbox in events else 0
+        if events:
+            self._look_at(events, wake, now)
+        taken = self._receive(now)
         if now >= self._next_tick:
             self._tick(now)
         if now >= self.shard.upkeep.due:
@@ -285,6 +325,34 @@ class Server:
             self._begin_sync()
             self._send_all(self.shard.turn_end(now))
 
+    def _wait(self) -> list[tuple[int, int]]:
+        """The descriptor of the inbox tells of changes only: what is there already does not wake it."""
+        wait_ms = self._wait_ms()
+        if wait_ms and (self._inbox_speaks() or not all(lane.sleep() for lane in self._heard.values())):
+            wait_ms = 0
+        return self._poll.poll(wait_ms)
+
+    def _inbox_speaks(self) -> bool:
+        return bool(self._inbox.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # this option is an int
+
+    def _look_at(self, events: list[tuple[int, int]], wake: int, now: int) -> None:
+        for fd, _ in events:
+            lane = self._heard.get(fd)
+            if lane is not None:
+                if not lane.hear():
+                    self._lose_lane(lane, now)
+            elif fd == self._syncer.fd:
+                self._end_sync()
+            elif fd == self._reclaimer.fd:
+                self._end_reclaim(now)
+            elif fd == wake:
+                os.read(wake, 4096)
+            elif fd == self._lifeline:
+                log.warning("the supervisor is gone")
+                self._draining = True
+            elif self._listener is not None and fd == self._listener.fileno():
+                self._accept_lanes()
+
     def _wait_ms(self) -> int:
         if self.shard.has_work:
             return 0
@@ -296,28 +364,85 @@ class Server:
 
     def _receive(self, now: int, most: int = RECEIVE_BURST) -> int:
         """How many messages were taken in."""
+        taken = 0
+        for lane in list(self._heard.values()):
+            taken += self._receive_near(lane, now, most)
         inbox = self._inbox
-        for taken in range(most):
-            try:
-                message = inbox.recv(AT_ONCE)
-            except zmq.Again:
-                return taken
+        # Cheaper to ask than to be told by an exception.
+        for _ in range(most):
+            if not self._inbox_speaks():
+                break
+            self._receive_far(inbox.recv(AT_ONCE), now)
+            taken += 1
+        return taken
+
+    def _receive_far(self, message: bytes, now: int) -> None:
+        """Through ZeroMQ: behind what came through the ring."""
+        try:
+            head = envelope.read(message)
+            lane = self._lanes_of.get((head.peer, head.incarnation))
+            if lane is not None:
+                for before in lane.came_far(head.kind):
+                    self.shard.receive(before, now)
+            if head.kind != wire.LANE:
+                self.shard.receive(message, now)
+        except envelope.WireError as error:
+            log.error("a message was dropped: %s", error)
+
+    def _receive_near(self, lane: Lane, now: int, most: int) -> int:
+        messages = lane.take(most)
+        for message in messages:
             try:
                 self.shard.receive(message, now)
             except envelope.WireError as error:
                 log.error("a message was dropped: %s", error)
-            # Cheaper than to be told by an exception.
-            if not inbox.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # this option is an int
-                return taken + 1
-        return most
+        return len(messages)
+
+    # -- lanes -----------------------------------------------------------------------------------------
+
+    def _accept_lanes(self) -> None:
+        assert self._listener is not None
+        while True:
+            try:
+                offered = accept(self._listener)
+            except NoLane as error:
+                log.warning("a lane was not made: %s", error)
+                continue
+            if offered is None:
+                return
+            offer, bell, memory = offered
+            if offer.epoch != self.shard.epoch:
+                bell.close()
+                continue
+            who = (offer.peer, offer.incarnation, offer.epoch, self.shard.number)
+            lane = Lane(bell, memory, who, self._outbox(offer.endpoint).send, at_shard=True)
+            self._lanes[offer.endpoint] = self._lanes_of[offer.peer, offer.incarnation] = self._heard[lane.fd] = lane
+            self._poll.register(lane.fd, select.POLLIN)
+
+    def _lose_lane(self, lane: Lane, now: int) -> None:
+        """Its front door is gone: what it said still counts."""
+        self._receive_near(lane, now, ALL)
+        self._poll.unregister(lane.fd)
+        del self._heard[lane.fd]
+        for lanes in (self._lanes, self._lanes_of):
+            for key in [key for key, value in lanes.items() if value is lane]:
+                del lanes[key]  # type: ignore[arg-type] # each has keys of one kind
+        lane.close()
 
     def _send_all(self, outgoing: list[Outgoing]) -> None:
         for endpoint, message in outgoing:
-            socket = self._outboxes.get(endpoint)
-            if socket is None:
-                socket = self._outboxes[endpoint] = self._socket(zmq.PUSH)
-                socket.connect(endpoint)
-            socket.send(message, AT_ONCE)
+            lane = self._lanes.get(endpoint)
+            if lane is not None:
+                lane.send(message)
+            else:
+                self._outbox(endpoint).send(message, AT_ONCE)
+
+    def _outbox(self, endpoint: str) -> zmq.Socket[bytes]:
+        found = self._outboxes.get(endpoint)
+        if found is None:
+            found = self._outboxes[endpoint] = self._socket(zmq.PUSH)
+            found.connect(endpoint)
+        return found
 
     def _tick(self, now: int) -> None:
         """Each second: alive, room on the disk, sync what nobody waits for, let go of sockets of peers that left."""
@@ -325,7 +450,7 @@ class Server:
         notify.watchdog()
         self.shard.set_alarm(self._alarm())
         self.shard.want_sync()
-        in_use = {peer.endpoint for peer in self.shard.peers.values()} | {self._controller}
+        in_use = {peer.endpoint for peer in self.shard.peers.values()} | {self._controller} | self._lanes.keys()
         for endpoint in self._outboxes.keys() - in_use:
             self._outboxes.pop(endpoint).close()
 
@@ -361,11 +486,11 @@ class Server:
         are never changes."""
         notify.status(status)
         for peer in list(self.shard.peers.values()):
-            socket = self._socket(zmq.PUSH)
-            socket.connect(peer.endpoint)
+            outbox = self._socket(zmq.PUSH)
+            outbox.connect(peer.endpoint)
             who = (peer.number, peer.incarnation, self.shard.epoch, self.shard.number)
-            socket.send(envelope.control(*who, wire.Alarm(wire.DISK_STALLED)), zmq.NOBLOCK)
-            socket.close(LINGER_MS)
+            outbox.send(envelope.control(*who, wire.Alarm(wire.DISK_STALLED)), zmq.NOBLOCK)
+            outbox.close(LINGER_MS)
 
     def _tell_status(self) -> None:
         """The stall is over, or something else is to be said."""
@@ -440,8 +565,8 @@ class Server:
             log.error("not closed well: %r", trouble)
 
     def _leave(self) -> None:
-        for socket in self._outboxes.values():
-            socket.close(LINGER_MS)
+        for outbox in self._outboxes.values():
+            outbox.close(LINGER_MS)
         self._inbox.close(0)
         self._context.term()
 

@@ -20,8 +20,22 @@ from typing import Any, Protocol
 from shardd import stats
 from shardd.dead_letters import DeadLetters
 from shardd.peers import Held, Outgoing, Peer, refused_runs
-from shardd.queues import Arrival, Consumer, Counters, Getter, Kind, Queue, Roster, limits_of
+from shardd.queues import (
+    Arrival,
+    Consumer,
+    Counters,
+    Getter,
+    Kind,
+    Queue,
+    Reader,
+    Roster,
+    StreamQueue,
+    is_stream,
+    limits_of,
+)
 from shardd.queues import Store as QueueStore
+from shardd.streams import Home as StreamHome
+from shardd.streams import Streams
 from shardd.upkeep import Step, Upkeep
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
@@ -64,7 +78,7 @@ class Store(QueueStore, Protocol):
     def stats(self) -> Mapping[str, int]: ...
 
 
-class Home(Protocol):
+class Home(StreamHome, Protocol):
     """Where the stores of all vhosts lie."""
 
     def open(self, vhost: str) -> Store: ...
@@ -82,9 +96,9 @@ class Home(Protocol):
 
 
 class Sync:
-    """One sync of all stores that need it: `run` in any thread, then `Shard.sync_ended`."""
+    """One sync of all stores and streams that need it: `run` in any thread, then `Shard.sync_ended`."""
 
-    def __init__(self, jobs: list[tuple[Store, SyncJob]]) -> None:
+    def __init__(self, jobs: list[tuple[Store | StreamQueue, SyncJob]]) -> None:
         self.jobs = jobs
 
     def run(self) -> None:
@@ -110,6 +124,7 @@ class Shard:
         self._dropped: dict[str, Store] = {}  # with their vhost, but a job has them in hand
         self.upkeep = Upkeep()
         self.queues = Roster()
+        self.streams = Streams(home)
         self.peers: dict[int, Peer] = {}
         self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
         self.dead_letters = DeadLetters()
@@ -146,6 +161,7 @@ class Shard:
             m.Stats: self._on_stats,
             m.ListQueues: self._on_list_queues,
             m.Attach: self._on_attach,
+            m.AttachReader: self._on_attach_reader,
             m.Detach: self._on_detach,
             m.Release: self._on_release,
             m.Grant: self._on_grant,
@@ -177,17 +193,23 @@ class Shard:
         if not known:
             return  # all its queues were deleted meanwhile
         store: Store = known[0].store  # type: ignore[assignment] # queues were made with a Store of ours
+        streams = self.streams.among(known) if self.streams.queues else ()
+        arrivals: Sequence[Arrival] = ()
         try:
-            arrivals = store.append(publish.records, indexes=any(map(_may_refuse, known)))
+            if streams:
+                self.streams.append(streams, publish.records, alone=len(ids) == 1)
+            if len(streams) < len(known):
+                arrivals = store.append(publish.records, indexes=any(map(_may_refuse, known)))
+                self._dirty_stores.add(store)
         except self._no_room:
             self.refused_batches += 1
             held.refused = refused_runs(message, range(publish.messages), unnumbered=True)
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
             self.set_alarm(m.LOW_ON_DISK)
             return
-        self._dirty_stores.add(store)
-        if publish.needs_sync:
+        if publish.needs_sync or (streams and publish.wanted):
             held.sync = self._syncs_begun + 1
+        if publish.needs_sync or streams:  # a stream's readers wait for it, too
             self._sync_wanted = True
         refused: set[int] = set()
         for arrival in arrivals:
@@ -204,7 +226,7 @@ class Shard:
     def _catch_up(self, queue: Queue, now: int) -> None:
         """Whoever comes, goes or looks finds the queue as if each message had been handed out when it arrived, though
         several requests make one turn. The consumers' windows bound it."""
-        if queue in self._dirty:
+        if queue in self._dirty and queue.keeps_in_store:
             while queue.deliver(now, self, QUEUE_PASS_BYTES):
                 pass
 
@@ -213,7 +235,10 @@ class Shard:
             holder = peer.holders.get(number)
             if isinstance(holder, Consumer):
                 entries, size = holder.unacked.settle(first, last)
-                if entries:
+                if isinstance(holder, Reader):
+                    self.streams.settle(holder, kind, entries, size)
+                    self._dirty[holder.queue] = None
+                elif entries:
                     self._settle(holder.queue, kind, entries, size)
                 self._forget_if_done(peer, holder)
             elif holder is not None:
@@ -269,6 +294,7 @@ class Shard:
             if head.peer == m.CONTROLLER:
                 if not self.ready:  # it names all queues anew
                     self.queues, self._dirty, self.stores = Roster(), {}, {}
+                    self.streams.close()
                 self._greet(peer)
                 self._tell_closed()
                 return
@@ -327,6 +353,7 @@ class Shard:
         self._home.keep_only(self.stores.keys())
         for vhost, store in self.stores.items():
             self._recover(vhost, store, now)
+            self.streams.keep_only(vhost, store)
         self.ready = True
         for each in self.peers.values():
             self._greet(each)
@@ -356,6 +383,11 @@ class Shard:
 
     def _create(self, specs: Sequence[m.QueueSpec], now: int) -> None:
         for spec in specs:
+            if is_stream(spec.arguments):
+                stream = self.streams.put(spec, self._store(spec.vhost), now)
+                self.queues.adopt(stream)
+                self._dirty[stream] = None
+                continue
             kind = Kind(self._store(spec.vhost), limits_of(spec.arguments), spec.durable, spec.auto_delete)
             queue = self.queues.put(spec.id, kind, now)
             if queue is not None:
@@ -404,7 +436,9 @@ class Shard:
             self.dead_letters.have_come(queue)
         self.dead_letters.forget(queue)
         self._gone.add(queue.counters)
-        return queue.drop()
+        count = queue.drop()
+        self.streams.dropped(queue)
+        return count
 
     def _on_drop_vhost(self, peer: Peer, drop: m.DropVhost, now: int) -> None:
         """Its files go when no job has them in hand."""
@@ -434,7 +468,7 @@ class Shard:
 
     def _on_attach(self, peer: Peer, attach: m.Attach, now: int) -> None:
         queue = self.queues.get(attach.queue)
-        if queue is None or queue.closed:
+        if queue is None or queue.closed or isinstance(queue, StreamQueue):
             peer.tell(m.Refused(attach.request, 404, "gone"))
             return
         self._catch_up(queue, now)
@@ -461,6 +495,20 @@ class Shard:
             self._used.add(queue.id)
             self._tell_controller(m.Used(queue.id))
         peer.tell(m.Attached(attach.request))
+        self._dirty[queue] = None
+
+    def _on_attach_reader(self, peer: Peer, attach: m.AttachReader, now: int) -> None:
+        queue = self.queues.get(attach.queue)
+        if queue is None or queue.closed or not isinstance(queue, StreamQueue):
+            peer.tell(m.Refused(attach.request, 404, "gone"))
+            return
+        try:
+            reader = self.streams.attach(queue, peer, attach, now)
+        except ValueError as error:
+            peer.tell(m.Refused(attach.request, 406, str(error)))
+            return
+        peer.holders[attach.consumer] = reader
+        peer.tell(m.AttachedAt(attach.request, reader.offset))
         self._dirty[queue] = None
 
     def _on_detach(self, peer: Peer, detach: m.Detach, now: int) -> None:
@@ -547,6 +595,7 @@ class Shard:
             return
         self._catch_up(queue, now)
         peer.tell(m.Done(purge.request, queue.purge()))
+        self.streams.purged(queue)
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 
     def _on_departed(self, peer: Peer, departed: m.Departed, now: int) -> None:
@@ -660,7 +709,7 @@ class Shard:
 
     def want_sync(self) -> None:
         """Of what nobody waits for: persistent messages without confirms, acknowledgements."""
-        self._sync_wanted = self._sync_wanted or bool(self._dirty_stores)
+        self._sync_wanted = self._sync_wanted or bool(self._dirty_stores or self.streams.dirty)
 
     @property
     def wants_sync(self) -> bool:
@@ -671,13 +720,19 @@ class Shard:
         """To be run, if there is something to do and no other runs. May confirm by itself: call before turn_end."""
         if self._sync is not None or not self._sync_wanted:
             return None
-        jobs: list[tuple[Store, SyncJob]] = []
+        jobs: list[tuple[Store | StreamQueue, SyncJob]] = []
         try:
             for store in [store for store in self.stores.values() if store in self._dirty_stores]:
                 job = store.begin_sync()
                 self._dirty_stores.discard(store)
                 if job is not None:
                     jobs.append((store, job))
+            for stream in list(self.streams.dirty):
+                job = self.streams.begin_sync(stream)
+                if job is not None:
+                    jobs.append((stream, job))
+                else:
+                    self._dirty[stream] = None
         except self._no_room:
             # Confirms go on waiting for a sync of all stores; it is tried again with the next turn.
             self.set_alarm(m.LOW_ON_DISK)
@@ -696,6 +751,7 @@ class Shard:
         jobs, self._sync = self._sync.jobs, None
         for store, job in jobs:
             store.finish_sync(job)
+        self._dirty.update(dict.fromkeys(self.streams.sync_ended()))
         self._delete_dropped()
         self._syncs_ended = self._syncs_begun
 
@@ -713,8 +769,13 @@ class Shard:
         """Everything to disk, with what of it was handed out before."""
         for store in self.stores.values():
             store.close(
-                {queue.id: queue.live() for queue in self.queues.used() if queue.durable and queue.store is store}
+                {
+                    queue.id: queue.live()
+                    for queue in self.queues.used()
+                    if queue.durable and queue.store is store and queue.keeps_in_store
+                }
             )
+        self.streams.close()
 
     def abandon(self) -> list[Exception]:
         """Something broke: write what can be written, without the word that this was a clean stop; troubles met."""
@@ -724,7 +785,7 @@ class Shard:
                 store.close(None)
             except Exception as error:  # one store's trouble must not cost the others theirs
                 troubles.append(error)
-        return troubles
+        return troubles + self.streams.abandon()
 
     # -- numbers ---------------------------------------------------------------------------------------
 
@@ -744,7 +805,11 @@ class Shard:
             end = asked.passed + m.STATS_QUEUES_MAX
             wanted, rest = self._looked_over[asked.passed : end], max(0, len(self._looked_over) - end)
         queues, consumers = stats.of_queues(self.queues.used_among(wanted))
-        peer.tell(m.StatsReply(asked.request, queues, consumers, process, rest))
+        if not self.streams.queues:
+            peer.tell(m.StatsReply(asked.request, queues, consumers, process, rest))
+            return
+        streams, readers = self.streams.stats(wanted), self.streams.reader_stats(wanted)
+        peer.tell(m.StreamsReply(asked.request, queues, consumers, process, rest, streams, readers))
 
     def _on_list_queues(self, peer: Peer, asked: m.ListQueues, now: int) -> None:
         peer.tell(m.Queues(asked.request, self.queues.ids()))

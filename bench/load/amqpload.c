@@ -51,9 +51,9 @@ static bool delete_one(connection *c, bool exchange, const char *name) {
 
 static bool delete_all(connection *c) {
     char name[256];
-    bool done = true;
+    bool done = !opt.direct || delete_one(c, true, exchange_name());
     for (uint64_t i = 0; i < opt.queues && done; i++) queue_name(name, sizeof name, i), done = delete_one(c, false, name);
-    return opt.direct && done ? delete_one(c, true, exchange_name()) : done;
+    return done;
 }
 
 static bool declare_queue(connection *c, buffer *b, uint64_t i) {
@@ -75,16 +75,23 @@ static bool bind_key(connection *c, buffer *b, uint64_t k) {
     return call(c, b, QUEUE_BIND_OK, "queue.bind");
 }
 
+static bool declare_exchange(connection *c, buffer *b) {
+    begin_method(b, 1, EXCHANGE_DECLARE);
+    put16(b, 0), put_short(b, exchange_name()), put_short(b, opt.sharded ? "x-consistent-hash" : "direct");
+    put8(b, opt.durable ? 2 : 0);
+    if (opt.sharded) put32(b, 14), put_short(b, "x-shards"), put8(b, 'I'), put32(b, (uint32_t)opt.queues);
+    else put32(b, 0);
+    end_frame(b);
+    return call(c, b, EXCHANGE_DECLARE_OK, "exchange.declare");
+}
+
 /* What an earlier run left is deleted first: its messages and its arguments are not ours. */
 static bool declare_all(connection *c) {
     buffer b = {0};
     bool done = delete_all(c);
-    for (uint64_t i = 0; i < opt.queues && done; i++) done = declare_queue(c, &b, i);
-    if (opt.direct && done) {
-        begin_method(&b, 1, EXCHANGE_DECLARE);
-        put16(&b, 0), put_short(&b, exchange_name()), put_short(&b, "direct"), put8(&b, opt.durable ? 2 : 0), put32(&b, 0);
-        end_frame(&b);
-        done = call(c, &b, EXCHANGE_DECLARE_OK, "exchange.declare");
+    for (uint64_t i = 0; i < opt.queues && done && !opt.sharded; i++) done = declare_queue(c, &b, i);
+    if (opt.direct && done) done = declare_exchange(c, &b);
+    if (opt.direct && !opt.sharded) {
         uint64_t keys = opt.keys > opt.queues ? opt.keys : opt.queues; /* with --keys 1 producer p takes key p */
         for (uint64_t k = 0; k < keys && done; k++) done = bind_key(c, &b, k);
     }

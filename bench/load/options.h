@@ -14,7 +14,7 @@ typedef struct {
     uint64_t batch_messages, confirms, prefetch, ack_every, rate, messages, producers, consumers, queues, keys, consumer_queues, idle;
     double seconds, warmup;
     const char *prefix;
-    bool persistent, durable, direct, no_consume, stall, latency, check, json, marks, hold, keep;
+    bool persistent, durable, direct, sharded, no_consume, stall, latency, check, json, marks, hold, keep;
 } options;
 
 static options opt = {.body_bytes = 16, .batch_bytes = 65536, .producers = 1, .consumers = 1, .queues = 1, .keys = 1,
@@ -33,7 +33,11 @@ static inline void count(counter *c, uint64_t messages, uint64_t bytes) {
     atomic_store_explicit(&c->bytes, bytes, memory_order_relaxed);
 }
 
-static inline void queue_name(char *to, size_t room, uint64_t queue) { snprintf(to, room, "%s-%llu", opt.prefix, (unsigned long long)queue); }
+/* Of a stream exchange the broker names the queues. */
+static inline void queue_name(char *to, size_t room, uint64_t queue) {
+    const char *form = opt.sharded ? "sharding: %s - shardmq@localhost - %llu" : "%s-%llu";
+    snprintf(to, room, form, opt.prefix, (unsigned long long)queue);
+}
 static inline void routing_key(char *to, size_t room, uint64_t key) {
     if (opt.direct) snprintf(to, room, "key-%llu", (unsigned long long)key);
     else queue_name(to, room, key % opt.queues);
@@ -51,7 +55,8 @@ static const char usage[] =
     "  --persistent --durable   delivery_mode 2; durable queues and exchange\n"
     "  --rate MSGS_PER_S        all producers together, evenly paced (0: as fast as possible)\n"
     "  --producers P --consumers C --queues Q    (1 1 1) a connection and a thread each; queues PREFIX-<i>\n"
-    "  --exchange default|direct   direct: key-<k> is bound to queue k modulo Q\n"
+    "  --exchange default|direct|stream   direct: key-<k> is bound to queue k modulo Q\n"
+    "                           stream: the broker makes Q shard queues (x-shards) and spreads keys over them by hash\n"
     "  --keys K                 each message takes one of K keys by chance (1: producer p always queue p)\n"
     "  --consumer-queues N      queues of each consumer (all of them shared out)\n"
     "  --seconds S --warmup W   measure for S after W (5, 0.5)\n"
@@ -140,8 +145,9 @@ static inline void parse_options(int argc, char **argv, const char **scan_file, 
             case O_CONSUMERS: opt.consumers = number(optarg, PRODUCERS_MAX), load_given = true; break;
             case O_QUEUES: opt.queues = number(optarg, QUEUES_MAX); break;
             case O_EXCHANGE:
-                if (strcmp(optarg, "default") && strcmp(optarg, "direct")) bad_usage("--exchange is default or direct");
-                opt.direct = !strcmp(optarg, "direct");
+                opt.sharded = !strcmp(optarg, "stream");
+                opt.direct = opt.sharded || !strcmp(optarg, "direct");
+                if (!opt.direct && strcmp(optarg, "default")) bad_usage("--exchange is default, direct or stream");
                 break;
             case O_KEYS: opt.keys = number(optarg, 1 << 20); break;
             case O_CONSUMER_QUEUES: opt.consumer_queues = number(optarg, QUEUES_MAX); break;

@@ -12,6 +12,7 @@ from typing import Any, Final
 from broker.amqp.errors import ConnectionException
 from broker.amqp.frames import read_stored, split
 from broker.amqp.methods import decode_table, skip_value
+from broker.amqp.numbered import numbered
 from broker.amqp.spec import SYNTAX_ERROR
 
 # Name and kind, from bit 15 down.
@@ -121,6 +122,18 @@ def with_delivery_count(blob: bytes | memoryview, count: int, times: int) -> byt
         props = known[props]
         parts += (_STORED.pack(len(body), len(props)), names, props, body)
     return b"".join(parts)
+
+
+def with_offsets(blob: bytes | memoryview, offsets: bytes | memoryview, name: bytes) -> bytes:
+    """Stored messages back to back, each with the header `name`: its number of `offsets` (u64, little endian)."""
+    found = numbered(blob, offsets, name)
+    if found is not None:
+        return found
+    parts: list[bytes] = []
+    for names, props, body in split(blob, len(offsets) // 8):
+        cleaned = with_headers(props, _without_key(headers_inside(props), name))
+        parts += (_STORED.pack(len(body), len(cleaned)), names, cleaned, body)
+    return numbered(b"".join(parts), offsets, name, True) or b""
 
 
 def headers_inside(props: bytes) -> bytes:

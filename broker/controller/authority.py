@@ -18,7 +18,7 @@ import secrets
 from asyncio import Future
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from broker.catalog import Catalog, Vhost
 from broker.changes import (
@@ -39,7 +39,7 @@ from broker.changes import (
 from broker.checks import SERVER_NAMED_PREFIX, Refusal, no_queue
 from broker.control import Answer, AnyRequest, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller.access import hash_password
-from broker.controller.decisions import Decision, Decisions, OwnerGone, Removal
+from broker.controller.decisions import RESHAPING, Decision, Decisions, OwnerGone, Removal
 from broker.controller.definitions import Definitions
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
@@ -128,6 +128,13 @@ class _Asked:
         self.one_came()
 
 
+class _Creation(NamedTuple):
+    """A queue that a request makes."""
+
+    asked: _Asked
+    queue: QueuePut
+
+
 class Authority:
     def __init__(
         self,
@@ -142,7 +149,7 @@ class Authority:
         self._doors = doors
         self._shards = shards
         self._connections = connections
-        self._decisions = Decisions(catalog, definitions.new_queue_id, self.server_name, self._shard_for)
+        self._decisions = Decisions(catalog, definitions.new_queue_id, self.server_name, self._shard_for, shards.count)
         self._inbox: deque[_Asked] = deque()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -209,7 +216,7 @@ class Authority:
         """Decide each, change the catalog, start what the shards have to do at once."""
         changes: list[AnyChange] = []
         decided: list[_Asked] = []
-        to_create: dict[int, list[_Asked]] = {}
+        to_create: dict[int, list[_Creation]] = {}
         for asked in batch:
             if asked.owner in self._held:
                 self._held[asked.owner].append(asked)
@@ -223,24 +230,40 @@ class Authority:
                 continue
             before = self._policies(decision.policies_of)
             self.churn[type(asked.request)] += 1
-            for change in decision.changes:
-                self.churn[type(change)] += 1
-                self._definitions.add(change, self.catalog)
-                self.catalog.apply(change)
+            self._apply(decision.changes)
+            if not RESHAPING.isdisjoint(map(type, decision.changes)):
+                self._reshape(decision, before)
             changes.extend(decision.changes)
             if decision.policies_of:
                 self._apply_policies(asked, decision.policies_of, before)
             if decision.first is not None:
                 decided.pop()
                 self._ask_shard_first(asked, decision.first)
-            elif decision.create is not None:
-                to_create.setdefault(decision.create.shard, []).append(asked)
-                self._creating[decision.create.id] = None
+            elif decision.create:
+                for queue in decision.create:
+                    to_create.setdefault(queue.shard, []).append(_Creation(asked, queue))
+                    self._creating[queue.id] = None
             else:
                 self._wait_for_queue(asked, to_create)
-        for shard, askeds in to_create.items():
-            self._create(shard, askeds)
+        for shard, creations in to_create.items():
+            self._create(shard, creations)
         return changes, decided
+
+    def _apply(self, changes: list[AnyChange]) -> None:
+        for change in changes:
+            self.churn[type(change)] += 1
+            self._definitions.add(change, self.catalog)
+            self.catalog.apply(change)
+
+    def _reshape(self, decision: Decision, before: Policies) -> None:
+        """Stream exchanges follow what was decided, in the same step."""
+        more = self._decisions.reshape(decision.changes, before)
+        self._apply(more.changes)
+        decision.changes += more.changes
+        decision.create += more.create
+        decision.drop += more.drop
+        for note in (*decision.notes, *more.notes):
+            log.warning("%s", note)
 
     def _in_force(self, decided: list[_Asked]) -> None:
         """Every front door has applied a batch: what had to wait for that is done now."""
@@ -252,11 +275,11 @@ class Authority:
 
     # -- at the shards -------------------------------------------------------------------------------
 
-    def _create(self, shard: int, askeds: list[_Asked]) -> None:
+    def _create(self, shard: int, creations: list[_Creation]) -> None:
         """One message for all new queues of a batch on one shard."""
-        queues = [asked.decision.create for asked in askeds if asked.decision.create is not None]
+        queues = [creation.queue for creation in creations]
         done = self._shards.request(shard, lambda n: wire.CreateQueues(n, [self._spec(queue) for queue in queues]))
-        for asked, queue in zip(askeds, queues, strict=True):
+        for asked, queue in creations:
             self._creating[queue.id] = done
             asked.waits += 1
             done.add_done_callback(asked.shard_came)
@@ -284,7 +307,7 @@ class Authority:
                 specs = [self._spec(queue) for queue in queues[start : start + CHANGED_QUEUES_MAX]]
                 self._request(asked, shard, lambda n, specs=specs: wire.CreateQueues(n, specs))  # type: ignore[misc]
 
-    def _wait_for_queue(self, asked: _Asked, to_create: dict[int, list[_Asked]]) -> None:
+    def _wait_for_queue(self, asked: _Asked, to_create: dict[int, list[_Creation]]) -> None:
         """A declare of a queue that exists wants its counts; a bind only that it is there."""
         counted = asked.decision.count
         queue = counted or asked.decision.uses

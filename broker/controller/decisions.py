@@ -33,12 +33,16 @@ from broker.changes import (
 )
 from broker.checks import Refusal
 from broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
-from broker.controller import policies
-from broker.policies import COMPONENTS
+from broker.controller import policies, shard_sets
+from broker.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies
 
 # A queue or exchange with more bindings loses them one by one first: front doors take changes in slices, with messages
 # between them, but one change is one step, however much goes with it.
 BINDINGS_AT_ONCE_MAX = 500
+
+# Changes that stream exchanges may have to follow.
+RESHAPING: Final = frozenset((ExchangePut, ExchangeDelete, ParameterPut, ParameterDelete))
+SHARDING_COMPONENTS: Final = COMPONENTS | {policies.STREAM, policies.DEFINITION}
 
 NOT_FOUND = 404
 BAD_REQUEST = 400
@@ -69,7 +73,7 @@ class Decision:
 
     changes: list[AnyChange] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
-    create: QueuePut | None = None  # at its shard, at once
+    create: list[QueuePut] = field(default_factory=list)  # at their shards, at once
     count: QueuePut | None = None  # ask its shard for messages and consumers
     uses: QueuePut | None = None  # must exist at its shard before the answer
     first: QueuePut | None = None  # the shard decides whether it may go; then a Removal
@@ -78,10 +82,12 @@ class Decision:
     policies_of: str = ""  # the vhost whose policies change: queues with other effective arguments are told so
     close_vhost: str = ""
     close_user: str = ""
+    notes: list[str] = field(default_factory=list)  # for the log
 
 
 class Decisions:
-    """Each request to its decision. `new_queue_id`, `new_name`, `place` are what decides beside the catalog."""
+    """Each request to its decision. `new_queue_id`, `new_name`, `place` are what decides beside the catalog, and how
+    many `shards` there are."""
 
     def __init__(
         self,
@@ -89,11 +95,13 @@ class Decisions:
         new_queue_id: Callable[[], int],
         new_name: Callable[[], str],
         place: Callable[[str, str], int],
+        shards: int = 1,
     ) -> None:
         self._catalog = catalog
         self._new_queue_id = new_queue_id
         self._new_name = new_name
         self._place = place
+        self._shards = shards
 
     def decide(self, request: Any, owner: str) -> Decision:
         """Raises Refusal."""
@@ -110,16 +118,34 @@ class Decisions:
             return Decision()
         checks.check_new_exchange(ask.vhost, name, ask.type, ask.arguments)
         put = ExchangePut(ask.vhost, name, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
+        if ask.arguments:
+            self._check_shard_set(self._vhost(ask.vhost), put)
         return Decision([put])
+
+    def _check_shard_set(self, vhost: Vhost, put: ExchangePut) -> None:
+        """What its arguments ask for must be possible. What only a policy asks for is never the client's fault."""
+        shard_sets.check_arguments(vhost.name, put.name, put.arguments)
+        want = shard_sets.by_arguments(self._catalog, put, self._shards)
+        if want is None:
+            return
+        shard_sets.check_names(want, put.name)
+        new = sum(want.name(put.name, index) not in vhost.queues for index in range(want.number))
+        self._check_queue_limit(vhost, new)
 
     def _remove_exchange(self, ask: ExchangeRemove, owner: str) -> Decision:
         vhost = self._vhost(ask.vhost)
-        checks.check_exchange_delete(ask.vhost, ask.name, vhost.count_from(ask.name) > 0, ask.if_unused)
+        used = ask.if_unused and vhost.count_from(ask.name) > shard_sets.own_bindings(vhost, ask.name)
+        checks.check_exchange_delete(ask.vhost, ask.name, used, ask.if_unused)
         if ask.name not in vhost.exchanges:
             return Decision()
+        decision = Decision()
+        definition = vhost.policies_of(vhost.exchanges[ask.name]).definition
+        choice = shard_sets.when_gone(vhost.exchanges[ask.name].arguments, definition)
+        self._release(decision, vhost, ask.name, choice)
         lost = vhost.bindings_to("exchange", ask.name)
-        gone = unbound_first([*vhost.bindings_from(ask.name), *lost])
-        return Decision([*gone, ExchangeDelete(ask.vhost, ask.name), *unbound_exchanges(vhost, lost, {ask.name})])
+        decision.changes += unbound_first([*vhost.bindings_from(ask.name), *lost])
+        decision.changes += [ExchangeDelete(ask.vhost, ask.name), *unbound_exchanges(vhost, lost, {ask.name})]
+        return decision
 
     # -- bindings ------------------------------------------------------------------------------------
 
@@ -174,6 +200,7 @@ class Decisions:
         elif not is_reply_queue:
             checks.check_new_name("queue", name)
         checks.check_queue_arguments(ask.vhost, name, ask.arguments)
+        checks.check_stream(ask.vhost, name, ask.durable, ask.auto_delete, ask.exclusive, ask.arguments)
         if not is_reply_queue:
             self._check_queue_limit(vhost)
         put = QueuePut(
@@ -186,11 +213,11 @@ class Decisions:
             owner if ask.exclusive else "",
             ask.arguments,
         )
-        return Decision([put], result=_counted(name), create=put)
+        return Decision([put], result=_counted(name), create=[put])
 
-    def _check_queue_limit(self, vhost: Vhost) -> None:
+    def _check_queue_limit(self, vhost: Vhost, new: int = 1) -> None:
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
-        if most is not None and most <= len(vhost.queues):
+        if most is not None and new > 0 and most < len(vhost.queues) + new:
             raise Refusal(checks.PRECONDITION_FAILED, f"queue limit in vhost '{vhost.name}' ({most}) is reached")
 
     def _remove_queue(self, ask: QueueRemove, owner: str) -> Decision:
@@ -224,6 +251,56 @@ class Decisions:
             lost = [binding for name in names for binding in vhost.bindings_to("queue", name)]
             decision.changes.extend(unbound_exchanges(vhost, lost, set()))
         return decision
+
+    # -- stream exchanges ----------------------------------------------------------------------------
+
+    def reshape(self, changes: Iterable[AnyChange], before: Policies) -> Decision:
+        """What stream exchanges need after these changes, which are in the catalog already. `before`: the policies of
+        the vhost whose policies they change."""
+        decision = Decision()
+        for change in changes:
+            vhost = self._catalog.vhosts.get(getattr(change, "vhost", ""))
+            if vhost is None:
+                continue
+            match change:
+                case ExchangePut():
+                    self._reshape(decision, vhost, change.name, before)
+                case ExchangeDelete():
+                    self._release(decision, vhost, change.name, shard_sets.DRAIN)
+                case ParameterPut() | ParameterDelete() if change.component in SHARDING_COMPONENTS:
+                    for exchange in [*vhost.exchanges]:
+                        self._reshape(decision, vhost, exchange, before)
+        return decision
+
+    def restore(self) -> Decision:
+        """At the start: shard queues that are missing, and those whose exchange is none any more."""
+        decision = Decision()
+        for vhost in self._catalog.vhosts.values():
+            for exchange in dict.fromkeys([*vhost.exchanges, *vhost.part_exchanges()]):
+                self._reshape(decision, vhost, exchange, NO_POLICIES)
+        return decision
+
+    def _reshape(self, decision: Decision, vhost: Vhost, name: str, before: Policies) -> None:
+        exchange = vhost.exchanges.get(name)
+        want = shard_sets.wanted(self._catalog, vhost, exchange, self._shards) if exchange is not None else None
+        if exchange is None or want is None:
+            arguments = exchange.arguments if exchange is not None else {}
+            self._release(decision, vhost, name, shard_sets.when_gone(arguments, before.of(EXCHANGE, name).definition))
+            return
+        most = self._catalog.vhost_limit(vhost.name, "max-queues")
+        there = len(vhost.queues) + sum(put.vhost == vhost.name for put in decision.create)
+        room = want.number if most is None else max(0, most - there)
+        done = shard_sets.Reshaping(vhost, exchange, want, self._shards).run(self._new_queue_id, room)
+        decision.changes += done.changes
+        decision.create += done.created
+        decision.notes += done.notes
+
+    def _release(self, decision: Decision, vhost: Vhost, exchange: str, choice: str) -> None:
+        done = shard_sets.released(vhost, exchange, choice)
+        removal = self.remove(done.dropped)
+        decision.changes += done.changes + removal.changes
+        decision.drop += removal.drop
+        decision.notes += done.notes
 
     # -- vhosts, users, parameters ---------------------------------------------------------------------
 

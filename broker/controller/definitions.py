@@ -4,8 +4,10 @@
 
     header  8s magic | u32 format | u32 crc32 of the rest | u64 version | u32 last queue id | u8 n, boot id[n]
     record  u32 length of what follows the checksum | u32 crc32 of it
-            u64 version | u32 queue id | u16 shard | u8 flags (1 = durable)
-            u8 n, vhost[n] | u8 n, owner[n] | method frame
+            u64 version | u32 queue id | u16 shard | u8 flags (1 = durable, 2 = part of a stream exchange)
+            u8 n, vhost[n] | u8 n, owner[n]
+            of a part: u8 n, exchange[n] | u8 n, binding key[n] | u8 n, state[n] | u16 index
+            method frame
 
 What is not durable is logged too, without a sync: a controller that starts again in the same boot gets it back,
 another boot drops it. The log ends at its first broken record; what is cut off is kept beside it as
@@ -41,6 +43,7 @@ from broker.changes import (
     PermissionPut,
     QueueDelete,
     QueuePut,
+    ShardOf,
     TopicPermissionDelete,
     TopicPermissionPut,
     UserDelete,
@@ -61,12 +64,13 @@ RESTART_VERSION_GAP = 1 << 32
 JsonChange = VhostPut | UserPut | PermissionPut | TopicPermissionPut | ParameterPut
 
 LOG_NAME = "definitions.amqp"
-DURABLE = 1
+DURABLE, PART = 1, 2
 
 _HEADER: Final = struct.Struct("<8sII QI")
 _CHECKED_FROM = 16  # the header's checksum covers what follows it
 _RECORD: Final = struct.Struct("<II QIHB")
 _LENGTHS = 8
+_INDEX: Final = struct.Struct("<H")
 
 log = logging.getLogger(__name__)
 
@@ -283,10 +287,26 @@ def _encode_record(change: Definition, version: int, durable: bool, queue: Any) 
     owner = queue.owner.encode() if known else b""
     names = bytes((len(vhost),)) + vhost + bytes((len(owner),)) + owner
     id, shard = (queue.id, queue.shard) if known else (0, 0)
-    rest = names + encode_method(change)
+    part = change.part if isinstance(change, QueuePut) else None
+    rest = names + _encode_part(part) + encode_method(change)
     length = _RECORD.size - _LENGTHS + len(rest)
-    record = _RECORD.pack(length, 0, version, id, shard, DURABLE * durable)[_LENGTHS:] + rest
+    flags = DURABLE * durable | PART * (part is not None)
+    record = _RECORD.pack(length, 0, version, id, shard, flags)[_LENGTHS:] + rest
     return struct.pack("<II", length, zlib.crc32(record)) + record
+
+
+def _encode_part(part: ShardOf | None) -> bytes:
+    if part is None:
+        return b""
+    texts = [text.encode() for text in (part.exchange, part.key, part.state)]
+    return b"".join(bytes((len(text),)) + text for text in texts) + _INDEX.pack(part.index)
+
+
+def _part_at(data: bytes, at: int) -> tuple[ShardOf, int]:
+    exchange, at = _short_at(data, at)
+    key, at = _short_at(data, at)
+    state, at = _short_at(data, at)
+    return ShardOf(exchange, _INDEX.unpack_from(data, at)[0], key, state), at + _INDEX.size
 
 
 def _records(data: bytes, at: int) -> Iterator[tuple[int, int, int, int, AnyChange]]:
@@ -298,7 +318,10 @@ def _records(data: bytes, at: int) -> Iterator[tuple[int, int, int, int, AnyChan
             return
         vhost, after = _short_at(data, at + _RECORD.size)
         owner, after = _short_at(data, after)
-        yield end, version, flags, queue_id, decode_method(data[after:end], vhost, queue_id, shard, owner)
+        part = None
+        if flags & PART:
+            part, after = _part_at(data, after)
+        yield end, version, flags, queue_id, decode_method(data[after:end], vhost, queue_id, shard, owner, part)
         at = end
 
 

@@ -22,6 +22,7 @@ from broker.changes import (
     ExchangePut,
     QueueDelete,
     QueuePut,
+    ShardOf,
 )
 
 FRAME_METHOD = 1
@@ -43,7 +44,7 @@ Definition = ExchangePut | ExchangeDelete | QueuePut | QueueDelete | BindingPut 
 
 
 def encode_method(change: Definition) -> bytes:
-    """The frame that makes this change. A queue's id, shard and owner, and the vhost, are not in it."""
+    """The frame that makes this change. A queue's id, shard, owner and part, and the vhost, are not in it."""
     match change:
         case BindingPut() | BindingDelete():
             return _encode_binding(change)
@@ -72,7 +73,9 @@ def _encode_binding(change: BindingPut | BindingDelete) -> bytes:
     return _frame(QUEUE, UNBIND_QUEUE, destination + source + key + table)
 
 
-def decode_method(frame: bytes, vhost: str, queue_id: int, shard: int, owner: str) -> AnyChange:
+def decode_method(
+    frame: bytes, vhost: str, queue_id: int, shard: int, owner: str, part: ShardOf | None = None
+) -> AnyChange:
     """Back again. Raises ValueError for a frame that is none of ours."""
     _, _, payload_bytes, class_id, method_id = _INT.unpack_from(frame)
     if len(frame) != payload_bytes + 8 or frame[-1] != FRAME_END:
@@ -88,7 +91,7 @@ def decode_method(frame: bytes, vhost: str, queue_id: int, shard: int, owner: st
         case (50, 10):
             name, bits, arguments = read.short(), read.octet(), read.table()
             durable, auto_delete = bool(bits & DURABLE), bool(bits & BIT_3)
-            return QueuePut(vhost, name, queue_id, shard, durable, auto_delete, owner, arguments)
+            return QueuePut(vhost, name, queue_id, shard, durable, auto_delete, owner, arguments, part)
         case (50, 40):
             return QueueDelete(vhost, read.short())
         case (50, 20) | (50, 50) | (40, 30) | (40, 40):

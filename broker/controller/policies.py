@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from broker.checks import Refusal
+from broker.checks import NAME_BYTES_MAX, Refusal
 from broker.policies import APPLY_TO, OPERATOR_POLICY, POLICY
 
 BAD_REQUEST = 400
@@ -21,6 +21,12 @@ LIMITS: Final = {VHOST_LIMITS: ("max-connections", "max-queues"), USER_LIMITS: (
 LIMIT_WORDS: Final = {VHOST_LIMITS: "limits", USER_LIMITS: "user-limits"}
 PATTERN_CHARS_MAX = 4096
 JSON_DEPTH_MAX = 64
+
+# Stream exchanges, by the words of RabbitMQ's sharding plugin and of the one before it.
+STREAM, DEFINITION = "stream", "stream-definition"
+NUMBER, WHEN_GONE = "shards-per-node", "shards-when-gone"
+SHARDS_PER_EXCHANGE_MAX = 1024
+WHEN_GONE_WORDS: Final = ("drain", "keep", "delete")
 
 Check = Callable[[Any], str]
 
@@ -35,6 +41,10 @@ def check_parameter(vhost: str, component: str, name: str, value: Any) -> None:
         check_policy(value, OPERATOR_KEYS)
     elif component in LIMITS:
         check_limits(component, value)
+    elif component == DEFINITION:
+        check_stream_definition(value)
+    elif component == STREAM and name in STREAM_DEFINITION:
+        _check_stream_setting(name, value)
     elif component not in FREE_COMPONENTS and not (component == GLOBAL and not vhost):
         raise invalid(f"component {component} not found")
 
@@ -68,6 +78,64 @@ def _check_definition(definition: Any, keys: Mapping[str, Check]) -> None:
     for key, value in sorted(definition.items()):
         if wrong := keys[key](value):
             raise invalid(f"{term(value)} {wrong}")
+    _check_sharding(definition)
+
+
+def _check_sharding(definition: Mapping[str, Any]) -> None:
+    if NUMBER in definition and DEFINITION in definition:
+        raise invalid(f"{NUMBER} and {DEFINITION} are mutually exclusive")
+    if "routing-key" in definition and NUMBER not in definition:
+        raise invalid(f"{NUMBER} must be specified")
+    for key in (NUMBER, "routing-key"):
+        if key in definition:
+            _check_stream_setting(key, definition[key])
+
+
+def check_stream_definition(value: Any) -> None:
+    if not isinstance(value, dict):
+        raise invalid(f"{DEFINITION} should be an object, actually was {term(value)}")
+    unknown = [f'{{<<"{key}">>,{term(item)}}}' for key, item in sorted(value.items()) if key not in STREAM_DEFINITION]
+    if unknown:
+        raise invalid(f"Unrecognised terms [{','.join(unknown)}] in {DEFINITION}")
+    for key, item in sorted(value.items()):
+        _check_stream_setting(key, item)
+
+
+def _check_stream_setting(name: str, value: Any) -> None:
+    if fault := STREAM_DEFINITION[name](name, value):
+        raise invalid(fault)
+
+
+def number_fault(name: str, value: Any) -> str:
+    """Why there cannot be so many shard queues of one exchange, or ""."""
+    if value == "auto":
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"{name} should be a number, actually was {term(value)}"
+    if value <= 0:
+        return f"{name} should be greater than 0, actually was {term(value)}"
+    if not isinstance(value, int):
+        return f"{name} should be a whole number, actually was {term(value)}"
+    if value > SHARDS_PER_EXCHANGE_MAX:
+        return f"{name} should not exceed {SHARDS_PER_EXCHANGE_MAX}, actually was {term(value)}"
+    return ""
+
+
+def text_fault(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        return f"{name} should be binary, actually was {term(value)}"
+    return f"{name} has at most {NAME_BYTES_MAX} bytes" if len(value.encode()) > NAME_BYTES_MAX else ""
+
+
+def when_gone_fault(value: Any) -> str:
+    return "" if isinstance(value, str) and value in WHEN_GONE_WORDS else f"is none of {', '.join(WHEN_GONE_WORDS)}"
+
+
+STREAM_DEFINITION: Final[dict[str, Callable[[str, Any], str]]] = {
+    NUMBER: number_fault,
+    "routing-key": text_fault,
+    "local-username": text_fault,
+}
 
 
 def _check_priority(priority: Any) -> None:
@@ -192,17 +260,18 @@ POLICY_KEYS: Final[dict[str, Check]] = {
     "max-age": _age,
     "stream-max-segment-size-bytes": _at_least(0, "segment size"),
     "stream-filter-size-bytes": _at_least(0, "filter size"),
-    # Kept for what they name elsewhere: files of other brokers carry them, sharded exchanges read the last three.
+    # Kept for what they name elsewhere: files of other brokers carry them.
     **dict.fromkeys(
         (
             "ha-mode", "ha-params", "ha-sync-mode", "ha-sync-batch-size", "ha-promote-on-shutdown",
             "ha-promote-on-failure", "queue-master-locator", "federation-upstream", "federation-upstream-set",
-            "federation-upstream-pattern", "shards-per-node", "routing-key", "stream-definition",
+            "federation-upstream-pattern",
         ),
         _anything,
     ),
+    DEFINITION: _text("stream definition name"),
+    WHEN_GONE: when_gone_fault,
+    **dict.fromkeys((NUMBER, "routing-key"), _anything),  # looked at together: _check_sharding
 }  # fmt: skip
 # Components whose values nobody here reads, but others' tools set and definitions carry.
-FREE_COMPONENTS: Final = frozenset(
-    ("shovel", "federation-upstream", "federation-upstream-set", "federation", "stream", "stream-definition")
-)
+FREE_COMPONENTS: Final = frozenset(("shovel", "federation-upstream", "federation-upstream-set", "federation", STREAM))

@@ -21,11 +21,11 @@ from broker.changes import AnyChange, PermissionPut, UserPut, VhostPut
 from broker.checks import Refusal
 from broker.config import ConfigError
 from broker.control import Ask, ConnectionInfo, ConnectionOpen
-from broker.controller import imported
+from broker.controller import draining, imported
 from broker.controller.access import hash_new_password, hash_password
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
-from broker.controller.decisions import Decisions
+from broker.controller.decisions import Decision, Decisions
 from broker.controller.definitions import Definitions, DefinitionsError
 from broker.controller.links import DoorLinks
 from broker.controller.presence import Presence, door_of
@@ -70,12 +70,14 @@ class Controller:
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
         watchdog = asyncio.create_task(_watchdog(self.authority.catalog))
+        drained = asyncio.create_task(draining.run(self.authority.catalog, self.shards, self.authority))
         notify.ready()
         log.info("controller is ready, %d queues known", len(list(self.authority.catalog.queues())))
         await stop.wait()
         notify.stopping()
         doors_return.cancel()
         watchdog.cancel()
+        drained.cancel()
         if http is not None:
             await http.cleanup()
         await self.links.stop()
@@ -167,7 +169,16 @@ def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog
     for change in changes:
         definitions.add(change, catalog)
         catalog.apply(change)
-    load_given(given, definitions, catalog, config)
+    decisions = Decisions(
+        catalog,
+        definitions.new_queue_id,
+        Authority.server_name,
+        lambda vhost, name: place(vhost, name, config.shards),
+        config.shards,
+    )
+    load_given(given, decisions, definitions, catalog, config)
+    restored = decisions.restore()
+    _apply(restored, definitions, catalog)
     definitions.flush(catalog)
     job = definitions.sync_job(catalog)
     if job is not None:
@@ -188,12 +199,13 @@ def read_given(config: ControllerConfig) -> imported.Document:
 
 
 def load_given(
-    document: imported.Document, definitions: Definitions, catalog: Catalog, config: ControllerConfig
+    document: imported.Document,
+    decisions: Decisions,
+    definitions: Definitions,
+    catalog: Catalog,
+    config: ControllerConfig,
 ) -> None:
     """Before anybody is connected: shards get their queues when they say hello, front doors their snapshot."""
-    decisions = Decisions(
-        catalog, definitions.new_queue_id, Authority.server_name, lambda vhost, name: place(vhost, name, config.shards)
-    )
     try:
         for stage in imported.stages(document, None, hash_new_password):
             for ask in stage:
@@ -208,9 +220,15 @@ def _decide(ask: imported.Ask, decisions: Decisions, definitions: Definitions, c
         decision = decisions.decide(ask, "")
     except Refusal as refusal:
         raise Refusal(refusal.code, imported.refused(ask, refusal.text)) from None
+    _apply(decision, definitions, catalog)
+
+
+def _apply(decision: Decision, definitions: Definitions, catalog: Catalog) -> None:
     for change in decision.changes:
         definitions.add(change, catalog)
         catalog.apply(change)
+    for note in decision.notes:
+        log.warning("%s", note)
 
 
 async def start_http(controller: Controller) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import Future
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,11 +19,13 @@ from typing import Any, Protocol
 import zmq
 import zmq.asyncio
 
+from broker.changes import QueuePut
 from broker.controller.authority import ShardSilent
 from shardd.wire import envelope
 from shardd.wire import messages as wire
 
 ANSWER_S_MAX = 15.0  # a shard that restarts has this long to recover before declares on it fail
+STATS_S_MAX = 2.0
 JOIN_AGAIN_S = 1.0
 ASSIGN_PART_QUEUES = 4096
 # Front doors attach their consumers to a new process of a shard as soon as they hear of it; what has none after this
@@ -125,6 +127,24 @@ class ShardLinks:
         if to.ready:
             self._send(to, waiting.message)
         return reply
+
+    async def messages(self, queues: Iterable[QueuePut]) -> dict[int, int]:
+        """Ready and held ones, by queue id; nothing of queues whose shard does not answer within STATS_S_MAX."""
+        parts: dict[tuple[int, int], list[int]] = {}
+        for number, queue in enumerate(queues):
+            if self.shards[queue.shard].ready:
+                parts.setdefault((queue.shard, number // wire.STATS_QUEUES_MAX), []).append(queue.id)
+        asked = [
+            (ids, self.request(shard, partial(wire.Stats, queues=ids), STATS_S_MAX))
+            for (shard, _), ids in parts.items()
+        ]
+        await asyncio.gather(*(reply for _, reply in asked), return_exceptions=True)
+        found: dict[int, int] = {}
+        for ids, reply in asked:
+            if reply.exception() is None:
+                found |= dict.fromkeys(ids, 0)  # what is not used is not told of
+                found |= {each.id: each.ready + each.unacked for each in reply.result().queues}
+        return found
 
     def door_gone(self, door: int, incarnation: int) -> None:
         """Shards put back in order what that front door held."""

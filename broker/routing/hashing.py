@@ -6,8 +6,10 @@ Python's own hash() is salted per process; nothing here may use it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import accumulate
 
 _MASK = (1 << 64) - 1
 
@@ -62,6 +64,13 @@ def rendezvous_weighted(hashed: int, members: Sequence[tuple[int, int]]) -> int:
     the hash and its seed, and the first wins. So shares are exactly as the weights, and without one member only its
     keys move."""
     return min(range(len(members)), key=lambda i: (_arrival(mixed(hashed ^ members[i][1]), members[i][0]), i))
+
+
+def jump_weighted(hashed: int, weights: Sequence[int]) -> int:
+    """Index of the one that jump hash leads to, each having as many buckets as its weight. One more at the end takes
+    its share of each; one less before the end moves those behind it too."""
+    ends = list(accumulate(weights))
+    return bisect_right(ends, jump(hashed, ends[-1]))
 
 
 def _arrival(bits: int, weight: int) -> float:

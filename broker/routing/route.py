@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from broker.routing.matching import NOTHING, Matcher, Message, Target
 from broker.routing.spreading import Spread
-from broker.routing.table import RoutingTable
+from broker.routing.table import Exchange, RoutingTable
 
 
 class Routed(NamedTuple):
@@ -23,19 +23,34 @@ def route(table: RoutingTable, exchange: str, routing_key: str, headers: Mapping
     return route_message(table, exchange, Message(routing_key, headers or NOTHING))
 
 
-def route_message(table: RoutingTable, exchange: str, message: Message) -> Routed:
-    """Each exchange is visited once. Raises NoSuchExchange for the first one only: a missing alternate is no route."""
+class Step(NamedTuple):
+    """A message at one exchange. `targets`: who gets it; `alternate`: asked instead, if it exists."""
+
+    name: str
+    exchange: Exchange
+    targets: tuple[Target, ...]
+    alternate: str | None
+
+
+def route_message(table: RoutingTable, exchange: str, message: Message, trace: list[Step] | None = None) -> Routed:
+    """Each exchange is visited once. Raises NoSuchExchange for the first one only: a missing alternate is no route.
+
+    `trace` is told what each exchange did.
+    """
     queues: set[str] = set()
     visited = {exchange}
-    waiting = [table.exchange(exchange)]
+    waiting = [exchange]
     exact = True
     while waiting:
-        here = waiting.pop()
+        at = waiting.pop()
+        here = table.exchange(at)
         matcher = here.matcher
         exact = exact and matcher.by_key
         targets = _matched(matcher, message) if message.more_keys else matcher.match(message)
         # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
         following = [] if targets or here.attributes.alternate is None else [here.attributes.alternate]
+        if trace is not None:
+            trace.append(Step(at, here, tuple(targets), following[0] if following else None))
         for kind, name in targets:
             if kind == "queue":
                 queues.add(name)
@@ -44,7 +59,7 @@ def route_message(table: RoutingTable, exchange: str, message: Message) -> Route
         for name in following:
             if name not in visited and table.has_exchange(name):
                 visited.add(name)
-                waiting.append(table.exchange(name))
+                waiting.append(name)
     return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), exact)
 
 

@@ -13,15 +13,16 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from broker.routing.hashing import key_hash, modulus, rendezvous_weighted
+from broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_weighted
 from broker.routing.matching import NOTHING, Arguments, Message, Target
 
 WEIGHT_MAX = 10000  # RabbitMQ's
 HASH_PROPERTIES = ("message_id", "correlation_id", "timestamp")
+ALGORITHMS = ("ring", "jump")  # LavinMQ's words; what we do for "ring" has no points and so no uneven ones
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=repr)
 
-How = Literal["rendezvous", "modulus", "chance"]
+How = Literal["rendezvous", "jump", "modulus", "chance"]
 
 
 class Lot(NamedTuple):
@@ -56,9 +57,21 @@ class Spread(ABC):
     @property
     def lots(self) -> tuple[Lot, ...]:
         if self._lots is None:
-            found = sorted(self._weights.items())
-            self._lots = tuple(Lot(target, max(weights), _seed(target)) for target, weights in found)
+            found = sorted(self._weights, key=self._rank)
+            self._lots = tuple(Lot(target, max(self._weights[target]), _seed(target)) for target in found)
         return self._lots
+
+    def shares(self) -> list[float]:
+        """Of all messages, the part that each of `lots` is to expect."""
+        whole = sum(lot.weight for lot in self.lots)
+        return [lot.weight / whole for lot in self.lots]
+
+    def hashed_of(self, message: Message) -> bytes:
+        """What of a message decides."""
+        return message.key.encode()
+
+    def _rank(self, target: Target) -> tuple[str | int, ...]:
+        return target
 
     def match(self, message: Message) -> Collection[Target]:
         lots = self.lots
@@ -73,23 +86,39 @@ class Spread(ABC):
 
 
 class ConsistentHash(Spread):
-    """Binding keys are weights. What is hashed: the routing key, or a header, or a property."""
+    """Binding keys are weights. What is hashed: the routing key, or a header, or a property.
 
-    how: How = "rendezvous"
+    By rendezvous, or by jump hash over buckets that are numbered by the length of the names first, so that ...-10 comes
+    behind ...-9.
+    """
 
     def __init__(self, arguments: Arguments = NOTHING) -> None:
         super().__init__(arguments)
         self._header = _text(arguments.get("hash-header")) or _text(arguments.get("x-hash-on"))
         self._property = _text(arguments.get("hash-property"))
         self.by_key = not self._header and not self._property
+        self.how = "jump" if arguments.get("x-algorithm") == "jump" else "rendezvous"
 
     def _weight(self, key: str) -> int:
         return int(key) if key.isascii() and key.isdigit() else 1
 
     def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
-        return rendezvous_weighted(key_hash(self._hashed(message)), [(lot.weight, lot.seed) for lot in lots])
+        hashed = key_hash(self.hashed_of(message))
+        if self.how == "jump":
+            return jump_weighted(hashed, [lot.weight for lot in lots])
+        return rendezvous_weighted(hashed, [(lot.weight, lot.seed) for lot in lots])
 
-    def _hashed(self, message: Message) -> bytes:
+    def _rank(self, target: Target) -> tuple[str | int, ...]:
+        return (target.kind, len(target.name), target.name) if self.how == "jump" else target
+
+    @property
+    def hashes(self) -> str:
+        """What is hashed, in words."""
+        if self._header:
+            return f"header {self._header}"
+        return f"property {self._property}" if self._property else "routing key"
+
+    def hashed_of(self, message: Message) -> bytes:
         """A message without the header or property goes where an empty one would."""
         if self._header:
             return _bytes_of(message.headers.get(self._header))
@@ -122,6 +151,11 @@ def exchange_fault(type: str, arguments: Arguments) -> str | None:
     by_header = "hash-header" in arguments or "x-hash-on" in arguments
     if by_header and "hash-property" in arguments:
         return "hash-header and hash-property are mutually exclusive"
+    if "hash-header" in arguments and arguments.get("x-hash-on", arguments["hash-header"]) != arguments["hash-header"]:
+        return "hash-header and x-hash-on are mutually exclusive"
+    algorithm = arguments.get("x-algorithm")
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        return f"Unsupported x-algorithm: {algorithm}"
     said = arguments.get("hash-property")
     if said is not None and said not in HASH_PROPERTIES:
         return f"Unsupported property: {said}"

@@ -12,9 +12,26 @@ from shardd.queues.consumers import Consumer, Window
 from shardd.queues.limits import limits_of
 from shardd.queues.queue import Counters, Queue
 from shardd.queues.roster import Kind, Roster
+from shardd.queues.stream import Log, Reader, StreamQueue, is_stream, retention_of
 from shardd.queues.unacked import Getter
 
-__all__ = ["Arrival", "Consumer", "Counters", "Getter", "Kind", "Queue", "Roster", "Store", "Window", "limits_of"]
+__all__ = [
+    "Arrival",
+    "Consumer",
+    "Counters",
+    "Getter",
+    "Kind",
+    "Log",
+    "Queue",
+    "Reader",
+    "Roster",
+    "Store",
+    "StreamQueue",
+    "Window",
+    "is_stream",
+    "limits_of",
+    "retention_of",
+]
 
 
 class Arrival(Protocol):

@@ -84,6 +84,7 @@ class Queue:
         "unacked_bytes",
         "unacked_count",
     )
+    keeps_in_store = True  # its messages; a stream has a log of its own
 
     def __init__(
         self,

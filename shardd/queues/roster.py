@@ -63,6 +63,10 @@ class Roster:
             self._unused[id] = self._kinds.setdefault(kind, kind)
         return queue
 
+    def adopt(self, queue: Queue) -> None:
+        """One that was made elsewhere."""
+        self._used[queue.id] = queue
+
     def pop(self, id: int) -> Queue | None:
         """No more known; the queue, if it was used."""
         self._unused.pop(id, None)
@@ -83,7 +87,7 @@ class Roster:
         """Limits of the durable queues that keep their messages there."""
         found = {id: kind.limits for id, kind in self._unused.items() if kind.store is store and kind.durable}
         for id, queue in self._used.items():
-            if queue.store is store and queue.durable:
+            if queue.store is store and queue.durable and queue.keeps_in_store:
                 found[id] = queue.limits
         return found
 

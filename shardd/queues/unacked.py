@@ -41,6 +41,11 @@ class Unacked:
         """All before it is settled."""
         return self._first + self._start
 
+    @property
+    def first_entry(self) -> int:
+        """The oldest it holds; 0: none."""
+        return self._entries[self._start] if self._start < len(self._entries) else 0
+
     def add(self, entries: array[int], sizes: array[int]) -> int:
         """The number of the first."""
         number = self._first + len(self._entries)

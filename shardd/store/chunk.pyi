@@ -34,7 +34,10 @@ class Copier:
         bytes_max: int,
         at_least_one: bool,
         wanted: array[int] | None,
+        count_max: int = ...,
     ) -> tuple[bytes, array[int], array[int]]: ...
+
+def expanded(runs: array[int], plus: int) -> array[int]: ...
 
 class Scanner:
     offset: int

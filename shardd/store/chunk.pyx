@@ -60,6 +60,8 @@ cdef uint32_t NONE = 0xFFFFFFFF
 cdef uint32_t ANY_FILTER = 0xFFFFFFFF
 cdef uint64_t CUT_OFF = <uint64_t>-1
 
+cdef uint64_t NO_COUNT = <uint64_t>-1
+
 UNFILTERED = 0
 ANY = 0xFFFFFFFF
 CHUNK_MESSAGES_BYTES = MESSAGES_BYTES
@@ -357,6 +359,7 @@ cdef class Copier:
     in its attributes."""
 
     cdef Grown parts, sizes, runs
+    cdef uint64_t count_max
     cdef readonly unsigned long long position  # of the chunk to go on with
     cdef readonly unsigned long long offset  # of the message to go on with
     cdef readonly unsigned long long checked  # position of the last chunk that was found good, 0: none
@@ -371,11 +374,12 @@ cdef class Copier:
 
     def copy(self, bytearray window, unsigned long long base, unsigned long long used, unsigned long long position,
              unsigned long long checked, uint32_t salt, unsigned long long offset, unsigned long long limit,
-             unsigned long long bytes_max, bint at_least_one, array.array wanted) -> tuple:
+             unsigned long long bytes_max, bint at_least_one, array.array wanted,
+             unsigned long long count_max=NO_COUNT) -> tuple:
         """(blob, body_bytes of each, runs) of messages from `offset` on and below `limit`, as far as they fit in
-        `bytes_max`, out of the chunks from `position` on in `window`, which holds `used` bytes of the file from `base`.
-        runs: (first offset, count) of messages with consecutive offsets. The chunk at `checked` is known to be good.
-        `wanted`: only chunks that may have a message with one of these filters."""
+        `bytes_max` and `count_max`, out of the chunks from `position` on in `window`, which holds `used` bytes of the file
+        from `base`. runs: (first offset, count) of messages with consecutive offsets. The chunk at `checked` is known to be
+        good. `wanted`: only chunks that may have a message with one of these filters."""
         cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(window)
         cdef const uint8_t *chunk
         cdef uint64_t length, room, total = 0
@@ -385,6 +389,7 @@ cdef class Copier:
         self.checked = checked
         self.need = 0
         self.damaged = self.full = False
+        self.count_max = count_max
         if base + used > base + <uint64_t>PyByteArray_GET_SIZE(window) or position < base:
             raise ValueError("window is shorter than said")
         while self.offset < limit and self.position < base + used:
@@ -432,6 +437,9 @@ cdef class Copier:
             if total[0] + size > bytes_max and not (at_least_one and total[0] == 0):
                 self.full = True
                 break
+            if self.sizes.used // 4 + taken >= self.count_max:
+                self.full = True
+                break
             sizes[taken] = u32(chunk + at)
             taken += 1
             total[0] += size
@@ -458,6 +466,23 @@ cdef class Copier:
             memcpy(sizes.data.as_voidptr, self.sizes.data, self.sizes.used)
             memcpy(runs.data.as_voidptr, self.runs.data, self.runs.used)
         return blob, sizes, runs
+
+
+def expanded(array.array runs not None, unsigned long long plus) -> array.array:
+    """Each number of the runs (first, count), with `plus` added."""
+    cdef uint64_t total = 0, i, k, at = 0
+    cdef const uint64_t *run = <const uint64_t*>runs.data.as_voidptr
+    cdef uint64_t *out
+    cdef array.array found
+    for i in range(len(runs) // 2):
+        total += run[2 * i + 1]
+    found = array.clone(_Q, total, False)
+    out = <uint64_t*>found.data.as_voidptr
+    for i in range(len(runs) // 2):
+        for k in range(run[2 * i + 1]):
+            out[at] = run[2 * i] + k + plus
+            at += 1
+    return found
 
 
 # -- recovery -----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full, is_missing
 from shardd.store.positions import NAME, NEW_NAME, Positions
 from shardd.store.recovery import Damage
-from shardd.store.stream_reading import Messages, StreamCache, Walk, chunk_newer
+from shardd.store.stream_reading import COUNT_MAX, Messages, StreamCache, Walk, chunk_newer
 from shardd.store.stream_segment import (
     HEADER_BYTES,
     SEGMENT_BYTES_MAX,
@@ -410,14 +410,17 @@ class StreamLog:
         """Where the last committed chunk begins."""
         return max(self._committed_chunk, self.first_offset)
 
-    def read(self, offset: int, bytes_max: int, wanted: array[int] | None = None) -> Messages:
+    def read(
+        self, offset: int, bytes_max: int, wanted: array[int] | None = None, count_max: int = COUNT_MAX
+    ) -> Messages:
         """Committed messages from `offset` on, or from the first one that is there: as many as fit in `bytes_max`, but
-        at least one. `wanted`: filters; chunks without any of them are passed over, others may hold more than these."""
+        at least one, and not more than `count_max`, which is at least 1. `wanted`: filters; chunks without any of them
+        are passed over, others may hold more than these."""
         if self._state != "open":
             raise Closed("the stream is not open")
         walk = Walk(
             self._cache, max(offset, self.first_offset), self.committed_offset, max(bytes_max, 0), wanted,
-            self._report, [], array("I"), array("Q"),
+            self._report, [], array("I"), array("Q"), count_max,
         )  # fmt: skip
         while walk.offset < walk.limit and not walk.full:
             at = bisect_right(self._firsts, walk.offset) - 1

@@ -38,6 +38,7 @@ LOOK_BYTES_MAX = 4 << 20
 # Places of damage remembered for each segment; beyond this they are looked for, and told, again.
 HOLES_MAX = 1024
 OFFSET_MAX = (1 << 63) - 1
+COUNT_MAX = 1 << 62
 
 Report = Callable[[Damage], None]
 
@@ -226,6 +227,7 @@ class Walk:
     blobs: list[bytes]
     sizes: array[int]
     runs: array[int]
+    count_max: int = COUNT_MAX
     look_bytes: int = LOOK_BYTES_MAX
     full: bool = False
 
@@ -251,7 +253,7 @@ class Walk:
         copier = self.cache.copier
         blob, sizes, runs = copier.copy(
             window.data, window.start, window.used, position, window.checked, window.segment.salt,
-            self.offset, self.limit, self.bytes_max, not self.blobs, self.wanted,
+            self.offset, self.limit, self.bytes_max, not self.blobs, self.wanted, self.count_max,
         )  # fmt: skip
         window.checked = copier.checked
         if sizes:
@@ -259,9 +261,11 @@ class Walk:
             self.sizes += sizes
             self._add_runs(runs)
             self.bytes_max = max(self.bytes_max - len(blob), 0)
+            self.count_max -= len(sizes)
         self.look_bytes -= copier.position - position
         self.offset = copier.offset
-        self.full = copier.full or self.offset >= self.limit or (self.bytes_max == 0 and bool(self.blobs))
+        enough = bool(self.blobs) and (self.bytes_max == 0 or self.count_max == 0)
+        self.full = copier.full or self.offset >= self.limit or enough
         return copier.position
 
     def _add_runs(self, runs: array[int]) -> None:

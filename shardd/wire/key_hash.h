@@ -49,4 +49,31 @@ static inline uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const 
     return best;
 }
 
+/* Jump consistent hash (Lamping, Veach 2014): a bucket of `buckets`. */
+static inline uint64_t jump(uint64_t key, uint64_t buckets)
+{
+    uint64_t bucket = 0, next = 0;
+    while (next < buckets) {
+        bucket = next;
+        key = key * 2862933555777941757ULL + 1;
+        next = (uint64_t)((double)(bucket + 1) * (2147483648.0 / (double)((key >> 33) + 1)));
+    }
+    return bucket;
+}
+
+/* Index of the one whose buckets, up to `ends[i]`, the hash leads to. */
+static inline uint32_t jump_among(uint64_t hashed, const uint64_t *ends, uint32_t count)
+{
+    uint64_t bucket = jump(hashed, ends[count - 1]);
+    uint32_t low = 0, high = count - 1;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (bucket < ends[middle])
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
 #endif

@@ -9,11 +9,15 @@ import gc
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
+# Beyond the batches of a turn: what needs that much at once needs it seldom, as the hash of a password (16 MiB).
+MAPPED_FROM_BYTES = 8 << 20
+
+
 def keep_warm() -> None:
     """The memory of large messages: libzmq and Python allocate each, and by default glibc maps and unmaps it
     anew (measured: +20..50 %)."""
     libc = ctypes.CDLL(None)
-    for option, value in ((M_MMAP_THRESHOLD, 1 << 30), (M_TRIM_THRESHOLD, 256 << 20), (M_TOP_PAD, 16 << 20)):
+    for option, value in ((M_MMAP_THRESHOLD, MAPPED_FROM_BYTES), (M_TRIM_THRESHOLD, 256 << 20), (M_TOP_PAD, 16 << 20)):
         libc.mallopt(option, value)
 
 

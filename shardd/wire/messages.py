@@ -32,6 +32,7 @@ SETTLE = 3  # peer to shard: deliveries acknowledged, rejected, requeued
 CONFIRMED = 4  # shard to peer: batches up to a number are on stable storage; refused messages by name
 CREDIT = 5  # both ways: bytes taken off the other's hands
 CONTROL = 6  # both ways: one struct below
+LANE = 7  # both ways, no body: what follows comes through the ring again, see lane.py
 
 # Reasons of an Alarm that more than people act on.
 LOW_ON_DISK = "low on disk"
@@ -219,6 +220,35 @@ class StatsReply(Message, tag="stats-reply", frozen=True):
     rest: int
 
 
+class StreamStats(msgspec.Struct, array_like=True, frozen=True):
+    """Of a stream: what it has beside what QueueStats say. `next_offset`: behind its last message."""
+
+    id: int
+    first_offset: int
+    next_offset: int
+    segments: int
+    disk_bytes: int
+    positions: dict[str, int] = {}  # of named consumers, whether they are there or not
+
+
+class ReaderStats(msgspec.Struct, array_like=True, frozen=True):
+    """A consumer of a stream: where it goes on."""
+
+    queue: int
+    door: int
+    connection: int
+    channel: int
+    tag: str
+    offset: int
+
+
+class StreamsReply(StatsReply, tag="stats-reply-streams", frozen=True):
+    """The StatsReply of a shard with streams."""
+
+    streams: list[StreamStats]
+    readers: list[ReaderStats]
+
+
 class Alarm(Message, tag="alarm", frozen=True):
     """Shard to all peers: publishing must pause (for a reason, in words for people) or may go on (reason "").
 
@@ -255,6 +285,36 @@ class Attach(Message, tag="attach", frozen=True):
 
 class Attached(Message, tag="attached", frozen=True):
     request: int
+
+
+class ReadFrom(msgspec.Struct, array_like=True, frozen=True):
+    """Where a consumer of a stream begins, and what it wants to see.
+
+    `start`: "first", "last" (the last chunk), "next", "offset" (`value`: behind the end counts as the end), "timestamp"
+    (`value`: ms), "ago" (`value`: ms), "back" (`value`: so many before the end), "at" (`value`: resumed). `name`: where
+    the consumer of that name was takes the place of `start`, unless it is "at", and how far it comes is remembered; "":
+    neither. `filters`: only messages with one of these values, and with `unfiltered` those without any.
+    """
+
+    start: str = "next"
+    value: int = 0
+    name: str = ""
+    filters: list[str] = []
+    unfiltered: bool = False
+    seen_below: int = 0  # resumed: what is below this offset may have been seen by the client
+
+
+class AttachReader(Attach, tag="attach-reader", frozen=True):
+    """Front door to shard: a consumer of a stream. Answered by AttachedAt or Refused. Before the messages of each of
+    its deliveries come their offsets, u64 each."""
+
+    read: ReadFrom = ReadFrom()
+
+
+class AttachedAt(Attached, tag="attached-at", frozen=True):
+    """`offset`: where it begins."""
+
+    offset: int
 
 
 class Detach(Message, tag="detach", frozen=True):
@@ -399,6 +459,7 @@ class Refused(Message, tag="refused", frozen=True):
 
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
-    | StatsReply | ListQueues | Queues | Alarm | Attach | Attached | Detach | Release | Grant | Tune | Ungranted
-    | Cancelled | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed | Done | Refused
+    | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | Attached | AttachReader | AttachedAt | Detach
+    | Release | Grant | Tune | Ungranted | Cancelled | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed
+    | Done | Refused
 )  # fmt: skip

@@ -32,6 +32,7 @@ cdef extern from "key_hash.h" nogil:
     uint64_t c_key_hash "key_hash"(const unsigned char *key, size_t length)
     uint64_t mixed(uint64_t bits)
     uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const double *weights, uint32_t count, int equal)
+    uint32_t jump_among(uint64_t hashed, const uint64_t *ends, uint32_t count)
 
 crc32c_start()
 
@@ -72,11 +73,13 @@ CALLER = 2
 RENDEZVOUS = 0
 MODULUS = 1
 CHANCE = 2
+JUMP = 3
 
 cdef enum:
     H_RENDEZVOUS = 0
     H_MODULUS = 1
     H_CHANCE = 2
+    H_JUMP = 3
 
 cdef struct Row:  # a publish, as frames.pyx describes it
     uint32_t line_off
@@ -113,7 +116,7 @@ cdef struct Spread:  # an exchange that gives each message to one of its queues
     int equal  # all weights are the same
     uint32_t count
     Route *routes  # one for each queue
-    uint64_t *seeds
+    uint64_t *seeds  # of a jump hash: the sum of weights up to here
     double *weights
     uint8_t *exchange
     uint32_t exchange_len  # as on the line, with its length byte
@@ -318,6 +321,8 @@ cdef class Routes:
         hashed = c_key_hash(key + 1, key[0])
         if spread.how == H_MODULUS:
             return &spread.routes[hashed % spread.count]
+        if spread.how == H_JUMP:
+            return &spread.routes[jump_among(hashed, spread.seeds, spread.count)]
         return &spread.routes[rendezvous(hashed, spread.seeds, spread.weights, spread.count, spread.equal)]
 
     def learn_spread(self, bytes exchange not None, int how, list members not None) -> bool:
@@ -354,6 +359,8 @@ cdef class Routes:
             route.targets[0].queues = 1
             route.count = 1
             spread.equal = spread.equal and spread.weights[i] == spread.weights[0]
+            if how == H_JUMP:
+                spread.seeds[i] = <uint64_t> spread.weights[i] + (spread.seeds[i - 1] if i else 0)
         return True
 
     cdef void free_list(self, Route **routes, uint32_t count) noexcept:
@@ -685,6 +692,20 @@ def crc32c(const unsigned char[::1] data not None):
 def key_hash(const unsigned char[::1] key not None) -> int:
     """Of a routing key, as spreads take it."""
     return c_key_hash(&key[0] if key.shape[0] else NULL, key.shape[0])
+
+
+def jump_winner(uint64_t hashed, list weights not None) -> int:
+    """Index of the one of `weights` that a spread by jump hash would choose."""
+    cdef uint32_t count = <uint32_t> len(weights), i
+    cdef uint64_t *ends = <uint64_t *> malloc(8 * count + 8)
+    if ends == NULL:
+        raise MemoryError()
+    try:
+        for i in range(count):
+            ends[i] = <uint64_t> weights[i] + (ends[i - 1] if i else 0)
+        return jump_among(hashed, ends, count)
+    finally:
+        free(ends)
 
 
 def winner(uint64_t hashed, list members not None) -> int:

@@ -62,6 +62,10 @@ class Api:
     def post(self, *path: str, body: Any) -> None:
         self._ask("POST", path, body)
 
+    def ask(self, *path: str, body: Any, thing: str = "") -> Any:
+        """A question that takes a body to ask; changes nothing."""
+        return self._ask("POST", path, body, thing)
+
     def delete(self, *path: str, thing: str = "", **query: str) -> None:
         self._ask("DELETE", path, None, thing, query)
 

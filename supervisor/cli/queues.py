@@ -32,10 +32,10 @@ RABBITMQ_NAMES = {
 
 # What can be asked for when there is nothing to list; a broker that tells more may be asked for that too.
 COLUMNS = {
-    "queues": "arguments auto_delete consumers durable exclusive memory message_bytes message_bytes_ready"
-    " message_bytes_unacknowledged messages messages_ready messages_unacknowledged name node policy shard state type"
-    " vhost",
-    "exchanges": "arguments auto_delete durable internal name policy type vhost",
+    "queues": "arguments auto_delete consumers durable exchange exclusive first_offset index last_offset memory"
+    " message_bytes message_bytes_ready message_bytes_unacknowledged messages messages_ready messages_unacknowledged"
+    " name node policy segments shard shard_state state stream_positions type vhost",
+    "exchanges": "arguments auto_delete durable internal name policy shard_queues type vhost",
     "bindings": "arguments destination destination_kind destination_name destination_type properties_key routing_key"
     " source source_name vhost",
     "connections": "auth_mechanism channel_max channels client_properties connected_at frame_max host name node"

@@ -200,8 +200,10 @@ def test_frames_are_amqp_and_come_back_as_they_were(change: AnyChange) -> None:
     frame = encode_method(change)  # type: ignore[arg-type]  # definition() makes only these
     consumed, channel, _ = pamqp.frame.unmarshal(frame)
     assert (consumed, channel) == (len(frame), 0)
-    id, shard, owner = (change.id, change.shard, change.owner) if isinstance(change, QueuePut) else (0, 0, "")
-    assert decode_method(frame, change.vhost, id, shard, owner) == change  # type: ignore[union-attr]
+    beside = (0, 0, "", None)
+    if isinstance(change, QueuePut):
+        beside = (change.id, change.shard, change.owner, change.part)
+    assert decode_method(frame, change.vhost, *beside) == change  # type: ignore[union-attr]
 
 
 @given(

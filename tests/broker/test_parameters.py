@@ -49,8 +49,22 @@ DEFINITIONS: list[tuple[str, dict[str, Any], str]] = [
     ("C3.2 segment", {"stream-max-segment-size-bytes": -1}, "-1 is not a valid segment size"),
     ("C3.2 in memory", {"max-in-memory-length": -1}, "-1 is not a valid maximum memory in bytes"),
     ("C3.2 leader", {"queue-leader-locator": "zz"}, '<<"zz">> is not a valid queue leader locator value'),
+    ("E2.2 only the key", {"routing-key": "1"}, "shards-per-node must be specified"),
+    ("E2.2 no number", {"shards-per-node": "two"}, 'shards-per-node should be a number, actually was <<"two">>'),
+    ("E2.2 bool", {"shards-per-node": True}, "shards-per-node should be a number, actually was true"),
+    ("E2.2 null", {"shards-per-node": None}, "shards-per-node should be a number, actually was null"),
+    ("E2.2 negative", {"shards-per-node": -1}, "shards-per-node should be greater than 0, actually was -1"),
+    ("E2.2 zero", {"shards-per-node": 0}, "shards-per-node should be greater than 0, actually was 0"),
+    ("E2.2 fraction", {"shards-per-node": 1.5}, "shards-per-node should be a whole number, actually was 1.5"),
+    ("E2.2 absurd", {"shards-per-node": 10**6}, "shards-per-node should not exceed 1024, actually was 1000000"),
+    ("E2.2 key", {"shards-per-node": 1, "routing-key": 5}, "routing-key should be binary, actually was 5"),
+    ("E2.2 both", {"shards-per-node": 1, "stream-definition": "d"},
+     "shards-per-node and stream-definition are mutually exclusive"),
+    ("E1.2 no name", {"stream-definition": 3}, "3 is not a valid stream definition name"),
+    ("E2.15 no choice", {"shards-per-node": 1, "shards-when-gone": "x"},
+     '<<"x">> is none of drain, keep, delete'),
     ("C3.2 argument only", {"max-priority": 3}, '[{<<"max-priority">>,3}] are not recognised policy settings'),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -74,7 +88,8 @@ def test_a_definition_that_is_none_is_refused_in_rabbitmqs_words(definition: dic
             ("C3.2", {"queue-mode": "lazy"}), ("C3.2", {"queue-version": 2}), ("C3.2", {"max-in-memory-bytes": 0}),
             ("C3.2", {"stream-filter-size-bytes": 16}), ("C3.2", {"queue-leader-locator": "balanced"}),
             ("C3.2", {"initial-cluster-size": 3}), ("C3.3", {"shards-per-node": 2, "routing-key": "1234"}),
-            ("C3.3", {"stream-definition": "my_stream"}), ("K10", {"ha-mode": "all"}),
+            ("C3.3", {"stream-definition": "my_stream"}), ("E2.1", {"shards-per-node": "auto"}),
+            ("E2.15", {"shards-when-gone": "keep", "shards-per-node": 1}), ("K10", {"ha-mode": "all"}),
         )
     ],
 )  # fmt: skip
@@ -128,6 +143,20 @@ PARAMETERS: list[tuple[str, str, str, Any, str]] = [
     ("J3 stream-definition is known", "/", "stream-definition", {"shards-per-node": 2}, ""),
     ("J4 any value", "", "", [1, "a"], ""),
     ("J4 only without a vhost", "/", "", 1, failed("component  not found")),
+    *[
+        (f"{row} {component} {value}", "/", component, value, failed(text) if text else "")
+        for row, component, value, text in (
+            ("E1.2", "stream-definition", {"local-username": "guest", "shards-per-node": 2, "routing-key": "1234"}, ""),
+            ("E1.2", "stream-definition", {"shards-per-node": "auto"}, ""),
+            ("E1.2", "stream-definition", {}, ""),
+            ("E1.2", "stream-definition", 3, "stream-definition should be an object, actually was 3"),
+            ("E1.2", "stream-definition", {"x": 1}, 'Unrecognised terms [{<<"x">>,1}] in stream-definition'),
+            ("E1.2", "stream-definition", {"shards-per-node": 0},
+             "shards-per-node should be greater than 0, actually was 0"),
+            ("E1.2", "stream-definition", {"routing-key": 7}, "routing-key should be binary, actually was 7"),
+            ("E1.2", "stream-definition", {"local-username": 7}, "local-username should be binary, actually was 7"),
+        )
+    ],
     ("I8 unknown limit", "/", "vhost-limits", {"zz": 3}, failed('Unrecognised terms [{<<"zz">>,3}] in limits')),
     ("I8 not a number", "/", "vhost-limits", {"max-queues": "a"},
      failed('max-queues should be a number, actually was <<"a">>')),
@@ -160,6 +189,26 @@ KEYS = st.sampled_from(["pattern", "definition", "priority", "apply-to", "max-le
 )
 def test_any_json_is_taken_or_refused_with_a_reason(component: str, value: Any) -> None:
     refusal(component, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        pytest.param("shards-per-node", 3, "", id="E1.3 number"),
+        pytest.param(
+            "shards-per-node", "3", 'shards-per-node should be a number, actually was <<"3">>', id="E1.3 text"
+        ),
+        pytest.param("routing-key", "4321", "", id="E1.3 key"),
+        pytest.param("routing-key", 4321, "routing-key should be binary, actually was 4321", id="E1.3 number as key"),
+        pytest.param("local-username", "guest", "", id="E1.3 user"),
+    ],
+)
+def test_global_parameters_of_streams(name: str, value: Any, text: str) -> None:
+    if not text:
+        return check_parameter("/", "stream", name, value)
+    with pytest.raises(Refusal) as refused:
+        check_parameter("/", "stream", name, value)
+    assert refused.value.text == failed(text)
 
 
 def test_nesting_has_a_bound() -> None:

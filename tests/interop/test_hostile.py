@@ -518,6 +518,6 @@ def test_a_peer_that_neither_reads_nor_speaks_is_dropped(broker: RealBroker) -> 
             stuck.send(method(1, commands.Basic.Consume(queue="stuck", consumer_tag="t")))
             stuck.send_what_is_taken(method(1, commands.Basic.Qos(0, 0)) * 200_000, 1)
             channel = owner.channel()
-            wait_until(lambda: channel.queue_declare("stuck", passive=True).method.consumer_count == 0, "it to go", 8)
+            wait_until(lambda: channel.queue_declare("stuck", passive=True).method.consumer_count == 0, "it to go", 20)
             assert channel.queue_declare("stuck", passive=True).method.message_count == 20
         channel.queue_delete("stuck")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.catalog import Catalog
+from broker.changes import BindingDelete, BindingPut, ExchangeDelete, ExchangePut, QueueDelete, QueuePut, VhostPut
 from broker.routing import RoutingTable, goes_by_key, route_message, spread_of
-from broker.routing.hashing import key_hash, rendezvous_weighted
+from broker.routing.hashing import jump_weighted, key_hash, rendezvous_weighted
 from broker.routing.matching import Message, Target
 from broker.routing.spreading import (
     Chance,
@@ -58,10 +61,22 @@ def test_the_packer_chooses_as_plain_python_does(hashed: int, members: list[tupl
     assert packer.winner(hashed, members) == rendezvous_weighted(hashed, members)
 
 
+@given(st.integers(0, (1 << 64) - 1), st.lists(st.integers(1, 10000), min_size=1, max_size=64))
+def test_the_packer_jumps_as_plain_python_does(hashed: int, weights: list[int]) -> None:
+    assert packer.jump_winner(hashed, weights) == jump_weighted(hashed, weights)
+
+
+def jump() -> Spread:
+    return ConsistentHash({"x-algorithm": "jump"})
+
+
+KINDS = [ConsistentHash, jump, ModulusHash, Chance]
+
+
 @pytest.mark.row("E3.9")
-@pytest.mark.parametrize("count", [2, 3, 5, 8, 16, 33, 64])
-@pytest.mark.parametrize("kind", [ConsistentHash, ModulusHash, Chance])
-def test_shares_are_equal_at_weight_1(kind: type[Spread], count: int) -> None:
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 8, 11, 16, 24, 33, 48, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_are_equal_at_weight_1(kind: Callable[[], Spread], count: int) -> None:
     spread, chance = bound(kind(), count), random.Random(count)
     keys = [Message(f"customer-{i}", draw=chance.getrandbits(64)) for i in range(KEYS)]
     shares = Counter(owner(spread, key) for key in keys)
@@ -70,14 +85,46 @@ def test_shares_are_equal_at_weight_1(kind: type[Spread], count: int) -> None:
     assert chi_square < chi_square_limit(count - 1)
 
 
-@pytest.mark.row("E3.2")
-def test_shares_are_as_the_weights() -> None:
-    spread = ConsistentHash()
+@pytest.mark.row("E3.9")
+@pytest.mark.parametrize("count", [2, 8, 64])
+@pytest.mark.parametrize("kind", [ConsistentHash, jump, ModulusHash])
+def test_shares_are_equal_over_the_names_of_shard_queues_too(kind: Callable[[], Spread], count: int) -> None:
+    spread = kind()
+    for i in range(count):
+        spread.add("1", {}, Target("queue", f"sharding: images - shardmq@localhost - {i}"))
+    shares = Counter(owner(spread, Message(str(i))) for i in range(KEYS))
+    expected = KEYS / count
+    chi_square = sum((shares[lot.target.name] - expected) ** 2 / expected for lot in spread.lots)
+    assert chi_square < chi_square_limit(count - 1)
+
+
+@pytest.mark.row("E3.2", "E1.7")
+@pytest.mark.parametrize("kind", [ConsistentHash, jump])
+def test_shares_are_as_the_weights(kind: Callable[[], Spread]) -> None:
+    spread = kind()
     for name, weight in (("one", "1"), ("three", "3"), ("six", "6")):
         spread.add(weight, {}, Target("queue", name))
     shares = Counter(owner(spread, Message(str(i))) for i in range(KEYS))
     for name, part in (("one", 0.1), ("three", 0.3), ("six", 0.6)):
         assert abs(shares[name] / KEYS - part) < 4 * (part * (1 - part) / KEYS) ** 0.5
+    assert spread.shares() == [0.1, 0.6, 0.3]
+
+
+@pytest.mark.row("E3.5")
+@settings(max_examples=30)
+@given(st.integers(1, 40), st.sampled_from(["1", "7"]), st.booleans(), st.integers(0, 1 << 30))
+def test_one_more_takes_its_share_and_moves_nothing_between_the_others(
+    count: int, weight: str, jumps: bool, salt: int
+) -> None:
+    spread = bound(jump() if jumps else ConsistentHash(), count, weight)
+    keys = [Message(f"{salt}.{i}") for i in range(300)]
+    before = [owner(spread, key) for key in keys]
+    spread.add(weight, {}, Target("queue", f"q{count}"))
+    after = [owner(spread, key) for key in keys]
+    moved = [now for was, now in zip(before, after, strict=True) if was != now]
+    assert set(moved) <= {f"q{count}"}
+    part = 1 / (count + 1)
+    assert abs(len(moved) / 300 - part) < 6 * (part * (1 - part) / 300) ** 0.5
 
 
 @pytest.mark.row("E3.7")
@@ -92,6 +139,61 @@ def test_without_one_of_n_only_its_keys_move(count: int, gone: int, salt: int) -
     after = [owner(spread, key) for key in keys]
     assert all(was == now for was, now in zip(before, after, strict=True) if was != f"q{gone}")
     assert f"q{gone}" not in after
+    moved, part = before.count(f"q{gone}"), 1 / count
+    assert abs(moved / 300 - part) < 6 * (part * (1 - part) / 300) ** 0.5
+
+
+def routed(catalog: Catalog, keys: int = 200) -> list[tuple[str, ...]]:
+    table = catalog.vhosts["/"].table
+    return [route_message(table, "h", Message(str(i))).queues for i in range(keys)]
+
+
+def hash_of_three(*more: ExchangePut | QueuePut) -> Catalog:
+    catalog = Catalog()
+    queues = [QueuePut("/", f"q{i}", i, 0) for i in range(3)]
+    for change in (VhostPut("/"), ExchangePut("/", "h", "x-consistent-hash"), *queues, *more):
+        catalog.apply(change)
+    for i in range(3):
+        catalog.apply(BindingPut("/", "h", "queue", f"q{i}", "1"))
+    return catalog
+
+
+@pytest.mark.row("E3.7", "E3.10")
+def test_a_destination_exchange_that_is_deleted_leaves_no_hole() -> None:
+    catalog = hash_of_three(ExchangePut("/", "behind", "fanout"), QueuePut("/", "far", 9, 0))
+    without = routed(catalog)
+    catalog.apply(BindingPut("/", "behind", "queue", "far", ""))
+    catalog.apply(BindingPut("/", "h", "exchange", "behind", "5"))
+    assert ("far",) in routed(catalog)
+    catalog.apply(ExchangeDelete("/", "behind"))
+    assert routed(catalog) == without
+
+
+@pytest.mark.row("E3.7")
+@pytest.mark.parametrize("left", ["1", "2"])
+def test_of_two_bindings_to_one_queue_the_other_one_keeps_it(left: str) -> None:
+    catalog = hash_of_three()
+    catalog.apply(BindingPut("/", "h", "queue", "q0", "2"))
+    catalog.apply(BindingDelete("/", "h", "queue", "q0", "1" if left == "2" else "2"))
+    assert set(routed(catalog)) == {("q0",), ("q1",), ("q2",)}
+
+
+@pytest.mark.row("E3.7", "E3.11")
+def test_a_queue_that_is_deleted_leaves_no_hole() -> None:
+    catalog = hash_of_three()
+    catalog.apply(QueueDelete("/", "q1"))
+    assert set(routed(catalog)) == {("q0",), ("q2",)}
+
+
+@pytest.mark.row("E3.8")
+@given(st.permutations(range(3)))
+def test_every_copy_of_the_catalog_routes_alike(order: list[int]) -> None:
+    catalog = hash_of_three()
+    changes = catalog.changes()
+    bindings = [change for change in changes if isinstance(change, BindingPut)]
+    others = [change for change in changes if not isinstance(change, BindingPut)]
+    copy = Catalog.rebuilt(0, [*others, *(bindings[i] for i in order)])
+    assert routed(copy) == routed(catalog)
 
 
 @pytest.mark.row("E3.8")
@@ -139,8 +241,8 @@ def test_messages_without_the_header_go_to_one_destination() -> None:
 
 
 @pytest.mark.row("E3.10")
-@pytest.mark.parametrize("kind", [ConsistentHash, ModulusHash, Chance])
-def test_without_bindings_there_is_no_destination(kind: type[Spread]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_bindings_there_is_no_destination(kind: Callable[[], Spread]) -> None:
     assert not kind().match(Message("k"))
 
 
@@ -168,6 +270,11 @@ def test_what_cannot_be_hashed_is_named() -> None:
     assert exchange_fault("x-consistent-hash", {"hash-property": "app_id"}) == "Unsupported property: app_id"
     assert exchange_fault("x-consistent-hash", {"hash-property": "timestamp"}) is None
     assert exchange_fault("direct", both) is None
+    two = {"hash-header": "a", "x-hash-on": "b"}
+    assert exchange_fault("x-consistent-hash", two) == "hash-header and x-hash-on are mutually exclusive"
+    assert exchange_fault("x-consistent-hash", {"hash-header": "a", "x-hash-on": "a"}) is None
+    assert exchange_fault("x-consistent-hash", {"x-algorithm": "best"}) == "Unsupported x-algorithm: best"
+    assert exchange_fault("x-consistent-hash", {"x-algorithm": "jump"}) is None
 
 
 def test_only_an_exchange_that_leads_to_queues_alone_is_left_to_the_packer() -> None:

@@ -15,6 +15,7 @@ from shardd.store import DiskFull, SegmentStore, StoreError
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
 from shardd.wire import packer as packing
+from tests.support.dict_store import NoStreams
 from tests.support.faulty_files import FaultyFiles, PowerCut
 
 SEGMENT_BYTES = 4096
@@ -27,7 +28,7 @@ SPECS = [m.QueueSpec(number, vhost, f"q{number}", number in DURABLE) for number,
 TARGETS = [(1,), (2,), (1, 2), (3,), (1, 4), (4,)]
 
 
-class FaultyHome:
+class FaultyHome(NoStreams):
     def __init__(self, files: FaultyFiles) -> None:
         self.files = files
 

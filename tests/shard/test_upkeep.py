@@ -12,6 +12,7 @@ from shardd.upkeep import LOOK_EACH_MS, NOT_DUE, RECLAIM_BYTES_PER_S, Upkeep
 from shardd.wire import envelope
 from shardd.wire import messages as m
 from shardd.wire import packer as packing
+from tests.support.dict_store import NoStreams
 from tests.support.faulty_files import FaultyFiles
 
 EPOCH = 7
@@ -92,7 +93,7 @@ def test_after_an_error_such_as_a_full_disk_it_waits() -> None:
     assert upkeep.begin(stores, LOOK_EACH_MS)
 
 
-class Home:
+class Home(NoStreams):
     def __init__(self) -> None:
         self.files = FaultyFiles()
 

@@ -41,6 +41,10 @@ def any_change() -> st.SearchStrategy[c.AnyChange]:
     )
 
 
+def part() -> st.SearchStrategy[c.ShardOf]:
+    return st.builds(c.ShardOf, NAMES, st.integers(0, 3), KEYS, st.sampled_from([c.ACTIVE, c.DRAINING, c.KEPT]))
+
+
 def policy() -> st.SearchStrategy[dict[str, Any]]:
     """The value of a parameter; now and then one that is no policy at all."""
     definitions = st.dictionaries(
@@ -72,6 +76,7 @@ def definition() -> st.SearchStrategy[c.AnyChange]:
             st.booleans(),
             st.sampled_from(["", "", "0.1.7"]),
             ARGUMENTS,
+            st.one_of(st.none(), part()),
         ),
         st.builds(c.QueueDelete, VHOSTS, NAMES),
         st.builds(c.BindingPut, *binding),

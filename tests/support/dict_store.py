@@ -6,7 +6,10 @@ from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from shardd.store import StreamCache
+from shardd.store.queue_log import QueueLog
 from tests.reference.wire import records_of
+from tests.support.faulty_files import FaultyFiles
 
 
 @dataclass
@@ -132,11 +135,23 @@ class DictStore:
         return {"live_messages": sum(map(len, self.live.values()))}
 
 
+class NoStreams:
+    """For homes of stores alone."""
+
+    def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
+        raise AssertionError("nobody declared one")
+
+    def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
+        assert not queue_ids
+
+
 class DictHome:
     """The stores of all vhosts; `found`: vhosts that have files, open or not."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: FaultyFiles | None = None) -> None:
         self.found: dict[str, DictStore] = {}
+        self.files = FaultyFiles() if files is None else files  # of the streams
+        self._cache = StreamCache(self.files)
 
     def store(self, vhost: str) -> DictStore:
         return self.found.setdefault(vhost, DictStore())
@@ -149,6 +164,14 @@ class DictHome:
 
     def keep_only(self, vhosts: Collection[str]) -> None:
         self.found = {vhost: store for vhost, store in self.found.items() if vhost in vhosts}
+
+    def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
+        log = QueueLog(f"stream.{queue_id}", files=self.files, segment_bytes=segment_bytes, cache=self._cache)
+        log.recover()
+        return log
+
+    def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
+        pass
 
     def recovered(self, vhost: str, store: object) -> None:
         pass

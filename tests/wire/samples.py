@@ -32,6 +32,19 @@ CONTROL: list[wire.Control] = [
     wire.Alarm("low on disk"),
     wire.Attach(6, 7, 8, 9, 10, "tag", False, True, -1, 20, True, True),
     wire.Attached(7),
+    wire.AttachReader(
+        23, 7, 8, 9, 10, "tag", False, False, 0, 20, False, True, wire.ReadFrom("offset", 5, "name", ["a"], True, 7)
+    ),
+    wire.AttachedAt(23, 5),
+    wire.StreamsReply(
+        24,
+        [],
+        [],
+        {"rss_bytes": 1.5},
+        0,
+        [wire.StreamStats(7, 1, 9, 2, 4096, {"name": 5})],
+        [wire.ReaderStats(7, 0, 1, 2, "tag", 5)],
+    ),
     wire.Detach(8, 9),
     wire.Release(9, [1, 2]),
     wire.Grant(10, 11),

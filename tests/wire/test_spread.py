@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from broker.amqp import frames
-from broker.routing.hashing import key_hash, modulus, rendezvous_weighted
+from broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_weighted
 from shardd.wire import codec, packer
 
 MEMBERS = [(weight, seed, shard, queue, False) for weight, seed, shard, queue in
@@ -68,6 +68,9 @@ def test_each_key_goes_where_plain_routing_says() -> None:
     lots = [(weight, seed) for weight, seed, *_ in MEMBERS]
     for key in keys:
         assert chosen[key] == {MEMBERS[rendezvous_weighted(key_hash(key), lots)][3]}
+    chosen = packed(packer.JUMP, keys)
+    for key in keys:
+        assert chosen[key] == {MEMBERS[jump_weighted(key_hash(key), [weight for weight, *_ in MEMBERS])][3]}
     chosen = packed(packer.MODULUS, keys)
     for key in keys:
         assert chosen[key] == {MEMBERS[modulus(key_hash(key), 4)][3]}

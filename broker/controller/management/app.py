@@ -32,6 +32,7 @@ from broker.controller.management import (
     processes,
     prometheus,
     queues,
+    routes,
     users,
     vhosts,
 )
@@ -64,6 +65,7 @@ RESOURCES = (
     vhosts,
     users,
     queues,
+    routes,
     exchanges,
     bindings,
     connections,

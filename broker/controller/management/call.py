@@ -29,9 +29,9 @@ from broker.controller.management.imports import Imports
 from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
 from broker.controller.shard_links import ShardLinks
+from broker.controller.shard_sets import NODE as NODE
 from broker.logins import WRONG, Logins, TakesLong, is_loopback
 
-NODE = "shardmq@localhost"
 # What each tag lets its user do beside its own: RabbitMQ's ranks.
 TAGS: Final[dict[str, set[str]]] = {
     "management": {"management", "policymaker", "monitoring", "administrator"},

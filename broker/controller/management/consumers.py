@@ -9,7 +9,7 @@ from broker.checks import is_reply_queue
 from broker.control import ConnectionInfo
 from broker.controller.management.call import Call, Route
 from broker.controller.management.channels import channel_name
-from broker.controller.management.gathered import Stats
+from broker.controller.management.gathered import Stats, lag, reader_key
 from broker.controller.management.listing import Listing
 
 
@@ -29,6 +29,7 @@ def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
         if queue is None or queue.vhost not in seen or is_reply_queue(queue.name):
             continue
         info = by_end.get((consumer.door, consumer.connection))
+        reader = stats.readers.get(reader_key(consumer))
         yield {
             "consumer_tag": consumer.tag,
             "queue": {"name": queue.name, "vhost": queue.vhost},
@@ -39,6 +40,7 @@ def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
             "active": consumer.active,
             "activity_status": "up" if consumer.active else "waiting",
             "arguments": {},
+            **({} if reader is None else {"offset": reader.offset, "offset_lag": lag(stats, reader)}),
         }
 
 

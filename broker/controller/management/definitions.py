@@ -115,7 +115,7 @@ def _queues(queues: Iterable[QueuePut]) -> Iterable[dict[str, Any]]:
 def _exchanges(vhost: Vhost) -> Iterable[dict[str, Any]]:
     for exchange in vhost.exchanges.values():
         if exchange.name not in PREDECLARED:
-            yield _without(exchanges.row(exchange), "policy", "user_who_performed_action")
+            yield _without(exchanges.row(exchange, vhost), "policy", "shard_queues", "user_who_performed_action")
 
 
 def _bindings(vhost: Vhost, bound: Iterable[BindingPut]) -> Iterable[dict[str, Any]]:

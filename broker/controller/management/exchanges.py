@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from broker.catalog import DEFAULT_EXCHANGE_RIGHTS_NAME
+from broker.catalog import DEFAULT_EXCHANGE_RIGHTS_NAME, Vhost
 from broker.changes import ExchangePut
 from broker.controller.management.call import Call, Route, check, not_found, put_status
 from broker.controller.management.listing import Listing
@@ -24,8 +24,8 @@ def exchange_name(part: str) -> str:
     return "" if part == DEFAULT_EXCHANGE_RIGHTS_NAME else part
 
 
-def row(exchange: ExchangePut, policy: str | None = None) -> dict[str, Any]:
-    return {
+def row(exchange: ExchangePut, vhost: Vhost) -> dict[str, Any]:
+    shown: dict[str, Any] = {
         "name": exchange.name,
         "vhost": exchange.vhost,
         "type": exchange.type,
@@ -33,9 +33,12 @@ def row(exchange: ExchangePut, policy: str | None = None) -> dict[str, Any]:
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": exchange.arguments,
-        "policy": policy,
+        "policy": vhost.policies_of(exchange).policy,
         "user_who_performed_action": "rmq-internal",
     }
+    if queues := vhost.shard_queues(exchange.name):
+        shown["shard_queues"] = list(queues)
+    return shown
 
 
 def _exchange(call: Call) -> ExchangePut:
@@ -47,12 +50,11 @@ def _exchange(call: Call) -> ExchangePut:
 
 async def get_all(call: Call) -> Listing:
     found = [(vhost, exchange) for vhost in call.vhosts() for exchange in vhost.exchanges.values()]
-    return Listing(row(exchange, vhost.policies_of(exchange).policy) for vhost, exchange in found)
+    return Listing(row(exchange, vhost) for vhost, exchange in found)
 
 
 async def get(call: Call) -> dict[str, Any]:
-    exchange = _exchange(call)
-    return row(exchange, call.vhost().policies_of(exchange).policy)
+    return row(_exchange(call), call.vhost())
 
 
 async def put(call: Call) -> Any:

@@ -19,7 +19,15 @@ from broker.changes import QueuePut
 from broker.control import DoorReport
 from broker.controller.authority import ShardSilent
 from shardd.wire import messages as wire
-from shardd.wire.messages import ConsumerStats, Message, QueueStats, StatsReply
+from shardd.wire.messages import (
+    ConsumerStats,
+    Message,
+    QueueStats,
+    ReaderStats,
+    StatsReply,
+    StreamsReply,
+    StreamStats,
+)
 
 STATS_FRESH_S = 1.0
 FRESH_SHARE = 10  # looking at everything takes at most one second of so many
@@ -58,6 +66,8 @@ class Stats:
     at: float = 0.0
     queues: dict[int, QueueStats] = field(default_factory=dict)
     consumers: list[ConsumerStats] = field(default_factory=list)
+    streams: dict[int, StreamStats] = field(default_factory=dict)  # by queue
+    readers: dict[tuple[int, int, int, int, str], ReaderStats] = field(default_factory=dict)  # by `reader_key`
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
     channels: list[dict[str, Any]] = field(default_factory=list)
@@ -209,6 +219,9 @@ def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
     stats.shards[shard] = reply.process
     for queue in reply.queues:
         stats.queues[queue.id] = queue
+    if isinstance(reply, StreamsReply):
+        stats.streams.update((stream.id, stream) for stream in reply.streams)
+        stats.readers.update((reader_key(reader), reader) for reader in reply.readers)
     for name in (*COUNTERS, *SIZES):
         stats.totals[name] += sum([getattr(queue, name) for queue in reply.queues])
 
@@ -217,6 +230,8 @@ def _add_shard(stats: Stats, seen: Stats) -> None:
     stats.queues.update(seen.queues)
     stats.consumers.extend(seen.consumers)
     stats.shards.update(seen.shards)
+    stats.streams.update(seen.streams)
+    stats.readers.update(seen.readers)
     for name, value in seen.totals.items():
         stats.totals[name] += value
     for process in seen.shards.values():
@@ -229,6 +244,16 @@ def _add_door(stats: Stats, report: DoorReport) -> None:
     stats.channels.extend(report.channels)
     for name, value in report.counters.items():
         stats.counters[name] = stats.counters.get(name, 0) + value
+
+
+def reader_key(of: ConsumerStats | ReaderStats) -> tuple[int, int, int, int, str]:
+    return of.queue, of.door, of.connection, of.channel, of.tag
+
+
+def lag(stats: Stats, reader: ReaderStats) -> int:
+    """Messages it has before it."""
+    stream = stats.streams.get(reader.queue)
+    return max(stream.next_offset - max(reader.offset, stream.first_offset), 0) if stream is not None else 0
 
 
 RABBITMQ_COUNTERS = {

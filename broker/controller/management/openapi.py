@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.controller.management import bindings, exchanges, queues, users, vhosts
+from broker.controller.management import bindings, exchanges, queues, routes, users, vhosts
 from broker.controller.management.call import Route
 from broker.controller.management.schemas import ROWS, Schema, of_list, of_row
 from broker.policies import APPLY_TO
@@ -55,6 +55,7 @@ _DOCUMENT: Schema = {"type": "object"}
 
 STRUCTS: Final = {
     "QueueBody": queues.QueueBody,
+    "MessageBody": routes.MessageBody,
     "ExchangeBody": exchanges.ExchangeBody,
     "BindingBody": bindings.BindingBody,
     "VhostBody": vhosts.VhostBody,
@@ -82,6 +83,7 @@ BODIES: Final[dict[tuple[str, str], str | Schema]] = {
     ("PUT", "/api/user-limits/{user}/{name}"): _NUMBER,
     ("PUT", "/api/cluster-name"): _NAME,
     ("POST", "/api/exchanges/{vhost}/{exchange}/publish"): _PUBLISH,
+    ("POST", "/api/exchanges/{vhost}/{exchange}/route"): "MessageBody",
     ("POST", "/api/queues/{vhost}/{queue}/get"): _GET,
     ("POST", "/api/definitions"): _DOCUMENT,
     ("POST", "/api/definitions/{vhost}"): _DOCUMENT,
@@ -153,6 +155,7 @@ SHOWS: Final[dict[str, str | list[str]]] = {
 }
 POST_SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/exchanges/{vhost}/{exchange}/publish": "Routed",
+    "/api/exchanges/{vhost}/{exchange}/route": "Explained",
     "/api/queues/{vhost}/{queue}/get": ["Message"],
 }
 

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from broker.controller.management import object_metrics, processes
 from broker.controller.management.call import NODE, Context
-from broker.controller.management.gathered import Stats
+from broker.controller.management.gathered import Stats, lag
 from broker.controller.management.overview import RABBITMQ_VERSION, cluster_name, product_version
 from shardd.wire.messages import LOW_ON_DISK
 
@@ -60,7 +60,7 @@ async def text(context: Context, endpoint: str = "aggregated") -> bytes:
     """What does not grow with the number of queues. `endpoint`: "per-object" leaves out what is told of each queue."""
     stats = await context.stats.now()
     metrics = [*_totals(context, stats), *_identity(context, endpoint), *_alarms(context, stats)]
-    metrics += _processes(context, stats)
+    metrics += [*_processes(context, stats), *_streams(stats)]
     if endpoint == "per-object":
         metrics = [metric for metric in metrics if metric.name not in TOLD_OF_EACH]
     return generate_latest(_Once(metrics))
@@ -190,3 +190,9 @@ def _processes(context: Context, stats: Stats) -> Iterator[Metric]:
             if name in process:
                 family.add_metric([f"shard-{shard}", str(shard)], process[name])
         yield family
+
+
+def _streams(stats: Stats) -> Iterator[Metric]:
+    worst = max((lag(stats, reader) for reader in stats.readers.values()), default=0)
+    what = "Messages that the slowest consumer has before it"
+    yield GaugeMetricFamily("rabbitmq_stream_consumer_max_offset_lag", what, value=worst)

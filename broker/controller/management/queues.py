@@ -49,6 +49,8 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
         "effective_policy_definition": applied.definition,
         "state": "running",
     }
+    if queue.part is not None:
+        shown |= {"exchange": queue.part.exchange, "index": queue.part.index, "shard_state": queue.part.state}
     if queue.owner and (holder := context.presence.connection(queue.owner)) is not None:
         shown["owner_pid_details"] = {
             "name": holder.name,
@@ -75,6 +77,17 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
         message_bytes_unacknowledged=known.unacked_bytes,
         message_stats=message_stats(stats, known),
     )
+    stream = stats.streams.get(queue.id)
+    if stream is not None:
+        shown.update(
+            messages=known.ready,  # what is read stays
+            memory=0,
+            message_bytes=known.ready_bytes,
+            first_offset=stream.first_offset,
+            last_offset=stream.next_offset - 1 if stream.next_offset > stream.first_offset else None,
+            segments=stream.segments,
+            stream_positions=stream.positions,
+        )
     return shown
 
 

@@ -1,0 +1,113 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Stored messages (drawn in frames.pyx) get a header each that says their offset: an int64 under a given name."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy
+
+cdef enum:
+    HEADERS = 1 << 13
+
+cdef inline uint32_t be32(const uint8_t *p) noexcept nogil:
+    return (<uint32_t> p[0] << 24) | (<uint32_t> p[1] << 16) | (<uint32_t> p[2] << 8) | p[3]
+
+cdef inline uint8_t *put32(uint8_t *p, uint32_t value) noexcept nogil:
+    p[0] = <uint8_t>(value >> 24)
+    p[1] = <uint8_t>(value >> 16)
+    p[2] = <uint8_t>(value >> 8)
+    p[3] = <uint8_t>value
+    return p + 4
+
+cdef inline uint8_t *put(uint8_t *p, const uint8_t *data, uint64_t size) noexcept nogil:
+    memcpy(p, data, size)
+    return p + size
+
+cdef bint has(const uint8_t *data, uint64_t size, const uint8_t *name, uint64_t name_size) noexcept nogil:
+    cdef const uint8_t *end = data + size
+    while data + name_size <= end:
+        data = <const uint8_t*>memchr(data, name[0], end - data - name_size + 1)
+        if data == NULL:
+            return False
+        if memcmp(data, name, name_size) == 0:
+            return True
+        data += 1
+    return False
+
+cdef uint64_t headers_at(const uint8_t *props, uint64_t size, uint32_t flags) noexcept nogil:
+    """Where the headers are, or would be; 0: the properties are broken."""
+    cdef uint64_t at = 2
+    cdef int bit
+    for bit in range(15, 13, -1):
+        if flags >> bit & 1:
+            if at >= size:
+                return 0
+            at += 1 + <uint64_t>props[at]
+    if flags & HEADERS:
+        if at + 4 > size or at + 4 + be32(props + at) > size:
+            return 0
+    return at if at <= size else 0
+
+
+def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not None, bytes name not None,
+             bint cleaned=False):
+    """The stored messages of `blob`, each with the header `name` that says its number of `offsets` (u64, little endian, one
+    for each). None when some message may have a header of that name: it must be taken out before
+    (`cleaned`: it was)."""
+    cdef uint64_t count = offsets.shape[0] // 8, total = blob.shape[0], at = 0, i, n, here, table, offset
+    cdef uint64_t name_size = len(name), pair = 1 + name_size + 9
+    cdef const uint8_t *data = &blob[0] if total else NULL
+    cdef const uint8_t *key = <const uint8_t*>PyBytes_AS_STRING(name)
+    cdef const uint8_t *props
+    cdef const uint8_t *body
+    cdef uint32_t props_size, body_size, flags
+    cdef uint8_t *p
+    cdef uint8_t *start
+    if not 0 < name_size < 256:
+        raise ValueError("a header's name has 1 to 255 bytes")
+    # At the most: flags, a table's length and the pair.
+    out = PyBytes_FromStringAndSize(NULL, total + count * (6 + pair))
+    start = p = <uint8_t*>PyBytes_AS_STRING(out)
+    for i in range(count):
+        if at + 10 > total:
+            raise ValueError("no whole stored message")
+        n = 10 + <uint64_t>data[at + 8]
+        if at + n > total:
+            raise ValueError("no whole stored message")
+        n += data[at + n - 1]
+        memcpy(&body_size, data + at, 4)
+        memcpy(&props_size, data + at + 4, 4)
+        if at + n + props_size + body_size > total:
+            raise ValueError("no whole stored message")
+        props = data + at + n
+        body = props + props_size
+        flags = (<uint32_t>props[0] << 8 | props[1]) if props_size >= 2 else 0
+        here = headers_at(props, props_size, flags) if props_size >= 2 else 2
+        if here == 0:
+            raise ValueError("broken content properties")
+        if not cleaned and flags & HEADERS and has(props + here, props_size - here, key, name_size):
+            return None
+        p = put(p, data + at, 4)
+        p += 4  # their new size, below
+        p = put(p, data + at + 8, n - 8)
+        p[0] = <uint8_t>((flags | HEADERS) >> 8)
+        p[1] = <uint8_t>flags
+        p += 2
+        if props_size > 2:
+            p = put(p, props + 2, here - 2)
+        table = be32(props + here) if flags & HEADERS else 0
+        p = put32(p, <uint32_t>(table + pair))
+        if flags & HEADERS:
+            p = put(p, props + here + 4, table)
+            here += 4 + table
+        p[0] = <uint8_t>name_size
+        p = put(p + 1, key, name_size)
+        p[0] = c"l"
+        memcpy(&offset, &offsets[8 * i], 8)
+        p = put32(put32(p + 1, <uint32_t>(offset >> 32)), <uint32_t>offset)
+        if props_size > here:
+            p = put(p, props + here, props_size - here)
+        props_size += <uint32_t>(pair + (0 if flags & HEADERS else 4) + (2 if props_size < 2 else 0))
+        p = put(p, body, body_size)
+        memcpy(p - body_size - props_size - (n - 8) - 4, &props_size, 4)
+        at += n + <uint64_t>(body - props) + body_size
+    return out[:p - start]

@@ -1,0 +1,63 @@
+"""Shard queues that are to go when they are empty: looked at from time to time, and let go.
+
+Such a queue is unbound; what was on its way to it when it was unbound has come before the second look. So it goes when
+two looks in a row found nothing in it, neither ready nor held by a consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from broker.catalog import Catalog
+from broker.changes import QueuePut
+from broker.control import Answer
+from broker.controller.shard_sets import draining
+
+LOOK_S_FIRST = 2.0
+LOOK_S_MAX = 20.0  # between looks at queues in which nothing happens
+
+log = logging.getLogger(__name__)
+
+
+class Deletes(Protocol):
+    """What is needed of the authority."""
+
+    async def delete_queue(self, vhost: str, name: str, if_unused: bool = False, if_empty: bool = False) -> Answer: ...
+
+
+class Shards(Protocol):
+    async def messages(self, queues: list[QueuePut]) -> dict[int, int]: ...
+
+
+class Looks:
+    """What was found so far. Pure: `seen` takes one look and says which queues may go."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, int] = {}  # messages by queue id, as of the last look
+        self.wait_s = LOOK_S_FIRST
+
+    def seen(self, queues: list[QueuePut], messages: Mapping[int, int]) -> list[QueuePut]:
+        """`messages`: of the queues whose shards answered, ready ones and held ones."""
+        found = {queue.id: messages[queue.id] for queue in queues if queue.id in messages}
+        empty_twice = [queue for queue in queues if found.get(queue.id) == self._found.get(queue.id) == 0]
+        idle = found == self._found and found
+        self.wait_s = min(2 * self.wait_s, LOOK_S_MAX) if idle else LOOK_S_FIRST
+        self._found = {} if empty_twice else found
+        return empty_twice
+
+
+async def run(catalog: Catalog, shards: Shards, authority: Deletes) -> None:
+    """Until cancelled."""
+    looks = Looks()
+    while True:
+        await asyncio.sleep(looks.wait_s)
+        queues = [queue for vhost in catalog.vhosts.values() for name in vhost.part_exchanges()
+                  for queue in draining(vhost.parts(name))]  # fmt: skip
+        messages = await shards.messages(queues) if queues else {}
+        for queue in looks.seen(queues, messages):
+            answer = await authority.delete_queue(queue.vhost, queue.name, if_empty=True)
+            if not answer.code:
+                log.info("shard queue '%s' in vhost '%s' is empty and gone", queue.name, queue.vhost)

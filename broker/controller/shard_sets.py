@@ -1,0 +1,259 @@
+"""Stream exchanges: which shard queues an exchange shall have, and the changes that lead there. Pure.
+
+Made by the exchange's own arguments (`x-shards`, `x-super-stream`), else by the policy that applies to it
+(`shards-per-node`, or `stream-definition` that names a parameter). What is said nowhere is looked for in the parameters
+of component `stream`, then here. A shard queue says of itself whose part it is (`changes.ShardOf`), so the set outlives
+restarts and changes of what asked for it.
+
+New bindings come before old ones go, and a queue that is too much stays in the set, unbound, until it is empty: at no
+moment does a message find no shard, and none is out of reach.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from broker import checks
+from broker.catalog import Catalog, Vhost
+from broker.changes import (
+    ACTIVE,
+    DRAINING,
+    KEPT,
+    AnyChange,
+    BindingDelete,
+    BindingPut,
+    ExchangePut,
+    QueuePut,
+    ShardOf,
+)
+from broker.checks import PRECONDITION_FAILED, Refusal
+from broker.controller.policies import DEFINITION, NUMBER, STREAM, WHEN_GONE, number_fault, when_gone_fault
+from broker.routing.placement import place
+from broker.routing.spreading import weight_fault
+
+NODE = "shardmq@localhost"  # this host's name, here and in the HTTP API
+DEFAULT_SHARDS = 1
+DEFAULT_STREAM_KEY = "10000"
+DEFAULT_WEIGHT = "1"  # where an exchange that spreads by weight is to be bound with a key that is none
+
+NUMBER_ARGUMENT, SUPER_STREAM = "x-shards", "x-super-stream"
+KEY_ARGUMENT, QUEUE_ARGUMENTS, WHEN_GONE_ARGUMENT = "x-shard-routing-key", "x-shard-arguments", "x-shards-when-gone"
+# Never made a stream exchange by a policy: every queue is bound to the one, the other is fed by the broker itself.
+NEVER: Final = frozenset(("", "amq.rabbitmq.trace"))
+
+DRAIN, KEEP, DELETE = "drain", "keep", "delete"  # what becomes of shard queues whose exchange is none any more
+
+
+class Wanted(NamedTuple):
+    """What an exchange is to be: `prefix` tells by the queues' names in which way it was made."""
+
+    prefix: str
+    number: int
+    key: str
+    arguments: dict[str, Any]  # of its queues
+
+    def name(self, exchange: str, index: int) -> str:
+        return f"{self.prefix}: {exchange} - {NODE} - {index}"
+
+
+class Reshaped(NamedTuple):
+    """The changes in order. `created`: queues among them that are new; `dropped`: those to be deleted as they are."""
+
+    changes: list[AnyChange]
+    created: list[QueuePut]
+    dropped: list[QueuePut]
+    notes: list[str]  # what an operator should know
+
+
+# -- what is wanted ---------------------------------------------------------------------------------------
+
+
+def wanted(catalog: Catalog, vhost: Vhost, exchange: ExchangePut, shards: int) -> Wanted | None:
+    """None: it is no stream exchange. `shards`: how many shard processes there are."""
+    return by_arguments(catalog, exchange, shards) or _by_policy(catalog, vhost, exchange, shards)
+
+
+def _wanted(exchange: ExchangePut, prefix: str, number: Any, key: Any, shards: int) -> Wanted:
+    of_queues = exchange.arguments.get(QUEUE_ARGUMENTS)
+    if number_fault(NUMBER, number):  # of a file that was edited by hand
+        number = DEFAULT_SHARDS
+    if not isinstance(key, str) or weight_fault(exchange.type, key) is not None:
+        key = DEFAULT_WEIGHT
+    count = shards if number == "auto" else number
+    return Wanted(prefix, count, key, of_queues if isinstance(of_queues, dict) else {})
+
+
+def by_arguments(catalog: Catalog, exchange: ExchangePut, shards: int) -> Wanted | None:
+    arguments = exchange.arguments
+    streams, number = arguments.get(SUPER_STREAM, False), arguments.get(NUMBER_ARGUMENT)
+    if streams is False and number is None:
+        return None
+    if number is None:
+        number = "auto" if streams is True else streams
+    prefix = "sharding" if streams is False else "stream"
+    key = arguments.get(KEY_ARGUMENT, "" if streams is False else _global(catalog, exchange.vhost, "routing-key"))
+    return _wanted(exchange, prefix, number, key, shards)
+
+
+def _by_policy(catalog: Catalog, vhost: Vhost, exchange: ExchangePut, shards: int) -> Wanted | None:
+    if exchange.name in NEVER:
+        return None
+    definition = vhost.policies_of(exchange).definition
+    if NUMBER in definition:
+        return _wanted(exchange, "sharding", definition[NUMBER], definition.get("routing-key", ""), shards)
+    if DEFINITION not in definition:
+        return None
+    put = catalog.parameters.get((vhost.name, DEFINITION, str(definition[DEFINITION])))
+    said: Mapping[str, Any] = put.value if put is not None and isinstance(put.value, dict) else {}
+    number = said[NUMBER] if NUMBER in said else _global(catalog, vhost.name, NUMBER)
+    key = said["routing-key"] if "routing-key" in said else _global(catalog, vhost.name, "routing-key")
+    return _wanted(exchange, "stream", number, key, shards)
+
+
+def _global(catalog: Catalog, vhost: str, name: str) -> Any:
+    """Of a stream definition, what it leaves open."""
+    put = catalog.parameters.get((vhost, STREAM, name))
+    if put is not None:
+        return put.value
+    return DEFAULT_SHARDS if name == NUMBER else DEFAULT_STREAM_KEY
+
+
+def when_gone(arguments: Mapping[str, Any], definition: Mapping[str, Any]) -> str:
+    """What becomes of the shard queues: by the exchange's arguments, or by its policy."""
+    said = arguments.get(WHEN_GONE_ARGUMENT, definition.get(WHEN_GONE, DRAIN))
+    return DRAIN if when_gone_fault(said) else str(said)
+
+
+def check_arguments(vhost: str, exchange: str, arguments: Mapping[str, Any]) -> None:
+    """Of an exchange that is declared. Raises Refusal, 406."""
+    fault = ""
+    if NUMBER_ARGUMENT in arguments:
+        fault = number_fault(NUMBER_ARGUMENT, arguments[NUMBER_ARGUMENT])
+    if not fault and not isinstance(arguments.get(SUPER_STREAM, True), bool):
+        fault = number_fault(SUPER_STREAM, arguments[SUPER_STREAM])
+    if not fault and not isinstance(arguments.get(KEY_ARGUMENT, ""), str):
+        fault = f"{KEY_ARGUMENT} should be a string, actually was {checks.erlang_term(arguments[KEY_ARGUMENT])}"
+    if not fault and WHEN_GONE_ARGUMENT in arguments:
+        wrong = when_gone_fault(arguments[WHEN_GONE_ARGUMENT])
+        fault = wrong and f"{WHEN_GONE_ARGUMENT}: {checks.erlang_term(arguments[WHEN_GONE_ARGUMENT])} {wrong}"
+    of_queues = arguments.get(QUEUE_ARGUMENTS, {})
+    if not fault and not isinstance(of_queues, dict):
+        fault = f"{QUEUE_ARGUMENTS} should be a table, actually was {checks.erlang_term(of_queues)}"
+    if fault:
+        raise Refusal(PRECONDITION_FAILED, fault)
+    checks.check_queue_arguments(vhost, exchange, of_queues)
+
+
+def check_names(want: Wanted, exchange: str) -> None:
+    """Raises Refusal when the longest of the names is too long for a queue."""
+    checks.check_new_name("queue", want.name(exchange, want.number - 1))
+
+
+# -- how to get there -------------------------------------------------------------------------------------
+
+
+class Reshaping:
+    """One exchange on its way from the shard queues it has to those it is to have."""
+
+    def __init__(self, vhost: Vhost, exchange: ExchangePut, want: Wanted, shards: int) -> None:
+        self._vhost, self._exchange, self._want, self._shards = vhost, exchange, want, shards
+        self._first = place(vhost.name, exchange.name, shards)
+        self._parts = {queue.name: queue for queue in vhost.parts(exchange.name)}
+        self._names = [want.name(exchange.name, index) for index in range(want.number)]
+        kept = (self._parts[name].shard for name in self._names if name in self._parts)
+        self._load = Counter(kept)  # of this exchange's queues, by shard
+        self._done = Reshaped([], [], [], [])
+
+    def run(self, new_queue_id: Callable[[], int], room: int) -> Reshaped:
+        """`room`: how many queues more the vhost may have."""
+        bound = []
+        for index, name in enumerate(self._names):
+            queue = self._vhost.queues.get(name)
+            if queue is None and len(self._done.created) >= room:
+                self._note(f"'{name}' is not made: the vhost has as many queues as it may")
+            elif queue is not None and queue.owner:
+                self._note(f"'{name}' belongs to a connection and cannot be a shard")
+            else:
+                bound.append(self._put_queue(name, index, queue, new_queue_id))
+        self._done.changes.extend(filter(None, (self._bind(queue) for queue in bound)))
+        wanted = set(self._names)
+        for queue in self._parts.values():
+            old = queue.part
+            if old is not None and old.state == ACTIVE and (queue.name not in wanted or old.key != self._want.key):
+                self._done.changes.extend(unbound(self._vhost, queue))
+            if old is not None and old.state == ACTIVE and queue.name not in wanted:
+                self._done.changes.append(in_state(queue, DRAINING))
+                self._note(f"'{queue.name}' is one too many and goes when it is empty")
+        return self._done
+
+    def _put_queue(self, name: str, index: int, queue: QueuePut | None, new_queue_id: Callable[[], int]) -> QueuePut:
+        part = ShardOf(self._exchange.name, index, self._want.key)
+        if queue is not None:
+            put = msgspec.structs.replace(queue, part=part)
+            if put != queue:
+                self._done.changes.append(put)
+            return put
+        shard, id = self._place(index), new_queue_id()
+        durable, arguments = self._exchange.durable, self._want.arguments
+        put = QueuePut(self._vhost.name, name, id, shard, durable, arguments=arguments, part=part)
+        self._done.changes.append(put)
+        self._done.created.append(put)
+        return put
+
+    def _place(self, index: int) -> int:
+        """Where fewest are; of equals the next in turn, from a shard that another exchange does not begin with."""
+        first = self._first + index
+        shard = min(range(self._shards), key=lambda shard: (self._load[shard], (shard - first) % self._shards))
+        self._load[shard] += 1
+        return shard
+
+    def _bind(self, queue: QueuePut) -> BindingPut | None:
+        put = BindingPut(self._vhost.name, self._exchange.name, "queue", queue.name, self._want.key)
+        return None if self._vhost.has_binding(put) else put
+
+    def _note(self, text: str) -> None:
+        self._done.notes.append(f"exchange '{self._exchange.name}' in vhost '{self._vhost.name}': {text}")
+
+
+def released(vhost: Vhost, exchange: str, choice: str) -> Reshaped:
+    """The exchange is no stream exchange any more, or gone. Of `choice`s only `delete` loses messages."""
+    done = Reshaped([], [], [], [])
+    queues = [queue for queue in vhost.parts(exchange) if queue.part is not None and queue.part.state == ACTIVE]
+    for queue in queues:
+        done.changes.extend(unbound(vhost, queue))
+        if choice == DELETE:
+            done.dropped.append(queue)
+        else:
+            done.changes.append(in_state(queue, KEPT if choice == KEEP else DRAINING))
+    fates = {DELETE: "are deleted", KEEP: "stay", DRAIN: "go as soon as they are empty"}
+    if queues:
+        done.notes.append(
+            f"exchange '{exchange}' in vhost '{vhost.name}' is no stream exchange any more: "
+            f"its {len(queues)} shard queues ('{queues[0].name}' ...) {fates[choice]}"
+        )
+    return done
+
+
+def unbound(vhost: Vhost, queue: QueuePut) -> list[AnyChange]:
+    """Without the binding that made it a shard; others, made by hand, are not ours."""
+    assert queue.part is not None
+    gone = BindingDelete(vhost.name, queue.part.exchange, "queue", queue.name, queue.part.key)
+    return [gone] if vhost.has_binding(gone) else []
+
+
+def in_state(queue: QueuePut, state: str) -> QueuePut:
+    assert queue.part is not None
+    return msgspec.structs.replace(queue, part=msgspec.structs.replace(queue.part, state=state))
+
+
+def own_bindings(vhost: Vhost, exchange: str) -> int:
+    """How many of the bindings from an exchange are those of its shard queues: nobody's but the broker's."""
+    return sum(1 for queue in vhost.parts(exchange) if unbound(vhost, queue))
+
+
+def draining(queues: Iterable[QueuePut]) -> list[QueuePut]:
+    return [queue for queue in queues if queue.part is not None and queue.part.state == DRAINING]

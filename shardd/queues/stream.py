@@ -1,0 +1,378 @@
+"""A queue that keeps what was read: consumers are offsets in a log, and each reads all of it.
+
+A message that was published is there when it is on stable storage, and goes with its segment, by age or size. What a
+consumer does not settle counts against its prefetch; ack and reject are the same here, a requeue brings the message to
+the same consumer again. A consumer with a name has a position in the log: the first message it has not settled. It is
+written by the next flush of the log, so a crash may set it back by about a second, never forward.
+
+To a shard it is a queue like others: of what it asks, this file changes nearly all. `store` is where other queues of
+the vhost have their messages; a stream's are never there for longer than it takes to settle them.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from shardd.queues.consumers import Consumer
+from shardd.queues.limits import UNLIMITED, Limits
+from shardd.queues.queue import Outlet, Queue
+from shardd.queues.ready import total
+
+if TYPE_CHECKING:
+    from shardd.queues import Arrival, Store
+    from shardd.queues.unacked import Getter
+
+SEGMENT_BYTES: Final = 500_000_000  # RabbitMQ's default
+SEGMENT_BYTES_MIN: Final = 4096
+SEGMENT_BYTES_MAX: Final = 3_000_000_000
+# How often is looked for segments that have become too old.
+RETAIN_EACH_MS: Final = 1000
+AGE = re.compile(r"(\d+)([YMDhms])")
+UNIT_S: Final = {"Y": 365 * 86400, "M": 30 * 86400, "D": 86400, "h": 3600, "m": 60, "s": 1}
+# Names are AMQP short strings.
+NAME_BYTES_MAX: Final = 255
+
+
+class Batch(Protocol):
+    @property
+    def blob(self) -> bytes: ...
+    @property
+    def entries(self) -> array[int]: ...
+    @property
+    def sizes(self) -> array[int]: ...
+    @property
+    def next_offset(self) -> int: ...
+
+
+class Log(Protocol):
+    """Where the messages of a stream lie; shardd.store meets it."""
+
+    next_offset: int
+    committed_offset: int
+    segment_bytes: int
+
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def last_chunk_offset(self) -> int: ...
+    @property
+    def disk_bytes(self) -> int: ...
+    def append_records(self, records: memoryview, queue_id: int, alone: bool) -> int: ...
+    def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None: ...
+    def batch(self, offset: int, bytes_max: int, count_max: int, wanted: array[int] | None = None) -> Batch: ...
+    def find(self, timestamp: int) -> int: ...
+    def retain(
+        self, now: int, *, max_bytes: int | None = None, max_age_ms: int | None = None, max_messages: int | None = None
+    ) -> int: ...
+    def truncate(self) -> None: ...
+    def position(self, name: bytes) -> int | None: ...
+    def store_position(self, name: bytes, offset: int) -> None: ...
+    def positions(self) -> dict[bytes, int]: ...
+    def begin_sync(self) -> Any: ...
+    def finish_sync(self, job: Any) -> None: ...
+    def close(self) -> None: ...
+    def delete_all(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+
+
+class Retention(NamedTuple):
+    """A stream's arguments, as far as they bound it; None: not bounded."""
+
+    max_bytes: int | None = None
+    max_age_ms: int | None = None
+    max_messages: int | None = None
+    segment_bytes: int = SEGMENT_BYTES
+
+    @property
+    def bounded(self) -> bool:
+        return self[:3] != (None, None, None)
+
+
+class Reader(Consumer):
+    """A consumer of a stream. `offset`: what it gets next, but for what it gave back."""
+
+    __slots__ = ("again", "came_again", "filters", "name", "offset", "seen_below")
+
+    offset: int
+    name: bytes  # b"": its position is not kept
+    filters: array[int] | None  # None: it wants everything
+    seen_below: int  # what is below this offset it may have seen
+    again: list[int]  # offsets it gave back, ascending; at most as many as its prefetch
+    came_again: set[int]  # of those, what it has a second time and has not settled
+
+    @property
+    def position(self) -> int:
+        """The first message it has not settled."""
+        first = self.unacked.first_entry
+        position = first - 1 if first else self.offset
+        return min([position, *self.again[:1], *self.came_again])
+
+    def begin(self, offset: int, name: bytes, filters: array[int] | None, seen_below: int = 0) -> None:
+        """Once, before it is attached."""
+        self.offset, self.name, self.filters, self.seen_below = offset, name, filters, seen_below
+        self.again, self.came_again = [], set()
+
+
+def is_stream(arguments: Mapping[str, Any]) -> bool:
+    return arguments.get("x-queue-type") == "stream"
+
+
+def retention_of(arguments: Mapping[str, Any]) -> Retention:
+    """Values were checked by the controller; what is not a number counts as not given."""
+    segment_bytes = _number(arguments, "x-stream-max-segment-size-bytes") or SEGMENT_BYTES
+    return Retention(
+        max_bytes=_number(arguments, "x-max-length-bytes"),
+        max_age_ms=age_ms(arguments.get("x-max-age")),
+        max_messages=_number(arguments, "x-max-length"),
+        segment_bytes=min(max(segment_bytes, SEGMENT_BYTES_MIN), SEGMENT_BYTES_MAX),
+    )
+
+
+def age_ms(text: object) -> int | None:
+    found = AGE.fullmatch(text) if isinstance(text, str) else None
+    return int(found[1]) * UNIT_S[found[2]] * 1000 if found else None
+
+
+def _number(arguments: Mapping[str, Any], name: str) -> int | None:
+    value = arguments.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return None
+    return value
+
+
+class StreamQueue(Queue):
+    """`store` must outlive it; `log` is open and its own."""
+
+    __slots__ = ("_look_at", "_to_purge", "_turn", "log", "retention")
+
+    keeps_in_store = False
+
+    def __init__(self, queue_id: int, store: Store, log: Log, retention: Retention, now: int = 0) -> None:
+        super().__init__(queue_id, store, UNLIMITED, durable=True, now=now)
+        self.log = log
+        self.retention = retention
+        self._look_at = 0  # when retention is applied next
+        self._turn = 0
+        self._to_purge = False
+        self._recount()
+
+    def _recount(self) -> None:
+        self.ready_count = self.log.committed_offset - self.log.first_offset
+        self.ready_bytes = self.log.disk_bytes
+
+    # -- in --------------------------------------------------------------------------------------------
+
+    def append(self, records: memoryview, alone: bool) -> None:
+        """Of a PUBLISH, those records that name this stream (`alone`: all do)."""
+        self.counters.published += self.log.append_records(records, self.id, alone)
+
+    def publish(self, arrival: Arrival, now: int) -> list[int] | None:
+        """They went to other queues of the vhost too, and so to its store, where this one does not need them."""
+        self.store.settle(self.id, arrival.entries, False)
+        return None
+
+    def begin_sync(self) -> Any:
+        """What was appended becomes readable when the job was run and `finish_sync` called; None: at once."""
+        job = self.log.begin_sync()
+        if job is None:
+            self._recount()
+        return job
+
+    def finish_sync(self, job: Any) -> None:
+        self.log.finish_sync(job)
+        if self._to_purge:
+            self._to_purge = False
+            self.log.truncate()
+        self._look_at = 0
+        self._recount()
+
+    # -- out -------------------------------------------------------------------------------------------
+
+    def new_reader(
+        self, start: str, value: int, name: str, filters: Sequence[str], unfiltered: bool, now: int
+    ) -> tuple[int, bytes, array[int] | None]:
+        """(offset, name, wanted) of one that begins there: drawn at wire.ReadFrom."""
+        log = self.log
+        key = name.encode()[:NAME_BYTES_MAX]
+        stored = log.position(key) if key else None
+        if stored is not None and start != "at":
+            offset = stored
+        elif start == "first":
+            offset = log.first_offset
+        elif start == "last":
+            offset = log.last_chunk_offset
+        elif start in ("offset", "at"):
+            offset = value
+        elif start == "timestamp":
+            offset = log.find(value)
+        elif start == "ago":
+            offset = log.find(now - value)
+        elif start == "back":
+            offset = log.committed_offset - value
+        else:
+            offset = log.committed_offset
+        return min(max(offset, log.first_offset), log.committed_offset), key, log.filters(filters, unfiltered)
+
+    def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
+        """Each reader in turn gets a piece; whether there is more to hand out now."""
+        if now >= self._look_at:
+            self._retain(now)
+        given = 0
+        progress = False
+        readers = self.consumers.all
+        for _ in range(len(readers)):
+            if given >= bytes_max:
+                return True
+            self._turn = (self._turn + 1) % len(readers)
+            reader = readers[self._turn]
+            assert isinstance(reader, Reader)
+            if reader.again or reader.offset < self.log.committed_offset:
+                before = reader.offset
+                given += self._feed(reader, bytes_max - given, outlet)
+                progress = progress or reader.offset > before
+        return progress or given > 0
+
+    def _feed(self, reader: Reader, bytes_max: int, outlet: Outlet) -> int:
+        """What fits; bytes handed out."""
+        count = reader.room()
+        if count <= 0:
+            return 0
+        room = min(reader.window.room, bytes_max)
+        if reader.again:
+            return self._feed_again(reader, room, count, outlet)
+        seen = reader.offset < reader.seen_below
+        if seen:
+            count = min(count, reader.seen_below - reader.offset)
+        batch = self.log.batch(reader.offset, room, count, reader.filters)
+        reader.offset = batch.next_offset
+        if not batch.entries:
+            self._note(reader)
+            return 0
+        return self._hand_out(reader, batch, seen, outlet)
+
+    def _feed_again(self, reader: Reader, room: int, count: int, outlet: Outlet) -> int:
+        """What it gave back: neighbours together. What retention took meanwhile is passed over."""
+        first = reader.again[0]
+        many = 1
+        while many < min(count, len(reader.again)) and reader.again[many] == first + many:
+            many += 1
+        if first < self.log.first_offset:
+            del reader.again[0]
+            return 0
+        batch = self.log.batch(first, room, many)
+        if not batch.entries or batch.entries[0] != first + 1:
+            del reader.again[0]  # damaged, and passed over
+            return 0
+        del reader.again[: len(batch.entries)]
+        reader.came_again.update(entry - 1 for entry in batch.entries)
+        return self._hand_out(reader, batch, True, outlet)
+
+    def _hand_out(self, reader: Reader, batch: Batch, redelivered: bool, outlet: Outlet) -> int:
+        count, size = len(batch.entries), total(batch.sizes)
+        number = reader.unacked.add(batch.entries, batch.sizes)
+        outlet.deliver(reader, number, redelivered, count, batch.blob)
+        reader.window.room -= len(batch.blob)
+        self.counters.delivered += count
+        self.counters.redelivered += count if redelivered else 0
+        self.unacked_count += count
+        self.unacked_bytes += size
+        return len(batch.blob)
+
+    def get(self, getter: Getter | None, now: int) -> tuple[bytes, int, bool, int] | None:
+        """Front doors refuse it."""
+        return None
+
+    # -- back ------------------------------------------------------------------------------------------
+
+    def settled(self, reader: Consumer, kind_is_ack: bool, entries: array[int], size: int, again: bool) -> None:
+        """By a reader: `again` it wants them, else not."""
+        assert isinstance(reader, Reader)
+        self._taken_back(entries, size)
+        self.counters.acked += len(entries) if kind_is_ack else 0
+        if reader.came_again:
+            reader.came_again.difference_update(entry - 1 for entry in entries)
+        if again and not reader.detached:
+            for entry in entries:
+                insort(reader.again, entry - 1)
+        self._note(reader)
+
+    def _note(self, reader: Reader) -> None:
+        if reader.name:
+            self.log.store_position(reader.name, reader.position)
+
+    def release(self, consumer: Consumer, now: int) -> None:
+        """It is gone for good. Its position stays at what it had not settled."""
+        assert isinstance(consumer, Reader)
+        self.detach(consumer, now)
+        self._note(consumer)
+        entries, size = consumer.unacked.take_all()
+        self._taken_back(entries, size)
+        self._holders.pop(consumer, None)
+
+    # -- limits ----------------------------------------------------------------------------------------
+
+    def _retain(self, now: int) -> None:
+        keep = self.retention
+        self._look_at = now + RETAIN_EACH_MS
+        if keep.bounded:
+            self.log.retain(now, max_bytes=keep.max_bytes, max_age_ms=keep.max_age_ms, max_messages=keep.max_messages)
+            self._recount()
+
+    def next_due(self) -> int | None:
+        """When the oldest segment may have become too old."""
+        return self._look_at if self.retention.max_age_ms is not None else None
+
+    def expired_itself(self, now: int) -> bool:
+        return False
+
+    def take_overdue(self, now: int) -> None:
+        """What a reader holds nobody else waits for."""
+
+    def expire(self, now: int, most: int = 0) -> bool:
+        return True
+
+    def enforce(self) -> None:
+        """Only whole segments go, when `_retain` looks."""
+
+    def change(self, limits: Limits, now: int) -> None:
+        """Its limits are its retention."""
+        self.last_used = now
+
+    def change_retention(self, retention: Retention) -> None:
+        self.retention = retention
+        self.log.segment_bytes = retention.segment_bytes
+        self._look_at = 0
+
+    # -- all of it -------------------------------------------------------------------------------------
+
+    def purge(self) -> int:
+        """All messages go, offsets go on; how many there were. While a sync is under way they go with its end."""
+        count = self.ready_count
+        self._to_purge = True
+        self.ready_count = self.ready_bytes = 0
+        return count
+
+    def purge_now(self) -> None:
+        """No sync is under way."""
+        if self._to_purge:
+            self._to_purge = False
+            self.log.truncate()
+            self._recount()
+
+    def live(self) -> array[int]:
+        """Nothing in the store."""
+        return array("Q")
+
+    def drop(self) -> int:
+        """The queue is deleted; how many messages it had. The log is for the caller to delete."""
+        count = self.ready_count
+        for holder in self._holders:
+            if isinstance(holder, Consumer):
+                holder.unacked.take_all()
+        self.closed = self.deleted = True
+        self.ready_count = self.ready_bytes = self.unacked_count = self.unacked_bytes = 0
+        return count

@@ -1,0 +1,51 @@
+"""A stream as a queue of a shard wants it: takes the records of a PUBLISH, gives deliveries with their offsets.
+
+What a message is to be found by (its filter value) is read from its headers when it is appended; a chunk that holds
+none of the values wanted is passed over unread, and of the others only those messages are given that have one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardd.store import intake
+from shardd.store.chunk import expanded
+from shardd.store.stream import StreamLog, wanted_filters
+from shardd.store.stream_reading import COUNT_MAX
+
+
+@dataclass(slots=True)
+class Batch:
+    """`entries`: the offset of each message, + 1. With none and `next_offset` moved on: read on from there."""
+
+    blob: bytes  # u64 offset of each message, then the stored messages back to back
+    entries: array[int]
+    sizes: array[int]  # body_bytes of each
+    next_offset: int
+
+
+class QueueLog(StreamLog):
+    def append_records(self, records: memoryview, queue_id: int, alone: bool) -> int:
+        """Take those of the records that name the queue (`alone`: all do); how many messages."""
+        own = records if alone else intake.records_of(records, queue_id)
+        before = self.next_offset
+        self.append(own, intake.filters_of(own))
+        return self.next_offset - before
+
+    def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None:
+        """What `batch` takes as `wanted`; None: everything."""
+        return wanted_filters([value.encode() for value in values], unfiltered=unfiltered) if values else None
+
+    def batch(self, offset: int, bytes_max: int, count_max: int = COUNT_MAX, wanted: array[int] | None = None) -> Batch:
+        """As `read`, ready to be delivered."""
+        found = self.read(offset, bytes_max, wanted, count_max)
+        blob, sizes = found.blob, found.sizes
+        offsets = expanded(found.runs, 0)
+        if wanted is not None and offsets:
+            blob, offsets, sizes = intake.select(blob, offsets, sizes, wanted)
+            entries = array("Q", [offset + 1 for offset in offsets])
+        else:
+            entries = expanded(found.runs, 1)
+        return Batch(offsets.tobytes() + blob, entries, sizes, found.next_offset)

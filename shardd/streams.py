@@ -1,0 +1,181 @@
+"""The streams of a shard: opened with their log, fed, synced, deleted when no sync has their files in hand.
+
+What a stream does with its messages is `queues.stream`'s. Knows no socket, no clock and no file.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Protocol
+
+from shardd.peers import Peer
+from shardd.queues import Log, Queue, Reader, Store, StreamQueue, retention_of
+from shardd.wire import messages as m
+
+# Of one stream, in a listing.
+POSITIONS_TOLD_MAX = 1000
+
+
+class Home(Protocol):
+    """Where the logs of streams lie."""
+
+    def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> Log:
+        """Recovered, and ready to be used."""
+
+    def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
+        """Others of the vhost go."""
+
+
+class Streams:
+    def __init__(self, home: Home) -> None:
+        self.queues: dict[int, StreamQueue] = {}
+        self.dirty: dict[StreamQueue, None] = {}  # something waits for a sync
+        self._home = home
+        self._syncing: list[StreamQueue] = []
+        self._gone: list[StreamQueue] = []  # deleted, while a sync has their files in hand
+
+    # -- what exists -----------------------------------------------------------------------------------
+
+    def put(self, spec: m.QueueSpec, store: Store, now: int) -> StreamQueue:
+        """A new one, or other arguments for one that is there."""
+        retention = retention_of(spec.arguments)
+        queue = self.queues.get(spec.id)
+        if queue is None:
+            log = self._home.open_stream(spec.vhost, spec.id, retention.segment_bytes)
+            queue = self.queues[spec.id] = StreamQueue(spec.id, store, log, retention, now)
+        else:
+            queue.change_retention(retention)
+        return queue
+
+    def keep_only(self, vhost: str, store: Store) -> None:
+        """Files of streams that were deleted, and stayed behind."""
+        self._home.keep_only_streams(vhost, [id for id, queue in self.queues.items() if queue.store is store])
+
+    def dropped(self, queue: Queue) -> None:
+        """It is deleted: its files go as soon as they can."""
+        if isinstance(queue, StreamQueue):
+            del self.queues[queue.id]
+            self.dirty.pop(queue, None)
+            self._gone.append(queue)
+            self.delete_gone()
+
+    def delete_gone(self) -> None:
+        waiting = [queue for queue in self._gone if queue in self._syncing]
+        for queue in self._gone:
+            if queue not in waiting:
+                queue.log.delete_all()
+        self._gone = waiting
+
+    def close(self) -> None:
+        """Everything to disk."""
+        queues, self.queues = self.queues, {}
+        self.dirty.clear()
+        for queue in queues.values():
+            queue.log.close()
+
+    def abandon(self) -> list[Exception]:
+        """Something broke; troubles met. What the logs have is as good as before: recovery decides."""
+        troubles: list[Exception] = []
+        for queue in self.queues.values():
+            try:
+                if queue not in self._syncing:
+                    queue.log.close()
+            except Exception as error:  # one log's trouble must not cost the others theirs
+                troubles.append(error)
+        return troubles
+
+    # -- messages --------------------------------------------------------------------------------------
+
+    def among(self, queues: Iterable[Queue]) -> list[StreamQueue]:
+        return [queue for queue in queues if isinstance(queue, StreamQueue)]
+
+    def append(self, queues: Sequence[StreamQueue], records: memoryview, alone: bool) -> None:
+        """To each of them the records that name it (`alone`: there is one, and all do)."""
+        for queue in queues:
+            self.dirty[queue] = None
+            queue.append(records, alone)
+
+    def settle(self, reader: Reader, kind: int, entries: array[int], size: int) -> None:
+        queue = reader.queue
+        assert isinstance(queue, StreamQueue)
+        queue.settled(reader, kind == m.ACK, entries, size, kind in (m.REQUEUE, m.RETURN))
+        if reader.name:
+            self.dirty[queue] = None
+
+    def attach(self, queue: StreamQueue, peer: Peer, attach: m.AttachReader, now: int) -> Reader:
+        """Raises ValueError when the stream knows too many names already."""
+        read = attach.read
+        offset, name, wanted = queue.new_reader(read.start, read.value, read.name, read.filters, read.unfiltered, now)
+        if name:
+            queue.log.store_position(name, offset)
+            self.dirty[queue] = None
+        reader = Reader(
+            queue,
+            peer,
+            attach.consumer,
+            peer.window(attach.connection),
+            connection=attach.connection,
+            channel=attach.channel,
+            tag=attach.tag,
+            prefetch=attach.prefetch,
+            limited=attach.granted,
+        )
+        reader.begin(offset, name, wanted, read.seen_below)
+        queue.attach(reader)
+        return reader
+
+    # -- stable storage --------------------------------------------------------------------------------
+
+    def begin_sync(self, queue: StreamQueue) -> Any:
+        """Its job; None: there is nothing to wait for. Raises what the log raises, and it stays dirty."""
+        job = queue.begin_sync()
+        del self.dirty[queue]
+        if job is not None:
+            self._syncing.append(queue)
+        return job
+
+    def sync_ended(self) -> list[StreamQueue]:
+        """Those that have something to read now; after `finish_sync` of each."""
+        ended, self._syncing = self._syncing, []
+        self.delete_gone()
+        return [queue for queue in ended if not queue.deleted]
+
+    def purged(self, queue: Queue) -> None:
+        if isinstance(queue, StreamQueue) and queue not in self._syncing:
+            queue.purge_now()
+
+    # -- numbers ---------------------------------------------------------------------------------------
+
+    def stats(self, ids: Iterable[int]) -> list[m.StreamStats]:
+        """Of the streams among these queues."""
+        found = []
+        for queue in self._among_ids(ids):
+            log = queue.log
+            positions = {name.decode("utf-8", "replace"): offset for name, offset in log.positions().items()}
+            found.append(
+                m.StreamStats(
+                    queue.id,
+                    log.first_offset,
+                    log.committed_offset,
+                    log.stats()["segments"],
+                    log.disk_bytes,
+                    dict(list(positions.items())[:POSITIONS_TOLD_MAX]),
+                )
+            )
+        return found
+
+    def _among_ids(self, ids: Iterable[int]) -> list[StreamQueue]:
+        return [queue for id in ids if (queue := self.queues.get(id)) is not None]
+
+    def reader_stats(self, ids: Iterable[int]) -> list[m.ReaderStats]:
+        found = []
+        for queue in self._among_ids(ids):
+            for reader in queue.consumers:
+                assert isinstance(reader, Reader) and isinstance(reader.peer, Peer)
+                found.append(
+                    m.ReaderStats(
+                        queue.id, reader.peer.number, reader.connection, reader.channel, reader.tag, reader.position
+                    )
+                )
+        return found

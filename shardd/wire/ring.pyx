@@ -1,0 +1,160 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""A ring of messages in memory that two processes share: one writes, one reads, nobody waits for a lock.
+
+    byte 0 of `place`    u64 tail    written by the writer: where it goes on
+         64              u64 head    written by the reader
+        128              u32 asleep  1: the reader sleeps and wants the bell; taken back by who rings it
+    `start` .. + `size`  entries:    u32 bytes  u32 kind  the message, zeros to 8
+
+Tail and head only rise; an entry lies at its position modulo `size`, in one piece. Where it would not fit before the
+end a SKIP leads to the start; so it does when the reader has taken everything: the first pages, which the caches
+know, are used again and again, and a ring that never fills touches only them. A TURN says that what follows comes
+another way (lane.py). The bell is one byte into a socket, sent only to a reader that sleeps.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <sys/socket.h>
+    static inline uint64_t seen(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+    static inline void show(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+    static inline void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+    static inline uint32_t swap(uint32_t *p, uint32_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
+    static inline uint32_t peek(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+    static inline void ring_bell(int fd) { char byte = 0; (void) !send(fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL); }
+    """
+    uint64_t seen(const uint64_t *p) nogil
+    void show(uint64_t *p, uint64_t v) nogil
+    void fence() nogil
+    uint32_t swap(uint32_t *p, uint32_t v) nogil
+    uint32_t peek(const uint32_t *p) nogil
+    void ring_bell(int fd) nogil
+
+cdef enum:
+    HEAD = 64
+    ASLEEP = 128
+    ENTRY = 8
+    MESSAGE = 1
+    SKIP = 2
+    TURN = 3
+    # A reader that has taken everything leads the writer back to the start from here on.
+    BACK_AT = 64 << 10
+
+CONTROL_BYTES = 192
+
+
+cdef class _End:
+    cdef object _memory
+    cdef uint8_t *_data
+    cdef uint64_t *_tail
+    cdef uint64_t *_head
+    cdef uint32_t *_asleep
+    cdef uint64_t _size
+
+    def __cinit__(self, unsigned char[::1] memory not None, size_t place, size_t start, size_t size, *_):
+        if size % ENTRY or place % 64 or place + CONTROL_BYTES > <size_t> memory.shape[0] \
+                or start + size > <size_t> memory.shape[0] or size < 64:
+            raise ValueError("a ring does not lie in its memory")
+        self._memory = memory
+        self._data = &memory[start]
+        self._tail = <uint64_t *> &memory[place]
+        self._head = <uint64_t *> &memory[place + HEAD]
+        self._asleep = <uint32_t *> &memory[place + ASLEEP]
+        self._size = size
+
+
+cdef class Writer(_End):
+    """`bell`: descriptor of the socket whose other end the reader hears."""
+
+    cdef uint64_t _at
+    cdef int _bell
+
+    def __init__(self, memory, size_t place, size_t start, size_t size, int bell):
+        self._at = self._tail[0]
+        self._bell = bell
+
+    cdef inline void _entry(self, uint64_t at, uint32_t length, uint32_t kind) noexcept:
+        cdef uint32_t *entry = <uint32_t *> (self._data + at % self._size)
+        entry[0] = length
+        entry[1] = kind
+
+    cdef inline void _publish(self) noexcept:
+        show(self._tail, self._at)
+        fence()
+        if peek(self._asleep) and swap(self._asleep, 0):
+            ring_bell(self._bell)
+
+    def put(self, bytes message not None):
+        """Whether there was room, beside that for a turn."""
+        cdef uint64_t length = PyBytes_GET_SIZE(message)
+        cdef uint64_t need = ENTRY + (length + 7) // 8 * 8
+        cdef uint64_t offset = self._at % self._size
+        cdef uint64_t head = seen(self._head)
+        cdef uint64_t skip = 0
+        if offset + need > self._size or (head == self._at and offset >= BACK_AT and offset >= need + ENTRY):
+            skip = self._size - offset
+        if length > 0xffffffff or self._at - head + skip + need + ENTRY > self._size:
+            return False
+        if skip:
+            self._entry(self._at, 0, SKIP)
+            self._at += skip
+        self._entry(self._at, <uint32_t> length, MESSAGE)
+        memcpy(self._data + self._at % self._size + ENTRY, PyBytes_AS_STRING(message), length)
+        self._at += need
+        self._publish()
+        return True
+
+    def turn(self):
+        """What follows does not come through here, until all that is here is taken."""
+        self._entry(self._at, 0, TURN)
+        self._at += ENTRY
+        self._publish()
+
+    def empty(self):
+        """Whether the reader has taken everything."""
+        return seen(self._head) == self._at
+
+
+cdef class Reader(_End):
+    cdef uint64_t _at
+
+    def __init__(self, memory, size_t place, size_t start, size_t size):
+        self._at = self._head[0]
+
+    def take(self, int most):
+        """(messages, turned): at most so many; nothing behind a turn. ValueError: what is there is no ring's."""
+        cdef list messages = []
+        cdef uint64_t tail = seen(self._tail)
+        cdef uint64_t offset, left
+        cdef uint32_t length, kind
+        cdef bint turned = False
+        while self._at != tail and most and not turned:
+            offset = self._at % self._size
+            left = min(self._size - offset, tail - self._at)
+            memcpy(&length, self._data + offset, 4)
+            memcpy(&kind, self._data + offset + 4, 4)
+            if kind == MESSAGE and left >= ENTRY + <uint64_t> length:
+                messages.append(PyBytes_FromStringAndSize(<char *> self._data + offset + ENTRY, length))
+                self._at += ENTRY + (<uint64_t> length + 7) // 8 * 8
+                most -= 1
+            elif kind == SKIP:
+                self._at += self._size - offset
+            elif kind == TURN:
+                self._at += ENTRY
+                turned = True
+            else:
+                raise ValueError(f"no entry of a ring at {self._at}: {length} bytes of kind {kind}")
+        show(self._head, self._at)
+        return messages, turned
+
+    def sleep(self):
+        """Before the reader sleeps: whether it may; the next message rings the bell then."""
+        swap(self._asleep, 1)
+        if seen(self._tail) != self._at:
+            swap(self._asleep, 0)
+            return False
+        return True

@@ -1,0 +1,188 @@
+"""A stream of a shard: readable and confirmed after its sync and never before; its files go when no sync has them."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from shardd.shard import NoRoom, Shard
+from shardd.store import DiskFull
+from shardd.wire import codec, envelope
+from shardd.wire import messages as m
+from shardd.wire import packer as packing
+from tests.shard.test_shard import EPOCH, MESSAGE, read
+from tests.support.dict_store import DictHome
+
+STREAM = m.QueueSpec(1, "/", "s", True, arguments={"x-queue-type": "stream"})
+PLAIN = m.QueueSpec(2, "/", "q", True)
+NOBODY_WAITS = False
+
+
+class Bench:
+    """A shard that is ready, with a stream, a queue, a controller and a front door."""
+
+    def __init__(self, home: DictHome | None = None) -> None:
+        self.home = DictHome() if home is None else home
+        self.shard = Shard(0, EPOCH, 1, self.home, no_room=(NoRoom, DiskFull))
+        self.batch = 0
+        self.join(m.CONTROLLER, 3)
+        self.tell(m.Assign([STREAM, PLAIN]), m.CONTROLLER, 3)
+        self.join(0, 5)
+        self.turn()
+
+    def join(self, peer: int, incarnation: int) -> None:
+        self.shard.receive(envelope.control(peer, incarnation, 0, 0, m.Join(f"peer-{peer}")), 1000)
+
+    def tell(self, what: Any, peer: int = 0, incarnation: int = 5) -> None:
+        self.shard.receive(envelope.control(peer, incarnation, EPOCH, 0, what), 1000)
+
+    def publish(self, *queues: int, count: int = 1, wanted: bool = True) -> None:
+        """Not persistent: to a stream that makes no difference."""
+        self.batch += 1
+        packer = packing.Packer(1)
+        for _ in range(count):
+            packer.add_stored(0, list(queues), MESSAGE, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False)
+        data = packer.take(0, 0, 5, EPOCH, self.batch, wanted)
+        assert data is not None
+        self.shard.receive(data, 1000)
+
+    def attach(self, consumer: int = 1, prefetch: int = 10, **read: Any) -> None:
+        start = m.ReadFrom(**{"start": "first", **read})
+        self.tell(m.AttachReader(50, 1, consumer, 9, 1, "tag", False, False, 0, prefetch, read=start))
+
+    def settle(self, kind: int, first: int, last: int) -> None:
+        self.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, kind, first, last)]), 1000)
+
+    def sync(self) -> None:
+        sync = self.shard.begin_sync()
+        assert sync is not None
+        sync.run()
+        self.shard.sync_ended()
+
+    def turn(self, peer: int = 0) -> list[Any]:
+        return [read(o.message) for o in self.shard.turn_end(1000) if o.endpoint == f"peer-{peer}"]
+
+
+def test_a_message_of_a_stream_is_confirmed_and_read_after_its_sync() -> None:
+    bench = Bench()
+    bench.attach()
+    assert bench.turn() == [m.AttachedAt(50, 0)]
+    bench.publish(1, count=3)
+    assert bench.turn() == []
+    first = bench.shard.begin_sync()
+    assert first is not None
+    bench.publish(1)
+    assert bench.turn() == []
+    first.run()
+    bench.shard.sync_ended()
+    assert bench.turn() == [("deliver", [(1, 1, False, 3)]), ("confirmed", 1, [])]
+    bench.sync()
+    assert bench.turn() == [("deliver", [(1, 4, False, 1)]), ("confirmed", 2, [])]
+
+
+def test_readers_need_not_wait_for_somebody_who_waits_for_a_confirm() -> None:
+    bench = Bench()
+    bench.attach()
+    bench.turn()
+    bench.publish(1, wanted=NOBODY_WAITS)
+    bench.sync()
+    assert bench.turn() == [("deliver", [(1, 1, False, 1)])]
+
+
+def test_a_message_for_both_is_in_the_stream_once_and_settled_in_the_store() -> None:
+    bench = Bench()
+    bench.publish(1, 2)
+    bench.publish(2)
+    bench.sync()
+    store = bench.home.store("/")
+    assert store.live == {1: set(), 2: store.live[2]}
+    assert len(store.live[2]) == bench.shard.queues[2].ready_count == 2
+    assert bench.shard.queues[1].ready_count == 1
+
+
+def test_each_delivery_says_the_offsets_of_its_messages() -> None:
+    bench = Bench()
+    bench.publish(1, count=5)
+    bench.sync()
+    bench.attach(start="offset", value=2)
+    sections = [
+        section
+        for outgoing in bench.shard.turn_end(1000)
+        if envelope.read(outgoing.message).kind == m.DELIVER
+        for section in codec.read_deliveries(outgoing.message)
+    ]
+    assert [bytes(section[6]) for section in sections] == [struct.pack("<3Q", 2, 3, 4) + MESSAGE * 3]
+
+
+def test_a_reader_is_given_what_it_may_hold_and_what_it_gave_back() -> None:
+    bench = Bench()
+    bench.publish(1, count=5)
+    bench.sync()
+    bench.attach(prefetch=2)
+    assert ("deliver", [(1, 1, False, 2)]) in bench.turn()
+    bench.settle(m.ACK, 1, 1)
+    assert bench.turn() == [("deliver", [(1, 3, False, 1)])]
+    bench.settle(m.REQUEUE, 2, 2)
+    assert bench.turn() == [("deliver", [(1, 4, True, 1)])]
+
+
+def test_a_stream_deleted_during_a_sync_goes_with_its_end() -> None:
+    bench = Bench()
+    bench.attach()
+    bench.publish(1)
+    sync = bench.shard.begin_sync()
+    assert sync is not None
+    bench.tell(m.DeleteQueue(60, 1), m.CONTROLLER, 3)
+    assert m.Cancelled(1) in bench.turn()
+    assert any(name.startswith("stream.1/") for name in bench.home.files.names)
+    sync.run()
+    bench.shard.sync_ended()
+    assert not any(name.startswith("stream.1/") for name in bench.home.files.names)
+    assert bench.turn() == [("confirmed", 1, [])]
+
+
+def test_a_stream_purged_during_a_sync_is_empty_with_its_end() -> None:
+    bench = Bench()
+    bench.publish(1, count=2)
+    bench.sync()
+    bench.publish(1)
+    sync = bench.shard.begin_sync()
+    assert sync is not None
+    bench.tell(m.Purge(61, 1))
+    assert m.Done(61, 2) in bench.turn()
+    sync.run()
+    bench.shard.sync_ended()
+    assert bench.shard.queues[1].ready_count == 0
+    bench.publish(1)
+    bench.sync()
+    bench.attach()
+    assert bench.turn()[0] == m.AttachedAt(50, 3)
+
+
+def test_a_full_disk_refuses_what_is_for_a_stream() -> None:
+    bench = Bench()
+    bench.home.files.bytes_max = 1
+    bench.publish(1)
+    assert bench.shard.alarm == m.LOW_ON_DISK
+    assert bench.turn()[-1] == ("confirmed", 1, [(9, 1, 0, 0)])
+
+
+def test_what_was_confirmed_is_there_in_the_next_life() -> None:
+    bench = Bench()
+    bench.publish(1, count=3)
+    bench.sync()
+    bench.publish(1)
+    after = DictHome(bench.home.files.restarted(power_cut=True))
+    again = Bench(after)
+    again.attach()
+    told = again.turn()
+    assert told[0] == m.AttachedAt(50, 0)
+    assert told[1][1][0][3] >= 3
+
+
+def test_who_is_no_reader_gets_no_message_of_a_stream() -> None:
+    bench = Bench()
+    bench.tell(m.Attach(51, 1, 2, 9, 1, "tag", False, False, 0, 0))
+    assert bench.turn() == [m.Refused(51, 404, "gone")]
+    bench.tell(m.AttachReader(52, 2, 2, 9, 1, "tag", False, False, 0, 0))
+    assert bench.turn() == [m.Refused(52, 404, "gone")]

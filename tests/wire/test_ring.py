@@ -1,0 +1,158 @@
+"""Ring: what one end puts the other takes, in order, whole and once; the bell is rung for sleepers only."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import select
+import socket
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardd.wire.ring import CONTROL_BYTES, Reader, Writer
+
+START = 4096
+MANY = 1 << 20
+
+
+class Pair:
+    def __init__(self, size: int) -> None:
+        self.memory = mmap.mmap(-1, START + size)
+        self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.far.setblocking(False)
+        self.writer = Writer(self.memory, 0, START, size, self.near.fileno())
+        self.reader = Reader(self.memory, 0, START, size)
+
+    def bells(self) -> int:
+        heard = 0
+        while select.select([self.far], [], [], 0)[0]:
+            self.far.recv(1)
+            heard += 1
+        return heard
+
+    def close(self) -> None:
+        self.near.close()
+        self.far.close()
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 200)),
+        st.tuples(st.just("take"), st.integers(1, 5)),
+        st.tuples(st.just("turn"), st.just(0)),
+        st.tuples(st.just("sleep"), st.just(0)),
+    ),
+    max_size=200,
+)
+
+
+@given(size=st.sampled_from([64, 128, 256, 1024]), steps=STEPS)
+def test_a_ring_is_a_bounded_queue(size: int, steps: list[tuple[str, int]]) -> None:
+    pair = Pair(size)
+    model: deque[bytes | None] = deque()  # None: a turn
+    turned = asleep = False
+    made = 0
+    try:
+        for step, number in steps:
+            if step == "put" and not turned:
+                made += 1
+                message = bytes([made % 256]) * number
+                if pair.writer.put(message):
+                    model.append(message)
+                    assert pair.bells() == asleep
+                    asleep = False
+                else:  # an empty ring has room for what fills less than half of it, wherever it goes on
+                    assert model or number + 7 + 16 > size // 2
+            elif step == "turn" and not turned:
+                pair.writer.turn()
+                model.append(None)
+                turned = True
+                assert pair.bells() == asleep
+                asleep = False
+            elif step == "take":
+                messages, stopped = pair.reader.take(number)
+                expected: list[bytes] = []
+                while model and len(expected) < number and model[0] is not None:
+                    expected.append(model.popleft())  # type: ignore[arg-type] # not None
+                assert messages == expected
+                if stopped:
+                    assert model.popleft() is None
+                elif len(expected) < number:
+                    assert not model
+                if not model:
+                    assert pair.writer.empty()
+                    turned = False
+            elif step == "sleep":
+                asleep = pair.reader.sleep()
+                assert asleep == (not model)
+    finally:
+        pair.close()
+
+
+def test_two_processes_at_full_speed_lose_nothing() -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    pair = Pair(1 << 14)
+    count = 100_000
+    child = os.fork()
+    if child == 0:
+        try:
+            _write_all(pair, seed, count)
+        finally:
+            os._exit(0)
+    same = random.Random(seed)
+    taken = 0
+    while taken < count:
+        messages, _ = pair.reader.take(64)
+        for message in messages:
+            assert message == _message(same, taken)
+            taken += 1
+        if not messages and pair.reader.sleep():
+            assert select.select([pair.far], [], [], 20)[0], f"no bell behind message {taken}"
+            pair.far.recv(1)
+    os.waitpid(child, 0)
+    assert pair.reader.take(MANY) == ([], False)
+    pair.close()
+
+
+def _message(numbers: random.Random, at: int) -> bytes:
+    return at.to_bytes(4, "little") * numbers.randrange(1, 300)
+
+
+def _write_all(pair: Pair, seed: int, count: int) -> None:
+    numbers = random.Random(seed)
+    for at in range(count):
+        message = _message(numbers, at)
+        while not pair.writer.put(message):
+            os.sched_yield()
+
+
+def test_what_is_no_entry_is_an_error_not_a_read_elsewhere() -> None:
+    pair = Pair(256)
+    assert pair.writer.put(b"x" * 40)
+    pair.memory[START : START + 4] = (1 << 30).to_bytes(4, "little")
+    with pytest.raises(ValueError, match="no entry of a ring"):
+        pair.reader.take(MANY)
+    pair.close()
+
+
+@pytest.mark.parametrize(
+    "place, start, size", [(0, START, 100), (8, START, 64), (START, START, 64), (0, START, 1 << 30)]
+)
+def test_a_ring_must_lie_in_its_memory(place: int, start: int, size: int) -> None:
+    memory = mmap.mmap(-1, START + CONTROL_BYTES - 8)
+    with pytest.raises(ValueError, match="does not lie in its memory"):
+        Reader(memory, place, start, size)
+
+
+def test_a_ring_that_is_kept_empty_uses_its_first_pages_only() -> None:
+    pair = Pair(1 << 20)
+    for number in range(10_000):
+        assert pair.writer.put(b"m" * 200)
+        assert pair.reader.take(MANY)[0] == [b"m" * 200], number
+    assert not any(pair.memory[START + (72 << 10) :])
+    pair.close()
