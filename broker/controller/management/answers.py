@@ -51,7 +51,7 @@ async def streamed_object(
         else:
             await response.write(to_json(value))
         lead = b","
-    await response.write(b"}")
+    await response.write(b"}" if lead == b"," else b"{}")
     await response.write_eof()
     return response
 
