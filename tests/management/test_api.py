@@ -59,7 +59,9 @@ READS = [
     "operator-policies/%2F", "operator-policies/%2F/o", "parameters", "parameters/stream", "parameters/stream/%2F",
     "parameters/stream/%2F/s", "global-parameters", "global-parameters/g", "vhost-limits", "vhost-limits/%2F",
     "user-limits", "user-limits/nobody", "cluster-name", "version", "extensions", "feature-flags",
-    "deprecated-features", "auth", "auth/hash_password/x", "connections/username/guest",
+    "deprecated-features", "auth", "auth/hash_password/x", "connections/username/guest", "queues/detailed",
+    "all-configuration", "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
+    "health/checks/reached-target-cluster-size",
 ]  # fmt: skip
 EMPTY = {
     "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions", "feature-flags",

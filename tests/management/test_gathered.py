@@ -82,3 +82,33 @@ async def test_a_dear_look_at_everything_is_kept_longer(shards: FakeShards) -> N
     clock.now += gatherer.fresh_s
     await gatherer.now()
     assert len(shards.asked) == 2 * asked
+
+
+def test_rates_are_made_of_looks_that_are_not_too_close() -> None:
+    clock = Clock()
+    rates = gathered.Rates(clock)
+    assert rates.of({"x": 10}) == {"x": 0.0}
+    clock.now += 0.5
+    assert rates.of({"x": 11}) == {"x": 2.0}
+    clock.now += 1.5
+    assert rates.of({"x": 20}) == {"x": 5.0}
+    clock.now += 0.5
+    assert rates.of({"x": 20}) == {"x": 4.0}
+    clock.now += 1.0
+    assert rates.of({"x": 5}) == {"x": 0.0}, "what started anew counts from 0"
+
+
+@pytest.mark.row("G4.2")
+async def test_all_queues_together_show_what_clients_did(shards: FakeShards) -> None:
+    clock = Clock()
+    gatherer = Gatherer(shards, FakeDoors(), clock)
+    await gatherer.now()
+    clock.now += 10
+    shards.ids[1] = set()
+    stats = await gatherer.now()
+    shown = gathered.all_message_stats(stats)
+    assert (shown["publish"], shown["publish_details"]) == (7, {"rate": 0.0})
+    assert (shown["ack"], shown["confirm"]) == (10, 0)
+    depth = gathered.depths(stats)
+    assert (depth["messages_ready"], depth["messages"]) == (30, 40)
+    assert depth["messages_ready_details"] == {"rate": -1.2}

@@ -24,7 +24,7 @@ from broker.control import Answer
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.links import DoorLinks
-from broker.controller.management.gathered import Gatherer
+from broker.controller.management.gathered import Gatherer, Rates
 from broker.controller.management.imports import Imports
 from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
@@ -84,6 +84,7 @@ class Context:
     stats: Gatherer
     logins: Logins = field(default_factory=Logins)
     imports: Imports = field(default_factory=Imports)
+    churn_rates: Rates = field(default_factory=Rates)
 
     @property
     def catalog(self) -> Catalog:

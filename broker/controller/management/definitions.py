@@ -220,6 +220,8 @@ async def imports(call: Call) -> list[dict[str, Any]]:
 
 ROUTES = [
     Route("GET", "/api/imports", imports, "administrator"),
+    Route("GET", "/api/all-configuration", get, "administrator"),
+    Route("POST", "/api/all-configuration", post, "administrator"),
     Route("GET", "/api/definitions", get, "administrator"),
     Route("POST", "/api/definitions", post, "administrator"),
     Route("POST", "/api/definitions/upload", post, "administrator"),

@@ -265,8 +265,8 @@ RABBITMQ_COUNTERS = {
 }
 
 
-def message_stats(stats: Stats, queue: QueueStats | None) -> dict[str, Any]:
-    """Of one queue; None: of all together."""
+def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
+    """Of one queue."""
     shown: dict[str, Any] = {}
     for name, (value, before, at) in _counted(stats, queue).items():
         shown[RABBITMQ_COUNTERS[name]] = value
@@ -277,14 +277,66 @@ def message_stats(stats: Stats, queue: QueueStats | None) -> dict[str, Any]:
     return shown
 
 
-def _counted(stats: Stats, queue: QueueStats | None) -> dict[str, tuple[int, int, float]]:
+# RabbitMQ's names of what front doors count.
+OF_DOORS = {
+    "publish": ("received",),
+    "confirm": ("confirmed",),
+    "return_unroutable": ("returned",),
+    "drop_unroutable": ("unroutable_dropped",),
+    "deliver": ("delivered_manual",),
+    "deliver_no_ack": ("delivered_auto",),
+    "get": ("got_manual",),
+    "get_no_ack": ("got_auto",),
+    "get_empty": ("got_empty",),
+    "deliver_get": ("delivered_manual", "delivered_auto", "got_manual", "got_auto"),
+}
+
+
+def all_message_stats(stats: Stats) -> dict[str, Any]:
+    """What clients did with all queues together."""
+    before = stats.before or stats
+    shown: dict[str, Any] = {}
+    for name, parts in OF_DOORS.items():
+        value, earlier = (sum(int(look.counters.get(part, 0)) for part in parts) for look in (stats, before))
+        shown[name], shown[f"{name}_details"] = value, {"rate": stats.rate(value, earlier)}
+    for name, counter in (("ack", "acked"), ("redeliver", "redelivered")):
+        value, earlier = stats.totals[counter], before.totals[counter]
+        shown[name], shown[f"{name}_details"] = value, {"rate": stats.rate(value, earlier)}
+    return shown
+
+
+def depths(stats: Stats) -> dict[str, Any]:
+    """Of all queues together; their rates may well be negative."""
+    before = stats.before or stats
+    shown: dict[str, Any] = {}
+    for name, parts in (("", ("ready", "unacked")), ("_ready", ("ready",)), ("_unacknowledged", ("unacked",))):
+        value, earlier = (sum(look.totals[part] for part in parts) for look in (stats, before))
+        rate = (value - earlier) / (stats.at - before.at) if stats.at > before.at else 0.0
+        shown[f"messages{name}"], shown[f"messages{name}_details"] = value, {"rate": rate}
+    return shown
+
+
+class Rates:
+    """Of numbers that only rise, from when they are looked at: between two looks at least STATS_FRESH_S apart."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looks: list[tuple[float, dict[str, float]]] = []
+
+    def of(self, values: dict[str, float]) -> dict[str, float]:
+        now = self._clock()
+        if not self._looks or now - self._looks[-1][0] >= STATS_FRESH_S:
+            self._looks = [*self._looks[-1:], (now, values)]
+        at, before = self._looks[0]
+        return {
+            name: max(0.0, value - before[name]) / (now - at) if now > at else 0.0 for name, value in values.items()
+        }
+
+
+def _counted(stats: Stats, queue: QueueStats) -> dict[str, tuple[int, int, float]]:
     """Each counter's value, its value before, and when that was."""
     last = stats.before
-    at = last.at if last is not None else stats.at
-    if queue is None:
-        before = last.totals if last is not None else stats.totals
-        return {name: (stats.totals[name], before[name], at) for name in COUNTERS}
-    earlier = last.queues.get(queue.id) if last is not None else None
+    at, earlier = (last.at, last.queues.get(queue.id)) if last is not None else (stats.at, None)
     if queue.id in stats.earlier:
         at, earlier = stats.earlier[queue.id]
     return {name: (getattr(queue, name), getattr(earlier or queue, name), at) for name in COUNTERS}

@@ -86,6 +86,7 @@ BODIES: Final[dict[tuple[str, str], str | Schema]] = {
     ("POST", "/api/exchanges/{vhost}/{exchange}/route"): "MessageBody",
     ("POST", "/api/queues/{vhost}/{queue}/get"): _GET,
     ("POST", "/api/definitions"): _DOCUMENT,
+    ("POST", "/api/all-configuration"): _DOCUMENT,
     ("POST", "/api/definitions/{vhost}"): _DOCUMENT,
 }
 
@@ -96,6 +97,7 @@ SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/nodes": ["Node"],
     "/api/nodes/{node}": "Node",
     "/api/queues": ["Queue"],
+    "/api/queues/detailed": ["Queue"],
     "/api/queues/{vhost}": ["Queue"],
     "/api/queues/{vhost}/{queue}": "Queue",
     "/api/queues/{vhost}/{queue}/bindings": ["Binding"],
@@ -147,6 +149,7 @@ SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/user-limits": ["UserLimits"],
     "/api/user-limits/{user}": ["UserLimits"],
     "/api/definitions": "Definitions",
+    "/api/all-configuration": "Definitions",
     "/api/definitions/{vhost}": "Definitions",
     "/api/aliveness-test/{vhost}": "Check",
     "/api/processes": ["Process"],

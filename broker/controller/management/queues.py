@@ -26,7 +26,7 @@ class QueueBody(msgspec.Struct):
 ATTRIBUTES = frozenset(("name", "vhost", "durable", "auto_delete", "shard"))
 PLAIN = ATTRIBUTES | {
     "exclusive", "arguments", "type", "node", "policy", "operator_policy", "effective_policy_definition", "state",
-    "owner_pid_details", "storage_version", "leader", "members", "online",
+    "owner_pid_details", "leader", "members", "online", "effective_arguments",
 }  # fmt: skip
 
 
@@ -47,6 +47,10 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
         "policy": applied.policy,
         "operator_policy": applied.operator_policy,
         "effective_policy_definition": applied.definition,
+        "effective_arguments": context.catalog.queue_arguments(queue),
+        "leader": NODE,
+        "members": [NODE],
+        "online": [NODE],
         "state": "running",
     }
     if queue.part is not None:
@@ -145,6 +149,7 @@ async def purge(call: Call) -> None:
 
 ROUTES = [
     Route("GET", "/api/queues", get_all),
+    Route("GET", "/api/queues/detailed", get_all),
     Route("GET", "/api/queues/{vhost}", get_all),
     Route("GET", "/api/queues/{vhost}/{queue}", get),
     Route("PUT", "/api/queues/{vhost}/{queue}", put),
