@@ -1,7 +1,7 @@
 """How this broker behaves when it is big: many stored messages, many queues, many bindings; memory and time to start,
-and what publishing feels of a large removal.
+and what publishing feels of a large removal and of the HTTP API.
 
-    python bench/scale.py [messages] [queues] [bindings] [removals]      all when none is named
+    python bench/scale.py [messages] [queues] [bindings] [removals] [api]      all when none is named
 
 Each part has a broker and a data directory of its own. Figures come a line each, as they are known; the exit status is
 1 when something was lost. Nothing here says whether a figure is good: the bars are in README.md.
@@ -10,6 +10,8 @@ Each part has a broker and a data directory of its own. Figures come a line each
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import os
 import signal
 import socket
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +37,8 @@ KILLED_S_MAX = 30.0
 PIPELINE = 1000  # requests unanswered at a time
 PUBLISH_S_MAX = 600.0
 PROBE_BEFORE_S = 1.5  # of publishing, before what it is to feel
+
+ONE_MESSAGE = {"routing_key": "", "properties": {}, "payload": "in each queue", "payload_encoding": "string"}
 
 CLOSE = ((10, 50), (20, 40))
 
@@ -143,7 +148,9 @@ class Broker:
     def start(self) -> float:
         """Seconds until it said it was ready."""
         command = [sys.executable, "-m", "supervisor.cli.app", "start", "--data-dir", str(self._directory / "data")]
-        command += ["--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", "--shards", str(self._shards)]
+        self._http_port = _free_port()
+        ports = ["--amqp-port", "0", "--http-port", str(self._http_port), "--metrics-port", "0"]
+        command += [*ports, "--shards", str(self._shards)]
         log = self._directory / "log"
         begun = time.monotonic()
         with log.open("a") as errors:
@@ -175,8 +182,21 @@ class Broker:
     def client(self) -> Client:
         return Client(self.address)
 
+    def http(self, path: str, body: bytes | None = None) -> bytes:
+        login = base64.b64encode(b"guest:guest").decode()
+        headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self._http_port}{path}", body, headers)
+        with urllib.request.urlopen(request, timeout=SILENCE_S_MAX) as answer:
+            return bytes(answer.read())
+
     def target(self) -> generator.Target:
         return generator.Target("shardmq", f"amqp://guest:guest@{self.address}/", self.process.pid)
+
+
+def _free_port() -> int:
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        return int(own.getsockname()[1])
 
 
 def say(what: str, value: float, unit: str) -> None:
@@ -289,6 +309,55 @@ def measure_removals(options: argparse.Namespace) -> None:
         client.close()
 
 
+def measure_api(options: argparse.Namespace) -> None:
+    """100,000 queues and bindings come in by HTTP, are each used, and are looked at; and what messages feel of that."""
+    names = [f"scale-{i}" for i in range(options.queues)]
+    rows = [{"name": name, "vhost": "/", "durable": True} for name in names]
+    ends = {"source": "amq.fanout", "vhost": "/", "destination_type": "queue"}
+    bound = [{**ends, "destination": name, "routing_key": f"key.{name}"} for name in names]
+    document = json.dumps({"queues": rows, "bindings": bound}).encode()
+    with broker(options) as own:
+        acts: dict[str, Callable[[], object]] = {
+            "nothing": lambda: None,
+            "import": lambda: own.http("/api/definitions", document),
+        }
+        _felt(own, acts)
+        own.http("/api/exchanges/%2F/amq.fanout/publish", json.dumps(ONE_MESSAGE).encode())
+        time.sleep(SETTLE_S)
+        page = "/api/queues?page=1&page_size=100"
+        _timed(own, "a page", page)
+        _timed(own, "a page by name", f"{page}&sort=name&sort_reverse=true")
+        _timed(own, "a page by messages", f"{page}&sort=messages")
+        acts = {
+            "nothing, queues used": lambda: None,
+            "20 pages": lambda: [own.http(page) for _ in range(20)],
+            "all queues": lambda: own.http("/api/queues"),
+            "definitions": lambda: own.http("/api/definitions"),
+            "metrics": lambda: own.http("/metrics"),
+            "metrics of each queue": lambda: own.http("/metrics/per-object"),
+        }
+        _felt(own, acts)
+
+
+def _felt(own: Broker, acts: dict[str, Callable[[], object]]) -> None:
+    for what, act in acts.items():
+        figures, seconds = while_publishing(own, act)
+        say(f"api: {what}", seconds, "s")
+        say(f"api: {what}: latency p50", figures["latency_p50_us"] / 1000, "ms")
+        say(f"api: {what}: latency p99", figures["latency_p99_us"] / 1000, "ms")
+        say(f"api: {what}: slowest message", figures["latency_max_us"] / 1000, "ms")
+
+
+def _timed(own: Broker, what: str, path: str) -> None:
+    """The best of five."""
+    best = SILENCE_S_MAX
+    for _ in range(5):
+        begun = time.monotonic()
+        own.http(path)
+        best = min(best, time.monotonic() - begun)
+    say(f"api: {what}", best * 1000, "ms")
+
+
 def while_publishing(own: Broker, act: Callable[[], None]) -> tuple[generator.Figures, float]:
     """Publish-to-deliver times of 1,000 messages a second, with `act` in their midst; and how long that took."""
     load = ["--rate", "1000", "--latency", "--batch", "1", "--body", "16", "--warmup", "0.5", "--seconds", "4"]
@@ -311,6 +380,7 @@ PARTS = {
     "queues": measure_queues,
     "bindings": measure_bindings,
     "removals": measure_removals,
+    "api": measure_api,
 }
 
 

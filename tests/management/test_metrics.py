@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+import urllib.request
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pika
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,7 +17,10 @@ from broker.controller.management import object_metrics
 from broker.controller.management.object_metrics import FAMILIES
 from tests.management.conftest import CONNECTION, Api
 from tests.management.test_api import make
+from tests.support.real_broker import RealBroker
 
+DASHBOARD = Path(__file__).resolve().parents[2] / "deploy" / "grafana-dashboard.json"
+METRIC = re.compile(r"\b(?:rabbitmq|shardmq)_(?!cluster\b)\w+")
 # What the panels of RabbitMQ-Overview ask for and this fixture, without memory limits and disks, has.
 OVERVIEW = [
     "build_info", "identity_info", "channels", "channels_closed_total", "channels_opened_total", "connections",
@@ -110,3 +118,27 @@ async def test_every_family_is_text_prometheus_reads_whatever_the_names(made: Ap
     if "queue" in FAMILIES[family].labels:
         assert {labels["queue"] for labels in shown if "queue" in labels} >= {name.replace("\n", "") for name in names}
     assert len(found) == 2 + len(FAMILIES[family].metrics)
+
+
+def test_the_dashboard_asks_only_for_what_a_broker_has(tmp_path: Path) -> None:
+    asked = {name for line in _expressions() for name in METRIC.findall(line)}
+    assert len(asked) > 30
+    broker = RealBroker(tmp_path / "data", shards=1)
+    try:
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            channel = connection.channel()
+            channel.queue_declare("q", durable=True)
+            channel.confirm_delivery()
+            channel.basic_publish("", "q", b"", pika.BasicProperties(delivery_mode=2))  # so that there is a store
+        with urllib.request.urlopen(f"http://{broker.metrics}/metrics") as answer:
+            text = answer.read().decode()
+        broker.stop()
+    finally:
+        broker.clean_up()
+    there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert asked - there == set()
+
+
+def _expressions() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
