@@ -64,6 +64,8 @@ class Listener(Protocol):
 
     def close_connection(self, owner: str, code: int, text: str) -> None: ...
 
+    def totals(self) -> dict[str, float]: ...
+
     def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
         """Connections, channels and counters, as DoorReport wants them."""
 
@@ -195,6 +197,8 @@ class CatalogLink:
                 case Snapshot():
                     await self._replace(message)
                     self._in_step(told)
+                case Query() if message.totals_only:
+                    self._send(DoorReport(message.query, [], [], self._listener.totals()))
                 case Query():
                     self._send(DoorReport(message.query, *self._listener.report()))
                 case CloseConnection():

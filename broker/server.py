@@ -227,6 +227,22 @@ class Door:
             if client.owner == owner:
                 client.close(ConnectionException(code, text, 0, 0))
 
+    def totals(self) -> dict[str, float]:
+        """Of everything since the start, and how many there are now."""
+        channels = [
+            channel
+            for client in self.clients.values()
+            if client.is_open and not client.trusted
+            for channel in client.channels.values()
+        ]
+        counters = {**self.counts.report(), "unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        counters["connections"] = sum(client.is_open and not client.trusted for client in self.clients.values())
+        counters["channels"] = len(channels)
+        counters["publishers"] = sum(channel.has_published for channel in channels)
+        for reason, count in self.dead_lettering.published.items():
+            counters[f"dead_lettered_{reason}"] = float(count)
+        return counters
+
     def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
         connections: list[dict[str, Any]] = []
         channels: list[dict[str, Any]] = []
@@ -235,13 +251,7 @@ class Door:
                 continue
             connections.append(client.report())
             channels += [channel.report(client.owner) for channel in client.channels.values()]
-        counters = {**self.counts.report(), "unroutable_dropped": float(self.publishing.unroutable_dropped)}
-        counters["publishers"] = sum(
-            channel.has_published for client in self.clients.values() for channel in client.channels.values()
-        )
-        for reason, count in self.dead_lettering.published.items():
-            counters[f"dead_lettered_{reason}"] = float(count)
-        return connections, channels, counters
+        return connections, channels, self.totals()
 
     # -- start and stop --------------------------------------------------------------------------------------
 

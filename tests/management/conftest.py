@@ -101,16 +101,12 @@ class FakeDoors:
     def doors(self) -> list[FakeDoor]:
         return [FakeDoor()]
 
-    async def reports(self) -> list[DoorReport]:
+    async def reports(self, totals_only: bool = False) -> list[DoorReport]:
+        counters = {"received": 7.0, "channels_opened": 3.0, "connections": 1.0, "channels": 1.0}
+        if totals_only:
+            return [DoorReport(1, [], [], counters)]
         channel = {"owner": OWNER, "number": 1, "prefetch_count": 10}
-        return [
-            DoorReport(
-                1,
-                [{"owner": OWNER, "channels": 1, "state": "running"}],
-                [channel],
-                {"received": 7.0, "channels_opened": 3.0},
-            )
-        ]
+        return [DoorReport(1, [{"owner": OWNER, "channels": 1, "state": "running"}], [channel], counters)]
 
 
 @dataclass

@@ -112,3 +112,12 @@ async def test_all_queues_together_show_what_clients_did(shards: FakeShards) -> 
     depth = gathered.depths(stats)
     assert (depth["messages_ready"], depth["messages"]) == (30, 40)
     assert depth["messages_ready_details"] == {"rate": -1.2}
+
+
+async def test_who_wants_totals_does_not_have_every_connection_described(shards: FakeShards) -> None:
+    gatherer = Gatherer(shards, FakeDoors(), Clock())
+    totals = await gatherer.now(totals_only=True)
+    assert (totals.connections, totals.channels, totals.counters["channels"]) == ({}, [], 1)
+    whole = await gatherer.now()
+    assert len(whole.connections) == len(whole.channels) == 1
+    assert await gatherer.now(totals_only=True) is whole

@@ -57,8 +57,11 @@ async def streamed_object(
 
 
 async def streamed_text(request: web.Request, parts: AsyncIterator[bytes], content_type: str) -> web.StreamResponse:
+    first = await anext(parts, b"")  # what fails at once is an answer of its own
     response = web.StreamResponse(headers={"Content-Type": content_type})
     await response.prepare(request)
+    if request.method != "HEAD":
+        await response.write(first)
     async for part in parts:
         if request.method != "HEAD":
             await response.write(part)

@@ -55,7 +55,7 @@ class Shards(Protocol):
 
 
 class Doors(Protocol):
-    async def reports(self) -> list[DoorReport]: ...
+    async def reports(self, totals_only: bool = False) -> list[DoorReport]: ...
 
 
 @dataclass(slots=True)
@@ -75,6 +75,7 @@ class Stats:
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*COUNTERS, *SIZES), 0))
     before: Stats | None = None
     earlier: dict[int, tuple[float, QueueStats]] = field(default_factory=dict)
+    totals_only: bool = False  # nothing of single connections and channels
 
     def queue(self, queue: QueuePut) -> QueueStats | None:
         """None while its shard is silent."""
@@ -103,6 +104,7 @@ class Gatherer:
         self._last = Stats()
         self._took = 0.0
         self._asking: asyncio.Task[Stats] | None = None
+        self._asking_totals = False
         self._looks: OrderedDict[int, _Look] = OrderedDict()
 
     @property
@@ -110,27 +112,31 @@ class Gatherer:
         """How old a look at everything may be."""
         return min(max(STATS_FRESH_S, FRESH_SHARE * self._took), FRESH_S_MAX)
 
-    async def now(self) -> Stats:
-        """Of everything, at most `fresh_s` old."""
-        if self._last.at and self._clock() - self._last.at < self.fresh_s:
+    async def now(self, totals_only: bool = False) -> Stats:
+        """Of everything, at most `fresh_s` old. `totals_only`: connections and channels need not be told one by one."""
+        is_fresh = self._last.at and self._clock() - self._last.at < self.fresh_s
+        if is_fresh and (totals_only or not self._last.totals_only):
             return self._last
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
-            self._asking.add_done_callback(self._asked)
+        asking = self._asking
+        if asking is None or (self._asking_totals and not totals_only):
+            asking = self._asking = asyncio.create_task(self._ask(totals_only))
+            self._asking_totals = totals_only
+            asking.add_done_callback(self._asked)
         # One who gives up must not take the answer from the others.
-        return await asyncio.shield(self._asking)
+        return await asyncio.shield(asking)
 
     def _asked(self, task: asyncio.Task[Stats]) -> None:
-        self._asking = None
+        if self._asking is task:
+            self._asking = None
 
-    async def _ask(self) -> Stats:
+    async def _ask(self, totals_only: bool) -> Stats:
         begun = self._clock()
         before = self._last if self._last.at else None
         if before is not None:
             before.before = None
         looks = [self._look_over(shard.number) for shard in self._shards.shards if shard.ready]
-        reports, seen = await asyncio.gather(_in_time(self._doors.reports(), []), asyncio.gather(*looks))
-        stats = Stats(at=self._clock(), before=before)
+        reports, seen = await asyncio.gather(_in_time(self._doors.reports(totals_only), []), asyncio.gather(*looks))
+        stats = Stats(at=self._clock(), before=before, totals_only=totals_only)
         for each in seen:
             _add_shard(stats, each)
         for report in reports:

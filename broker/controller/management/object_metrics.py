@@ -114,7 +114,7 @@ def _churn(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tupl
 
 def churn(context: Context, stats: Stats) -> dict[str, float]:
     """What came and went since the controller's start, or for channels since each front door's."""
-    connections, channels = len(context.presence.connections()), len(stats.channels)
+    connections, channels = len(context.presence.connections()), stats.counters.get("channels", 0)
     channels_opened = stats.counters.get("channels_opened", 0)
     return {
         "connections_opened": context.presence.opened,

@@ -56,7 +56,7 @@ def churn_rates(context: Context, stats: Stats) -> dict[str, Any]:
 
 
 async def overview(call: Call) -> dict[str, Any]:
-    context, stats = call.context, await call.context.stats.now()
+    context, stats = call.context, await call.context.stats.now(totals_only=True)
     vhosts = call.visible_vhosts()
     return {
         "product_name": "shardmq",
@@ -71,7 +71,7 @@ async def overview(call: Call) -> dict[str, Any]:
         "statistics_db_event_queue": 0,
         "object_totals": {
             "connections": len(context.presence.connections()),
-            "channels": len(stats.channels),
+            "channels": int(stats.counters.get("channels", 0)),
             "consumers": len(stats.consumers),
             "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
             "queues": sum(len(vhost.queues) for vhost in vhosts),

@@ -58,7 +58,7 @@ class _Once:
 
 async def text(context: Context, endpoint: str = "aggregated") -> bytes:
     """What does not grow with the number of queues. `endpoint`: "per-object" leaves out what is told of each queue."""
-    stats = await context.stats.now()
+    stats = await context.stats.now(totals_only=endpoint == "aggregated")
     metrics = [*_totals(context, stats), *_identity(context, endpoint), *_alarms(context, stats)]
     metrics += [*_processes(context, stats), *_streams(stats)]
     if endpoint == "per-object":
@@ -85,7 +85,7 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
     ready, unacked = stats.totals["ready"], stats.totals["unacked"]
     for name, what, value in (
         ("rabbitmq_connections", "Connections open", len(context.presence.connections())),
-        ("rabbitmq_channels", "Channels open", len(stats.channels)),
+        ("rabbitmq_channels", "Channels open", stats.counters.get("channels", 0)),
         ("rabbitmq_consumers", "Consumers", len(stats.consumers)),
         ("rabbitmq_queues", "Queues", sum(len(v.queues) for v in context.catalog.vhosts.values())),
         ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),

@@ -108,7 +108,7 @@ async def get_all(call: Call) -> Lazy[QueuePut]:
     order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
 
     async def look(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
-        stats = await (context.stats.now() if queues is None else context.stats.of(queues))
+        stats = await (context.stats.now(totals_only=True) if queues is None else context.stats.of(queues))
         return lambda queue: row(queue, stats, context)
 
     shown = (queue for queue in there if not is_reply_queue(queue.name))
