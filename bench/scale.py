@@ -358,7 +358,7 @@ def _timed(own: Broker, what: str, path: str) -> None:
     say(f"api: {what}", best * 1000, "ms")
 
 
-def while_publishing(own: Broker, act: Callable[[], None]) -> tuple[generator.Figures, float]:
+def while_publishing(own: Broker, act: Callable[[], object]) -> tuple[generator.Figures, float]:
     """Publish-to-deliver times of 1,000 messages a second, with `act` in their midst; and how long that took."""
     load = ["--rate", "1000", "--latency", "--batch", "1", "--body", "16", "--warmup", "0.5", "--seconds", "4"]
     took: list[float] = []
