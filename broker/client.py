@@ -35,7 +35,7 @@ from broker.amqp import (
     copies_by_channel,
 )
 from broker.channel import HANDLERS, Channel, Work
-from broker.control import ConnectionInfo, ConnectionOpen
+from broker.control import ChannelOpen, ConnectionInfo, ConnectionOpen
 from broker.logins import TakesLong
 from broker.output import OUT_BYTES_MAX, Output, Stream, close_behind_output
 from broker.publishing import Scope
@@ -342,11 +342,7 @@ class Client:
             self._on_connection_method(method)
             return
         if isinstance(method, commands.Channel.Open):
-            if not self.trusted:
-                login.check_channel_open(self.catalog, self.user, self.door.channels_of)
-            self.channels[number] = Channel(number)
-            self.door.counts.channels_opened += 1
-            self.send(number, commands.Channel.OpenOk())
+            self._open_channel(number)
             return
         channel = self.channels.get(number)
         if channel is None:
@@ -487,6 +483,36 @@ class Client:
         self._gather()
         self.resume(PAUSE_LOGIN)
 
+    def _open_channel(self, number: int) -> None:
+        channel = self.channels[number] = Channel(number)
+        self.door.counts.channels_opened += 1
+        if self.counts_channels:
+            self._do(channel, lambda: self._open_channel_within_limits(channel))
+        else:
+            self.send(number, commands.Channel.OpenOk())
+
+    @property
+    def counts_channels(self) -> bool:
+        """Whether a limit asks how many channels it has. The controller knows how many there are at all front doors."""
+        if self.trusted:
+            return False
+        return self.door.config.channel_max_per_node > 0 or login.has_channel_limit(self.catalog, self.user)
+
+    async def _open_channel_within_limits(self, channel: Channel) -> None:
+        ask = ChannelOpen(self.vhost, self.user, len(self.channels))
+        answer = await self.catalog_link.ask(ask, self.owner, self.user)
+        if self.lost or self.closing:
+            return
+        if answer.code:
+            self.fail(ConnectionException(answer.code, answer.text, *login.CHANNEL_OPEN), channel.number)
+        elif channel.is_open:
+            self.send(channel.number, commands.Channel.OpenOk())
+
+    def tell_channels(self) -> None:
+        """There is a limit that was not there before, or a channel less."""
+        if self.is_open and self.counts_channels:
+            self.door.catalog_link.connection_up(self.info())
+
     def _be_open(self) -> None:
         self.is_open = True
         self._handshake.cancel()
@@ -512,6 +538,7 @@ class Client:
         self._waiting.discard(channel)
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
+            self.tell_channels()
 
     async def _close_politely(self) -> None:
         """connection.close by the client: everything of it goes, then the answer."""
@@ -745,6 +772,7 @@ class Client:
             heartbeat_s=self.amqp.heartbeat_s,
             connected_at_ms=int(self.connected_at * 1000),
             client_properties=self.amqp.client_properties,
+            channels=len(self.channels),
             **(self.tls.shown() if self.tls is not None else {}),
         )
 

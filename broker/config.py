@@ -67,7 +67,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     frame_bytes_max: Annotated[int, msgspec.Meta(ge=FRAME_BYTES_FLOOR, le=FRAME_BYTES_CEILING)] = 131072
     channels_max: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 2047
     channel_consumers_max: Count = 0  # 0: no limit
+    channel_max_per_node: Count = 0  # over all front doors, which the controller knows; 0: no limit
     message_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=MESSAGE_BYTES_CEILING)] = 128 << 20
+    set_timestamp: bool = False  # of a message that came without one: when it came
     handshake_timeout_s: Seconds = 10
     connections_max: Count = 0  # of this door; 0: no limit but that of open files
 

@@ -11,7 +11,11 @@ import struct
 from collections import deque
 from typing import Protocol
 
+from broker.amqp import ChannelException, ConnectionException
 from broker.counts import Counts
+
+PUBLISH = (60, 40)
+LOST = "a publish with x-sequence may be lost: publish again, in order, what was not confirmed"
 
 _ACK = struct.Struct(">BHIHHQBB")
 
@@ -22,6 +26,7 @@ class Answered(Protocol):
     id: int
 
     def write(self, data: bytes) -> None: ...
+    def fail(self, error: ChannelException | ConnectionException, channel: int) -> None: ...
 
 
 def ack_frame(channel: int, tag: int, multiple: bool) -> bytes:
@@ -57,9 +62,14 @@ class Waiting:
         if self.shards == 0:
             self.confirms.finished()
 
+    @property
+    def in_sequence(self) -> bool:
+        return self.confirms.in_sequence
+
     def lost(self) -> None:
         self.nacked = True
         self.confirmed()
+        self.confirms.broken()
 
 
 class Confirms:
@@ -75,6 +85,14 @@ class Confirms:
         self._dirty = dirty
         self._counts = counts or Counts()
         self._is_dirty = False
+        # What it sends says its place (x-producer-id, x-sequence).
+        self.in_sequence = False
+
+    def broken(self) -> None:
+        """A publish was lost, or nobody knows. What is stored behind a missing one would make it look like a
+        repetition, so the channel ends: whoever opens another begins with what was not confirmed."""
+        if self.in_sequence and not self.closed:
+            self.client.fail(ChannelException(406, LOST, *PUBLISH), self.channel)
 
     def wait(self, count: int, shards: int) -> Waiting:
         waiting = Waiting(self, self.next_seq, self.next_seq + count - 1, shards)

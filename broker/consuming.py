@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from broker.changes import QueuePut
     from broker.channel import Channel
     from broker.client import Client
+    from broker.tracing import Tracing
 
 log = logging.getLogger("broker.consuming")
 
@@ -182,6 +183,7 @@ class Consuming:
         # Consumers of auto-delete queues whose shard has not answered that they left.
         self._leaving: dict[int, Consumer] = {}
         self._last_number = 0
+        self.tracing: Tracing | None = None  # nothing is traced
 
     def next_number(self) -> int:
         self._last_number += 1
@@ -366,6 +368,8 @@ class Consuming:
         else:
             self._counts.got_manual += 1
             channel.unacked.add(tag, 1, getter, epoch, got.number)
+        if self.tracing is not None:
+            self.tracing.delivered(client, channel.number, queue.name, redelivered, 1, message)
         data = frames.get_ok(message, channel.number, tag, redelivered, got.remaining, client.frame_bytes_max)
         client.write(data)
 
@@ -404,6 +408,8 @@ class Consuming:
             channel.outstanding += count
         if consumer.granted:
             self.use_grants(consumer, count)
+        if self.tracing is not None:
+            self.tracing.delivered(client, channel.number, consumer.queue_name, redelivered, count, blob)
         data = frames.deliveries(
             properties.with_delivery_count(blob, count, times) if times else blob,
             count,

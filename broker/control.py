@@ -58,9 +58,12 @@ class ConnectionInfo(msgspec.Struct, array_like=True, frozen=True):
     tls_cipher: str = ""
     peer_cert_subject: str = ""
     peer_cert_issuer: str = ""
+    channels: int = 0  # as of when it last mattered to a limit
 
 
 class ConnectionUp(ControlMessage, tag="up", frozen=True):
+    """New, or one that has another number of channels now."""
+
     info: ConnectionInfo
 
 
@@ -165,7 +168,17 @@ class ConnectionOpen(Request, tag="connection.open", frozen=True):
     user: str
 
 
-AnyRequest = ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | Unbind | ConnectionOpen
+class ChannelOpen(Request, tag="channel.open", frozen=True):
+    """May this connection have so many channels, beside all others of its user and of the broker? Asked only where
+    there is a limit; when it has fewer again it says so by a ConnectionUp."""
+
+    user: str
+    channels: int
+
+
+AnyRequest = (
+    ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | Unbind | ConnectionOpen | ChannelOpen
+)
 
 
 # -- controller to front door ---------------------------------------------------------------------------

@@ -200,12 +200,8 @@ def has_limits(catalog: Catalog, user: str, vhost: str) -> bool:
     return limits != (None, None)
 
 
-def check_channel_open(catalog: Catalog, user: str, opened: Callable[[str], int]) -> None:
-    """May this user open one more channel at this front door? `opened`: how many there are, asked only for a limit."""
-    limit = catalog.user_limit(user, MAX_CHANNELS)
-    if limit is not None and limit <= opened(user):
-        text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
-        raise ConnectionException(NOT_ALLOWED, text, *CHANNEL_OPEN)
+def has_channel_limit(catalog: Catalog, user: str) -> bool:
+    return catalog.user_limit(user, MAX_CHANNELS) is not None
 
 
 def not_allowed(text: str) -> ConnectionException:

@@ -19,11 +19,11 @@ from typing import Any
 
 import uvloop
 
-from broker import certificates, login
-from broker.amqp import ConnectionException
+from broker import certificates, checks, login
+from broker.amqp import ChannelException, ConnectionException
 from broker.catalog_link import CatalogLink
 from broker.certificates import Certificates
-from broker.changes import AnyChange
+from broker.changes import AnyChange, ParameterPut
 from broker.client import Client
 from broker.config import BrokerConfig, ConfigError
 from broker.consuming import Consuming
@@ -35,6 +35,7 @@ from broker.pace import Pace
 from broker.publishing import Publishing
 from broker.shard_link import ShardLinks
 from broker.tls import Handshake
+from broker.tracing import Tracing
 from shardd.wire import messages as wire
 from shardd.wire.memory import AfterBursts, collect_seldom, keep_warm
 from supervisor import notify
@@ -76,7 +77,8 @@ class Door:
         self.logins = Logins()
         self.server_properties = login.server_properties(config.shown_cluster_name)
         self.counts = Counts()
-        self.publishing = Publishing(self.catalog_link, self.links, self.counts)
+        self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
+        self.publishing = Publishing(self.catalog_link, self.links, self.counts, set_timestamp=config.set_timestamp)
         self.consuming = Consuming(self.links, self.counts)
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
@@ -189,6 +191,8 @@ class Door:
             self.consuming.cancelled(what.consumer)
         elif isinstance(what, wire.Ungranted):
             self.consuming.ungranted(what.consumer, what.count, what.wants)
+        elif isinstance(what, wire.Overdue):
+            self._close_overdue(what)
         elif isinstance(what, wire.DeadLetters):
             self.dead_lettering.receive(shard, what)
             if not self._dead_letters_scheduled:
@@ -197,6 +201,11 @@ class Door:
         elif isinstance(what, wire.Alarm):
             self.links.set_stalled(shard, what.reason == wire.DISK_STALLED)
             self._set_alarm(shard, what.reason)
+
+    def _close_overdue(self, what: wire.Overdue) -> None:
+        client = self.clients.get(what.connection)
+        if client is not None:
+            client.fail(ChannelException(406, checks.overdue(what.channel, what.timeout_ms), 0, 0), what.channel)
 
     def _publish_dead_letters(self) -> None:
         """Batch by batch, each in a turn of the loop of its own."""
@@ -220,7 +229,11 @@ class Door:
     # -- what the controller says ------------------------------------------------------------------------
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
+        self.publishing.tracing = self.consuming.tracing = self.tracing.catalog_changed()
         self.publishing.catalog_changed()
+        if changes is None or any(isinstance(change, ParameterPut) and not change.vhost for change in changes):
+            for client in self.clients.values():
+                client.tell_channels()
 
     def close_connection(self, owner: str, code: int, text: str) -> None:
         for client in list(self.clients.values()):
@@ -236,6 +249,7 @@ class Door:
             for channel in client.channels.values()
         ]
         counters = {**self.counts.report(), "unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        counters["duplicates"] = float(self.publishing.duplicates)
         counters["connections"] = sum(client.is_open and not client.trusted for client in self.clients.values())
         counters["channels"] = len(channels)
         counters["publishers"] = sum(channel.has_published for channel in channels)
@@ -358,10 +372,6 @@ class Door:
     def connected(self) -> int:
         """Open connections of clients, for the limit of this front door."""
         return sum(client.is_open and not client.trusted for client in self.clients.values())
-
-    def channels_of(self, user: str) -> int:
-        """All that a user has open at this front door."""
-        return sum(len(client.channels) for client in self.clients.values() if client.user == user)
 
     def forget(self, client: Client) -> None:
         self.clients.pop(client.id, None)

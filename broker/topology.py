@@ -30,6 +30,7 @@ from broker.control import (
     QueueRemove,
     Unbind,
 )
+from broker.routing import delaying
 from broker.routing.types import TYPES
 
 PIPELINED_MAX = 1024  # methods of one channel that are asked at once
@@ -200,8 +201,8 @@ def _reply_to_look(session: Session, name: str) -> base.Frame:
 
 async def queue_delete(session: Session, channel: Channel, method: commands.Queue.Delete) -> base.Frame:
     name = _queue_name(channel, method.queue)
-    if checks.is_reply_queue(name):
-        return commands.Queue.DeleteOk(0)  # goes with its consumer
+    if checks.is_hidden_queue(name):
+        return commands.Queue.DeleteOk(0)  # goes with its consumer, or its exchange
     _check_right(session, "configure", "queue", name)
     queue = session.catalog.queue(session.vhost, name)
     if queue is not None and (method.if_empty or method.if_unused):
@@ -257,6 +258,8 @@ def _queue_ends(
     source, queue = checks.clean_name(method.exchange), _queue_name(channel, method.queue)
     if checks.is_reply_queue(queue):
         raise checks.Refusal(ACCESS_REFUSED, "cannot bind or unbind to a volatile (direct reply-to) queue")
+    if delaying.is_delay_queue(queue):
+        raise checks.no_queue(session.vhost, queue)
     key = queue if not method.queue and not method.routing_key else method.routing_key
     _check_right(session, "write", "queue", queue)
     checks.check_not_default(source)
@@ -274,7 +277,7 @@ def _queue_name(channel: Channel, name: str) -> str:
 
 def _owned_queue(session: Session, name: str) -> QueuePut:
     queue = session.catalog.queue(session.vhost, name)
-    if queue is None or checks.is_reply_queue(name):
+    if queue is None or checks.is_hidden_queue(name):
         raise checks.no_queue(session.vhost, name)
     checks.check_owner(queue, session.owner)
     return queue
@@ -310,7 +313,9 @@ def _check_topic(session: Session, exchange: str, key: str) -> None:
     if not catalog.has_topic_permissions(user, vhost):
         return
     found = catalog.exchange(vhost, exchange)
-    if found is not None and found.type == "topic" and not catalog.may_topic(user, vhost, "read", exchange, key):
+    if found is None or delaying.inner_type(found.type, found.arguments) != "topic":
+        return
+    if not catalog.may_topic(user, vhost, "read", exchange, key):
         raise checks.Refusal(ACCESS_REFUSED, checks.topic_refused("read", vhost, exchange, key, user))
 
 
@@ -504,20 +509,26 @@ class Pipeline:
         match method:
             case commands.Queue.Bind() | commands.Queue.Unbind():
                 there = self._is_there("queue", method.queue) and self._is_there("exchange", method.exchange)
-                return there and "x-match" not in (method.arguments or ())
+                return there and self._takes(method.exchange, method.arguments)
             case commands.Exchange.Bind() | commands.Exchange.Unbind():
                 there = self._is_there("exchange", method.source) and self._is_there("exchange", method.destination)
-                return there and "x-match" not in (method.arguments or ())
+                return there and self._takes(method.source, method.arguments)
             case commands.Queue.Declare(passive=False):
                 return not method.arguments and self._will_be("queue", method.queue)
             case commands.Exchange.Declare(passive=False, auto_delete=False):
-                known = method.exchange_type in TYPES
+                known = method.exchange_type in TYPES and checks.takes_any_binding(method.exchange_type, {})
+                known = known and method.exchange_type != delaying.DELAYED_TYPE
                 return known and not method.arguments and self._will_be("exchange", method.exchange)
             case commands.Queue.Delete(if_unused=False, if_empty=False):
                 return self._will_be_gone("queue", method.queue)
             case commands.Exchange.Delete(if_unused=False):
                 return self._will_be_gone("exchange", method.exchange)
         return False
+
+    def _takes(self, exchange: str, arguments: dict[str, Any] | None) -> bool:
+        """Whether any binding to it will do. One that is only foreseen takes any key, or would not be foreseen."""
+        found = self._session.catalog.exchange(self._session.vhost, exchange)
+        return checks.takes_any_binding(found.type if found else "", arguments or {})
 
     def _is_there(self, kind: str, name: str) -> bool:
         if not name or not self._has_all_rights(name):

@@ -50,6 +50,8 @@ PROGRESS_EACH_S = 0.5
 # What is unsent at a drain may take this long.
 LINGER_MS = 500
 TICK_MS = 1000
+# Between two looks for producers that are to be forgotten.
+SWEEP_MS = 60_000
 MB = 1_000_000
 # A disk that takes less than this may be waited for by the loop itself, when little else is at hand.
 QUICK_SYNC_S = 0.001
@@ -216,6 +218,7 @@ class Server:
         self._draining = False
         self._syncing = False
         self._next_tick = 0
+        self._next_sweep = 0
         self._syncer = Syncer("sync")
         self._reclaimer = Syncer("reclaim")
         self._step: Step | None = None  # under way there
@@ -231,6 +234,8 @@ class Server:
             Stores(self._directory, config, self._calls),
             no_room=(DiskFull,),
             process_stats=self._process_stats,
+            consumer_timeout=config.consumer_timeout_ms or None,
+            timeout_closes=config.consumer_timeout_action == "close",
         )
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
@@ -450,6 +455,9 @@ class Server:
         notify.watchdog()
         self.shard.set_alarm(self._alarm())
         self.shard.want_sync()
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_MS
+            self.shard.forget_producers(now - int(self.config.producer_idle_s * 1000))
         in_use = {peer.endpoint for peer in self.shard.peers.values()} | {self._controller} | self._lanes.keys()
         for endpoint in self._outboxes.keys() - in_use:
             self._outboxes.pop(endpoint).close()

@@ -8,7 +8,7 @@ from shardd.peers import Peer
 from shardd.queues import Consumer, Counters, Queue
 from shardd.wire import messages as m
 
-GONE = ("published", "delivered", "acked", "redelivered", "got")
+GONE = ("published", "delivered", "acked", "redelivered", "got", "repeated")
 
 
 def of_gone(counters: Counters) -> dict[str, float]:
@@ -28,7 +28,7 @@ def of_queue(queue: Queue) -> m.QueueStats:
     counters = queue.counters
     return m.QueueStats(
         id=queue.id,
-        ready=queue.ready_count,
+        ready=queue.ready_count + queue.delayed_count,
         unacked=queue.unacked_count,
         consumers=len(queue.consumers),
         ready_bytes=queue.ready_bytes,
@@ -38,6 +38,7 @@ def of_queue(queue: Queue) -> m.QueueStats:
         acked=counters.acked,
         redelivered=counters.redelivered,
         got=counters.got,
+        repeated=counters.repeated,
     )
 
 

@@ -83,7 +83,9 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
     frame_bytes_max: Annotated[int, Meta(ge=8192, le=16 << 20)] = 131072
     channels_max: Annotated[int, Meta(ge=1, le=65535)] = 2047
     channel_consumers_max: Annotated[int, Meta(ge=0)] = 0
+    channel_max_per_node: Annotated[int, Meta(ge=0)] = 0
     message_bytes_max: Annotated[int, Meta(ge=1, le=512 << 20)] = 128 << 20
+    set_timestamp: bool = False
     handshake_timeout_s: Seconds = 10
     tick_us: Annotated[int, Meta(ge=0, le=100_000)] = 250
 
@@ -95,6 +97,9 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
     disk_free_min_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 256 << 20
     disk_free_warn_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 1 << 30
     disk_stall_s: Seconds = 10
+    consumer_timeout_ms: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    consumer_timeout_action: Literal["requeue", "close"] = "requeue"
+    producer_idle_s: Seconds = 604800
 
 
 class Users(Struct, frozen=True, forbid_unknown_fields=True):

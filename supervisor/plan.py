@@ -76,6 +76,7 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "default_user": settings.users.default_user,
         "default_pass": settings.users.default_pass,
         "http_without_tls": settings.users.http_without_tls,
+        "channel_max_per_node": settings.front_doors.channel_max_per_node,
         "load_definitions": settings.load_definitions,
         "log_level": settings.log_level,
     }
@@ -93,6 +94,9 @@ def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
         "disk_free_min_bytes": settings.shards.disk_free_min_bytes,
         "disk_free_warn_bytes": settings.shards.disk_free_warn_bytes,
         "disk_stall_s": settings.shards.disk_stall_s,
+        "consumer_timeout_ms": settings.shards.consumer_timeout_ms,
+        "consumer_timeout_action": settings.shards.consumer_timeout_action,
+        "producer_idle_s": settings.shards.producer_idle_s,
         "log_level": settings.log_level,
     }
     return ChildPlan("shard", index, "shardd", section)
@@ -119,7 +123,9 @@ def _front_door(
         "frame_bytes_max": doors.frame_bytes_max,
         "channels_max": doors.channels_max,
         "channel_consumers_max": doors.channel_consumers_max,
+        "channel_max_per_node": doors.channel_max_per_node,
         "message_bytes_max": doors.message_bytes_max,
+        "set_timestamp": doors.set_timestamp,
         "handshake_timeout_s": doors.handshake_timeout_s,
         "tick_us": doors.tick_us,
         "log_level": settings.log_level,

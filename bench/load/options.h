@@ -124,6 +124,7 @@ static inline void settle(bool seconds_given, bool load_given) {
     if ((opt.check || opt.latency) && opt.body_bytes < STAMP_BYTES) bad_usage("--check and --latency need bodies of 16 bytes");
     if (!opt.queues || !opt.keys) bad_usage("at least one queue and one key");
     if (!opt.direct && opt.keys > opt.queues) bad_usage("the default exchange has one key per queue: --keys is at most --queues");
+    if (opt.sharded && opt.check) bad_usage("--check must know each key's queue: not with --exchange stream");
     if (opt.prefetch && opt.ack_every > opt.prefetch) bad_usage("--ack-every above --prefetch would wait for ever");
     if (!opt.consumer_queues && opt.consumers) opt.consumer_queues = (opt.queues + opt.consumers - 1) / opt.consumers;
     if (opt.consumer_queues > opt.queues) bad_usage("--consumer-queues above --queues");

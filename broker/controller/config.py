@@ -33,6 +33,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     default_pass: str = "guest"
     default_vhost: str = "/"
     loopback_users: list[str] = msgspec.field(default_factory=lambda: ["guest"])
+    channel_max_per_node: Annotated[int, msgspec.Meta(ge=0)] = 0  # over all front doors; 0: no limit
     load_definitions: str = ""  # a file of RabbitMQ's JSON, taken in at each start
     http_without_tls: bool = False  # passwords from other hosts by plain HTTP
     log_level: str = "info"

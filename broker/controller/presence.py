@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from broker.control import ConnectionInfo
 
 
@@ -23,6 +25,16 @@ class Presence:
     def up(self, info: ConnectionInfo) -> None:
         self.opened += info.owner not in self._connections
         self._connections[info.owner] = info
+
+    def channels_beside(self, owner: str, user: str) -> tuple[int, int]:
+        """Channels of all other connections: in all, and of this user."""
+        others = [info for info in self._connections.values() if info.owner != owner]
+        return sum(info.channels for info in others), sum(info.channels for info in others if info.user == user)
+
+    def has_channels(self, owner: str, channels: int) -> None:
+        info = self._connections.get(owner)
+        if info is not None:
+            self._connections[owner] = msgspec.structs.replace(info, channels=channels)
 
     def down(self, owner: str) -> None:
         self._connections.pop(owner, None)

@@ -20,7 +20,7 @@ from broker.certificates import Certificates
 from broker.changes import AnyChange, PermissionPut, UserPut, VhostPut
 from broker.checks import Refusal
 from broker.config import ConfigError
-from broker.control import Ask, ConnectionInfo, ConnectionOpen
+from broker.control import Ask, ChannelOpen, ConnectionInfo, ConnectionOpen
 from broker.controller import draining, imported
 from broker.controller.access import hash_new_password, hash_password
 from broker.controller.authority import Authority
@@ -30,6 +30,7 @@ from broker.controller.definitions import Definitions, DefinitionsError
 from broker.controller.links import DoorLinks
 from broker.controller.presence import Presence, door_of
 from broker.controller.shard_links import ShardLinks
+from broker.controller.shard_sets import NODE
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.routing.placement import place
 from shardd.wire import messages as wire
@@ -122,6 +123,8 @@ class Controller:
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None:
         if isinstance(ask.what, ConnectionOpen):
             answer(*self._may_open(ask.what, ask.owner), {})
+        elif isinstance(ask.what, ChannelOpen):
+            answer(*self._may_open_channel(ask.what, ask.owner), {})
         else:
             self.authority.submit(ask.what, ask.owner, answer)
 
@@ -132,6 +135,22 @@ class Controller:
             checks.check_connection_limits(self.authority.catalog, ask.vhost, ask.user, *connected)
         except Refusal as refusal:
             return refusal.code, refusal.text
+        return 0, ""
+
+    def _may_open_channel(self, ask: ChannelOpen, owner: str) -> tuple[int, str]:
+        in_all, of_user = self.presence.channels_beside(owner, ask.user)
+        try:
+            checks.check_channel_limits(
+                self.authority.catalog,
+                ask.user,
+                of_user + ask.channels,
+                in_all + ask.channels,
+                self.config.channel_max_per_node,
+                NODE,
+            )
+        except Refusal as refusal:
+            return refusal.code, refusal.text
+        self.presence.has_channels(owner, ask.channels)
         return 0, ""
 
     async def room(self) -> None:

@@ -38,7 +38,7 @@ class Consumer:
 
     __slots__ = (
         "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "limited", "no_ack", "number",
-        "peer", "prefetch", "priority", "queue", "tag", "unacked", "window",
+        "peer", "prefetch", "priority", "queue", "tag", "told_late", "unacked", "window",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +72,7 @@ class Consumer:
         self.grants = 0
         self.asked = False  # for grants, and none came yet
         self.detached = False
+        self.told_late = False  # its channel is to be closed
         self.unacked = Unacked()
         self.handed: Handed | None = None  # in a queue that does not wait for ever
 
@@ -98,10 +99,11 @@ class Consumer:
 class Consumers:
     """The attached consumers of one queue."""
 
-    __slots__ = ("_levels", "all", "single_active")
+    __slots__ = ("_levels", "all", "paused", "single_active")
 
-    def __init__(self, single_active: bool = False) -> None:
+    def __init__(self, single_active: bool = False, paused: bool = False) -> None:
         self.single_active = single_active
+        self.paused = paused
         self.all: list[Consumer] = []  # by arrival
         self._levels: list[list[Consumer]] = []  # by priority, highest first; each begins with whose turn it is
 
@@ -132,9 +134,16 @@ class Consumers:
             self.single_active = single_active
             self._arrange()
 
+    def be_paused(self, paused: bool) -> None:
+        if paused != self.paused:
+            self.paused = paused
+            self._arrange()
+
     def _arrange(self) -> None:
+        """Who may be given something."""
         levels: dict[int, list[Consumer]] = {}
-        for consumer in self.all[:1] if self.single_active else self.all:
+        allowed = [] if self.paused else self.all[:1] if self.single_active else self.all
+        for consumer in allowed:
             levels.setdefault(consumer.priority, []).append(consumer)
         self._levels = [levels[priority] for priority in sorted(levels, reverse=True)]
 

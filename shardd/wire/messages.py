@@ -68,6 +68,7 @@ class QueueSpec(msgspec.Struct, array_like=True, frozen=True):
     auto_delete: bool = False
     exclusive: bool = False
     arguments: dict[str, Any] = {}  # effective: the queue's own merged with policies
+    paused: bool = False  # gives no messages
 
 
 # -- a peer makes itself known, a shard answers -------------------------------------------------------
@@ -185,7 +186,7 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Counters since the shard's start; sizes in bytes of stored messages."""
 
     id: int
-    ready: int = 0
+    ready: int = 0  # of a queue where an exchange keeps messages: not due yet, or not yet at their queues
     unacked: int = 0
     consumers: int = 0
     ready_bytes: int = 0
@@ -195,6 +196,7 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     acked: int = 0
     redelivered: int = 0
     got: int = 0
+    repeated: int = 0  # publishes not stored, since their producer had sent them before
 
 
 class ConsumerStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -369,6 +371,15 @@ class Cancelled(Message, tag="cancelled", frozen=True):
     consumer: int
 
 
+class Overdue(Message, tag="overdue", frozen=True):
+    """Shard to front door: this channel holds something for longer than `timeout_ms`; it is to be closed. What it holds
+    stays with it until its Release."""
+
+    connection: int
+    channel: int
+    timeout_ms: int
+
+
 class Get(Message, tag="get", frozen=True):
     """Front door to shard: basic.get. `consumer`: pseudo consumer of the channel on this shard that holds the delivery
     (0 with no_ack). Answered by Got or Refused."""
@@ -417,7 +428,8 @@ class Purge(Message, tag="purge", frozen=True):
 
 class DeadLetters(Message, tag="dead-letters", frozen=True):
     """Shard to one front door: messages that left `queue` for `reason` ("expired", "rejected", "maxlen",
-    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have. `messages`:
+    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have. Reason "delayed":
+    they have waited for `exchange` and are due, which is no death. `messages`:
     `count` stored messages back to back. Answered by Departed(number) when their copies last; until then the shard
     keeps them, and gives them to another front door if this one goes. `insist`: what its only queue refuses is not
     stored."""
@@ -460,6 +472,6 @@ class Refused(Message, tag="refused", frozen=True):
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | Attached | AttachReader | AttachedAt | Detach
-    | Release | Grant | Tune | Ungranted | Cancelled | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed
-    | Done | Refused
+    | Release | Grant | Tune | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Purge | DeadLetters
+    | Departed | Done | Refused
 )  # fmt: skip

@@ -59,8 +59,8 @@ class Api:
     def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
         self._ask("PUT", path, body or {})
 
-    def post(self, *path: str, body: Any) -> None:
-        self._ask("POST", path, body)
+    def post(self, *path: str, body: Any, thing: str = "") -> None:
+        self._ask("POST", path, body, thing)
 
     def ask(self, *path: str, body: Any, thing: str = "") -> Any:
         """A question that takes a body to ask; changes nothing."""

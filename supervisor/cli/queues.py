@@ -1,5 +1,5 @@
-"""list_queues, list_exchanges, list_bindings, list_connections: what there is, as rabbitmqctl names it. And queues gone
-or empty."""
+"""list_queues, list_exchanges, list_bindings, list_connections: what there is, as rabbitmqctl names it. And queues
+gone, empty or paused."""
 
 from __future__ import annotations
 
@@ -123,6 +123,30 @@ def purge_queue(
     """Drop the messages that are ready in a queue."""
     thing = f"queue '{queue}' in vhost '{vhost}'"
     connect(url, user, password, data_dir).delete("queues", vhost, queue, "contents", thing=thing)
+
+
+def pause_queue(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
+    vhost: Vhost = "/",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Let a queue take messages and give none, until it is resumed."""
+    connect(url, user, password, data_dir).put("queues", vhost, queue, "pause")
+
+
+def resume_queue(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
+    vhost: Vhost = "/",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Let a paused queue give its messages again."""
+    connect(url, user, password, data_dir).put("queues", vhost, queue, "resume")
 
 
 def _list(api: Api, kind: str, vhost: str | None, columns: list[str], formatter: str) -> None:

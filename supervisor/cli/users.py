@@ -6,15 +6,34 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import DEFAULT_DATA_DIR, DataDir, Formatter, Password, Url, User, Vhost, connect, fail, show
+from supervisor.cli.api import (
+    DEFAULT_DATA_DIR,
+    Api,
+    DataDir,
+    Formatter,
+    Password,
+    Url,
+    User,
+    Vhost,
+    connect,
+    fail,
+    show,
+)
 
 Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
+
+Description = Annotated[str | None, typer.Option(help="What it is for.")]
+VhostTags = Annotated[str | None, typer.Option(help="Comma separated.")]
+QueueType = Annotated[str | None, typer.Option(help="Of queues declared without one: classic, quorum ...")]
 
 NewPassword = Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")]
 
 
 def add_vhost(
     vhost: Annotated[str, typer.Argument(metavar="VHOST")],
+    description: Description = None,
+    tags: VhostTags = None,
+    default_queue_type: QueueType = None,
     url: Url = "",
     user: User = "guest",
     password: Password = "guest",
@@ -25,7 +44,77 @@ def add_vhost(
     if api.has("vhosts", vhost):  # as it is: putting it again would forget its description and tags
         typer.echo(f"vhost '{vhost}' exists already")
     else:
-        api.put("vhosts", vhost)
+        api.put("vhosts", vhost, body=_said(description, tags, default_queue_type))
+
+
+def update_vhost_metadata(
+    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
+    description: Description = None,
+    tags: VhostTags = None,
+    default_queue_type: QueueType = None,
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Change what is said of a virtual host; what is not given stays."""
+    _change(connect(url, user, password, data_dir), vhost, _said(description, tags, default_queue_type))
+
+
+def trace_on(
+    vhost: Vhost = "/",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Copy what a virtual host's clients publish and get to its exchange amq.rabbitmq.trace."""
+    _change(connect(url, user, password, data_dir), vhost, {"tracing": True})
+
+
+def trace_off(
+    vhost: Vhost = "/",
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Copy no more."""
+    _change(connect(url, user, password, data_dir), vhost, {"tracing": False})
+
+
+def _change(api: Api, vhost: str, body: dict[str, Any]) -> None:
+    now = api.get("vhosts", vhost, thing=f"vhost '{vhost}'")
+    api.put("vhosts", vhost, body={"description": now["description"], "tags": now["tags"]} | body)
+
+
+def _said(description: str | None, tags: str | None, default_queue_type: str | None) -> dict[str, Any]:
+    options = {"description": description, "tags": tags, "default_queue_type": default_queue_type}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def enable_vhost_deletion_protection(
+    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Keep a virtual host from being deleted."""
+    api = connect(url, user, password, data_dir)
+    api.post("vhosts", vhost, "deletion", "protection", body={}, thing=f"vhost '{vhost}'")
+
+
+def disable_vhost_deletion_protection(
+    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
+    url: Url = "",
+    user: User = "guest",
+    password: Password = "guest",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Let a virtual host be deleted."""
+    api = connect(url, user, password, data_dir)
+    api.delete("vhosts", vhost, "deletion", "protection", thing=f"vhost '{vhost}'")
 
 
 def delete_vhost(

@@ -103,6 +103,32 @@ async def test_no_answer_before_every_door_has_applied(world: World) -> None:
     assert (await asking).code == 0
 
 
+async def test_no_answer_to_a_declare_of_a_stream_exchange_before_its_shards_are_there(world: World) -> None:
+    world.shards.hold = True
+    asking = asyncio.create_task(world.ask(exchange("e", "x-random", arguments={"x-shards": 5})))
+    while not world.doors.told:
+        await asyncio.sleep(0)
+    await turn()
+    assert not asking.done()
+    assert len(world.doors.copy.vhosts["/"].shard_queues("e")) == 5  # where publishes wait for their shard
+    world.shards.release()
+    assert (await asking).code == 0
+    assert len(world.shards.queues) == 5
+    assert world.agree()
+
+
+async def test_a_policy_makes_and_ends_shard_queues_at_their_shards(world: World) -> None:
+    await world.ask(exchange("e", "x-random"))
+    value = {"pattern": "^e$", "definition": {"shards-per-node": 3, "shards-when-gone": "delete"}}
+    assert (await world.ask(ParameterPut("/", "policy", "p", value))).code == 0
+    assert len(world.shards.queues) == 3
+    assert world.agree()
+    assert (await world.ask(ParameterDelete("/", "policy", "p"))).code == 0
+    assert not world.shards.queues
+    assert not world.catalog.vhosts["/"].queues
+    assert world.agree()
+
+
 async def test_no_answer_to_a_bind_before_its_queue_is_at_its_shard(world: World) -> None:
     world.shards.hold = True
     asking = [
@@ -235,7 +261,7 @@ async def test_an_expired_queue_leaves_the_catalog_before_its_shard_deletes_it(w
 
 
 async def test_deleting_a_vhost_drops_it_at_every_shard(world: World) -> None:
-    await world.authority.put_vhost("v")
+    await world.authority.put_vhost(VhostPut("v"))
     await world.authority.declare_queue("v", "q")
     assert (await world.authority.delete_vhost("v")).code == 0
     drops = [shard for shard, sent in world.shards.received if isinstance(sent, wire.DropVhost)]

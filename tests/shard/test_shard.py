@@ -492,3 +492,14 @@ def test_numbers_come_in_parts_of_used_queues_alone_and_outlive_those_that_go(mo
     assert asked([1]).process["gone_published"] == 3
     bench.tell(m.ListQueues(78), m.CONTROLLER, 3)
     assert sorted(next(said.ids for said in bench.turn(m.CONTROLLER) if isinstance(said, m.Queues))) == [*range(2, 9)]
+
+
+@pytest.mark.row("A6.7")
+def test_a_consumer_timeout_for_all_queues_holds_for_those_that_do_not_say_one() -> None:
+    bench = Bench()
+    bench.shard = Shard(0, EPOCH, 1, bench.home, consumer_timeout=500)
+    bench.join(m.CONTROLLER, 3)
+    own = m.QueueSpec(2, "/", "own", True, arguments={"x-consumer-timeout": 90})
+    bench.tell(m.Assign([m.QueueSpec(1, "/", "q", True), own]), m.CONTROLLER, 3)
+    assert [bench.shard.queues[number].limits.consumer_timeout for number in (1, 2)] == [500, 90]
+    assert not bench.shard.queues[1].limits.timeout_closes

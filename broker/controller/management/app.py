@@ -104,7 +104,7 @@ async def start(
     config: ControllerConfig,
     tls: ssl.SSLContext | None = None,
 ) -> Servers:
-    stats = Gatherer(shard_links, links)
+    stats = Gatherer(shard_links, links, delay_queues=authority.catalog.delay_queue_ids)
     context = Context(authority, presence, shard_links, links, config, stats)
     runners = []
     for app, fds in ((api_app(context), config.http_fds), (metrics_app(context), config.metrics_fds)):

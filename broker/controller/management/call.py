@@ -41,7 +41,12 @@ TAGS: Final[dict[str, set[str]]] = {
 }
 OPEN = "open"  # no login
 BODY_BYTES_MAX = 8 << 20
-AMQP_STATUS: Final = {404: (404, "Object Not Found"), 403: (401, "not_authorised"), 541: (503, "unavailable")}
+AMQP_STATUS: Final = {
+    404: (404, "Object Not Found"),
+    403: (401, "not_authorised"),
+    412: (412, "precondition_failed"),
+    541: (503, "unavailable"),
+}
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import asyncio
 import time
 from asyncio import Future
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -36,7 +36,7 @@ STATS_S_MAX = 2.0
 LOOKED_AT_MAX = 10_000  # queues whose last numbers are remembered, to make rates of
 RATE_S_MAX = 60.0  # older ones make no rate of now
 
-COUNTERS = ("published", "delivered", "acked", "redelivered", "got")
+COUNTERS = ("published", "delivered", "acked", "redelivered", "got", "repeated")
 SIZES = ("ready", "unacked", "ready_bytes", "unacked_bytes", "consumers")
 
 T = TypeVar("T")
@@ -61,16 +61,18 @@ class Doors(Protocol):
 @dataclass(slots=True)
 class Stats:
     """One look. `before`: the look before, without its own `before`, to make rates of; `earlier`: the same for single
-    queues, and when."""
+    queues, and when. `delayed`: by queue id, of those where exchanges keep messages; they are not among `queues`."""
 
     at: float = 0.0
     queues: dict[int, QueueStats] = field(default_factory=dict)
+    delayed: dict[int, int] = field(default_factory=dict)
     consumers: list[ConsumerStats] = field(default_factory=list)
     streams: dict[int, StreamStats] = field(default_factory=dict)  # by queue
     readers: dict[tuple[int, int, int, int, str], ReaderStats] = field(default_factory=dict)  # by `reader_key`
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
     channels: list[dict[str, Any]] = field(default_factory=list)
+    active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
     counters: dict[str, float] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*COUNTERS, *SIZES), 0))
     before: Stats | None = None
@@ -97,7 +99,15 @@ class _Look(NamedTuple):
 
 
 class Gatherer:
-    def __init__(self, shards: Shards, doors: Doors, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        doors: Doors,
+        clock: Callable[[], float] = time.monotonic,
+        delay_queues: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        """`delay_queues`: ids of those where exchanges keep messages."""
+        self._delay_queues = delay_queues
         self._shards = shards
         self._doors = doors
         self._clock = clock
@@ -141,6 +151,7 @@ class Gatherer:
             _add_shard(stats, each)
         for report in reports:
             _add_door(stats, report)
+        _set_apart(stats, self._delay_queues())
         self._last, self._took = stats, stats.at - begun
         return stats
 
@@ -186,6 +197,7 @@ class Gatherer:
             for reply in parts:
                 _add_reply(stats, shard, reply)
         stats.at = self._clock()
+        _set_apart(stats, self._delay_queues())
         self._remember(stats)
         return stats
 
@@ -222,6 +234,7 @@ async def _in_time(answer: Awaitable[T], otherwise: T) -> T:
 
 def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
     stats.consumers.extend(reply.consumers)
+    stats.active.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.active)
     stats.shards[shard] = reply.process
     for queue in reply.queues:
         stats.queues[queue.id] = queue
@@ -235,6 +248,7 @@ def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
 def _add_shard(stats: Stats, seen: Stats) -> None:
     stats.queues.update(seen.queues)
     stats.consumers.extend(seen.consumers)
+    stats.active.update(seen.active)
     stats.shards.update(seen.shards)
     stats.streams.update(seen.streams)
     stats.readers.update(seen.readers)
@@ -243,6 +257,14 @@ def _add_shard(stats: Stats, seen: Stats) -> None:
     for process in seen.shards.values():
         for name in COUNTERS:
             stats.totals[name] += int(process.get(f"gone_{name}", 0))
+
+
+def _set_apart(stats: Stats, delay_queues: Collection[int]) -> None:
+    for id in delay_queues:
+        known = stats.queues.pop(id, None)
+        stats.delayed[id] = known.ready if known is not None else 0
+        for name in (*COUNTERS, *SIZES) if known is not None else ():
+            stats.totals[name] -= getattr(known, name)
 
 
 def _add_door(stats: Stats, report: DoorReport) -> None:
@@ -268,6 +290,7 @@ RABBITMQ_COUNTERS = {
     "acked": "ack",
     "redelivered": "redeliver",
     "got": "get",
+    "repeated": "duplicates",
 }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final, NamedTuple
 
 from broker.catalog import Vhost
-from broker.checks import is_reply_queue
+from broker.checks import is_hidden_queue
 from broker.controller.management.call import Context
 from broker.controller.management.channels import channel_name
 from broker.controller.management.gathered import Stats
@@ -78,7 +78,7 @@ def _queues(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tup
     for vhost in vhosts:
         for queue in list(vhost.queues.values()):
             known = stats.queue(queue)
-            if known is not None and not is_reply_queue(queue.name):
+            if known is not None and not is_hidden_queue(queue.name):
                 yield (vhost.name, queue.name), known
 
 

@@ -74,7 +74,7 @@ async def overview(call: Call) -> dict[str, Any]:
             "channels": int(stats.counters.get("channels", 0)),
             "consumers": len(stats.consumers),
             "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
-            "queues": sum(len(vhost.queues) for vhost in vhosts),
+            "queues": sum(len(vhost.queues) - vhost.delay_queues for vhost in vhosts),
         },
         "queue_totals": depths(stats),
         "message_stats": all_message_stats(stats),

@@ -87,7 +87,12 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         ("rabbitmq_connections", "Connections open", len(context.presence.connections())),
         ("rabbitmq_channels", "Channels open", stats.counters.get("channels", 0)),
         ("rabbitmq_consumers", "Consumers", len(stats.consumers)),
-        ("rabbitmq_queues", "Queues", sum(len(v.queues) for v in context.catalog.vhosts.values())),
+        (
+            "rabbitmq_queues",
+            "Queues",
+            sum(len(v.queues) - v.delay_queues for v in context.catalog.vhosts.values()),
+        ),
+        ("shardmq_messages_delayed", "Messages that exchanges keep until they are due", sum(stats.delayed.values())),
         ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
         ("rabbitmq_queue_messages_ready", "Messages ready", ready),
         ("rabbitmq_queue_messages_unacked", "Messages unacknowledged", unacked),
@@ -106,6 +111,19 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         yield _labelled(GaugeMetricFamily, f"global_{name}", f"{name.capitalize()} connected", AMQP, count)
     for name, count in object_metrics.churn(context, stats).items():
         yield CounterMetricFamily(f"rabbitmq_{name}", f"{name.replace('_', ' ').capitalize()}", value=count)
+    for name, what, count in (
+        (
+            "shardmq_messages_duplicates_total",
+            "Publishes not stored: their producer had sent them before",
+            stats.totals["repeated"],
+        ),
+        (
+            "shardmq_duplicates_total",
+            "Messages that came to an exchange before, dropped",
+            stats.counters.get("duplicates", 0),
+        ),
+    ):
+        yield CounterMetricFamily(name, what, value=count)
     for reason in DEATHS:
         yield CounterMetricFamily(
             f"rabbitmq_global_messages_dead_lettered_{reason}_total",

@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 
 from broker.changes import QueuePut
-from broker.checks import is_reply_queue
+from broker.checks import is_hidden_queue
 from broker.controller.management import consumers
 from broker.controller.management.call import NODE, Call, Context, Route, check, not_found, put_status
 from broker.controller.management.gathered import Stats, message_stats
 from broker.controller.management.listing import Lazy
 from broker.policies import NOTHING
+
+SINGLE_ACTIVE = "x-single-active-consumer"
 
 
 class QueueBody(msgspec.Struct):
@@ -51,7 +53,7 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
         "leader": NODE,
         "members": [NODE],
         "online": [NODE],
-        "state": "running",
+        "state": "paused" if queue.paused else "running",
     }
     if queue.part is not None:
         shown |= {"exchange": queue.part.exchange, "index": queue.part.index, "shard_state": queue.part.state}
@@ -66,6 +68,8 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
 
 def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
     shown, known = plain(queue, context), stats.queue(queue)
+    if queue.arguments.get(SINGLE_ACTIVE) is True:
+        shown["single_active_consumer_tag"] = stats.active.get(queue.id, "")
     if known is None:
         # Numbers that are not known are left out, not shown as 0.
         shown["state"] = "down"
@@ -97,7 +101,7 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
 
 def _queue(call: Call) -> QueuePut:
     queue = call.vhost().queues.get(call.part("queue"))
-    if queue is None or is_reply_queue(queue.name):
+    if queue is None or is_hidden_queue(queue.name):
         raise not_found()
     return queue
 
@@ -111,7 +115,7 @@ async def get_all(call: Call) -> Lazy[QueuePut]:
         stats = await (context.stats.now(totals_only=True) if queues is None else context.stats.of(queues))
         return lambda queue: row(queue, stats, context)
 
-    shown = (queue for queue in there if not is_reply_queue(queue.name))
+    shown = (queue for queue in there if not is_hidden_queue(queue.name))
     return Lazy(shown, lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order)
 
 
@@ -141,6 +145,20 @@ async def delete(call: Call) -> None:
     check(await authority.delete_queue(vhost.name, queue.name, call.flag("if-unused"), call.flag("if-empty")))
 
 
+async def pause(call: Call) -> None:
+    await _set_paused(call, True)
+
+
+async def resume(call: Call) -> None:
+    await _set_paused(call, False)
+
+
+async def _set_paused(call: Call, paused: bool) -> None:
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    call.must(vhost, "configure", queue.name)
+    check(await call.context.authority.pause_queue(vhost.name, queue.name, paused))
+
+
 async def purge(call: Call) -> None:
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(vhost, "read", queue.name)
@@ -155,4 +173,6 @@ ROUTES = [
     Route("PUT", "/api/queues/{vhost}/{queue}", put),
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge),
+    Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
+    Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
 ]
