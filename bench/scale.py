@@ -1,7 +1,8 @@
 """How this broker behaves when it is big: many stored messages, many queues, many bindings, many delayed messages;
-memory and time to start, and what publishing feels of a large removal and of the HTTP API.
+memory and time to start, what publishing feels of a large removal and of the HTTP API, how soon many consumers have
+divided many shards.
 
-    python bench/scale.py [messages] [queues] [bindings] [removals] [delayed] [api]      all when none is named
+    python bench/scale.py [messages] [queues] [bindings] [removals] [delayed] [consumers] [api]   all when none is named
 
 Each part has a broker and a data directory of its own. Figures come a line each, as they are known; the exit status is
 1 when something was lost. Nothing here says whether a figure is good: the bars are in README.md.
@@ -26,6 +27,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import generator
 import machine
@@ -37,6 +39,7 @@ SETTLE_S = 2.0  # memory is read this long after the load
 KILLED_S_MAX = 30.0
 PIPELINE = 1000  # requests unanswered at a time
 PUBLISH_S_MAX = 600.0
+BALANCED_S_MAX = 30.0
 DELAY_SPREAD_MS = 1000  # delayed messages are due at random within this time
 DELAYED_BODY_BYTES = 100
 DELAYED_AT_ONCE = 10_000
@@ -135,6 +138,9 @@ class Client:
         start = b"\0\0" + shortstr(name) + shortstr(kind) + struct.pack(">BI", 2, len(arguments))
         self.ask([self.method(40, 10, start + arguments)])
 
+    def consume(self, queue: str) -> None:
+        self.ask([self.method(60, 20, b"\0\0" + shortstr(queue) + b"\0" + struct.pack(">BI", 0, 0))])
+
     def publish_delayed(self, exchange: str, delays_ms: list[int]) -> None:
         """Persistent, one for each delay, in batches; returns when the last is confirmed."""
         line = self.method(60, 40, b"\0\0" + shortstr(exchange) + shortstr("key") + b"\0")
@@ -198,6 +204,16 @@ class Broker:
     def memory(self) -> machine.Memory:
         time.sleep(SETTLE_S)
         return machine.memory(machine.tree(self.process.pid))
+
+    def virtual_queue(self, name: str) -> dict[str, Any]:
+        """What the HTTP API says of it."""
+        http = json.loads((self._directory / "data" / "broker.json").read_text())["http"]
+        url = f"http://127.0.0.1:{http.rpartition(':')[2]}/api/virtual-queues/%2F/{name}"
+        request = urllib.request.Request(url)
+        request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
+        with urllib.request.urlopen(request, timeout=SILENCE_S_MAX) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
 
     def client(self) -> Client:
         return Client(self.address)
@@ -434,19 +450,54 @@ def while_publishing(own: Broker, act: Callable[[], object]) -> tuple[generator.
     return figures, took[0]
 
 
+def measure_consumers(options: argparse.Namespace) -> None:
+    """Consumers of one virtual queue join one by one, then half of them hang up, chosen at random: until each shard has
+    one owner and loads differ by one at the most."""
+    with broker(options) as own:
+        first = own.client()
+        arguments = shortstr("x-shards") + b"I" + struct.pack(">I", options.consumer_shards)
+        first.declare_exchange("scale", "x-modulus-hash", arguments)
+        clients = [own.client() for _ in range(options.consumers)]
+        random.Random(1).shuffle(clients)
+        begun = time.monotonic()
+        for client in clients:
+            client.consume("scale")
+        say(f"consumers: {len(clients)} joined", time.monotonic() - begun, "s")
+        say("consumers: then balanced after", balanced(own, len(clients)), "s")
+        half = len(clients) // 2
+        for client in clients[:half]:
+            client.close()
+        say(f"consumers: {half} hung up, balanced after", balanced(own, len(clients) - half), "s")
+        for client in [first, *clients[half:]]:
+            client.close()
+
+
+def balanced(own: Broker, consumers: int) -> float:
+    """Seconds until it is."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < BALANCED_S_MAX:
+        found = own.virtual_queue("scale")
+        loads = [len(each["shards"]) for each in found["consumers"]]
+        owned = all(len(shard["owners"]) == 1 for shard in found["shards"])
+        if len(loads) == consumers and owned and not found["moving"] and max(loads) - min(loads) <= 1:
+            return time.monotonic() - begun
+    raise Lost("shards without an owner, or unevenly owned")
+
+
 PARTS = {
     "messages": measure_messages,
     "queues": measure_queues,
     "bindings": measure_bindings,
     "removals": measure_removals,
     "api": measure_api,
+    "consumers": measure_consumers,
     "delayed": measure_delayed,
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Messages, queues and bindings in large numbers: rates, memory, starts, removals"
+        description="Messages, queues, bindings, consumers in large numbers: rates, memory, starts, removals"
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (all)")
     parser.add_argument("--messages", type=int, default=10_000_000)
@@ -454,6 +505,8 @@ def main() -> int:
     parser.add_argument("--queues", type=int, default=100_000)
     parser.add_argument("--bindings", type=int, default=20_000)
     parser.add_argument("--removals", type=int, default=10_000, help="bindings that go at once")
+    parser.add_argument("--consumers", type=int, default=200, help="of one virtual queue")
+    parser.add_argument("--consumer-shards", type=int, default=64, help="that they divide")
     parser.add_argument("--delayed", type=int, default=1_000_000, help="messages that wait at an exchange")
     parser.add_argument("--delay-s", type=float, default=120, help="until they are due")
     parser.add_argument("--shards", type=int, default=2)

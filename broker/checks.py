@@ -119,8 +119,12 @@ def check_not_default(exchange: str) -> None:
 # -- limits ---------------------------------------------------------------------------------------------
 
 
-def check_connection_limits(catalog: Catalog, vhost: str, user: str, of_vhost: int, of_user: int) -> None:
-    """`of_vhost`, `of_user`: connections that are open already."""
+def check_connection_limits(
+    catalog: Catalog, vhost: str, user: str, of_vhost: int, of_user: int, of_all: int = 0, all_max: int = 0
+) -> None:
+    """`of_vhost`, `of_user`, `of_all`: connections that are open already. `all_max`: of the broker, 0 for none."""
+    if 0 < all_max <= of_all:
+        raise Refusal(NOT_ALLOWED, f"connection refused: node connection limit ({all_max}) is reached")
     limit = catalog.vhost_limit(vhost, MAX_CONNECTIONS)
     if limit is not None and limit <= of_vhost:
         text = f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"

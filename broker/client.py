@@ -398,6 +398,17 @@ class Client:
         except checks.Refusal as refusal:
             raise ChannelException(refusal.code, refusal.text, *method) from None
 
+    def queue_name(self, channel: Channel, name: str) -> str:
+        """That a consume or get names; "" for the one declared last."""
+        return checks.clean_name(name or channel.last_queue)
+
+    def shard_queues(self, channel: Channel, name: str, method: tuple[int, int]) -> tuple[QueuePut, ...]:
+        """Of the virtual queue a consume or get names, if this user may read it; none: it is another queue."""
+        try:
+            return topology.readable_shards(self, self.queue_name(channel, name))
+        except checks.Refusal as refusal:
+            raise ChannelException(refusal.code, refusal.text, *method) from None
+
     async def reply_queue(self, channel: Channel, method: tuple[int, int]) -> QueuePut | None:
         """A new queue for the replies to this channel; None when the channel was closed meanwhile."""
         try:
@@ -464,7 +475,7 @@ class Client:
         self.vhost = vhost
         if not self.trusted:
             self.door.catalog_link.connection_up(self.info())
-            if login.has_limits(self.catalog, self.user, vhost):
+            if self.door.config.connections_are_limited or login.has_limits(self.catalog, self.user, vhost):
                 self.pause(PAUSE_LOGIN)
                 self._start(self._open_within_limits())
                 return

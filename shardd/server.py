@@ -25,7 +25,7 @@ from typing import Protocol
 
 import zmq
 
-from shardd.config import ShardConfig
+from shardd.config import ShardConfig, read
 from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
 from shardd.shard import Shard
@@ -39,6 +39,7 @@ from shardd.wire import messages as wire
 from shardd.wire.lane import ALL, Lane, NoLane, accept, listen
 from shardd.wire.memory import give_back, keep_warm
 from supervisor import notify
+from supervisor.logs import set_level
 
 log = logging.getLogger("shardd.server")
 
@@ -216,6 +217,7 @@ class Server:
         self._poll = select.poll()
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
         self._draining = False
+        self._reload = False
         self._syncing = False
         self._next_tick = 0
         self._next_sweep = 0
@@ -291,10 +293,22 @@ class Server:
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
         return wake
 
     def _on_stop(self, number: int, frame: object) -> None:
         self._draining = True
+
+    def _on_reload(self, number: int, frame: object) -> None:
+        self._reload = True
+
+    def _take_settings(self) -> None:
+        """What can be changed while we run: the limits of the disk, and how much is logged."""
+        self._reload = False
+        section = notify.new_section()
+        if section is not None:
+            self.config = read(section)
+            set_level(self.config.log_level)
 
     def _listen_for_lanes(self) -> socket.socket | None:
         try:
@@ -352,6 +366,8 @@ class Server:
                 self._end_reclaim(now)
             elif fd == wake:
                 os.read(wake, 4096)
+                if self._reload:
+                    self._take_settings()
             elif fd == self._lifeline:
                 log.warning("the supervisor is gone")
                 self._draining = True

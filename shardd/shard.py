@@ -190,6 +190,7 @@ class Shard:
             m.Release: self._on_release,
             m.Grant: self._on_grant,
             m.Tune: self._on_tune,
+            m.Recall: self._on_recall,
             m.Get: self._on_get,
             m.Count: self._on_count,
             m.Purge: self._on_purge,
@@ -544,6 +545,8 @@ class Shard:
             priority=attach.priority,
             prefetch=attach.prefetch,
             limited=attach.granted,
+            lent=attach.lent,
+            affinity=attach.affinity,
         )
         queue.attach(consumer)
         peer.holders[attach.consumer] = consumer
@@ -612,7 +615,13 @@ class Shard:
         consumer = peer.holders.get(tune.consumer)
         if isinstance(consumer, Consumer) and not consumer.detached:
             self._catch_up(consumer.queue, now)
-            consumer.tune(tune.prefetch, tune.granted)
+            consumer.tune(tune.prefetch, tune.granted, tune.lent)
+            self._dirty[consumer.queue] = None
+
+    def _on_recall(self, peer: Peer, recall: m.Recall, now: int) -> None:
+        consumer = peer.holders.get(recall.consumer)
+        if isinstance(consumer, Consumer) and not consumer.detached:
+            consumer.recalled = recall.keep
             self._dirty[consumer.queue] = None
 
     def _on_get(self, peer: Peer, get: m.Get, now: int) -> None:

@@ -107,6 +107,15 @@ SCENARIOS: tuple[Scenario, ...] = (
         peers=False,
     ),
     Scenario(
+        "virtual-8",
+        "16 B, random keys to a stream exchange of 8 shard queues, 1 consumer of its virtual queue",
+        "rate",
+        words("--body 16 --batch 64K --exchange stream --queues 8 --keys 100000 --virtual"),
+        (at_least("rate", 1_000_000),),
+        ("per_cpu_s", "cores"),
+        peers=False,
+    ),
+    Scenario(
         "stream-8-kib",
         "1 KiB, otherwise as stream-8",
         "rate",

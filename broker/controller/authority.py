@@ -39,7 +39,16 @@ from broker.changes import (
 from broker.checks import DELAYS_FOR, SERVER_NAMED_PREFIX, Refusal, no_queue
 from broker.control import Answer, AnyRequest, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller.access import hash_password
-from broker.controller.decisions import RESHAPING, Decision, Decisions, OwnerGone, Pause, Removal
+from broker.controller.decisions import (
+    RESHAPING,
+    Decision,
+    Decisions,
+    Drained,
+    OwnerGone,
+    Pause,
+    Removal,
+    Restore,
+)
 from broker.controller.definitions import Definitions
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
@@ -55,7 +64,7 @@ SERVER_NAME_BYTES = 16  # 22 characters of base64
 CONNECTION_FORCED = 320
 INTERNAL_ERROR = 541
 
-AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone | Pause
+AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone | Pause | Drained | Restore
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
 ShardReply = wire.Done | wire.Refused
 
@@ -123,9 +132,9 @@ class _Asked:
         elif isinstance(reply.result(), wire.Done):
             done = reply.result()
             if "messages" in self.decision.result:
-                self.decision.result["messages"] = done.messages
+                self.decision.result["messages"] += done.messages
             if "consumers" in self.decision.result:
-                self.decision.result["consumers"] = done.consumers
+                self.decision.result["consumers"] += done.consumers
         self.one_came()
 
 
@@ -150,7 +159,6 @@ class Authority:
         self._doors = doors
         self._shards = shards
         self._connections = connections
-        self._decisions = Decisions(catalog, definitions.new_queue_id, self.server_name, self._shard_for, shards.count)
         self._inbox: deque[_Asked] = deque()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -161,6 +169,9 @@ class Authority:
         self._leaving: Counter[int] = Counter()
         self.churn: Counter[type] = Counter()  # requests that were not refused and changes, for metrics
         self._changed_leaving: set[int] = set()
+        self._decisions = Decisions(
+            catalog, definitions.new_queue_id, self.server_name, self._shard_for, shards.count, self._leaving
+        )
         self._creating: dict[int, Future[Any] | None] = {}  # by queue id; None: not sent yet
 
     # -- taking requests -----------------------------------------------------------------------------
@@ -232,7 +243,7 @@ class Authority:
             before = self._policies(decision.policies_of)
             self.churn[type(asked.request)] += 1
             self._apply(decision.changes)
-            if not RESHAPING.isdisjoint(map(type, decision.changes)):
+            if decision.bereft or not RESHAPING.isdisjoint(map(type, decision.changes)):
                 self._reshape(decision, before)
             changes.extend(decision.changes)
             if decision.policies_of:
@@ -261,7 +272,7 @@ class Authority:
 
     def _reshape(self, decision: Decision, before: Policies) -> None:
         """Stream exchanges follow what was decided, in the same step."""
-        more = self._decisions.reshape(decision.changes, before)
+        more = self._decisions.reshape(decision, before)
         self._apply(more.changes)
         decision.changes += more.changes
         decision.create += more.create
@@ -334,7 +345,7 @@ class Authority:
         """A conditional delete: only the shard knows whether the queue is unused or empty. What its connection asks
         meanwhile is held, so that its order stays."""
         ask = asked.request
-        assert isinstance(ask, QueueRemove)
+        assert isinstance(ask, QueueRemove | Drained)
         if asked.owner:
             self._held[asked.owner] = deque()
         self._leaving[queue.id] += 1

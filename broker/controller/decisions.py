@@ -6,15 +6,17 @@ Pure: looks at the catalog, changes nothing, waits for nothing. `authority` make
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from broker import checks
 from broker.catalog import Catalog, Vhost
 from broker.changes import (
+    ACTIVE,
+    DRAINING,
     AnyChange,
     BindingDelete,
     BindingPut,
@@ -81,6 +83,23 @@ class OwnerGone:
 
 
 @dataclass(slots=True)
+class Drained:
+    """A shard queue that is to go when it is empty was found so. Its shard has the last word, if it still is to go."""
+
+    queue: int
+    if_unused: ClassVar = False
+    if_empty: ClassVar = True
+
+
+@dataclass(slots=True)
+class Restore:
+    """The shard queues of one exchange, as they are to be: behind a Drained, which may have crossed a change."""
+
+    vhost: str
+    exchange: str
+
+
+@dataclass(slots=True)
 class Decision:
     """The changes, in order, and beside them: what the shards are asked, once or before the answer."""
 
@@ -91,6 +110,7 @@ class Decision:
     uses: QueuePut | None = None  # must exist at its shard before the answer
     first: QueuePut | None = None  # the shard decides whether it may go; then a Removal
     drop: list[QueuePut] = field(default_factory=list)  # at their shards, once no front door knows them
+    bereft: set[tuple[str, str]] = field(default_factory=set)  # stream exchanges, with vhost, that lose a shard by it
     drop_vhost: str = ""
     policies_of: str = ""  # the vhost whose policies change: queues with other effective arguments are told so
     close_vhost: str = ""
@@ -109,12 +129,15 @@ class Decisions:
         new_name: Callable[[], str],
         place: Callable[[str, str], int],
         shards: int = 1,
+        leaving: Container[int] = (),
     ) -> None:
+        """`leaving`: queues whose shard has been asked whether they may go, and has not answered."""
         self._catalog = catalog
         self._new_queue_id = new_queue_id
         self._new_name = new_name
         self._place = place
         self._shards = shards
+        self._leaving = leaving
 
     def decide(self, request: Any, owner: str) -> Decision:
         """Raises Refusal."""
@@ -288,6 +311,18 @@ class Decisions:
             decision.result = {"messages": ask.messages}
         return decision
 
+    def _drained(self, ask: Drained, owner: str) -> Decision:
+        queue = self._catalog.queue_by_id(ask.queue)
+        still = queue is not None and queue.part is not None and queue.part.state == DRAINING
+        return Decision(first=queue) if still else Decision()
+
+    def _restore(self, ask: Restore, owner: str) -> Decision:
+        decision = Decision()
+        vhost = self._catalog.vhosts.get(ask.vhost)
+        if vhost is not None:
+            self._reshape(decision, vhost, ask.exchange, NO_POLICIES)
+        return decision
+
     def _owner_gone(self, ask: OwnerGone, owner: str) -> Decision:
         return self.remove(self._catalog.queues_of(ask.connection))
 
@@ -296,6 +331,8 @@ class Decisions:
         for vhost_name in dict.fromkeys(queue.vhost for queue in queues):
             vhost = self._catalog.vhosts[vhost_name]
             names = [queue.name for queue in queues if queue.vhost == vhost_name]
+            parts = [queue.part for queue in queues if queue.vhost == vhost_name and queue.part is not None]
+            decision.bereft |= {(vhost_name, part.exchange) for part in parts if part.state == ACTIVE}
             for name in names:
                 decision.changes += unbound_first(vhost.bindings_to("queue", name))
                 decision.changes.append(QueueDelete(vhost_name, name))
@@ -305,11 +342,14 @@ class Decisions:
 
     # -- stream exchanges ----------------------------------------------------------------------------
 
-    def reshape(self, changes: Iterable[AnyChange], before: Policies) -> Decision:
+    def reshape(self, decided: Decision, before: Policies) -> Decision:
         """What stream exchanges need after these changes, which are in the catalog already. `before`: the policies of
         the vhost whose policies they change."""
         decision = Decision()
-        for change in changes:
+        for vhost_name, exchange in sorted(decided.bereft):
+            if (left := self._catalog.vhosts.get(vhost_name)) is not None:
+                self._reshape(decision, left, exchange, before)
+        for change in decided.changes:
             vhost = self._catalog.vhosts.get(getattr(change, "vhost", ""))
             if vhost is None:
                 continue
@@ -343,7 +383,7 @@ class Decisions:
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
         there = len(vhost.queues) - vhost.delay_queues + sum(put.vhost == vhost.name for put in decision.create)
         room = want.number if most is None else max(0, most - there)
-        done = shard_sets.Reshaping(vhost, exchange, want, self._shards).run(self._new_queue_id, room)
+        done = shard_sets.Reshaping(vhost, exchange, want, self._shards, self._leaving).run(self._new_queue_id, room)
         decision.changes += done.changes
         decision.create += done.created
         decision.notes += done.notes
@@ -509,6 +549,8 @@ _DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
     Unbind: Decisions._unbind,
     Removal: Decisions._removal,
     Pause: Decisions._pause,
+    Drained: Decisions._drained,
+    Restore: Decisions._restore,
     OwnerGone: Decisions._owner_gone,
     VhostPut: Decisions._put_vhost,
     VhostDelete: Decisions._delete_vhost,

@@ -13,12 +13,14 @@ from broker.control import ConnectionInfo
 class Connected(NamedTuple):
     of_vhost: int
     of_user: int
+    of_all: int
 
 
 class Presence:
     """Connections by owner ("door.incarnation.connection")."""
 
     def __init__(self) -> None:
+        self.connections_max = 0  # of the broker; 0: no limit
         self._connections: dict[str, ConnectionInfo] = {}
         self.opened = 0  # since the controller's start, those it found open among them
 
@@ -71,15 +73,16 @@ class Presence:
         ]
 
     def before(self, owner: str) -> Connected:
-        """How many of the same vhost, and of the same user, came up before this one."""
+        """How many of the same vhost, of the same user, and in all, came up before this one."""
         own = self._connections.get(owner)
-        of_vhost = of_user = 0
+        of_vhost = of_user = of_all = 0
         for info in self._connections.values():
             if own is None or info is own:
                 break
+            of_all += 1
             of_vhost += info.vhost == own.vhost
             of_user += info.user == own.user
-        return Connected(of_vhost, of_user)
+        return Connected(of_vhost, of_user, of_all)
 
 
 def door_of(owner: str) -> int:

@@ -12,7 +12,7 @@ moment does a message find no shard, and none is out of reach.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -163,7 +163,11 @@ def check_names(want: Wanted, exchange: str) -> None:
 class Reshaping:
     """One exchange on its way from the shard queues it has to those it is to have."""
 
-    def __init__(self, vhost: Vhost, exchange: ExchangePut, want: Wanted, shards: int) -> None:
+    def __init__(
+        self, vhost: Vhost, exchange: ExchangePut, want: Wanted, shards: int, leaving: Container[int] = ()
+    ) -> None:
+        """`leaving`: queues that may be gone at their shards already; they are made anew when that is known."""
+        self._leaving = leaving
         self._vhost, self._exchange, self._want, self._shards = vhost, exchange, want, shards
         self._first = place(vhost.name, exchange.name, shards)
         self._parts = {queue.name: queue for queue in vhost.parts(exchange.name)}
@@ -179,6 +183,8 @@ class Reshaping:
             queue = self._vhost.queues.get(name)
             if queue is None and len(self._done.created) >= room:
                 self._note(f"'{name}' is not made: the vhost has as many queues as it may")
+            elif queue is not None and queue.id in self._leaving:
+                self._note(f"'{name}' was found empty and is just going; then it is made anew")
             elif queue is not None and queue.owner:
                 self._note(f"'{name}' belongs to a connection and cannot be a shard")
             else:

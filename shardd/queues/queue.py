@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
 from shardd.queues.consumers import Consumer, Consumers
 from shardd.queues.departures import Departures
 from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED, Facts
@@ -68,6 +69,7 @@ class Queue:
         "_holders",
         "_is_plain",
         "_is_timed",
+        "_keys",
         "_levels",
         "_resting",
         "auto_delete",
@@ -118,6 +120,7 @@ class Queue:
         self._holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
         self._levels = [Ready() for _ in range(limits.max_priority + 1)]
         self._facts: Facts | None = None  # until a message has one
+        self._keys: Keys | None = None  # while a consumer wants each key for one of them
         self._resting: Resting | None = None  # none rests
         self._decide()
 
@@ -232,7 +235,12 @@ class Queue:
             if given >= bytes_max:
                 return True
             level = self._levels[0] if len(self._levels) == 1 else self._first_level()
-            if len(takers) == 1:
+            if self._keys is not None:
+                dealt = self._deal_by_key(self._keys, takers, level, bytes_max - given, outlet, now)
+                if not dealt:
+                    break
+                given += dealt
+            elif len(takers) == 1:
                 given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now)
             else:
                 given += self._deal(takers, level, bytes_max - given, outlet, now)
@@ -296,6 +304,39 @@ class Queue:
         self.consumers.took(takers[(stop - 1) % count])
         return given
 
+    def _deal_by_key(
+        self, keys: Keys, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet, now: int
+    ) -> int:
+        """Each to who has its key, or to the next in turn; those that wait stay in their places. Bytes handed out."""
+
+        def look(most: int) -> tuple[array[int], bytes, array[int]]:
+            block = level.peek(most)
+            if self._facts:
+                block = self._before_old(block, now - 1)
+            blob, sizes = self.store.read(block, LOOK_BYTES)
+            return block[: len(sizes)], blob, sizes
+
+        looked, dealt = looked_at(look, takers, keys, bytes_max)
+        if not dealt.parts:
+            return 0
+        level.drop(len(looked))
+        level.merge(looked.left(dealt))
+        given = 0
+        for taker, part in dealt.parts.items():
+            for run in alike(looked, part, self._mark):
+                entries, sizes, blob = looked.pieces(run)
+                if not taker.no_ack:
+                    keys.take(taker, entries, looked.keys(run))
+                self.ready_count -= len(run)
+                self._hand_over(taker, entries, sizes, blob, outlet)
+                given += len(blob)
+        if dealt.last is not None:
+            self.consumers.took(dealt.last)
+        return given
+
+    def _mark(self, entry: int) -> int:
+        return 1 + self._times(entry) if entry & REDELIVERED else 0
+
     def _read(self, entries: array[int], room: int) -> list[tuple[array[int], array[int], bytes]]:
         """As many as fit, at least one, in pieces that are all redelivered or all not: (entries, sizes, blob)."""
         pieces: list[tuple[array[int], array[int], bytes]] = []
@@ -349,6 +390,9 @@ class Queue:
     def _settle_grants(self, outlet: Outlet) -> None:
         """Give back grants that wait for nothing; ask for some where a message waits for nothing else."""
         for consumer in self.consumers.all:
+            if consumer.lent:
+                self._settle_loan(consumer, outlet)
+                continue
             if not consumer.limited:
                 continue
             may = self.consumers.active(consumer) and not self.consumers.paused
@@ -360,8 +404,22 @@ class Queue:
                 consumer.asked = True
                 outlet.ungranted(consumer, 0, True)
 
+    def _settle_loan(self, consumer: Consumer, outlet: Outlet) -> None:
+        """As much of its lent prefetch as others want and it can spare; ask for more if it is used up."""
+        useful = bool(self.ready_count) and self.consumers.active(consumer) and not self.consumers.paused
+        back = 0
+        if consumer.recalled is not None:
+            back = consumer.give_back(consumer.recalled if useful else 0)
+        wants = useful and consumer.prefetch <= consumer.unacked.count and not consumer.asked
+        consumer.asked = consumer.asked or wants
+        if back or wants:
+            outlet.ungranted(consumer, back, wants)
+
     def grant(self, consumer: Consumer, count: int) -> None:
-        if consumer.limited:
+        if consumer.lent:
+            consumer.borrow(consumer.prefetch + count)
+            consumer.asked, consumer.recalled = False, None
+        elif consumer.limited:
             consumer.grants += count
             consumer.asked = False
 
@@ -420,6 +478,8 @@ class Queue:
         self._put_back(array("Q", sorted(entries)), size)
 
     def _taken_back(self, entries: array[int], size: int) -> None:
+        if self._keys is not None:
+            self._keys.back(entries)
         self.unacked_count -= len(entries)
         self.unacked_bytes -= size
 
@@ -665,6 +725,7 @@ class Queue:
     def attach(self, consumer: Consumer) -> None:
         self.consumers.add(consumer)
         self._holders[consumer] = None
+        self._keep_keys()
         consumer.window.consumers += 1
 
     def detach(self, consumer: Consumer, now: int) -> None:
@@ -674,10 +735,21 @@ class Queue:
         consumer.detached = True
         consumer.window.consumers -= 1
         self.consumers.remove(consumer)
+        self._keep_keys()
         self.last_used = now
         self.let_holder_go(consumer)
         if self.auto_delete and not self.consumers:
             self.closed = True
+
+    def _keep_keys(self) -> None:
+        """From the first consumer that asks for it to the last; what is unsettled at the start is looked at once."""
+        if not self.consumers.affinity:
+            self._keys = None
+        elif self._keys is None:
+            self._keys = Keys()
+            for holder in self._holders:
+                if isinstance(holder, Consumer):
+                    self._keys.take_held(holder, self.store)
 
     def let_holder_go(self, consumer: Consumer) -> None:
         if consumer.detached and not consumer.unacked.count:

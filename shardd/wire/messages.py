@@ -283,6 +283,8 @@ class Attach(Message, tag="attach", frozen=True):
     prefetch: int
     granted: bool = False
     resumed: bool = False
+    lent: bool = False  # `prefetch` is what it has of a limit that it shares: 0 is none; see Recall
+    affinity: bool = False  # while it is attached, messages of one routing key go to one consumer at a time
 
 
 class Attached(Message, tag="attached", frozen=True):
@@ -338,7 +340,8 @@ class Release(Message, tag="release", frozen=True):
 class Grant(Message, tag="grant", frozen=True):
     """Front door to shard: consumer (attached with granted=True) may get up to `count` more.
 
-    The shard delivers what it has and gives the rest back at once with Ungranted.
+    The shard delivers what it has and gives the rest back at once with Ungranted. To a consumer with a lent prefetch:
+    it has so much more, and what was recalled before counts no more.
     """
 
     consumer: int
@@ -354,11 +357,22 @@ class Tune(Message, tag="tune", frozen=True):
     consumer: int
     prefetch: int
     granted: bool
+    lent: bool = False
+
+
+class Recall(Message, tag="recall", frozen=True):
+    """Front door to shard: others want of what this consumer was lent. As soon as it can, and until the next Grant, it
+    keeps `keep` of it while messages wait, and none while none do, but as much as is unsettled; the rest is given back
+    with Ungranted. Not answered otherwise."""
+
+    consumer: int
+    keep: int
 
 
 class Ungranted(Message, tag="ungranted", frozen=True):
     """Shard to front door: `count` grants not used, the queue is empty. Sent also with count 0 when a message
-    becomes ready for a consumer without a grant ("wants=True": ask me again with Grant)."""
+    becomes ready for a consumer without a grant, or whose lent prefetch is used up ("wants=True": ask me again with
+    Grant)."""
 
     consumer: int
     count: int
@@ -472,6 +486,6 @@ class Refused(Message, tag="refused", frozen=True):
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | Attached | AttachReader | AttachedAt | Detach
-    | Release | Grant | Tune | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Purge | DeadLetters
-    | Departed | Done | Refused
+    | Release | Grant | Tune | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Purge
+    | DeadLetters | Departed | Done | Refused
 )  # fmt: skip

@@ -55,7 +55,7 @@ class World:
         before = self.vhost.policies
         decision = self.decisions.decide(request, "")
         self._apply(decision.changes)
-        more = self.decisions.reshape(decision.changes, before)
+        more = self.decisions.reshape(decision, before)
         self._apply(more.changes)
         decision.create += more.create
         decision.drop += more.drop

@@ -174,6 +174,12 @@ def _alarms(context: Context, stats: Stats) -> Iterator[Metric]:
     alarms = [(shard.number, shard.alarm) for shard in context.shards.shards if shard.alarm]
     low = any(alarm == LOW_ON_DISK for _, alarm in alarms)
     yield GaugeMetricFamily("rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", value=low)
+    memory = context.memory.alarm != ""
+    yield GaugeMetricFamily("rabbitmq_alarms_memory_used_watermark", "1: publishers are blocked", value=memory)
+    most = context.presence.connections_max
+    yield GaugeMetricFamily("shardmq_connections_max", "Connections let in at once; 0: no limit", value=most)
+    few = bool(processes.short_of_files(context))
+    yield GaugeMetricFamily("rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", value=few)
     for key, value in processes.disk_room(stats).items():
         name = {"disk_free": "available", "disk_free_limit": "available_limit"}[key]
         yield GaugeMetricFamily(f"rabbitmq_disk_space_{name}_bytes", "Of the file system of the messages", value=value)
@@ -191,15 +197,31 @@ def _processes(context: Context, stats: Stats) -> Iterator[Metric]:
     labels = ["process", "shard"]
     rss = GaugeMetricFamily("shardmq_process_resident_memory_bytes", "Resident memory", labels=labels)
     uptime = GaugeMetricFamily("shardmq_process_uptime_seconds", "Time since the process started", labels=labels)
+    files = GaugeMetricFamily("shardmq_process_open_fds", "Open files", labels=labels)
+    files_max = GaugeMetricFamily("shardmq_process_max_fds", "Files that may be open", labels=labels)
     restarts = CounterMetricFamily("shardmq_restarts", "Restarts by the supervisor", labels=labels)
-    for row in processes.rows(context):
+    found = processes.rows(context)
+    for row in found:
         at = [str(row["name"]), str(row["index"]) if row["kind"] == "shard" else ""]
         rss.add_metric(at, row.get("rss_bytes") or 0)
         uptime.add_metric(at, row.get("uptime", 0))
+        files.add_metric(at, row.get("fd_used") or 0)
+        files_max.add_metric(at, row.get("fd_total") or 0)
         restarts.add_metric(at, row["restarts"] or 0)
-    yield from (rss, uptime, restarts)
+    yield from (rss, uptime, restarts, files, files_max)
     yield GaugeMetricFamily(
         "rabbitmq_erlang_uptime_seconds", "Time since the broker started", value=processes.node_uptime_s(context)
+    )
+    used = sum(row.get("fd_used") or 0 for row in found)
+    yield GaugeMetricFamily("rabbitmq_process_open_fds", "Open files of all processes", value=used)
+    total = sum(row.get("fd_total") or 0 for row in found)
+    yield GaugeMetricFamily("rabbitmq_process_max_fds", "Files that all processes may open", value=total)
+    memory = context.memory
+    yield GaugeMetricFamily(
+        "rabbitmq_process_resident_memory_bytes", "Held by all processes, files apart", value=memory.used_bytes
+    )
+    yield GaugeMetricFamily(
+        "rabbitmq_resident_memory_limit_bytes", "Above it publishers are blocked", value=memory.limit_bytes
     )
     names = sorted({name for process in stats.shards.values() for name in process})
     for name in names:
