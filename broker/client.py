@@ -501,6 +501,7 @@ class Client:
 
     def _open_channel(self, number: int) -> None:
         channel = self.channels[number] = Channel(number)
+        self.door.counts.channels_opened += 1
         if self.counts_channels:
             self._do(channel, lambda: self._open_channel_within_limits(channel))
         else:

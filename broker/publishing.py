@@ -24,6 +24,7 @@ from broker.catalog import Catalog, Vhost
 from broker.changes import ExchangePut, QueuePut
 from broker.checks import type_name
 from broker.confirms import Confirms
+from broker.counts import Counts
 from broker.deduplication import Copy, Rule, Seen
 from broker.routing import Message as Routable
 from broker.routing import delaying, goes_by_key, keeping, route, route_message, spread_of
@@ -104,6 +105,7 @@ class PublishingChannel(Protocol):
     """What publishing needs of a channel."""
 
     number: int
+    has_published: bool
     confirms: Confirms | None
     transaction: Transaction[Held, Any] | None
 
@@ -151,8 +153,11 @@ class Scope:
 class Publishing:
     """All publishing of this front door."""
 
-    def __init__(self, source: CatalogSource, links: ShardLinks, *, set_timestamp: bool = False) -> None:
+    def __init__(
+        self, source: CatalogSource, links: ShardLinks, counts: Counts | None = None, *, set_timestamp: bool = False
+    ) -> None:
         self._source = source
+        self._counts = counts or Counts()
         self._set_timestamp = set_timestamp
         self.links = links
         # As long as some client holds them.
@@ -183,7 +188,7 @@ class Publishing:
                 del self._seen[kind, vhost, name]
 
     def confirms(self, client: Publisher, channel: int) -> Confirms:
-        return Confirms(client, channel, self._dirty)
+        return Confirms(client, channel, self._dirty, self._counts)
 
     def end_of_pass(self) -> None:
         """Write the acks and nacks that became due."""
@@ -200,6 +205,7 @@ class Publishing:
         `without`: channels whose messages are left out.
         """
         now_ms = time.time_ns() // 1_000_000
+        self._counts.received += event.count
         if self._set_timestamp and (stamped := frames.stamped(event.buffer, event.table, now_ms // 1000)) is not None:
             event = Publishes(*stamped, event.count)
         at = 0
@@ -247,10 +253,12 @@ class Publishing:
         """Remember who waits for the batches that were just added to."""
         touched = self.links.packer.take_touched()
         client.feeds(touched)
+        channel.has_published = True
         for copy in copies.first:
             self._watch(copy, touched)
         if channel.confirms is None:
             return
+        self._counts.received_confirm += count
         if not copies.again:
             self.links.wait_for(touched, channel.confirms.wait(count, touched.bit_count()))
             return
@@ -459,6 +467,7 @@ class Publishing:
             if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack
                 client.write(channel.confirms.answers())
             client.write(message.returned(channel.number, client.frame_bytes_max))
+            self._counts.returned += 1
         self.links.use_vhost(client.scope.vhost)
         if not reached and not message.mandatory:
             self.unroutable_dropped += 1

@@ -176,9 +176,10 @@ class Streams:
 
     # -- numbers ---------------------------------------------------------------------------------------
 
-    def stats(self) -> list[m.StreamStats]:
+    def stats(self, ids: Iterable[int]) -> list[m.StreamStats]:
+        """Of the streams among these queues."""
         found = []
-        for queue in self.queues.values():
+        for queue in self._among_ids(ids):
             log = queue.log
             positions = {name.decode("utf-8", "replace"): offset for name, offset in log.positions().items()}
             found.append(
@@ -193,9 +194,12 @@ class Streams:
             )
         return found
 
-    def reader_stats(self) -> list[m.ReaderStats]:
+    def _among_ids(self, ids: Iterable[int]) -> list[StreamQueue]:
+        return [queue for id in ids if (queue := self.queues.get(id)) is not None]
+
+    def reader_stats(self, ids: Iterable[int]) -> list[m.ReaderStats]:
         found = []
-        for queue in self.queues.values():
+        for queue in self._among_ids(ids):
             for reader in queue.consumers:
                 assert isinstance(reader, Reader) and isinstance(reader.peer, Peer)
                 found.append(

@@ -27,6 +27,7 @@ from broker.changes import (
     ParameterPut,
     PermissionDelete,
     PermissionPut,
+    QueueDelete,
     QueuePut,
     TopicPermissionDelete,
     TopicPermissionPut,
@@ -166,6 +167,7 @@ class Authority:
         # Queues whose shard was asked whether they may go, how often; and those it must be told of again if they may
         # not. To tell it before could make anew what it has just deleted.
         self._leaving: Counter[int] = Counter()
+        self.churn: Counter[type] = Counter()  # requests that were not refused and changes, for metrics
         self._changed_leaving: set[int] = set()
         self._decisions = Decisions(
             catalog, definitions.new_queue_id, self.server_name, self._shard_for, shards.count, self._leaving
@@ -239,6 +241,7 @@ class Authority:
                 asked.refuse(refusal.code, refusal.text)
                 continue
             before = self._policies(decision.policies_of)
+            self.churn[type(asked.request)] += 1
             self._apply(decision.changes)
             if decision.bereft or not RESHAPING.isdisjoint(map(type, decision.changes)):
                 self._reshape(decision, before)
@@ -263,6 +266,7 @@ class Authority:
 
     def _apply(self, changes: list[AnyChange]) -> None:
         for change in changes:
+            self.churn[type(change)] += 1
             self._definitions.add(change, self.catalog)
             self.catalog.apply(change)
 
@@ -406,6 +410,14 @@ class Authority:
 
     def queues_of_shard(self, shard: int) -> list[wire.QueueSpec]:
         return [self._spec(queue) for queue in self.catalog.queues() if queue.shard == shard]
+
+    def queue_churn(self) -> dict[str, float]:
+        """Since the start of this process; a vhost's queues go with it, uncounted."""
+        return {
+            "queues_declared": self.churn[QueueDeclare],
+            "queues_created": self.churn[QueuePut],
+            "queues_deleted": self.churn[QueueDelete],
+        }
 
     # -- by name, for the HTTP API: each returns when it is in force ------------------------------------
 
