@@ -17,7 +17,7 @@ from tests.support.real_broker import RealBroker
 schemathesis = pytest.importorskip("schemathesis", reason="part of the extra `test`, large, and not everywhere")
 from schemathesis.specs.openapi import checks  # noqa: E402 # as above
 
-EXAMPLES = 5  # of each operation, right ones and wrong ones each
+EXAMPLES = 3  # of each operation, right ones and wrong ones each
 LOGIN = {"Authorization": "Basic " + base64.b64encode(b"fuzzer:fuzzer").decode()}
 OURS = ("guest", "fuzzer")  # users that must stay as they are
 # What `make` makes; so that examples also meet things that are there.
