@@ -35,6 +35,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     tls: Tls = msgspec.field(default_factory=lambda: Tls())
     front_doors: FrontDoors = msgspec.field(default_factory=lambda: FrontDoors())
     shards: Shards = msgspec.field(default_factory=lambda: Shards())
+    reader: Reader = msgspec.field(default_factory=lambda: Reader())
     users: Users = msgspec.field(default_factory=lambda: Users())
     supervision: Supervision = msgspec.field(default_factory=lambda: Supervision())
 
@@ -95,6 +96,14 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
     disk_free_min_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 256 << 20
     disk_free_warn_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 1 << 30
     disk_stall_s: Seconds = 10
+
+
+class Reader(Struct, frozen=True, forbid_unknown_fields=True):
+    """Serves streams as Arrow. `auto`: where pyarrow is installed."""
+
+    enabled: bool | Literal["auto"] = "auto"
+    scans_max: Annotated[int, Meta(ge=1, le=64)] = 4
+    bytes_per_s: Annotated[int, Meta(ge=0, le=1 << 40)] = 512 << 20
 
 
 class Users(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """Columns of a stream as Arrow record batches, and those as an IPC stream. pyarrow is needed from here on only.
 
-The schema is a promise to whoever reads (drawn in broker/README.md): types, order and nullability are what Spark makes of
-the same columns.
+The schema is a promise to whoever reads (drawn in broker/README.md): types, order and nullability are what Spark makes
+of the same columns.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ class Scan:
         self._segment, self._handle = None, -1
 
     def fill(self, rows_max: int, bytes_max: int) -> int:
-        """The rows of the next batch, now in `columns`; 0: that was all. Raises Truncated, or Corrupt when the disk cannot
-        be read."""
+        """The rows of the next batch, now in `columns`; 0: that was all. Raises Truncated, or Corrupt when the disk
+        cannot be read."""
         self.columns.clear()
         try:
             while self.offset < self.stop:
@@ -203,8 +203,8 @@ def segments_of(files: Files, directory: str) -> list[int]:
 
 
 def open_segment(files: Files, directory: str, first: int) -> tuple[int, StreamSegment]:
-    """(handle, what is known of it); a header that tells nothing makes a segment of nothing. FileNotFoundError when it was
-    taken away."""
+    """(handle, what is known of it); a header that tells nothing makes a segment of nothing. FileNotFoundError when it
+    was taken away."""
     path = f"{directory}/{file_name('log', first)}"
     handle = files.open(path, read_only=True)
     try:

@@ -30,6 +30,7 @@ from broker.controller.management import (
     prometheus,
     queues,
     routes,
+    streams,
     users,
     vhosts,
 )
@@ -51,6 +52,7 @@ RESOURCES = (
     users,
     queues,
     routes,
+    streams,
     exchanges,
     bindings,
     connections,

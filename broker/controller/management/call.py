@@ -29,6 +29,7 @@ from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
 from broker.controller.shard_links import ShardLinks
 from broker.controller.shard_sets import NODE as NODE
+from broker.controller.stream_ranges import StreamRanges
 from broker.logins import WRONG, Logins, TakesLong, is_loopback
 
 # What each tag lets its user do beside its own: RabbitMQ's ranks.
@@ -77,6 +78,7 @@ class Context:
     config: ControllerConfig
     stats: Gatherer
     logins: Logins = field(default_factory=Logins)
+    streams: StreamRanges = field(default_factory=StreamRanges)
 
     @property
     def catalog(self) -> Catalog:
