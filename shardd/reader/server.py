@@ -9,15 +9,17 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Callable
 
 import msgspec
 
 from shardd.reader.config import ReaderConfig
-from shardd.reader.scanning import Pacer, Refused, Scanning, Streams, as_chunk, as_part, send_all
+from shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams, as_chunk, as_part, send_all
 from shardd.store.errors import Corrupt
 from shardd.store.stream_scan import Truncated
 from shardd.wire.memory import keep_warm
 from shardd.wire.reading import (
+    BODY_BYTES_MAX,
     DIRECT,
     DONE,
     JSON_BYTES_MAX,
@@ -35,6 +37,8 @@ from supervisor import notify
 # Calls beside the scans that run: they wait for their turn.
 WAITING_MAX = 32
 TURN_S_MAX = 30.0
+# Between one confirm and the next: a shard may start anew meanwhile.
+CONFIRMS_S_MAX = 30.0
 # What a client or the controller may let us wait for one step.
 SEND_S_MAX = 60.0
 NICENESS = 10
@@ -51,6 +55,7 @@ class Server:
         self._streams = Streams(config.data_dir, config.runtime_dir, config.shards)
         self._turns = threading.BoundedSemaphore(config.scans_max)
         self._places = threading.BoundedSemaphore(config.scans_max + WAITING_MAX)
+        self._publishing = threading.BoundedSemaphore(config.scans_max)
         self._pacer = Pacer(config.bytes_per_s)
 
     def run(self) -> int:
@@ -118,7 +123,7 @@ class Server:
                 case Scan():
                     self._in_turn(caller, call)
                 case Publish():
-                    raise Refused(Answer(501, "not_implemented", "publishing"))
+                    self._publish(caller, call)
         except Refused as refused:
             answer(caller, refused.answer)
 
@@ -134,6 +139,15 @@ class Server:
                 scanning.close()
         finally:
             self._turns.release()
+
+    def _publish(self, caller: socket.socket, call: Publish) -> None:
+        body = receive_parts(caller, BODY_BYTES_MAX)
+        if not self._publishing.acquire(timeout=TURN_S_MAX):
+            raise Refused(Answer(503, "busy", f"{self._config.scans_max} calls publish already"))
+        try:
+            answer(caller, publisher()(call, body, CONFIRMS_S_MAX))
+        finally:
+            self._publishing.release()
 
     def _run(self, caller: socket.socket, scanning: Scanning) -> None:
         way, fds, _, _ = socket.recv_fds(caller, 1, 1)
@@ -158,6 +172,28 @@ def receive(caller: socket.socket, bytes_max: int) -> bytes:
     if length > bytes_max:
         raise ValueError(f"{length} bytes in a call, {bytes_max} allowed")
     return bytes(receive_exactly(caller, length))
+
+
+def receive_parts(caller: socket.socket, bytes_max: int) -> bytes:
+    """As `as_part` sends them. Raises Refused when they are more than `bytes_max`."""
+    parts: list[bytearray] = []
+    total = 0
+    while True:
+        (length,) = LENGTH.unpack(receive_exactly(caller, LENGTH.size))
+        if length == 0:
+            return b"".join(parts)
+        total += length
+        if total > bytes_max:
+            raise Refused(Answer(413, "too_large", f"at most {bytes_max} bytes of rows in a call"))
+        parts.append(receive_exactly(caller, length))
+
+
+def publisher() -> Callable[[Publish, bytes, float], Answer]:
+    try:
+        from shardd.reader.publishing import publish
+    except ImportError:
+        raise Refused(Answer(501, "not_implemented", NO_ARROW)) from None
+    return publish
 
 
 def receive_exactly(caller: socket.socket, count: int) -> bytearray:

@@ -1,7 +1,7 @@
 """What the controller and the reader of streams say to each other, through RUNTIME_DIR/reader.sock. One call for each
 connection:
 
-    controller   u32 length | JSON of a Scan, Find or Publish (with its body behind it)
+    controller   u32 length | JSON of a Scan, Find or Publish; behind that (u32 length, bytes)* and a length of 0
     reader       u32 length | JSON of an Answer; after 200 to a Scan:
     controller   DIRECT with a descriptor of the client's socket, or PROXY
     reader       DIRECT: writes what follows to that socket, as chunks of HTTP but for the last one, then DONE here
@@ -20,6 +20,8 @@ import msgspec
 LENGTH = struct.Struct("<I")
 # Of the JSON, either way; an answer has a schema and a sample of rows in it.
 JSON_BYTES_MAX = 1 << 20
+# Of the rows to be published by one call.
+BODY_BYTES_MAX = 64 << 20
 DIRECT, PROXY, DONE = b"D", b"P", b"."
 COLUMNS = ("queue", "shard", "offset", "timestamp", "exchange", "routing_key", "value", "headers", "properties")
 
@@ -56,7 +58,7 @@ class Find(msgspec.Struct, tag="find", frozen=True):
 
 
 class Publish(msgspec.Struct, tag="publish", frozen=True):
-    """The `body_bytes` behind it are an Arrow IPC stream: publish its rows as `user`, by the front door at `door`."""
+    """What comes behind it is an Arrow IPC stream: publish its rows as `user`, by the front door at `door`."""
 
     user: str
     vhost: str
@@ -64,7 +66,6 @@ class Publish(msgspec.Struct, tag="publish", frozen=True):
     exchange: str
     routing_key: str
     mandatory: bool
-    body_bytes: int
     producer: str | None = None
     sequence: int = 0
 

@@ -7,17 +7,19 @@ client's socket. Only behind TLS, or to a client of HTTP/1.0, they go through th
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
 from typing import Any
 
 from aiohttp import HttpVersion11, web
 
 from broker.catalog import Vhost
-from broker.controller import stream_reader
+from broker.controller import front_door, stream_reader
 from broker.controller.management.call import ApiError, Call, Route, bad_request, not_authorised, not_found, to_json
+from broker.controller.management.exchanges import exchange_name
 from broker.controller.stream_ranges import Part, names_of, parts_of
 from broker.controller.stream_reader import CutOff, absence, connected
-from shardd.wire.reading import COLUMNS, Answer, Find, Scan
+from shardd.wire.reading import BODY_BYTES_MAX, COLUMNS, LENGTH, Answer, Find, Publish, Scan
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 WAIT_MS_MAX = 30_000
@@ -112,6 +114,60 @@ async def get_arrow(call: Call) -> web.StreamResponse:
         raise _absent() from None
     except (CutOff, TimeoutError, OSError) as error:
         raise ApiError(503, "unavailable", f"the reader of streams: {error or 'it ended'}") from None
+
+
+async def post_arrow(call: Call) -> web.StreamResponse:
+    _only(call, "producer", "seq", "routing_key", "mandatory")
+    vhost = call.vhost_to_change()
+    query, door = call.request.query, _door(call)
+    producer, sequence = query.get("producer"), _number(call, "seq")
+    if (producer is None) != (sequence is None):
+        raise bad_request("producer and seq: one makes no sense without the other")
+    if query.get("mandatory", "true") not in ("true", "false"):
+        raise bad_request("mandatory: true or false")
+    asked = Publish(
+        call.user.name,
+        vhost.name,
+        door,
+        exchange_name(call.part("exchange")),
+        query.get("routing_key", ""),
+        query.get("mandatory", "true") == "true",
+        producer,
+        sequence or 0,
+    )
+    answer = await _publish(call, asked)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
+    said = {"error": answer.error, "reason": answer.reason} if answer.status != 200 else {}
+    body = to_json(said | answer.more)
+    return web.Response(body=body, status=answer.status, content_type="application/json", headers=headers)
+
+
+async def _publish(call: Call, asked: Publish) -> Answer:
+    if (call.request.content_length or 0) > BODY_BYTES_MAX:
+        raise ApiError(413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call")
+    try:
+        async with connected(call.context.config.runtime_dir) as reader:
+            await reader.send(asked)
+            total = 0
+            async for data in call.request.content.iter_any():
+                total += len(data)
+                if total > BODY_BYTES_MAX:
+                    raise ApiError(413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call")
+                if data:
+                    await reader.write(LENGTH.pack(len(data)) + data)
+            await reader.write(LENGTH.pack(0))
+            return await reader.answer()
+    except (ConnectionError, FileNotFoundError):
+        raise _absent() from None
+    except (CutOff, TimeoutError, OSError) as error:
+        raise ApiError(503, "unavailable", f"the reader of streams: {error or 'it ended'}") from None
+
+
+def _door(call: Call) -> str:
+    doors = call.context.links.doors()
+    if not doors:
+        raise ApiError(503, "unavailable", "no front door is there")
+    return front_door.socket_path(call.context.config.runtime_dir, random.choice(doors).number)
 
 
 async def _send(call: Call, reader: stream_reader.Connection, answer: Answer, id: str) -> web.StreamResponse:
@@ -281,4 +337,5 @@ ROUTES = [
     Route("GET", "/api/streams/{vhost}/{name}", get),
     Route("GET", "/api/streams/{vhost}/{name}/offset-for-time", offset_for_time),
     Route("GET", "/api/streams/{vhost}/{name}/{shard}/arrow", get_arrow),
+    Route("POST", "/api/exchanges/{vhost}/{exchange}/arrow", post_arrow),
 ]
