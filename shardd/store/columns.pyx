@@ -442,8 +442,8 @@ cdef class Columns:
                 break
             if self.filter is None or self.filter.in_time(u64(chunk + 8)):
                 self._take(chunk, length, limit, rows_max, bytes_max)
-                if self.full:
-                    break
+                if self.full or self.offset >= limit:
+                    break  # it may hold more, for another scan
             else:
                 self.offset = max(self.offset, first + u32(chunk + 20))
             self.position += length

@@ -112,6 +112,9 @@ class Scan:
                     self._leave()
                 elif self._take(self._segment, rows_max, bytes_max):
                     break
+        except Truncated:
+            if not self.columns.rows:  # what was there is given first; the next call meets it again
+                raise
         except OSError as error:
             raise Corrupt(f"cannot read {self._directory}: {error}") from error
         return self.columns.rows
