@@ -100,13 +100,16 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
     This broker is fresh for every scenario, and for every run that measures memory: what an earlier run left warm
     would be missing from what the next one adds. A broker given by URL is taken as it is.
     """
+    others = peers(arguments) if scenario.peers else []
     found: dict[str, dict[str, Any]] = {}
     rounds = [1] * arguments.runs if scenario.kind == "memory" else [arguments.runs]
     for runs in rounds:
         with own(arguments) as itself:
-            for target in [itself, *peers(arguments)] * runs:
+            for target in [itself, *others] * runs:
                 taken = found.setdefault(target.name, {"runs": [], "failures": [], "load_average": []})
                 run_once(target, scenario, arguments.seconds, taken)
+    for target in peers(arguments):
+        found.setdefault(target.name, {"runs": [], "failures": [], "load_average": []})
     for taken in found.values():
         taken.update(summary(taken["runs"]))
     return found

@@ -1,7 +1,7 @@
-"""How this broker behaves when it is big: many stored messages, many queues, many bindings; memory and time to start,
-and what publishing feels of a large removal.
+"""How this broker behaves when it is big: many stored messages, many queues, many bindings, many delayed messages;
+memory and time to start, what publishing feels of a large removal, how soon many consumers have divided many shards.
 
-    python bench/scale.py [messages] [queues] [bindings] [removals]      all when none is named
+    python bench/scale.py [messages] [queues] [bindings] [removals] [delayed] [consumers]      all when none is named
 
 Each part has a broker and a data directory of its own. Figures come a line each, as they are known; the exit status is
 1 when something was lost. Nothing here says whether a figure is good: the bars are in README.md.
@@ -10,7 +10,10 @@ Each part has a broker and a data directory of its own. Figures come a line each
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import os
+import random
 import signal
 import socket
 import struct
@@ -19,9 +22,11 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import generator
 import machine
@@ -33,6 +38,11 @@ SETTLE_S = 2.0  # memory is read this long after the load
 KILLED_S_MAX = 30.0
 PIPELINE = 1000  # requests unanswered at a time
 PUBLISH_S_MAX = 600.0
+BALANCED_S_MAX = 30.0
+DELAY_SPREAD_MS = 1000  # delayed messages are due at random within this time
+DELAYED_BODY_BYTES = 100
+DELAYED_AT_ONCE = 10_000
+COUNT_EACH_S = 0.05
 PROBE_BEFORE_S = 1.5  # of publishing, before what it is to feel
 
 CLOSE = ((10, 50), (20, 40))
@@ -54,6 +64,7 @@ class Client:
         self._socket = socket.create_connection((host, int(port)), SILENCE_S_MAX)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._got = b""
+        self.published = 0
         self._socket.sendall(b"AMQP\0\0\x09\x01")
         self._next(1)
         plain = b"\0guest\0guest"
@@ -119,8 +130,25 @@ class Client:
         start = b"\0\0" + shortstr(queue) + shortstr(exchange)
         self.ask(self.method(50, 50, start + shortstr(key) + struct.pack(">I", 0)) for key in keys)
 
-    def declare_exchange(self, name: str, kind: str) -> None:
-        self.ask([self.method(40, 10, b"\0\0" + shortstr(name) + shortstr(kind) + struct.pack(">BI", 2, 0))])
+    def declare_exchange(self, name: str, kind: str, arguments: bytes = b"") -> None:
+        """`arguments`: the inside of a table."""
+        start = b"\0\0" + shortstr(name) + shortstr(kind) + struct.pack(">BI", 2, len(arguments))
+        self.ask([self.method(40, 10, start + arguments)])
+
+    def consume(self, queue: str) -> None:
+        self.ask([self.method(60, 20, b"\0\0" + shortstr(queue) + b"\0" + struct.pack(">BI", 0, 0))])
+
+    def publish_delayed(self, exchange: str, delays_ms: list[int]) -> None:
+        """Persistent, one for each delay, in batches; returns when the last is confirmed."""
+        line = self.method(60, 40, b"\0\0" + shortstr(exchange) + shortstr("key") + b"\0")
+        body = struct.pack(">BHI", 3, 1, DELAYED_BODY_BYTES) + bytes(DELAYED_BODY_BYTES) + b"\xce"
+        # Flags of headers and delivery mode; a table of one long integer.
+        start = struct.pack(">BHIHHQHI", 2, 1, 36, 60, 0, DELAYED_BODY_BYTES, 0x3000, 17) + shortstr("x-delay") + b"l"
+        frames = [line + start + struct.pack(">qBB", delay, 2, 0xCE) + body for delay in delays_ms]
+        self._socket.sendall(b"".join(frames))
+        self.published += len(frames)
+        while struct.unpack_from(">Q", self._next(1)[-1], 4)[0] < self.published:
+            pass
 
     def delete_exchange(self, name: str) -> None:
         self.ask([self.method(40, 20, b"\0\0" + shortstr(name) + b"\0")])
@@ -171,6 +199,16 @@ class Broker:
     def memory(self) -> machine.Memory:
         time.sleep(SETTLE_S)
         return machine.memory(machine.tree(self.process.pid))
+
+    def virtual_queue(self, name: str) -> dict[str, Any]:
+        """What the HTTP API says of it."""
+        http = json.loads((self._directory / "data" / "broker.json").read_text())["http"]
+        url = f"http://127.0.0.1:{http.rpartition(':')[2]}/api/virtual-queues/%2F/{name}"
+        request = urllib.request.Request(url)
+        request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
+        with urllib.request.urlopen(request, timeout=SILENCE_S_MAX) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
 
     def client(self) -> Client:
         return Client(self.address)
@@ -289,6 +327,45 @@ def measure_removals(options: argparse.Namespace) -> None:
         client.close()
 
 
+def measure_delayed(options: argparse.Namespace) -> None:
+    """All due within a second, in another order than they were published; first the broker is killed once."""
+    with broker(options) as own:
+        client = own.client()
+        client.declare(["delayed"])
+        inner = shortstr("x-delayed-type") + b"S" + struct.pack(">I", 6) + b"fanout"
+        client.declare_exchange("delayed", "x-delayed-message", inner)
+        client.bind("delayed", "delayed", [""], 1)
+        client.ask([client.method(85, 10, b"\0")])
+        before = own.memory()
+        begun = time.time()
+        due = begun + options.delay_s
+        for start in range(0, options.delayed, DELAYED_AT_ONCE):
+            left_ms = int((due - time.time()) * 1000)
+            count = min(DELAYED_AT_ONCE, options.delayed - start)
+            client.publish_delayed("delayed", [left_ms + random.randrange(DELAY_SPREAD_MS) for _ in range(count)])
+        took = time.time() - begun
+        say("delayed: published", options.delayed / took, "/s")
+        added("delayed", before, own.memory())
+        client.close()
+        own.kill()
+        say("delayed: start after killed", own.start(), "s")
+        added("delayed, after killed", before, own.memory())
+        client = own.client()
+        if took > options.delay_s or client.declare(["delayed"], passive=True):
+            raise Lost("some were due before all were published: give a longer --delay-s")
+        time.sleep(max(0.0, due - time.time()))
+        released, most_mb = 0, 0.0
+        while released < options.delayed and time.time() < due + SILENCE_S_MAX:
+            time.sleep(COUNT_EACH_S)
+            released = client.declare(["delayed"], passive=True)
+            most_mb = max(most_mb, machine.memory(machine.tree(own.process.pid)).rss_mb)
+        say("delayed: released", released / (time.time() - due), "/s")
+        say("delayed: most RSS added meanwhile", most_mb - before.rss_mb, "MB")
+        client.close()
+        if released != options.delayed:
+            raise Lost(f"{released:,} of {options.delayed:,} delayed messages came")
+
+
 def while_publishing(own: Broker, act: Callable[[], None]) -> tuple[generator.Figures, float]:
     """Publish-to-deliver times of 1,000 messages a second, with `act` in their midst; and how long that took."""
     load = ["--rate", "1000", "--latency", "--batch", "1", "--body", "16", "--warmup", "0.5", "--seconds", "4"]
@@ -306,17 +383,53 @@ def while_publishing(own: Broker, act: Callable[[], None]) -> tuple[generator.Fi
     return figures, took[0]
 
 
+def measure_consumers(options: argparse.Namespace) -> None:
+    """Consumers of one virtual queue join one by one, then half of them hang up, chosen at random: until each shard has
+    one owner and loads differ by one at the most."""
+    with broker(options) as own:
+        first = own.client()
+        arguments = shortstr("x-shards") + b"I" + struct.pack(">I", options.consumer_shards)
+        first.declare_exchange("scale", "x-modulus-hash", arguments)
+        clients = [own.client() for _ in range(options.consumers)]
+        random.Random(1).shuffle(clients)
+        begun = time.monotonic()
+        for client in clients:
+            client.consume("scale")
+        say(f"consumers: {len(clients)} joined", time.monotonic() - begun, "s")
+        say("consumers: then balanced after", balanced(own, len(clients)), "s")
+        half = len(clients) // 2
+        for client in clients[:half]:
+            client.close()
+        say(f"consumers: {half} hung up, balanced after", balanced(own, len(clients) - half), "s")
+        for client in [first, *clients[half:]]:
+            client.close()
+
+
+def balanced(own: Broker, consumers: int) -> float:
+    """Seconds until it is."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < BALANCED_S_MAX:
+        found = own.virtual_queue("scale")
+        loads = [len(each["shards"]) for each in found["consumers"]]
+        owned = all(len(shard["owners"]) == 1 for shard in found["shards"])
+        if len(loads) == consumers and owned and not found["moving"] and max(loads) - min(loads) <= 1:
+            return time.monotonic() - begun
+    raise Lost("shards without an owner, or unevenly owned")
+
+
 PARTS = {
     "messages": measure_messages,
     "queues": measure_queues,
     "bindings": measure_bindings,
     "removals": measure_removals,
+    "consumers": measure_consumers,
+    "delayed": measure_delayed,
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Messages, queues and bindings in large numbers: rates, memory, starts, removals"
+        description="Messages, queues, bindings, consumers in large numbers: rates, memory, starts, removals"
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (all)")
     parser.add_argument("--messages", type=int, default=10_000_000)
@@ -324,6 +437,10 @@ def main() -> int:
     parser.add_argument("--queues", type=int, default=100_000)
     parser.add_argument("--bindings", type=int, default=20_000)
     parser.add_argument("--removals", type=int, default=10_000, help="bindings that go at once")
+    parser.add_argument("--consumers", type=int, default=200, help="of one virtual queue")
+    parser.add_argument("--consumer-shards", type=int, default=64, help="that they divide")
+    parser.add_argument("--delayed", type=int, default=1_000_000, help="messages that wait at an exchange")
+    parser.add_argument("--delay-s", type=float, default=120, help="until they are due")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--data-parent", type=Path, help="the disk that is measured")
     options = parser.parse_args()

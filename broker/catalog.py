@@ -37,6 +37,7 @@ from broker.changes import (
     VhostPut,
 )
 from broker.policies import Applied, Policies
+from broker.routing import delaying
 from broker.routing.table import NoTable, RoutingTable
 
 Right = Literal["configure", "write", "read"]
@@ -71,16 +72,16 @@ class Vhost:
     """One vhost. Bindings are found from both ends, so that removing a thing costs as much as it has bindings."""
 
     __slots__ = (
-        "_from", "_part_orders", "_parts", "_to", "description", "exchanges", "name", "policies", "queues", "table",
-        "tags",
+        "_from", "_part_orders", "_parts", "_to", "delay_queues", "exchanges", "name", "policies", "put", "queues",
+        "table",
     )  # fmt: skip
 
     def __init__(self, name: str, table: RoutingTable) -> None:
         self.name = name
-        self.description = ""
-        self.tags: list[str] = []
+        self.put = VhostPut(name)  # what is said of it
         self.exchanges: dict[str, ExchangePut] = {}
         self.queues: dict[str, QueuePut] = {}
+        self.delay_queues = 0  # of `queues`, those where exchanges keep what is not due
         self.table = table
         self.policies = policies.NO_POLICIES
         self._from: dict[str, dict[BindingKey, BindingPut]] = {}
@@ -171,15 +172,27 @@ class Vhost:
         self.policies = new
         for put in self.exchanges.values():
             if put.name:
-                arguments = self.exchange_arguments(put)
-                self.table = self.table.with_exchange(put.name, put.type, arguments, put.internal)
+                self._route_as(put)
+
+    def _route_as(self, put: ExchangePut) -> None:
+        arguments = self.exchange_arguments(put)
+        delays = delaying.queue_name(put.name) if delaying.is_delayed(put.type, arguments) else ""
+        self.table = self.table.with_exchange(put.name, put.type, arguments, put.internal, delays)
+
+    def delays(self, exchange: ExchangePut) -> bool:
+        """Whether it keeps messages until they are due."""
+        return delaying.is_delayed(exchange.type, self.exchange_arguments(exchange))
+
+    def delay_queue(self, exchange: str) -> QueuePut | None:
+        """Where messages of this exchange wait, or waited when it still delayed them."""
+        return self.queues.get(delaying.queue_name(exchange))
 
     # Each act below changes the records, both indexes and the table together.
 
     def put_exchange(self, put: ExchangePut) -> None:
         """Another type under the same name keeps its bindings."""
         self.exchanges[put.name] = put
-        self.table = self.table.with_exchange(put.name, put.type, self.exchange_arguments(put), put.internal)
+        self._route_as(put)
 
     def delete_exchange(self, name: str) -> None:
         if self.exchanges.pop(name, None) is None:
@@ -191,11 +204,14 @@ class Vhost:
         self.table = self.table.without_exchange(name)
 
     def put_queue(self, put: QueuePut) -> None:
+        """One where messages wait is not the default exchange's to send to."""
         old = self.queues.get(put.name)
-        if old is None:
-            self.table = self.table.with_queue(put.name)
-        else:
+        if old is not None:
             self._take_part(old)
+        elif delaying.is_delay_queue(put.name):
+            self.delay_queues += 1
+        else:
+            self.table = self.table.with_queue(put.name)
         self.queues[put.name] = put
         self._put_part(put)
 
@@ -206,6 +222,8 @@ class Vhost:
         self._take_part(gone)
         for key, binding in self._to.pop(("queue", name), {}).items():
             _take_out(self._from, binding.source, key)
+        if delaying.is_delay_queue(name):
+            self.delay_queues -= 1
         self.table = self.table.without_queue(name)
 
     def put_binding(self, put: BindingPut) -> None:
@@ -357,6 +375,15 @@ class Catalog:
     def queues(self) -> Iterable[QueuePut]:
         return self._queues_by_id.values()
 
+    def delay_queue_ids(self) -> list[int]:
+        """Of the queues where exchanges keep messages that are not due."""
+        found = []
+        for vhost in self.vhosts.values():
+            for exchange in vhost.exchanges if vhost.delay_queues else ():
+                if (queue := vhost.delay_queue(exchange)) is not None:
+                    found.append(queue.id)
+        return found
+
     def queues_of(self, owner: str) -> list[QueuePut]:
         """The exclusive queues of one connection."""
         return list(self._queues_by_owner.get(owner, {}).values())
@@ -429,7 +456,7 @@ class Catalog:
 
     def changes(self) -> list[AnyChange]:
         """The changes that make an equal catalog of an empty one, in an order that can be applied."""
-        made: list[AnyChange] = [VhostPut(v.name, v.description, v.tags) for v in self.vhosts.values()]
+        made: list[AnyChange] = [v.put for v in self.vhosts.values()]
         made.extend(self.parameters.values())
         for vhost in self.vhosts.values():
             made.extend(x for x in vhost.exchanges.values() if x.name not in PREDECLARED)
@@ -453,7 +480,7 @@ class Catalog:
         if vhost is None:
             table = RoutingTable.empty() if self._routes else NoTable.empty()
             vhost = self.vhosts[put.name] = Vhost(put.name, table)
-        vhost.description, vhost.tags = put.description, put.tags
+        vhost.put = put
 
     def _vhost_delete(self, gone: VhostDelete) -> None:
         vhost = self.vhosts.pop(gone.name, None)

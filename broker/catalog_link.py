@@ -24,6 +24,7 @@ from broker.catalog import Catalog
 from broker.changes import AnyChange
 from broker.control import (
     CONTROL_BYTES_MAX,
+    Alarmed,
     Answer,
     AnyControl,
     AnyRequest,
@@ -34,9 +35,14 @@ from broker.control import (
     ConnectionDown,
     ConnectionInfo,
     ConnectionUp,
+    ConsumerHere,
+    ConsumersHere,
+    ControlMessage,
     DoorHello,
     DoorReport,
     Query,
+    SeatOrder,
+    SeatOrders,
     Snapshot,
     SnapshotPart,
 )
@@ -64,8 +70,16 @@ class Listener(Protocol):
 
     def close_connection(self, owner: str, code: int, text: str) -> None: ...
 
+    def alarmed(self, reason: str) -> None:
+        """Of the whole broker; "": over."""
+
     def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
         """Connections, channels and counters, as DoorReport wants them."""
+
+    def consumers_here(self) -> list[ConsumerHere]:
+        """All consumers of virtual queues that the controller let in."""
+
+    def seat_orders(self, orders: list[SeatOrder]) -> None: ...
 
 
 class _Asked(NamedTuple):
@@ -124,6 +138,11 @@ class CatalogLink:
         """Its exclusive queues go. The caller has cancelled what it still asked: nothing may be declared after this."""
         if self._connections.pop(owner, None) is not None and self.up:
             self._send(ConnectionDown(owner))
+
+    def say(self, message: ControlMessage) -> None:
+        """Of the consumers of virtual queues. What is said while the controller is away is in ConsumersHere then."""
+        if self.up:
+            self._send(message)
 
     async def removed(self, vhost: str, queue: str, queue_id: int) -> None:
         """Returns when the copy has that queue no more, or after REMOVED_S_MAX: the controller may be away."""
@@ -197,8 +216,12 @@ class CatalogLink:
                     self._in_step(told)
                 case Query():
                     self._send(DoorReport(message.query, *self._listener.report()))
+                case SeatOrders():
+                    self._listener.seat_orders(message.orders)
                 case CloseConnection():
                     self._listener.close_connection(message.owner, message.code, message.text)
+                case Alarmed():
+                    self._listener.alarmed(message.reason)
                 case _:
                     raise msgspec.DecodeError(f"{type(message).__name__} is nothing a controller says")
 
@@ -271,6 +294,7 @@ class CatalogLink:
             self._send(ConnectionDown(owner))
         for owner in self._connections.keys() - told:
             self._send(ConnectionUp(self._connections[owner]))
+        self._send(ConsumersHere(self._listener.consumers_here()))
         self._sent = {number: asked for number, asked in self._sent.items() if not asked.answer.done()}
         for asked in self._sent.values():
             self._send(asked.ask)
@@ -299,7 +323,7 @@ class CatalogLink:
 
     # -- bytes out -------------------------------------------------------------------------------------------
 
-    def _send(self, message: AnyControl) -> None:
+    def _send(self, message: ControlMessage) -> None:
         """Leaves with everything else said in this turn of the loop, in one write."""
         if self._writer is None:
             return  # said again, or made needless, by the next hello
@@ -308,7 +332,7 @@ class CatalogLink:
             self._flush_planned = True
             asyncio.get_running_loop().call_soon(self._flush)
 
-    def _encode(self, message: AnyControl) -> bytes:
+    def _encode(self, message: ControlMessage) -> bytes:
         payload = self._encoder.encode(message)
         if len(payload) > CONTROL_BYTES_MAX:
             raise ValueError(f"{type(message).__name__} of {len(payload)} bytes")

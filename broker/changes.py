@@ -16,11 +16,18 @@ class Change(msgspec.Struct, tag_field="t", array_like=True, frozen=True, gc=Fal
 
 
 class VhostPut(Change, tag="vhost+", frozen=True):
-    """A new vhost comes with its predeclared exchanges ("" and amq.*), without further changes."""
+    """A new vhost comes with its predeclared exchanges ("" and amq.*), without further changes.
+
+    `default_queue_type`: of queues declared without one, "" as if it were classic. `is_protected`: from being deleted.
+    `is_traced`: what its clients say and hear is copied.
+    """
 
     name: str
     description: str = ""
     tags: list[str] = []
+    default_queue_type: str = ""
+    is_protected: bool = False
+    is_traced: bool = False
 
 
 class VhostDelete(Change, tag="vhost-", frozen=True):
@@ -116,6 +123,7 @@ class QueuePut(Change, tag="queue+", frozen=True):
     owner: str = ""
     arguments: dict[str, Any] = {}
     part: ShardOf | None = None
+    paused: bool = False  # takes messages and gives none
 
 
 class QueueDelete(Change, tag="queue-", frozen=True):

@@ -15,7 +15,8 @@ from pamqp import base, commands
 from broker import transactions
 from broker.amqp import ChannelException, ConnectionException
 from broker.confirms import Confirms
-from broker.consuming import Consumer, Run, Unacked
+from broker.consumers import Consumer, Virtual
+from broker.consuming import Run, Unacked
 from broker.publishing import Held
 from broker.topology import Pipeline
 from broker.transactions import Transaction
@@ -46,7 +47,9 @@ class Channel:
         self.replies: Consumer | None = None  # of direct reply-to
         self.next_tag = 1
         self.unacked = Unacked()
-        self.consumers: dict[str, Consumer] = {}
+        self.consumers: dict[str, Consumer | Virtual] = {}
+        self.virtuals: dict[int, Virtual] = {}  # cancelled ones too, while they hold something
+        self.wanting: dict[Consumer, None] = {}  # those that asked for grants, longest first
         self.cancelled: list[Consumer] = []
         self.getters: dict[int, Consumer] = {}
         self.confirms: Confirms | None = None

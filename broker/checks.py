@@ -14,16 +14,21 @@ from typing import Any, Final
 
 from broker.catalog import Catalog
 from broker.changes import ExchangePut, QueuePut
-from broker.routing.spreading import exchange_fault, weight_fault
+from broker.routing import delaying
+from broker.routing.spreading import CHECKED_KEYS, exchange_fault, weight_fault
 from broker.routing.types import TYPES
 
 NAME_BYTES_MAX = 255  # a shortstr
+NAME_PREFIX_BYTES_MAX = 64
 EXPIRY_MS_MAX = 0xFFFFFFFF
 PRIORITY_MAX = 255
+DEDUPLICATION_CACHE_MAX = 1_000_000  # ids that one exchange remembers
 RESERVED_PREFIX = "amq."
 SERVER_NAMED_PREFIX = "amq.gen-"
 # Who consumes from this gets a queue of a name of its own; who puts it into reply_to means that queue.
 REPLY_TO = "amq.rabbitmq.reply-to"
+# Argument of a queue where an exchange keeps messages that are not due: its name. Nobody else's has it at a shard.
+DELAYS_FOR: Final = "x-delays-for"
 
 MAX_CONNECTIONS = "max-connections"
 MAX_CHANNELS = "max-channels"
@@ -36,6 +41,7 @@ COMMAND_INVALID = 503
 NOT_ALLOWED = 530
 
 QUEUE_TYPES: Final = frozenset(("classic", "quorum", "stream"))
+LASTING_TYPES: Final = frozenset(("quorum", "stream"))  # whose queues outlive connections and restarts, or are none
 # Of the arguments a queue may have, those that only streams have, and those that streams have, too.
 ONLY_STREAMS: Final = frozenset(("x-max-age", "x-stream-max-segment-size-bytes", "x-stream-filter-size-bytes"))
 STREAMS_TOO: Final = frozenset((
@@ -46,7 +52,8 @@ MAX_AGE: Final = re.compile(r"[0-9]+[YMDhms]")
 # Those that make another exchange of it.
 EXCHANGE_ARGUMENTS: Final = (
     "alternate-exchange", "hash-header", "hash-property", "x-hash-on", "x-algorithm", "x-shards", "x-super-stream",
-    "x-shard-arguments", "x-shard-routing-key", "x-shards-when-gone",
+    "x-shard-arguments", "x-shard-routing-key", "x-shards-when-gone", delaying.TYPE_ARGUMENT, delaying.FLAG_ARGUMENT,
+    "x-message-deduplication", "x-cache-size", "x-cache-ttl", "x-deduplication-header",
 )  # fmt: skip
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
@@ -99,6 +106,11 @@ def is_reply_queue(name: str) -> bool:
     return name.startswith(REPLY_TO)
 
 
+def is_hidden_queue(name: str) -> bool:
+    """In no listing: one for replies, or where an exchange keeps what is not due."""
+    return is_reply_queue(name) or delaying.is_delay_queue(name)
+
+
 def check_not_default(exchange: str) -> None:
     if not exchange:
         raise Refusal(ACCESS_REFUSED, "operation not permitted on the default exchange")
@@ -107,8 +119,12 @@ def check_not_default(exchange: str) -> None:
 # -- limits ---------------------------------------------------------------------------------------------
 
 
-def check_connection_limits(catalog: Catalog, vhost: str, user: str, of_vhost: int, of_user: int) -> None:
-    """`of_vhost`, `of_user`: connections that are open already."""
+def check_connection_limits(
+    catalog: Catalog, vhost: str, user: str, of_vhost: int, of_user: int, of_all: int = 0, all_max: int = 0
+) -> None:
+    """`of_vhost`, `of_user`, `of_all`: connections that are open already. `all_max`: of the broker, 0 for none."""
+    if 0 < all_max <= of_all:
+        raise Refusal(NOT_ALLOWED, f"connection refused: node connection limit ({all_max}) is reached")
     limit = catalog.vhost_limit(vhost, MAX_CONNECTIONS)
     if limit is not None and limit <= of_vhost:
         text = f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
@@ -119,13 +135,26 @@ def check_connection_limits(catalog: Catalog, vhost: str, user: str, of_vhost: i
         raise Refusal(NOT_ALLOWED, text)
 
 
+def check_channel_limits(catalog: Catalog, user: str, of_user: int, in_all: int, in_all_max: int, node: str) -> None:
+    """With the one that is to be opened. `in_all_max` 0: no limit; `node`: how the broker is called."""
+    limit = catalog.user_limit(user, MAX_CHANNELS)
+    if limit is not None and limit < of_user:
+        text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
+        raise Refusal(NOT_ALLOWED, text)
+    if 0 < in_all_max < in_all:
+        text = f"number of channels opened on node '{node}' has reached the maximum allowed limit of ({in_all_max})"
+        raise Refusal(NOT_ALLOWED, text)
+
+
 # -- exchanges ------------------------------------------------------------------------------------------
 
 
 def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, Any]) -> None:
     check_new_name("exchange", name)
     check_exchange_type(type)
-    fault = exchange_fault(type, arguments)
+    _check_exchange_deduplication(vhost, name, arguments)
+    fault = delaying.delayed_fault(type, arguments, TYPES)
+    fault = fault or exchange_fault(delaying.inner_type(type, arguments), arguments)
     if fault is not None:
         raise Refusal(PRECONDITION_FAILED, fault)
     alternate = arguments.get("alternate-exchange")
@@ -134,6 +163,13 @@ def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, An
             PRECONDITION_FAILED,
             f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' in {named('exchange', name, vhost)}",
         )
+
+
+def _check_exchange_deduplication(vhost: str, name: str, arguments: dict[str, Any]) -> None:
+    for key, check in DEDUPLICATION_ARGUMENTS.items():
+        wrong = check(arguments[key], arguments) if key in arguments else ""
+        if wrong:
+            raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('exchange', name, vhost)}: {wrong}")
 
 
 def check_exchange_type(type: str) -> None:
@@ -162,6 +198,11 @@ def check_exchange_delete(vhost: str, name: str, used: bool, if_unused: bool) ->
         raise Refusal(PRECONDITION_FAILED, f"{named('exchange', name, vhost)} in use")
 
 
+def takes_any_binding(exchange_type: str, arguments: dict[str, Any]) -> bool:
+    """Whether `check_binding` refuses none with these arguments, whatever its key."""
+    return exchange_type not in CHECKED_KEYS and "x-match" not in arguments
+
+
 def check_binding(exchange_type: str, key: str, arguments: dict[str, Any]) -> None:
     fault = weight_fault(exchange_type, key)
     if fault is not None:
@@ -182,6 +223,13 @@ def check_binding(exchange_type: str, key: str, arguments: dict[str, Any]) -> No
 
 
 # -- queues ---------------------------------------------------------------------------------------------
+
+
+def overdue(channel: int, timeout_ms: int) -> str:
+    return (
+        f"delivery acknowledgement on channel {channel} timed out. Timeout value used: {timeout_ms} ms. "
+        "This timeout value can be configured, see consumers doc guide to learn more"
+    )
 
 
 def check_owner(queue: QueuePut, owner: str) -> None:
@@ -223,15 +271,39 @@ def check_queue_arguments(vhost: str, name: str, arguments: dict[str, Any]) -> N
             raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('queue', name, vhost)}: {wrong}")
 
 
-def check_stream(
+def check_queue_type(
     vhost: str, name: str, durable: bool, auto_delete: bool, exclusive: bool, arguments: dict[str, Any]
 ) -> None:
-    """What a stream is, whatever its arguments."""
-    if arguments.get("x-queue-type") != "stream":
-        return
-    for wrong, word in ((auto_delete, "auto-delete"), (exclusive, "exclusive-owner"), (not durable, "non-durable")):
-        if wrong:
-            raise Refusal(PRECONDITION_FAILED, f"invalid property '{word}' for {named('queue', name, vhost)}")
+    """Of a new queue: whether one of its type can be like that."""
+    if unfit := unfit_for_type(arguments.get("x-queue-type"), durable, auto_delete, exclusive):
+        raise Refusal(PRECONDITION_FAILED, f"invalid property '{unfit}' for {named('queue', name, vhost)}")
+
+
+def check_nameless(arguments: dict[str, Any]) -> None:
+    """Of a queue that is to be given a name."""
+    kind = arguments.get("x-queue-type")
+    if kind in LASTING_TYPES:
+        raise Refusal(PRECONDITION_FAILED, f"Cannot declare a server-named queue for type rabbit_{kind}_queue")
+
+
+def unfit_for_type(kind: Any, durable: bool, auto_delete: bool, exclusive: bool) -> str:
+    """The property, in RabbitMQ's words, that no queue of this type has; "" if all are well."""
+    if kind not in LASTING_TYPES:
+        return ""
+    return "auto-delete" if auto_delete else "exclusive-owner" if exclusive else "" if durable else "non-durable"
+
+
+def with_prefix(name: str, arguments: dict[str, Any]) -> str:
+    """A name given by the broker, with the beginning that the client wants for it."""
+    prefix = arguments.get("x-name-prefix")
+    if not isinstance(prefix, str) or not prefix:
+        return name
+    if len(prefix.encode()) > NAME_PREFIX_BYTES_MAX:
+        text = f"Queue name prefix '{prefix}' exceeds the {NAME_PREFIX_BYTES_MAX}-byte limit"
+        raise Refusal(PRECONDITION_FAILED, text)
+    if prefix.startswith(RESERVED_PREFIX):
+        raise Refusal(ACCESS_REFUSED, f"queue name '{prefix}' contains reserved prefix 'amq.*'")
+    return f"{prefix}-{name.removeprefix(SERVER_NAMED_PREFIX)}"
 
 
 def _locked(queue: QueuePut) -> Refusal:
@@ -319,9 +391,25 @@ def _unacceptable(value: Any) -> str:
     return f"{{unacceptable_type,{type_name(value)}}}"
 
 
+def _cache_size(value: Any, arguments: dict[str, Any]) -> str:
+    wrong = _positive(value, arguments)
+    return wrong or (f"{{max_value_exceeded,{value}}}" if value > DEDUPLICATION_CACHE_MAX else "")
+
+
+DEDUPLICATION_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
+    "x-message-deduplication": _boolean,
+    "x-cache-size": _cache_size,
+    "x-cache-ttl": _positive,
+    "x-deduplication-header": _string,
+}
+
+
+RETRY_TYPES: Final = frozenset(("disabled", "all", "failed", "returned"))
+
 # Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken
 # and ignored: definition files still carry it.
 QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
+    **DEDUPLICATION_ARGUMENTS,
     "x-queue-type": _one_of(QUEUE_TYPES, "\"unsupported queue type '{}'\""),
     "x-expires": _expires,
     "x-message-ttl": _ttl,
@@ -339,6 +427,11 @@ QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
     "x-single-active-consumer": _boolean,
     "x-delivery-limit": _integer,
     "x-consumer-timeout": _non_negative,
+    "x-consumer-disconnected-timeout": _non_negative,
+    "x-delayed-retry-type": _one_of(RETRY_TYPES, "invalid_delayed_retry_type"),
+    "x-delayed-retry-min": _positive,
+    "x-delayed-retry-max": _positive,
+    "x-delayed-retry-multiplier": _positive,
     "x-max-age": _max_age,
     "x-stream-max-segment-size-bytes": _segment_bytes,
     "x-stream-filter-size-bytes": _non_negative,

@@ -35,7 +35,7 @@ from broker.amqp import (
     copies_by_channel,
 )
 from broker.channel import HANDLERS, Channel, Work
-from broker.control import ConnectionInfo, ConnectionOpen
+from broker.control import ChannelOpen, ConnectionInfo, ConnectionOpen
 from broker.logins import TakesLong
 from broker.output import OUT_BYTES_MAX, Output, Stream, close_behind_output
 from broker.publishing import Scope
@@ -342,10 +342,7 @@ class Client:
             self._on_connection_method(method)
             return
         if isinstance(method, commands.Channel.Open):
-            if not self.trusted:
-                login.check_channel_open(self.catalog, self.user, self.door.channels_of)
-            self.channels[number] = Channel(number)
-            self.send(number, commands.Channel.OpenOk())
+            self._open_channel(number)
             return
         channel = self.channels.get(number)
         if channel is None:
@@ -398,6 +395,17 @@ class Client:
         name = name or channel.last_queue
         try:
             return topology.readable_queue(self, name)
+        except checks.Refusal as refusal:
+            raise ChannelException(refusal.code, refusal.text, *method) from None
+
+    def queue_name(self, channel: Channel, name: str) -> str:
+        """That a consume or get names; "" for the one declared last."""
+        return checks.clean_name(name or channel.last_queue)
+
+    def shard_queues(self, channel: Channel, name: str, method: tuple[int, int]) -> tuple[QueuePut, ...]:
+        """Of the virtual queue a consume or get names, if this user may read it; none: it is another queue."""
+        try:
+            return topology.readable_shards(self, self.queue_name(channel, name))
         except checks.Refusal as refusal:
             raise ChannelException(refusal.code, refusal.text, *method) from None
 
@@ -467,7 +475,7 @@ class Client:
         self.vhost = vhost
         if not self.trusted:
             self.door.catalog_link.connection_up(self.info())
-            if login.has_limits(self.catalog, self.user, vhost):
+            if self.door.config.connections_are_limited or login.has_limits(self.catalog, self.user, vhost):
                 self.pause(PAUSE_LOGIN)
                 self._start(self._open_within_limits())
                 return
@@ -485,6 +493,35 @@ class Client:
             self._be_open()
         self._gather()
         self.resume(PAUSE_LOGIN)
+
+    def _open_channel(self, number: int) -> None:
+        channel = self.channels[number] = Channel(number)
+        if self.counts_channels:
+            self._do(channel, lambda: self._open_channel_within_limits(channel))
+        else:
+            self.send(number, commands.Channel.OpenOk())
+
+    @property
+    def counts_channels(self) -> bool:
+        """Whether a limit asks how many channels it has. The controller knows how many there are at all front doors."""
+        if self.trusted:
+            return False
+        return self.door.config.channel_max_per_node > 0 or login.has_channel_limit(self.catalog, self.user)
+
+    async def _open_channel_within_limits(self, channel: Channel) -> None:
+        ask = ChannelOpen(self.vhost, self.user, len(self.channels))
+        answer = await self.catalog_link.ask(ask, self.owner, self.user)
+        if self.lost or self.closing:
+            return
+        if answer.code:
+            self.fail(ConnectionException(answer.code, answer.text, *login.CHANNEL_OPEN), channel.number)
+        elif channel.is_open:
+            self.send(channel.number, commands.Channel.OpenOk())
+
+    def tell_channels(self) -> None:
+        """There is a limit that was not there before, or a channel less."""
+        if self.is_open and self.counts_channels:
+            self.door.catalog_link.connection_up(self.info())
 
     def _be_open(self) -> None:
         self.is_open = True
@@ -511,6 +548,7 @@ class Client:
         self._waiting.discard(channel)
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
+            self.tell_channels()
 
     async def _close_politely(self) -> None:
         """connection.close by the client: everything of it goes, then the answer."""
@@ -744,6 +782,7 @@ class Client:
             heartbeat_s=self.amqp.heartbeat_s,
             connected_at_ms=int(self.connected_at * 1000),
             client_properties=self.amqp.client_properties,
+            channels=len(self.channels),
             **(self.tls.shown() if self.tls is not None else {}),
         )
 

@@ -11,6 +11,11 @@ import struct
 from collections import deque
 from typing import Protocol
 
+from broker.amqp import ChannelException, ConnectionException
+
+PUBLISH = (60, 40)
+LOST = "a publish with x-sequence may be lost: publish again, in order, what was not confirmed"
+
 _ACK = struct.Struct(">BHIHHQBB")
 
 
@@ -20,6 +25,7 @@ class Answered(Protocol):
     id: int
 
     def write(self, data: bytes) -> None: ...
+    def fail(self, error: ChannelException | ConnectionException, channel: int) -> None: ...
 
 
 def ack_frame(channel: int, tag: int, multiple: bool) -> bytes:
@@ -55,9 +61,14 @@ class Waiting:
         if self.shards == 0:
             self.confirms.finished()
 
+    @property
+    def in_sequence(self) -> bool:
+        return self.confirms.in_sequence
+
     def lost(self) -> None:
         self.nacked = True
         self.confirmed()
+        self.confirms.broken()
 
 
 class Confirms:
@@ -72,6 +83,14 @@ class Confirms:
         self.closed = False  # the channel is gone: nobody is answered, the number may be another channel's now
         self._dirty = dirty
         self._is_dirty = False
+        # What it sends says its place (x-producer-id, x-sequence).
+        self.in_sequence = False
+
+    def broken(self) -> None:
+        """A publish was lost, or nobody knows. What is stored behind a missing one would make it look like a
+        repetition, so the channel ends: whoever opens another begins with what was not confirmed."""
+        if self.in_sequence and not self.closed:
+            self.client.fail(ChannelException(406, LOST, *PUBLISH), self.channel)
 
     def wait(self, count: int, shards: int) -> Waiting:
         waiting = Waiting(self, self.next_seq, self.next_seq + count - 1, shards)

@@ -2,8 +2,8 @@
 
 A shard numbers what it gives to a consumer 1, 2, 3 ...; a channel numbers all its deliveries. `Unacked` keeps the
 two side by side as runs (neighbouring tags of one consumer), so that a burst costs one entry and a cumulative ack a few
-comparisons. Prefetch per consumer is kept by the shard; the limit of a channel (basic.qos global) is kept here: its
-consumers get deliveries only for grants, asked for by the shard when it has some, given while the channel has room.
+comparisons. Prefetch per consumer is kept by the shard; limits that several share by grants.py. Consumers of virtual
+queues (virtual.py) have parts that are consumers of shard queues like any other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,13 +20,18 @@ from pamqp import commands
 
 from broker import checks, reading
 from broker.amqp import ChannelException, ConnectionException, frames, properties
+from broker.consumers import Consumer, Part, Virtual
+from broker.grants import Grants
 from broker.shard_link import ShardLinks, ShardRefused
+from broker.virtual import VirtualConsuming, affinity_of
 from shardd.wire import messages as wire
 
 if TYPE_CHECKING:
     from broker.changes import QueuePut
     from broker.channel import Channel
     from broker.client import Client
+    from broker.control import ControlMessage
+    from broker.tracing import Tracing
 
 log = logging.getLogger("broker.consuming")
 
@@ -34,40 +39,10 @@ CONSUME = (60, 20)
 GET = (60, 70)
 ACK = (60, 80)
 CANCEL = (60, 30)
-# How many messages one grant lets through at most, so that no consumer of the channel waits long for its turn.
-GRANT_MAX = 64
-
-
-class Consumer:
-    """One consumer of one channel. `number`: used once in this front door's life."""
-
-    __slots__ = (
-        "announced", "attached", "attaching", "auto_delete", "channel", "client", "exclusive", "granted", "no_ack",
-        "nowait", "number", "prefetch", "priority", "queue_id", "queue_name", "reading", "shard", "tag", "tag_bytes",
-        "wants",
-    )  # fmt: skip
-
-    def __init__(self, client: Client, channel: Channel, number: int, tag: str) -> None:
-        self.client = client
-        self.channel = channel
-        self.number = number
-        self.tag = tag
-        self.tag_bytes = tag.encode()
-        self.attached = False  # to be attached again when its shard restarts
-        self.attaching: asyncio.Future[wire.Control] | None = None
-        self.announced = False
-        self.auto_delete = False  # its queue
-        self.nowait = False
-        self.granted = 0  # outstanding grants
-        self.wants = False
-        self.queue_id = 0
-        self.queue_name = ""
-        self.shard = 0
-        self.no_ack = False
-        self.exclusive = False
-        self.priority = 0
-        self.prefetch = 0
-        self.reading: reading.Reading | None = None  # of a stream
+# Virtual queues of which it is remembered at which shard the last basic.get began.
+GET_TURNS_MAX = 1024
+# Of up to so many shards basic.get tells how many messages are left in all, else in one that has some.
+GET_COUNTS_MAX = 64
 
 
 class Run(NamedTuple):
@@ -174,12 +149,17 @@ def _from(run: Run, tag: int) -> Run:
 class Consuming:
     """All consuming of this front door."""
 
-    def __init__(self, links: ShardLinks) -> None:
+    def __init__(self, links: ShardLinks, say: Callable[[ControlMessage], None]) -> None:
+        """`say`: to the controller."""
         self.links = links
+        self.grants = Grants(links)
+        self.virtual = VirtualConsuming(links, self, self.grants, say)
+        self._get_turns: dict[tuple[str, str], int] = {}
         self.consumers: dict[int, Consumer] = {}
         # Consumers of auto-delete queues whose shard has not answered that they left.
         self._leaving: dict[int, Consumer] = {}
         self._last_number = 0
+        self.tracing: Tracing | None = None  # nothing is traced
 
     def next_number(self) -> int:
         self._last_number += 1
@@ -194,6 +174,13 @@ class Consuming:
         if 0 < client.door.config.channel_consumers_max <= len(channel.consumers):
             text = f"reached maximum ({client.door.config.channel_consumers_max}) of consumers per channel"
             raise ConnectionException(530, text, *CONSUME)
+        if shards := client.shard_queues(channel, method.queue, CONSUME):
+            whole = Virtual(client, channel, self.next_number(), tag)
+            whole.exchange = client.queue_name(channel, method.queue)
+            if reading.is_stream(shards[0].arguments):
+                whole.read_from = _read_all(whole, method)
+            await self.virtual.consume(whole, method, len(shards))
+            return
         queue = await self._queue_of(client, channel, method)
         if queue is None:
             return
@@ -203,13 +190,14 @@ class Consuming:
         consumer.nowait = bool(method.nowait)
         consumer.no_ack, consumer.exclusive = bool(method.no_ack), bool(method.exclusive)
         consumer.priority = _priority(method.arguments or {}, queue.name, client.vhost)
+        consumer.affinity = affinity_of(method.arguments or {}, queue.name, client.vhost)
         consumer.prefetch = 0 if consumer.no_ack else channel.prefetch
         if reading.is_stream(queue.arguments):
             consumer.reading = _reading(consumer, method.arguments or {})
         channel.consumers[tag] = consumer
         self.consumers[consumer.number] = consumer
         try:
-            self._attached(consumer, await self._attach(consumer, resumed=False))
+            self.attached(consumer, await self.attach(consumer, resumed=False))
         except ShardRefused as refused:
             self._forget(consumer)
             raise _refusal(refused, queue.name, client.vhost) from None
@@ -230,18 +218,22 @@ class Consuming:
 
     def _announce(self, consumer: Consumer) -> None:
         """consume-ok, before all else of this consumer: a delivery that came with Attached must not overtake it."""
-        if not consumer.announced and consumer.number in self.consumers:
+        if consumer.whole is not None:
+            self.virtual.announce(consumer.whole)
+        elif not consumer.announced and consumer.number in self.consumers:
             consumer.announced = consumer.attached = True
             if not consumer.nowait:
                 consumer.client.send(consumer.channel.number, commands.Basic.ConsumeOk(consumer.tag))
 
     @staticmethod
-    def _attached(consumer: Consumer, answer: wire.Control) -> None:
+    def attached(consumer: Consumer, answer: wire.Control) -> None:
         if consumer.reading is not None and isinstance(answer, wire.AttachedAt):
             consumer.reading.begins(answer.offset)
 
-    def _attach(self, consumer: Consumer, resumed: bool, leaving: bool = False) -> asyncio.Future[wire.Control]:
+    def attach(self, consumer: Consumer, resumed: bool, leaving: bool = False) -> asyncio.Future[wire.Control]:
         """`leaving`: it gets no message."""
+        if not leaving:
+            self.grants.begin(consumer)
         # Without acks too: its deliveries do not count, but wait for room.
         limited = leaving or (consumer.channel.limit > 0 and consumer.reading is None)
         kind = wire.Attach if (read := _read_from(consumer, resumed)) is None else partial(wire.AttachReader, read=read)
@@ -260,6 +252,8 @@ class Consuming:
                 prefetch=consumer.prefetch,
                 granted=limited,
                 resumed=resumed,
+                lent=consumer.lent and not leaving,
+                affinity=consumer.affinity,
             )
 
         consumer.attaching = self.links.ask(consumer.shard, make)
@@ -268,7 +262,9 @@ class Consuming:
     async def cancel(self, client: Client, channel: Channel, method: commands.Basic.Cancel) -> None:
         """Unacknowledged deliveries stay with the channel; an unknown tag is no error."""
         consumer = channel.consumers.pop(method.consumer_tag or "", None)
-        if consumer is not None:
+        if isinstance(consumer, Virtual):
+            await self.virtual.cancel(consumer)
+        elif consumer is not None:
             consumer.attached = False
             if consumer is channel.replies:
                 channel.replies = None
@@ -276,18 +272,13 @@ class Consuming:
             if consumer.auto_delete:
                 self._leaving[consumer.number] = consumer
             done = await self.links.ask(consumer.shard, lambda request: wire.Detach(request, consumer.number))
-            self._take_grants_back(consumer)
+            self.grants.stopped(consumer)
             self._let_idle_go(channel)
             if isinstance(done, wire.Done) and done.closed:
                 # Behind cancel-ok the queue is gone: a declare of its name makes another.
                 await client.catalog_link.removed(client.vhost, consumer.queue_name, consumer.queue_id)
         if not method.nowait and channel.is_open:
             client.send(channel.number, commands.Basic.CancelOk(method.consumer_tag))
-
-    def _take_grants_back(self, consumer: Consumer) -> None:
-        self.use_grants(consumer, consumer.granted)
-        if consumer.channel.limit:
-            self.grant(consumer.channel)
 
     def _let_idle_go(self, channel: Channel) -> None:
         """Cancelled consumers that hold nothing: consuming and cancelling all day must not fill the memory."""
@@ -306,12 +297,15 @@ class Consuming:
     def release(self, channel: Channel) -> list[asyncio.Future[wire.Control]]:
         """The channel is gone: what its consumers hold is requeued. The futures end when the shards have done so."""
         by_shard: dict[int, list[Consumer]] = {}
-        for consumer in [*channel.consumers.values(), *channel.cancelled, *channel.getters.values()]:
+        plain = [each for each in channel.consumers.values() if isinstance(each, Consumer)]
+        parts = self.virtual.release(channel)
+        for consumer in [*plain, *parts, *channel.cancelled, *channel.getters.values()]:
             self.consumers.pop(consumer.number, None)
             by_shard.setdefault(consumer.shard, []).append(consumer)
         channel.consumers.clear()
         channel.cancelled.clear()
         channel.getters.clear()
+        channel.wanting.clear()
         return [self._release(shard, consumers) for shard, consumers in by_shard.items()]
 
     def _release(self, shard: int, consumers: list[Consumer]) -> asyncio.Future[wire.Control]:
@@ -321,6 +315,9 @@ class Consuming:
         if leaving:
             self._leaving |= leaving
             future.add_done_callback(lambda _: [self._leaving.pop(number, None) for number in leaving])
+        parts = [consumer for consumer in consumers if isinstance(consumer, Part)]
+        if parts:
+            future.add_done_callback(lambda _: self.virtual.released(parts))
         return future
 
     # -- basic.get -------------------------------------------------------------------------------------------
@@ -332,11 +329,47 @@ class Consuming:
                 await self._get(client, channel, method)
 
     async def _get(self, client: Client, channel: Channel, method: commands.Basic.Get) -> None:
-        queue = client.readable_queue(channel, method.queue, GET)
-        if reading.is_stream(queue.arguments):
-            raise _refused(reading.no_get(client.vhost, queue.name), GET)
+        shards = client.shard_queues(channel, method.queue, GET)
+        if not shards:
+            queue = client.readable_queue(channel, method.queue, GET)
+            _check_get(client.vhost, queue)
+            got = await self._got(client, channel, queue, bool(method.no_ack))
+            self._answer_get(client, channel, queue, got, bool(method.no_ack), 0)
+            return
+        _check_get(client.vhost, shards[0])
+        name = (client.vhost, client.queue_name(channel, method.queue))
+        turn = self._next_get_turn(name, len(shards))
+        await self._get_of_shards(client, channel, shards[turn:] + shards[:turn], bool(method.no_ack))
+
+    async def _get_of_shards(
+        self, client: Client, channel: Channel, shards: tuple[QueuePut, ...], no_ack: bool
+    ) -> None:
+        """From the first, whose turn it is, or else the first that has some."""
+        queue, *others = shards
+        got = await self._got(client, channel, queue, no_ack)
+        ready: list[int] = []
+        if len(shards) <= GET_COUNTS_MAX or not got[1].remaining:
+            ready = [messages for messages, _ in await asyncio.gather(*map(self.links.count, others))]
+        for at, other in enumerate(others):
+            if got[1].message:
+                break
+            if ready[at]:
+                queue, ready[at] = other, 0
+                got = await self._got(client, channel, other, no_ack)
+        self._answer_get(client, channel, queue, got, no_ack, sum(ready))
+
+    def _next_get_turn(self, name: tuple[str, str], shards: int) -> int:
+        turn = self._get_turns.pop(name, -1) + 1
+        while len(self._get_turns) >= GET_TURNS_MAX:
+            del self._get_turns[next(iter(self._get_turns))]
+        self._get_turns[name] = turn
+        return turn % shards
+
+    async def _got(
+        self, client: Client, channel: Channel, queue: QueuePut, no_ack: bool
+    ) -> tuple[int, wire.Got | wire.GotAgain]:
+        """With the epoch of its shard that answered."""
         getter = self._getter(client, channel, queue.shard)
-        no_ack = bool(method.no_ack)
 
         def make(request: int) -> wire.Get:
             return wire.Get(request, queue.id, 0 if no_ack else getter.number, client.id, channel.number, no_ack)
@@ -346,6 +379,19 @@ class Consuming:
         except ShardRefused as refused:
             raise _refusal(refused, queue.name, client.vhost, GET) from None
         assert isinstance(got, (wire.Got, wire.GotAgain))
+        return epoch, got
+
+    def _answer_get(
+        self,
+        client: Client,
+        channel: Channel,
+        queue: QueuePut,
+        in_epoch: tuple[int, wire.Got | wire.GotAgain],
+        no_ack: bool,
+        elsewhere: int,
+    ) -> None:
+        """`elsewhere`: messages ready at other shards of the same virtual queue."""
+        epoch, got = in_epoch
         message, redelivered = got.message, True
         if isinstance(got, wire.GotAgain):
             message = properties.with_delivery_count(message, 1, got.times)
@@ -359,8 +405,11 @@ class Consuming:
         tag = channel.next_tag
         channel.next_tag += 1
         if not no_ack:
-            channel.unacked.add(tag, 1, getter, epoch, got.number)
-        data = frames.get_ok(message, channel.number, tag, redelivered, got.remaining, client.frame_bytes_max)
+            channel.unacked.add(tag, 1, self._getter(client, channel, queue.shard), epoch, got.number)
+        if self.tracing is not None:
+            self.tracing.delivered(client, channel.number, queue.name, redelivered, 1, message)
+        remaining = got.remaining + elsewhere
+        data = frames.get_ok(message, channel.number, tag, redelivered, remaining, client.frame_bytes_max)
         client.write(data)
 
     def _getter(self, client: Client, channel: Channel, shard: int) -> Consumer:
@@ -393,8 +442,12 @@ class Consuming:
         if not consumer.no_ack:
             channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number)
             channel.outstanding += count
-        if consumer.granted:
-            self.use_grants(consumer, count)
+            if consumer.whole is not None:
+                self.virtual.delivered(consumer, count)
+        if consumer.granted and not consumer.lent:
+            self.grants.use(consumer, count)
+        if self.tracing is not None:
+            self.tracing.delivered(client, channel.number, consumer.queue_name, redelivered, count, blob)
         data = frames.deliveries(
             properties.with_delivery_count(blob, count, times) if times else blob,
             count,
@@ -418,6 +471,9 @@ class Consuming:
     def cancelled(self, number: int) -> None:
         """The queue is gone."""
         consumer = self.consumers.get(number)
+        if consumer is not None and consumer.whole is not None:
+            self.virtual.gone(consumer)
+            return
         if consumer is None or consumer.channel.consumers.get(consumer.tag) is not consumer:
             return
         self._announce(consumer)
@@ -426,19 +482,18 @@ class Consuming:
             consumer.channel.replies = None
         del consumer.channel.consumers[consumer.tag]
         consumer.channel.cancelled.append(consumer)
-        self._take_grants_back(consumer)
+        self.grants.stopped(consumer)
         consumer.client.notify_cancel(consumer.channel.number, consumer.tag)
 
     def restarted(self, shard: int) -> None:
         """The shard knows nobody any more: attach all its consumers again."""
         for consumer in self.consumers.values():
             if consumer.shard == shard and _is_attached(consumer):
-                self.use_grants(consumer, consumer.granted)
-                consumer.wants = False
-                self._attach(consumer, resumed=True).add_done_callback(partial(self._resumed, consumer.number))
+                self.grants.drop(consumer)
+                self.attach(consumer, resumed=True).add_done_callback(partial(self._resumed, consumer.number))
         for consumer in [each for each in self._leaving.values() if each.shard == shard]:
             # For the new process its queue has never had a consumer, and would wait for the last one to leave.
-            self._attach(consumer, resumed=True, leaving=True).add_done_callback(asyncio.Future.exception)
+            self.attach(consumer, resumed=True, leaving=True).add_done_callback(asyncio.Future.exception)
             self._release(shard, [consumer])
 
     def _resumed(self, number: int, answer: asyncio.Future[wire.Control]) -> None:
@@ -480,8 +535,10 @@ class Consuming:
                 run.consumer.reading.give_back(run.first_number, last)
             if run.consumer.tag:  # what basic.get took does not count
                 run.consumer.channel.outstanding -= run.last_tag - run.first_tag + 1
-        if runs and (channel := runs[0].consumer.channel).limit:
-            self.grant(channel)
+                if run.consumer.whole is not None:
+                    self.virtual.settled(run.consumer, run.last_tag - run.first_tag + 1)
+        if runs and (channel := runs[0].consumer.channel).limit and channel.wanting:
+            self.grants.share(channel)
 
     def recover(self, channel: Channel) -> None:
         """All unacknowledged deliveries of the channel go back to their queues."""
@@ -491,55 +548,31 @@ class Consuming:
 
     def limit(self, channel: Channel, limit: int) -> None:
         """basic.qos with global set: `limit` deliveries of all its consumers together, 0 for any number."""
-        was, channel.limit = channel.limit, limit
-        if bool(was) != bool(limit):
-            channel.granted = 0
-            for consumer in channel.consumers.values():
-                if consumer.reading is not None:
-                    continue  # streams have no part in it
-                consumer.granted = 0
-                consumer.wants = False
-                self.links.tell(consumer.shard, wire.Tune(consumer.number, consumer.prefetch, limit > 0))
-        self.grant(channel)
+        consumers: list[Consumer] = []
+        for each in channel.consumers.values():
+            consumers += each.parts.values() if isinstance(each, Virtual) else [each]
+        # Streams have no part in it.
+        self.grants.change_limit(channel, limit, [each for each in consumers if each.reading is None])
 
     def ungranted(self, number: int, count: int, wants: bool) -> None:
         """Grants given back, or asked for."""
         consumer = self.consumers.get(number)
-        if consumer is not None and consumer.channel.limit:
-            self.use_grants(consumer, count)
-            consumer.wants = consumer.wants or wants
-            self.grant(consumer.channel)
-
-    @staticmethod
-    def use_grants(consumer: Consumer, count: int) -> None:
-        """At most those it has: what was on its way when the limit went or came is not of these."""
-        used = min(count, consumer.granted)
-        consumer.granted -= used
-        consumer.channel.granted -= used
-
-    def grant(self, channel: Channel) -> None:
-        """Share the channel's room among the consumers that asked."""
-        room = channel.limit - channel.outstanding - channel.granted
-        waiting = [consumer for consumer in channel.consumers.values() if consumer.wants]
-        while room > 0 and waiting:
-            share = max(1, min(GRANT_MAX, room // len(waiting)))
-            consumer = waiting.pop(0)
-            consumer.wants = False
-            consumer.granted += share
-            channel.granted += share
-            room -= share
-            self.links.tell(consumer.shard, wire.Grant(consumer.number, share))
-            # Whoever asked goes to the end, so that a small limit is shared in turn.
-            channel.consumers[consumer.tag] = channel.consumers.pop(consumer.tag)
+        if consumer is not None:
+            self.grants.ungranted(consumer, count, wants)
 
 
 def _is_attached(consumer: Consumer) -> bool:
     """Whether its shard had it, though whoever asked may not have run since the answer."""
+    if isinstance(consumer, Part):
+        return consumer.wanted and (consumer.attached or _answered(consumer))
     if consumer.channel.consumers.get(consumer.tag) is not consumer:
         return False
+    return consumer.attached or _answered(consumer)
+
+
+def _answered(consumer: Consumer) -> bool:
     answer = consumer.attaching
-    answered = answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None
-    return consumer.attached or answered
+    return answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None
 
 
 def _reading(consumer: Consumer, arguments: Mapping[str, object]) -> reading.Reading:
@@ -550,6 +583,18 @@ def _reading(consumer: Consumer, arguments: Mapping[str, object]) -> reading.Rea
             vhost, consumer.queue_name, consumer.no_ack, consumer.exclusive, consumer.prefetch, channel.limit
         )
         return reading.Reading(reading.read_from(arguments, consumer.tag))
+    except checks.Refusal as refusal:
+        raise _refused(refusal, CONSUME) from None
+
+
+def _read_all(whole: Virtual, method: commands.Basic.Consume) -> wire.ReadFrom:
+    """Of a virtual queue whose shards are streams."""
+    channel, vhost = whole.channel, whole.client.vhost
+    try:
+        reading.check_consume(
+            vhost, whole.exchange, bool(method.no_ack), bool(method.exclusive), channel.prefetch, channel.limit
+        )
+        return reading.read_from(method.arguments or {}, whole.tag)
     except checks.Refusal as refusal:
         raise _refused(refusal, CONSUME) from None
 
@@ -566,6 +611,11 @@ def _read_from(consumer: Consumer, resumed: bool) -> wire.ReadFrom | None:
     if not resumed:
         return consumer.reading.asked
     return consumer.reading.resume(consumer.channel.unacked.first_number(consumer, consumer.reading.epoch))
+
+
+def _check_get(vhost: str, queue: QueuePut) -> None:
+    if reading.is_stream(queue.arguments):
+        raise _refused(reading.no_get(vhost, queue.name), GET)
 
 
 def _priority(arguments: Mapping[str, object], queue: str, vhost: str) -> int:

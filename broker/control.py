@@ -58,9 +58,12 @@ class ConnectionInfo(msgspec.Struct, array_like=True, frozen=True):
     tls_cipher: str = ""
     peer_cert_subject: str = ""
     peer_cert_issuer: str = ""
+    channels: int = 0  # as of when it last mattered to a limit
 
 
 class ConnectionUp(ControlMessage, tag="up", frozen=True):
+    """New, or one that has another number of channels now."""
+
     info: ConnectionInfo
 
 
@@ -89,6 +92,19 @@ class Ask(ControlMessage, tag="ask", frozen=True):
     user: str
 
 
+class ConsumeTerms(msgspec.Struct, array_like=True, frozen=True):
+    """What a consumer of a virtual queue asks for (controller/groups.py says what it means)."""
+
+    group: str
+    assignment: str
+    exclusive: bool
+    priority: int
+    affinity: bool
+    owner: str  # connection, channel and tag: for listings
+    channel: int
+    tag: str
+
+
 class DoorReport(ControlMessage, tag="report", frozen=True):
     """Answers Query. connections: per connection {owner, channels, send_oct, recv_oct, state, ...};
     channels: per channel {owner, number, prefetch_count, unacked, confirm, ...}; counters: totals of this door."""
@@ -97,6 +113,43 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     connections: list[dict[str, Any]]
     channels: list[dict[str, Any]]
     counters: dict[str, float]
+
+
+class SeatName(msgspec.Struct, array_like=True, frozen=True):
+    """A place at a shard queue, by its id; all but the first (0) are for consumers with key affinity."""
+
+    queue: int
+    place: int
+
+
+class ConsumerHere(msgspec.Struct, array_like=True, frozen=True):
+    """A consumer of a virtual queue as its front door sees it. `left`: its client cancelled it, and it holds seats."""
+
+    number: int
+    vhost: str
+    exchange: str
+    terms: ConsumeTerms
+    left: bool
+    seats: list[SeatName]
+
+
+class ConsumersHere(ControlMessage, tag="consumers", frozen=True):
+    """First after each Snapshot or Changes that answer a hello: all consumers of virtual queues at this door."""
+
+    consumers: list[ConsumerHere]
+
+
+class ConsumerLeave(ControlMessage, tag="consumer-", frozen=True):
+    """Cancelled, or its channel is gone. Each seat it still has follows with SeatGivenUp."""
+
+    number: int
+
+
+class SeatGivenUp(ControlMessage, tag="seat-", frozen=True):
+    """The consumer is stopped there, and what it held is settled or requeued; also when the queue went."""
+
+    number: int
+    seat: SeatName
 
 
 # -- requests ----------------------------------------------------------------------------------------------
@@ -164,7 +217,32 @@ class ConnectionOpen(Request, tag="connection.open", frozen=True):
     user: str
 
 
-AnyRequest = ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | Unbind | ConnectionOpen
+class ConsumerJoin(Request, tag="consumer.join", frozen=True):
+    """basic.consume on a virtual queue, by consumer `number` of the door. What it gets follows in SeatOrders."""
+
+    exchange: str
+    number: int
+    terms: ConsumeTerms
+
+
+class VirtualLook(Request, tag="virtual.look", frozen=True):
+    """Answer.result: {"consumers": of the virtual queue, "seats": those they have at its shard queues}."""
+
+    exchange: str
+
+
+class ChannelOpen(Request, tag="channel.open", frozen=True):
+    """May this connection have so many channels, beside all others of its user and of the broker? Asked only where
+    there is a limit; when it has fewer again it says so by a ConnectionUp."""
+
+    user: str
+    channels: int
+
+
+AnyRequest = (
+    ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | Unbind | ConnectionOpen | ChannelOpen
+    | ConsumerJoin | VirtualLook
+)  # fmt: skip
 
 
 # -- controller to front door ---------------------------------------------------------------------------
@@ -206,6 +284,25 @@ class CloseConnection(ControlMessage, tag="close", frozen=True):
     text: str
 
 
+class SeatOrder(msgspec.Struct, array_like=True, frozen=True):
+    """`kind`: "give" a seat to consumer `number`, "take" it back (answered by SeatGivenUp), or "close": the virtual
+    queue is no more, which the client is told."""
+
+    kind: str
+    number: int
+    seat: SeatName
+
+
+class SeatOrders(ControlMessage, tag="seats", frozen=True):
+    orders: list[SeatOrder]
+
+
+class Alarmed(ControlMessage, tag="alarmed", frozen=True):
+    """Publishers are to be held back for this reason, whatever the shards say; "", or a Snapshot: that is over."""
+
+    reason: str
+
+
 class Query(ControlMessage, tag="query", frozen=True):
     """Answered by DoorReport."""
 
@@ -214,5 +311,6 @@ class Query(ControlMessage, tag="query", frozen=True):
 
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
-    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Query
+    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Alarmed | Query
+    | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatOrders
 )  # fmt: skip

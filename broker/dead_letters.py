@@ -17,10 +17,13 @@ from typing import NamedTuple, Protocol
 
 from broker.amqp import deaths, frames, properties
 from broker.catalog import Catalog, Vhost
-from broker.routing import Message, goes_by_key, route_message
+from broker.releasing import Releasing
+from broker.routing import Message, delaying, goes_by_key, route_message
 from broker.routing.spreading import HASH_PROPERTIES
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
+
+DUE = "delayed"  # the reason of what did not die, but has waited long enough (releasing.py)
 
 log = logging.getLogger("broker.dead_letters")
 
@@ -39,6 +42,7 @@ TOLD_MAX = 1000
 
 _Names = bytes  # u8 n, exchange[n], u8 m, routing key[m]
 _Look = tuple[_Names, bytes, bytes | None, int, int]  # drawn at frames.letters
+_Target = tuple[int, tuple[int, ...], bool, int]
 _STORED = struct.Struct("<II")
 _U16 = struct.Struct(">H")
 
@@ -60,15 +64,17 @@ class Copy(NamedTuple):
 
 
 class To(NamedTuple):
-    """Where they go: (shard, queue ids, whether one of them is durable)."""
+    """Where they go: (shard, queue ids, whether one of them is durable, when it is due if it is to wait there)."""
 
-    targets: tuple[tuple[int, tuple[int, ...], bool], ...]
+    targets: tuple[_Target, ...]
     persistent: bool
     priority: int
 
 
 class Answer:
     """A batch on its way to stable storage; Departed is said once all shards concerned have answered."""
+
+    in_sequence = False
 
     def __init__(self, links: ShardLinks, shard: int, batch: wire.DeadLetters, first_seq: int, channel: int) -> None:
         """`channel`: in place of one; by it the batch knows what is refused of it."""
@@ -110,6 +116,7 @@ class DeadLettering:
         self._batches: deque[tuple[int, int, wire.DeadLetters]] = deque()  # shard, its epoch; bounded by the shards
         self._told_of: set[tuple[str, ...]] = set()
         self.published: dict[str, int] = {}  # by reason
+        self.released = 0  # were due at the exchange that delayed them
         self.dropped = 0  # no exchange, no queue, or round in a cycle
 
     def receive(self, shard: int, batch: wire.DeadLetters) -> None:
@@ -141,11 +148,20 @@ class DeadLettering:
         else:
             now_s = time.time()
             self._links.use_vhost(batch.vhost)
-            _Publishing(self._links, vhost, batch, answer.channel, first_seq if batch.insist else 0, now_s, self).run()
+            if batch.reason == DUE:
+                self._release(vhost, batch, answer.channel, now_s)
+            else:
+                first_seq = first_seq if batch.insist else 0
+                _Publishing(self._links, vhost, batch, answer.channel, first_seq, now_s, self).run()
             touched = self._links.packer.take_touched()
             answer.shards += touched.bit_count()
             self._links.wait_for(touched, answer)
         answer.confirmed()
+
+    def _release(self, vhost: Vhost, batch: wire.DeadLetters, channel: int, now_s: float) -> None:
+        releasing = Releasing(self._links, vhost, batch, channel, now_s)
+        releasing.run()
+        self.released += batch.count
 
     def _is_news(self, *what: str) -> bool:
         if what in self._told_of:
@@ -222,7 +238,7 @@ class _Publishing:
         data = b"".join(parts)
         # Where there are several queues the others would get it each time one of them is full: no insisting there.
         insists = self._first_seq and len(to.targets) == len(to.targets[0][1]) == 1
-        for shard, ids, durable in to.targets:
+        for shard, ids, durable, due in to.targets:
             self._packer.add_stored(
                 shard,
                 list(ids),
@@ -230,8 +246,8 @@ class _Publishing:
                 CONNECTION,
                 self._channel,
                 self._first_seq + first if insists else 0,
-                int(self._now_s * 1000),
-                NO_TTL,
+                due or int(self._now_s * 1000),
+                0 if due else NO_TTL,
                 to.priority,
                 to.persistent,
                 durable,  # whatever the message is: the old one is settled for it
@@ -263,22 +279,33 @@ class _Publishing:
         said = properties.read(props)
         facts = {name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None}
         key, *more = copy.keys
-        message = Message(key, said.headers or {}, facts, random.getrandbits(64), tuple(more))
+        headers = said.headers or {}
+        delay_ms = delaying.delay_of(headers) if delaying.HEADER in headers else 0
+        if not delaying.is_possible(delay_ms, int(self._now_s * 1000)):
+            delay_ms = 0  # nobody is there to be told
+        message = Message(key, headers, facts, random.getrandbits(64), tuple(more), delay_ms)
         return copy.to._replace(targets=self._targets(message, copy.deaths))
 
-    def _targets(self, message: Message, died: list[tuple[str, str]]) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
+    def _targets(self, message: Message, died: list[tuple[str, str]]) -> tuple[_Target, ...]:
         by_shard: dict[int, tuple[tuple[int, ...], bool]] = {}
+        waits: list[_Target] = []
         for name in route_message(self._vhost.table, self._batch.exchange, message).queues:
             if self._batch.reason != deaths.REJECTED and deaths.is_cycle(name, died):
                 self._owner.cycle(self._batch, name)
                 continue
             queue = self._vhost.queues[name]
+            if delaying.is_delay_queue(name):
+                waits.append((queue.shard, (queue.id,), queue.durable, int(self._now_s * 1000) + message.delay_ms))
+                continue
             ids, durable = by_shard.get(queue.shard, ((), False))
             by_shard[queue.shard] = ((*ids, queue.id), durable or queue.durable)
-        return tuple(
-            (shard, ids[at : at + QUEUES_MAX], durable)
-            for shard, (ids, durable) in by_shard.items()
-            for at in range(0, len(ids), QUEUES_MAX)
+        return (
+            *waits,
+            *(
+                (shard, ids[at : at + QUEUES_MAX], durable, 0)
+                for shard, (ids, durable) in by_shard.items()
+                for at in range(0, len(ids), QUEUES_MAX)
+            ),
         )
 
 

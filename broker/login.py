@@ -196,16 +196,13 @@ def check_open(catalog: Catalog, user: str, vhost: str, connected: int = 0, conn
 
 
 def has_limits(catalog: Catalog, user: str, vhost: str) -> bool:
+    """Of connections, in what exists."""
     limits = (catalog.vhost_limit(vhost, MAX_CONNECTIONS), catalog.user_limit(user, MAX_CONNECTIONS))
     return limits != (None, None)
 
 
-def check_channel_open(catalog: Catalog, user: str, opened: Callable[[str], int]) -> None:
-    """May this user open one more channel at this front door? `opened`: how many there are, asked only for a limit."""
-    limit = catalog.user_limit(user, MAX_CHANNELS)
-    if limit is not None and limit <= opened(user):
-        text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
-        raise ConnectionException(NOT_ALLOWED, text, *CHANNEL_OPEN)
+def has_channel_limit(catalog: Catalog, user: str) -> bool:
+    return catalog.user_limit(user, MAX_CHANNELS) is not None
 
 
 def not_allowed(text: str) -> ConnectionException:

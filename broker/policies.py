@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from broker.changes import ParameterPut
+from broker.routing import delaying
 
 POLICY = "policy"
 OPERATOR_POLICY = "operator_policy"
@@ -28,8 +29,11 @@ STREAM_KEYS: Final = frozenset(("max-age", "stream-max-segment-size-bytes", "str
 QUEUE_KEYS: Final = frozenset((
     *LOWER_WINS, *STREAM_KEYS, "overflow", "dead-letter-exchange", "dead-letter-routing-key", "dead-letter-strategy",
     "queue-mode", "queue-version", "queue-leader-locator", "initial-cluster-size",
+    "delayed-retry-type", "delayed-retry-min", "delayed-retry-max", "delayed-retry-multiplier",
 ))  # fmt: skip
 EXCHANGE_KEYS: Final = frozenset(("alternate-exchange",))
+# Keys whose argument has another name.
+EXCHANGE_ARGUMENTS: Final = {delaying.POLICY_KEY: delaying.FLAG_ARGUMENT}
 # A policy with one of these does not apply at all to queues of other types, as in RabbitMQ.
 ONLY_FOR_STREAMS: Final = STREAM_KEYS
 APPLY_TO: Final[dict[str, frozenset[str]]] = {
@@ -40,7 +44,8 @@ APPLY_TO: Final[dict[str, frozenset[str]]] = {
     "quorum_queues": frozenset(("quorum",)),
     "streams": frozenset(("stream",)),
 }
-REPLY_TO_PREFIX = "amq.rabbitmq.reply-to"  # queues that stand for a client's own: nobody's policy is about them
+# Queues that stand for a client's own, or an exchange's: nobody's policy is about them.
+OWN_PREFIXES = ("amq.rabbitmq.reply-to", delaying.QUEUE_PREFIX)
 EXCHANGE = "exchange"  # beside the queue types, what a policy may apply to
 
 
@@ -82,7 +87,7 @@ class Policies:
 
     def of(self, kind: str, name: str) -> Applied:
         """`kind`: "exchange", or the type of the queue."""
-        if name.startswith(REPLY_TO_PREFIX):
+        if kind != EXCHANGE and name.startswith(OWN_PREFIXES):
             return NOTHING
         policy = _first(self._user, kind, name)
         operator = _first(self._operator, kind, name)
@@ -121,7 +126,9 @@ def queue_arguments(arguments: dict[str, Any], definition: Mapping[str, Any]) ->
 
 
 def exchange_arguments(arguments: dict[str, Any], definition: Mapping[str, Any]) -> dict[str, Any]:
-    return effective(arguments, definition, EXCHANGE_KEYS, "")
+    made = effective(arguments, definition, EXCHANGE_KEYS, "")
+    said = {name: definition[key] for key, name in EXCHANGE_ARGUMENTS.items() if key in definition}
+    return {**said, **made} if said else made
 
 
 def effective(

@@ -15,21 +15,24 @@ import struct
 import time
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from broker import checks
 from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
 from broker.catalog import Catalog, Vhost
+from broker.changes import ExchangePut, QueuePut
 from broker.checks import type_name
 from broker.confirms import Confirms
+from broker.deduplication import Copy, Rule, Seen
 from broker.routing import Message as Routable
-from broker.routing import goes_by_key, route, route_message, spread_of
+from broker.routing import delaying, goes_by_key, route, route_message, spread_of
 from broker.routing.spreading import HASH_PROPERTIES
 from broker.shard_link import ShardLinks
 from shardd.wire import packer
 
 if TYPE_CHECKING:
+    from broker.tracing import Tracing
     from broker.transactions import Transaction
 
 PUBLISH = (60, 40)
@@ -39,9 +42,11 @@ FLAG_CC = 2
 FLAG_USER_ID = 4
 FLAG_BAD_EXPIRATION = 8
 FLAG_REPLY_TO = 16
+FLAG_SEQUENCE = 64
 MANDATORY = 1
 # Queue ids in one record: their count is a u16.
 QUEUES_MAX = 65535
+EXCHANGE, QUEUE = "exchange", "queue"
 # Publishes of a transaction that leave as one batch.
 COMMIT_BYTES = 8 << 20
 # What a message held by a transaction takes beside its bytes.
@@ -60,6 +65,8 @@ Targets = tuple[str, ...]
 
 class Committed:
     """A transaction's publishes on their way to stable storage."""
+
+    in_sequence = False  # the commit is answered: who hears that it failed has sent nothing behind it
 
     def __init__(self, connection: int, channel: int) -> None:
         self.connection = connection
@@ -83,6 +90,16 @@ class Committed:
         self.confirmed()
 
 
+class Copies(NamedTuple):
+    """Of one message, where each may come once: what it is the first of, and what it came again after."""
+
+    first: list[Copy]
+    again: list[Copy]
+
+
+NO_COPIES = Copies([], [])  # never changed
+
+
 class PublishingChannel(Protocol):
     """What publishing needs of a channel."""
 
@@ -103,6 +120,8 @@ class Publisher(Protocol):
     vhost: str
     scope: Scope | None
 
+    @property
+    def name(self) -> str: ...
     @property
     def frame_bytes_max(self) -> int: ...
     def publishing_channel(self, number: int) -> PublishingChannel | None:
@@ -132,13 +151,17 @@ class Scope:
 class Publishing:
     """All publishing of this front door."""
 
-    def __init__(self, source: CatalogSource, links: ShardLinks) -> None:
+    def __init__(self, source: CatalogSource, links: ShardLinks, *, set_timestamp: bool = False) -> None:
         self._source = source
+        self._set_timestamp = set_timestamp
         self.links = links
         # As long as some client holds them.
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
         self._dirty: list[Confirms] = []
         self.unroutable_dropped = 0
+        self.tracing: Tracing | None = None  # nothing is traced
+        self.duplicates = 0  # dropped at exchanges and queues that want each message once
+        self._seen: dict[tuple[str, str, str], Seen] = {}  # by kind, vhost and name
 
     @property
     def catalog(self) -> Catalog:
@@ -154,6 +177,10 @@ class Publishing:
         """Every route is looked up anew."""
         for scope in list(self._scopes.values()):
             scope.routes.clear()
+        for kind, vhost, name in list(self._seen):
+            there = self.catalog.exchange if kind == EXCHANGE else self.catalog.queue
+            if there(vhost, name) is None:
+                del self._seen[kind, vhost, name]
 
     def confirms(self, client: Publisher, channel: int) -> Confirms:
         return Confirms(client, channel, self._dirty)
@@ -173,6 +200,8 @@ class Publishing:
         `without`: channels whose messages are left out.
         """
         now_ms = time.time_ns() // 1_000_000
+        if self._set_timestamp and (stamped := frames.stamped(event.buffer, event.table, now_ms // 1000)) is not None:
+            event = Publishes(*stamped, event.count)
         at = 0
         while at < event.count:
             number = _CHANNEL_OF.unpack_from(event.table, at * ROW)[0]
@@ -200,6 +229,8 @@ class Publishing:
             now_ms,
         )
         if packed > at:
+            if confirms and self.links.packer.in_sequence:
+                confirms.in_sequence = True
             self._account(client, channel, packed - at)
         if why == packer.UNKNOWN:
             try:
@@ -212,13 +243,26 @@ class Publishing:
             return packed + 1
         return packed
 
-    def _account(self, client: Publisher, channel: PublishingChannel, count: int) -> None:
+    def _account(self, client: Publisher, channel: PublishingChannel, count: int, copies: Copies = NO_COPIES) -> None:
         """Remember who waits for the batches that were just added to."""
         touched = self.links.packer.take_touched()
         client.feeds(touched)
+        for copy in copies.first:
+            self._watch(copy, touched)
         if channel.confirms is None:
             return
-        self.links.wait_for(touched, channel.confirms.wait(count, touched.bit_count()))
+        if not copies.again:
+            self.links.wait_for(touched, channel.confirms.wait(count, touched.bit_count()))
+            return
+        waiting = channel.confirms.wait(count, touched.bit_count() + len(copies.again))
+        self.links.wait_for(touched, waiting)
+        for copy in copies.again:
+            copy.follow(waiting)
+
+    def _watch(self, copy: Copy, touched: int) -> None:
+        copy.shards += touched.bit_count()
+        self.links.wait_for(touched, copy)
+        copy.confirmed()
 
     # -- routes ------------------------------------------------------------------------------------------
 
@@ -227,12 +271,20 @@ class Publishing:
         exchange, key = _exchange_and_key(line)
         self._check(scope, exchange, (key,))
         vhost = self._vhost(scope)
-        if self._learn_spread(scope, vhost, exchange):
-            return
-        if not goes_by_key(vhost.table, exchange):
+        if vhost.put.is_traced:
             scope.routes.learn(line, packer.CALLER, [], False)
             return
-        targets, durable = self._targets(vhost, route(vhost.table, exchange, key, None).queues)
+        once = _rule(vhost.exchanges[exchange]) is not None
+        if not once and self._learn_spread(scope, vhost, exchange):
+            return
+        if once or not goes_by_key(vhost.table, exchange):
+            scope.routes.learn(line, packer.CALLER, [], False)
+            return
+        names = route(vhost.table, exchange, key, None).queues
+        if any(_rule(vhost.queues[name]) for name in names):
+            scope.routes.learn(line, packer.CALLER, [], False)
+            return
+        targets, durable = self._targets(vhost, names)
         scope.routes.learn(line, packer.TARGETS if targets else packer.NOWHERE, targets, durable)
 
     @staticmethod
@@ -244,8 +296,23 @@ class Publishing:
         members = []
         for target, weight, seed in spread.lots:
             queue = vhost.queues[target.name]
+            if _rule(queue) is not None:
+                return False
             members.append((weight, seed, queue.shard, queue.id, queue.durable))
         return scope.routes.learn_spread(exchange.encode(), SPREAD[spread.how], members)
+
+    def _copy(self, thing: ExchangePut | QueuePut | None, message: Message, now_ms: int) -> tuple[Copy | None, bool]:
+        """The first copy of the message where that counts, and whether this is another one."""
+        rule = _rule(thing)
+        if thing is None or rule is None:
+            return None, False
+        name = EXCHANGE if isinstance(thing, ExchangePut) else QUEUE, thing.vhost, thing.name
+        seen = self._seen.get(name)
+        if seen is None or seen.rule != rule:
+            seen = self._seen[name] = Seen(rule)
+        copy, again = seen.look(message.headers, now_ms)
+        self.duplicates += again
+        return copy, again
 
     def _check(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:
         """May this user publish to this exchange at all, and with these keys."""
@@ -259,7 +326,8 @@ class Publishing:
         if found.internal:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{scope.vhost}'"
             raise ChannelException(403, text, *PUBLISH)
-        if found.type == "topic" and self.catalog.has_topic_permissions(scope.user, scope.vhost):
+        is_topic = delaying.inner_type(found.type, found.arguments) == "topic"
+        if is_topic and self.catalog.has_topic_permissions(scope.user, scope.vhost):
             self._check_topics(scope, exchange, keys)
 
     def _check_topics(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:
@@ -295,7 +363,7 @@ class Publishing:
             self._check(client.scope, message.exchange, message.keys)
             message.check(client.user, self._may_impersonate(client.user))
             message.direct_replies_to(channel)
-            targets = self._route_one(client.scope, message)
+            targets = self._route_one(client.scope, message, now_ms)
             if channel.transaction is not None:
                 channel.transaction.publish((message, targets), len(message.stored) + HELD_MESSAGE_BYTES)
                 return
@@ -308,8 +376,11 @@ class Publishing:
         known = self.catalog.users.get(user)
         return known is not None and "impersonator" in known.tags
 
-    def _route_one(self, scope: Scope, message: Message) -> Targets:
-        return route_message(self._vhost(scope).table, message.exchange, message.routable()).queues
+    def _route_one(self, scope: Scope, message: Message, now_ms: int) -> Targets:
+        targets = route_message(self._vhost(scope).table, message.exchange, message.routable()).queues
+        if message.delay_ms and any(map(delaying.is_delay_queue, targets)):
+            message.check_delay(now_ms)
+        return targets
 
     def send_one(
         self,
@@ -320,56 +391,82 @@ class Publishing:
         now_ms: int,
     ) -> None:
         """Hand one decided message to its shards, or back to its publisher."""
-        self._put(client, channel, message, targets, now_ms)
-        self._account(client, channel, 1)
+        copies = self._put(client, channel, message, targets, now_ms)
+        if channel.confirms and message.in_sequence:
+            channel.confirms.in_sequence = True
+        self._account(client, channel, 1, copies)
+        if self.tracing is not None:
+            self.tracing.published(client, channel.number, message.stored, message.keys, targets)
 
     def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         """All publishes of a transaction. The future: whether all shards have all of them."""
         now_ms = time.time_ns() // 1_000_000
         committed = Committed(client.id, channel.number)
         size = 0
+        copies: list[Copy] = []
         for message, targets in held:
-            self._put(client, channel, message, targets, now_ms)
+            put = self._put(client, channel, message, targets, now_ms)
+            copies += put.first
+            committed.shards += len(put.again)
+            for copy in put.again:
+                copy.follow(committed)
             size += len(message.stored)
             if size > COMMIT_BYTES:
-                self._await(client, committed)
+                self._await(client, committed, copies)
                 self.links.flush()
                 size = 0
-        self._await(client, committed)
+        self._await(client, committed, copies)
         committed.confirmed()
+        if self.tracing is not None:
+            for message, targets in held:
+                self.tracing.published(client, channel.number, message.stored, message.keys, targets)
         return committed.future
 
-    def _await(self, client: Publisher, committed: Committed) -> None:
+    def _await(self, client: Publisher, committed: Committed, copies: list[Copy]) -> None:
         touched = self.links.packer.take_touched()
         client.feeds(touched)
         committed.shards += touched.bit_count()
         self.links.wait_for(touched, committed)
+        for copy in copies:
+            self._watch(copy, touched)
+        copies.clear()
 
     def _put(
         self, client: Publisher, channel: PublishingChannel, message: Message, targets: Targets, now_ms: int
-    ) -> None:
+    ) -> Copies:
         assert client.scope is not None
         vhost = self._vhost(client.scope)
         by_shard: dict[int, tuple[list[int], bool]] = {}
+        seq = channel.confirms.next_seq if channel.confirms else 0
+        copies = Copies([], [])
+        if self._is_again(client, channel, vhost.exchanges.get(message.exchange), message, now_ms, copies):
+            return copies
+        waits = False
         for name in targets:
             queue = vhost.queues.get(name)
             if queue is None:
                 continue  # was there when it was published, and is not when it is committed
+            if message.delay_ms and delaying.is_delay_queue(name):
+                self._put_off(client, channel, message, queue, seq, now_ms)
+                waits = True
+                continue
+            if queue.arguments and self._is_again(client, channel, queue, message, now_ms, copies):
+                waits = True
+                continue
             ids, durable = by_shard.get(queue.shard, ([], False))
             by_shard[queue.shard] = ([*ids, queue.id], durable or queue.durable)
-        if not by_shard and message.mandatory:
+        if not by_shard and not waits and message.mandatory:
             if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack
                 client.write(channel.confirms.answers())
             client.write(message.returned(channel.number, client.frame_bytes_max))
-        seq = channel.confirms.next_seq if channel.confirms else 0
         self.links.use_vhost(client.scope.vhost)
-        if not by_shard and not message.mandatory:
+        if not by_shard and not waits and not message.mandatory:
             self.unroutable_dropped += 1
         for shard, (ids, durable) in by_shard.items():
             self.links.packer.add_stored(
                 shard,
                 ids,
-                message.stored,
+                message.without_bcc(),
                 client.id,
                 channel.number,
                 seq,
@@ -378,7 +475,54 @@ class Publishing:
                 message.priority,
                 message.persistent,
                 message.persistent and durable,
+                in_sequence=message.in_sequence,
             )
+        return copies
+
+    def _is_again(
+        self,
+        client: Publisher,
+        channel: PublishingChannel,
+        thing: ExchangePut | QueuePut | None,
+        message: Message,
+        now_ms: int,
+        copies: Copies,
+    ) -> bool:
+        """Whether it came to this exchange or queue before. Notes in `copies` what that depends on."""
+        copy, again = self._copy(thing, message, now_ms)
+        if copy is None:
+            return False
+        if again:
+            copies.again.append(copy)
+            return True
+        copy.published(client.id, channel.number, channel.confirms.next_seq if channel.confirms else 0)
+        copies.first.append(copy)
+        return False
+
+    def _put_off(
+        self, client: Publisher, channel: PublishingChannel, message: Message, queue: QueuePut, seq: int, now_ms: int
+    ) -> None:
+        """To where it waits. Its record has the time when it is due, and a ttl of 0; its own ttl begins then."""
+        assert client.scope is not None
+        self.links.use_vhost(client.scope.vhost)
+        self.links.packer.add_stored(
+            queue.shard,
+            [queue.id],
+            message.stored,
+            client.id,
+            channel.number,
+            seq,
+            min(now_ms + message.delay_ms, delaying.DUE_MAX),
+            0,
+            message.priority,
+            message.persistent,
+            message.persistent and queue.durable,
+        )
+
+
+def _rule(thing: ExchangePut | QueuePut | None) -> Rule | None:
+    """By which it tells a message that came before."""
+    return Rule.of(thing.arguments) if thing is not None and thing.arguments else None
 
 
 class Message:
@@ -387,8 +531,10 @@ class Message:
     __slots__ = (
         "_properties",
         "_row_flags",
+        "delay_ms",
         "exchange",
         "headers",
+        "in_sequence",
         "keys",
         "mandatory",
         "persistent",
@@ -407,9 +553,11 @@ class Message:
         self._properties = properties.read(frames.read_stored(self.stored)[2])
         self.headers: dict[str, Any] = self._properties.headers or {}
         self.keys = [key]
+        self.in_sequence = False
+        self.delay_ms = delaying.delay_of(self.headers) if delaying.HEADER in self.headers else 0
 
     def check(self, user: str, may_impersonate: bool) -> None:
-        """What only this message's properties tell: expiration, user_id, CC and BCC."""
+        """What only this message's properties tell: expiration, user_id, sequence, CC and BCC."""
         expiration = self._properties.expiration
         if self._row_flags & FLAG_BAD_EXPIRATION and expiration is not None:
             raise ChannelException(406, _bad_expiration(expiration), *PUBLISH)
@@ -417,6 +565,11 @@ class Message:
         if claimed is not None and claimed != user and not may_impersonate:
             text = f"user_id property set to '{claimed}' but authenticated user was '{user}'"
             raise ChannelException(406, text, *PUBLISH)
+        if self._row_flags & FLAG_SEQUENCE:
+            try:
+                self.in_sequence = packer.place_of(frames.read_stored(self.stored)[2]) is not None
+            except ValueError as error:
+                raise ChannelException(406, str(error), *PUBLISH) from None
         for name in ("CC", "BCC"):
             more = self.headers.get(name)
             if more is None:
@@ -425,14 +578,29 @@ class Message:
                 text = f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(more)}}}'
                 raise ChannelException(406, text, *PUBLISH)
             self.keys += [key for key in more if isinstance(key, str)]  # of what else is there RabbitMQ says nothing
-        if "BCC" in self.headers:
+        if "BCC" in self.headers and not self.delay_ms:
             self.stored = properties.without_header(self.stored, "BCC")
+
+    def check_delay(self, now_ms: int) -> None:
+        """Of one that is to wait: a time that cannot be is refused, for to come at once would be wrong."""
+        if not delaying.is_possible(self.delay_ms, now_ms):
+            said = self.headers[delaying.HEADER]
+            text = f"invalid header '{delaying.HEADER}': {checks.erlang_term(said)} is no number of milliseconds"
+            if self.delay_ms > 0:
+                text = f"invalid header '{delaying.HEADER}': {{value_too_big,{self.delay_ms}}}"
+            raise ChannelException(406, text, *PUBLISH)
+
+    def without_bcc(self) -> bytes:
+        """As those get it whom it does not wait for: where it waits its keys are still needed."""
+        if self.delay_ms and "BCC" in self.headers:
+            return properties.without_header(self.stored, "BCC")
+        return self.stored
 
     def routable(self) -> Routable:
         found = self._properties
         said = {name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None}
         key, *more = self.keys
-        return Routable(key, self.headers, said, random.getrandbits(64), tuple(more))
+        return Routable(key, self.headers, said, random.getrandbits(64), tuple(more), self.delay_ms)
 
     def direct_replies_to(self, channel: PublishingChannel) -> None:
         """A reply_to that means the publisher's channel gets the name by which others reach it."""
@@ -443,7 +611,7 @@ class Message:
 
     def returned(self, channel: int, frame_bytes_max: int) -> bytes:
         """basic.return of this message."""
-        exchange, key, props, body = frames.read_stored(self.stored)
+        exchange, key, props, body = frames.read_stored(self.without_bcc())
         payload = struct.pack(">HHHB", 60, 50, NO_ROUTE, 8) + b"NO_ROUTE" + bytes([len(exchange)]) + exchange
         return frames.content(channel, payload + bytes([len(key)]) + key, props, body, frame_bytes_max)
 

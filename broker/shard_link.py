@@ -50,8 +50,11 @@ LINGER_MS = 500
 
 
 class Unconfirmed(Protocol):
-    """What waits for a batch: told once, by confirmed() or by lost(); before, which of its messages were refused."""
+    """What waits for a batch: told once, by confirmed() or by lost(); before, which of its messages were refused.
+    `in_sequence`: when it is lost, nothing that was sent behind it may be stored."""
 
+    @property
+    def in_sequence(self) -> bool: ...
     def refuse(self, connection: int, channel: int, first: int, last: int) -> None: ...
     def confirmed(self) -> None: ...
     def lost(self) -> None: ...
@@ -508,22 +511,27 @@ class ShardLinks:
             link.in_flight = sum(len(message) for message, _ in link.aside)
             self.events.received()
 
-    @staticmethod
-    def _lose_sent(link: ShardLink) -> int:
+    def _lose_sent(self, link: ShardLink) -> int:
         """What the shard was given and had not confirmed. It may be stored all the same."""
         lost = [waiting for _, batch in link.sent for waiting in batch]
         link.sent.clear()
+        if any(waiting.in_sequence for waiting in lost):
+            self._lose_unsent(link)
         for waiting in lost:
             waiting.lost()
         return len(lost)
 
-    def _lose_packed(self, link: ShardLink) -> None:
-        """Somebody has waited too long for a shard that is away: what waits for it is not sent any more."""
+    def _lose_unsent(self, link: ShardLink) -> None:
         self.packer.drop(link.shard)
         lost = [waiting for _, batch in link.aside for waiting in batch] + link.gathering
-        link.aside, link.gathering, link.in_flight = [], [], 0
+        link.aside, link.gathering = [], []
         for waiting in lost:
             waiting.lost()
+
+    def _lose_packed(self, link: ShardLink) -> None:
+        """Somebody has waited too long for a shard that is away: what waits for it is not sent any more."""
+        self._lose_unsent(link)
+        link.in_flight = 0
         if not link.nacking:
             link.nacking = True
             log.warning("shard %d stays away: publishes that want a confirm are nacked", link.shard)

@@ -29,7 +29,9 @@ from broker.control import (
     QueueDeclare,
     QueueRemove,
     Unbind,
+    VirtualLook,
 )
+from broker.routing import delaying
 from broker.routing.types import TYPES
 
 PIPELINED_MAX = 1024  # methods of one channel that are asked at once
@@ -37,6 +39,7 @@ WAITING_MAX = 4096  # methods of one channel behind them; beyond it the client i
 
 ACCESS_REFUSED = 403
 NOT_FOUND = 404
+PRECONDITION_FAILED = 406
 HARD_CODES = frozenset((320, 402, 501, 502, 503, 504, 505, 506, 530, 540, 541))  # end the connection
 # The name a server-named queue will have is not known here; rights to it are those to a name of its shape.
 SERVER_NAMED = "amq.gen-" + 22 * "A"
@@ -159,6 +162,7 @@ async def queue_declare(session: Session, channel: Channel, method: commands.Que
 def _prepare_queue_declare(session: Session, channel: Channel, method: commands.Queue.Declare) -> Prepared:
     name = checks.clean_name(method.queue)
     _check_right(session, "configure", "queue", name or SERVER_NAMED)
+    _check_not_virtual(session, name, "declare")
     arguments = method.arguments or {}
     dead_letters = arguments.get("x-dead-letter-exchange")
     if isinstance(dead_letters, str) and session.catalog.queue(session.vhost, name) is None:
@@ -185,6 +189,9 @@ async def _queue_look(session: Session, channel: Channel, method: commands.Queue
     name = _queue_name(channel, method.queue)
     if checks.is_reply_queue(name):
         return _reply_to_look(session, name)
+    if shards := _shards_of(session, name):
+        channel.last_queue = name
+        return _declare_ok(name, *await _count_shards(session, name, shards))
     queue = _owned_queue(session, name)
     messages, consumers = await session.shards.count(queue)
     channel.last_queue = name
@@ -200,9 +207,11 @@ def _reply_to_look(session: Session, name: str) -> base.Frame:
 
 async def queue_delete(session: Session, channel: Channel, method: commands.Queue.Delete) -> base.Frame:
     name = _queue_name(channel, method.queue)
-    if checks.is_reply_queue(name):
-        return commands.Queue.DeleteOk(0)  # goes with its consumer
+    if checks.is_hidden_queue(name):
+        return commands.Queue.DeleteOk(0)  # goes with its consumer, or its exchange
     _check_right(session, "configure", "queue", name)
+    if shards := _shards_of(session, name):
+        return await _delete_shards(session, name, shards, method)
     queue = session.catalog.queue(session.vhost, name)
     if queue is not None and (method.if_empty or method.if_unused):
         # What this channel published and consumes reaches the shard by another way than the controller's question.
@@ -219,11 +228,13 @@ def _prepare_queue_delete(session: Session, channel: Channel, method: commands.Q
 
 def _prepare_queue_bind(session: Session, channel: Channel, method: commands.Queue.Bind) -> Prepared:
     source, queue, key = _queue_ends(session, channel, method)
+    _check_not_virtual(session, queue, "bind")
     return Bind(session.vhost, source, "queue", queue, key, method.arguments or {}), _bound
 
 
 def _prepare_queue_unbind(session: Session, channel: Channel, method: commands.Queue.Unbind) -> Prepared:
     source, queue, key = _queue_ends(session, channel, method)
+    _check_not_virtual(session, queue, "unbind")
     return Unbind(session.vhost, source, "queue", queue, key, method.arguments or {}), _unbound
 
 
@@ -238,6 +249,8 @@ def _unbound(answer: Answer) -> base.Frame:
 async def queue_purge(session: Session, channel: Channel, method: commands.Queue.Purge) -> base.Frame:
     name = _queue_name(channel, method.queue)
     _check_right(session, "read", "queue", name)
+    if shards := _shards_of(session, name):
+        return commands.Queue.PurgeOk(sum(await asyncio.gather(*map(session.shards.purge, shards))))
     return commands.Queue.PurgeOk(await session.shards.purge(_owned_queue(session, name)))
 
 
@@ -250,6 +263,55 @@ def readable_queue(session: Session, name: str) -> QueuePut:
     return _owned_queue(session, name)
 
 
+# -- virtual queues: all shard queues of a stream exchange, by its name ----------------------------------
+
+
+def _shards_of(session: Session, name: str) -> tuple[QueuePut, ...]:
+    """None: the name is not that of a stream exchange. If it is, a queue of the same name cannot be reached."""
+    vhost = session.catalog.vhost(session.vhost)
+    return () if vhost is None else tuple(vhost.queues[queue] for queue in vhost.shard_queues(name))
+
+
+def readable_shards(session: Session, name: str) -> tuple[QueuePut, ...]:
+    """Of the virtual queue that a consume or get names, if it is one and this user may read it."""
+    shards = _shards_of(session, name)
+    if shards:
+        _check_right(session, "read", "queue", name)
+    return shards
+
+
+def _check_not_virtual(session: Session, name: str, act: str) -> None:
+    """Texts of RabbitMQ's sharding plugin, and of the one before it."""
+    if _shards_of(session, name):
+        raise checks.Refusal(PRECONDITION_FAILED, f"Can't {act} sharded queue: {checks.erlang_term(name)}")
+
+
+async def _count_shards(session: Session, name: str, shards: tuple[QueuePut, ...]) -> tuple[int, int]:
+    """Ready messages, and consumers: each of the virtual queue once, and those of single shards by their own names."""
+    look = asyncio.ensure_future(_ask(session, VirtualLook(session.vhost, name)))
+    counts = await asyncio.gather(*map(session.shards.count, shards))
+    said = (await look).result
+    alone = max(0, sum(consumers for _, consumers in counts) - said["seats"])
+    return sum(messages for messages, _ in counts), said["consumers"] + alone
+
+
+async def _delete_shards(
+    session: Session, name: str, shards: tuple[QueuePut, ...], method: commands.Queue.Delete
+) -> base.Frame:
+    """All of them with their messages, if they all may go; the exchange gets new ones at once, and the consumers of the
+    virtual queue those. Whoever wants neither deletes the exchange, or what makes it a stream exchange."""
+    if method.if_empty or method.if_unused:
+        counts = await asyncio.gather(*map(session.shards.count, shards))
+        if method.if_unused and any(consumers for _, consumers in counts):
+            raise checks.Refusal(PRECONDITION_FAILED, f"{checks.named('queue', name, session.vhost)} in use")
+        if method.if_empty and any(messages for messages, _ in counts):
+            raise checks.Refusal(PRECONDITION_FAILED, f"{checks.named('queue', name, session.vhost)} not empty")
+    # Each again on its condition: what came meanwhile is not lost, and what went meanwhile was empty.
+    asked = (QueueRemove(session.vhost, each.name, method.if_unused, method.if_empty) for each in shards)
+    answers = await asyncio.gather(*(_ask(session, request) for request in asked))
+    return commands.Queue.DeleteOk(sum(answer.result.get("messages", 0) for answer in answers))
+
+
 def _queue_ends(
     session: Session, channel: Channel, method: commands.Queue.Bind | commands.Queue.Unbind
 ) -> tuple[str, str, str]:
@@ -257,6 +319,8 @@ def _queue_ends(
     source, queue = checks.clean_name(method.exchange), _queue_name(channel, method.queue)
     if checks.is_reply_queue(queue):
         raise checks.Refusal(ACCESS_REFUSED, "cannot bind or unbind to a volatile (direct reply-to) queue")
+    if delaying.is_delay_queue(queue):
+        raise checks.no_queue(session.vhost, queue)
     key = queue if not method.queue and not method.routing_key else method.routing_key
     _check_right(session, "write", "queue", queue)
     checks.check_not_default(source)
@@ -274,7 +338,7 @@ def _queue_name(channel: Channel, name: str) -> str:
 
 def _owned_queue(session: Session, name: str) -> QueuePut:
     queue = session.catalog.queue(session.vhost, name)
-    if queue is None or checks.is_reply_queue(name):
+    if queue is None or checks.is_hidden_queue(name):
         raise checks.no_queue(session.vhost, name)
     checks.check_owner(queue, session.owner)
     return queue
@@ -310,7 +374,9 @@ def _check_topic(session: Session, exchange: str, key: str) -> None:
     if not catalog.has_topic_permissions(user, vhost):
         return
     found = catalog.exchange(vhost, exchange)
-    if found is not None and found.type == "topic" and not catalog.may_topic(user, vhost, "read", exchange, key):
+    if found is None or delaying.inner_type(found.type, found.arguments) != "topic":
+        return
+    if not catalog.may_topic(user, vhost, "read", exchange, key):
         raise checks.Refusal(ACCESS_REFUSED, checks.topic_refused("read", vhost, exchange, key, user))
 
 
@@ -504,20 +570,26 @@ class Pipeline:
         match method:
             case commands.Queue.Bind() | commands.Queue.Unbind():
                 there = self._is_there("queue", method.queue) and self._is_there("exchange", method.exchange)
-                return there and "x-match" not in (method.arguments or ())
+                return there and self._takes(method.exchange, method.arguments)
             case commands.Exchange.Bind() | commands.Exchange.Unbind():
                 there = self._is_there("exchange", method.source) and self._is_there("exchange", method.destination)
-                return there and "x-match" not in (method.arguments or ())
+                return there and self._takes(method.source, method.arguments)
             case commands.Queue.Declare(passive=False):
                 return not method.arguments and self._will_be("queue", method.queue)
             case commands.Exchange.Declare(passive=False, auto_delete=False):
-                known = method.exchange_type in TYPES
+                known = method.exchange_type in TYPES and checks.takes_any_binding(method.exchange_type, {})
+                known = known and method.exchange_type != delaying.DELAYED_TYPE
                 return known and not method.arguments and self._will_be("exchange", method.exchange)
             case commands.Queue.Delete(if_unused=False, if_empty=False):
-                return self._will_be_gone("queue", method.queue)
+                return not _shards_of(self._session, method.queue) and self._will_be_gone("queue", method.queue)
             case commands.Exchange.Delete(if_unused=False):
                 return self._will_be_gone("exchange", method.exchange)
         return False
+
+    def _takes(self, exchange: str, arguments: dict[str, Any] | None) -> bool:
+        """Whether any binding to it will do. One that is only foreseen takes any key, or would not be foreseen."""
+        found = self._session.catalog.exchange(self._session.vhost, exchange)
+        return checks.takes_any_binding(found.type if found else "", arguments or {})
 
     def _is_there(self, kind: str, name: str) -> bool:
         if not name or not self._has_all_rights(name):

@@ -18,7 +18,11 @@ class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk_free_min_bytes: Annotated[int, Meta(ge=0)] = 256 << 20
     disk_free_warn_bytes: Annotated[int, Meta(ge=0)] = 1 << 30
     disk_stall_s: Annotated[float, Meta(gt=0)] = 10.0
+    consumer_timeout_ms: Annotated[int, Meta(ge=0)] = 0
+    consumer_timeout_action: Literal["requeue", "close"] = "requeue"
+    producer_idle_s: Annotated[float, Meta(gt=0)] = 604800.0
     log_level: str = "info"
+    log_format: str = "auto"
 
 
 def read(text: str) -> ShardConfig:

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import zmq
 
-from shardd.config import ShardConfig
+from shardd.config import ShardConfig, read
 from shardd.directories import shard_directory, stream_directory, vhost_directory
 from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
@@ -40,6 +40,7 @@ from shardd.wire.board import Board, path_of
 from shardd.wire.lane import ALL, Lane, NoLane, accept, listen
 from shardd.wire.memory import give_back, keep_warm
 from supervisor import notify
+from supervisor.logs import set_level
 
 log = logging.getLogger("shardd.server")
 
@@ -51,6 +52,8 @@ PROGRESS_EACH_S = 0.5
 # What is unsent at a drain may take this long.
 LINGER_MS = 500
 TICK_MS = 1000
+# Between two looks for producers that are to be forgotten.
+SWEEP_MS = 60_000
 MB = 1_000_000
 # A disk that takes less than this may be waited for by the loop itself, when little else is at hand.
 QUICK_SYNC_S = 0.001
@@ -225,8 +228,10 @@ class Server:
         self._poll = select.poll()
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
         self._draining = False
+        self._reload = False
         self._syncing = False
         self._next_tick = 0
+        self._next_sweep = 0
         self._syncer = Syncer("sync")
         self._reclaimer = Syncer("reclaim")
         self._step: Step | None = None  # under way there
@@ -242,6 +247,8 @@ class Server:
             Stores(self._directory, config, self._calls, self._board),
             no_room=(DiskFull,),
             process_stats=self._process_stats,
+            consumer_timeout=config.consumer_timeout_ms or None,
+            timeout_closes=config.consumer_timeout_action == "close",
         )
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
@@ -298,10 +305,22 @@ class Server:
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
         return wake
 
     def _on_stop(self, number: int, frame: object) -> None:
         self._draining = True
+
+    def _on_reload(self, number: int, frame: object) -> None:
+        self._reload = True
+
+    def _take_settings(self) -> None:
+        """What can be changed while we run: the limits of the disk, and how much is logged."""
+        self._reload = False
+        section = notify.new_section()
+        if section is not None:
+            self.config = read(section)
+            set_level(self.config.log_level)
 
     def _listen_for_lanes(self) -> socket.socket | None:
         try:
@@ -359,6 +378,8 @@ class Server:
                 self._end_reclaim(now)
             elif fd == wake:
                 os.read(wake, 4096)
+                if self._reload:
+                    self._take_settings()
             elif fd == self._lifeline:
                 log.warning("the supervisor is gone")
                 self._draining = True
@@ -462,6 +483,9 @@ class Server:
         notify.watchdog()
         self.shard.set_alarm(self._alarm())
         self.shard.want_sync()
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_MS
+            self.shard.forget_producers(now - int(self.config.producer_idle_s * 1000))
         in_use = {peer.endpoint for peer in self.shard.peers.values()} | {self._controller} | self._lanes.keys()
         for endpoint in self._outboxes.keys() - in_use:
             self._outboxes.pop(endpoint).close()

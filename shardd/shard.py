@@ -20,7 +20,19 @@ from typing import Any, Protocol
 from shardd import stats
 from shardd.dead_letters import DeadLetters
 from shardd.peers import Held, Outgoing, Peer, refused_runs
-from shardd.queues import Arrival, Consumer, Getter, Kind, Queue, Reader, Roster, StreamQueue, is_stream, limits_of
+from shardd.queues import (
+    Arrival,
+    Consumer,
+    Getter,
+    Kind,
+    Limits,
+    Queue,
+    Reader,
+    Roster,
+    StreamQueue,
+    is_stream,
+    limits_of,
+)
 from shardd.queues import Store as QueueStore
 from shardd.streams import Home as StreamHome
 from shardd.streams import Streams
@@ -54,7 +66,16 @@ class Store(QueueStore, Protocol):
     def recover(
         self, queue_ids: Collection[int], timed: Collection[int] = (), progress: Progress | None = None
     ) -> Mapping[int, Arrival]: ...
-    def append(self, records: memoryview, *, indexes: bool = False) -> Sequence[Arrival]: ...
+    def append(
+        self, records: bytes | bytearray | memoryview, *, indexes: bool = False, in_sequence: bool = False
+    ) -> Sequence[Arrival]: ...
+    def screen(self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]) -> Screened:
+        """What of records IN_SEQUENCE is to be appended."""
+
+    def unscreen(self) -> None:
+        """It was not."""
+
+    def forget_producers(self, heard_before: int) -> int: ...
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
     @property
@@ -64,6 +85,16 @@ class Store(QueueStore, Protocol):
     def close(self, live: dict[int, array[int]] | None = None) -> None: ...
     def delete_all(self) -> None: ...
     def stats(self) -> Mapping[str, int]: ...
+
+
+class Screened(Protocol):
+    """A batch without messages that are not to be stored: repeated ones by queue id, and ordinals of refused ones.
+    `origins`: of those left, which they were in the batch."""
+
+    records: bytes | bytearray | memoryview
+    origins: array[int] | None
+    repeated: dict[int, int]
+    refused: list[int]
 
 
 class Home(StreamHome, Protocol):
@@ -104,6 +135,8 @@ class Shard:
         *,
         no_room: tuple[type[Exception], ...] = (NoRoom,),
         process_stats: Callable[[], dict[str, float]] = dict,
+        consumer_timeout: int | None = None,
+        timeout_closes: bool = False,
     ) -> None:
         self.number = number
         self.epoch = epoch
@@ -122,6 +155,8 @@ class Shard:
         self._home = home
         self._no_room = no_room
         self._process_stats = process_stats
+        self._consumer_timeout = consumer_timeout  # ms, of queues that say nothing
+        self._timeout_closes = timeout_closes
         self._used: set[int] = set()  # auto-delete queues that have had a consumer
         self._dirty: dict[Queue, None] = {}  # may have something to hand out, in turn
         self._timers: list[tuple[int, int]] = []  # (due, queue id)
@@ -151,6 +186,7 @@ class Shard:
             m.Release: self._on_release,
             m.Grant: self._on_grant,
             m.Tune: self._on_tune,
+            m.Recall: self._on_recall,
             m.Get: self._on_get,
             m.Count: self._on_count,
             m.Purge: self._on_purge,
@@ -179,14 +215,19 @@ class Shard:
             return  # all its queues were deleted meanwhile
         store: Store = known[0].store  # type: ignore[assignment] # queues were made with a Store of ours
         streams = self.streams.among(known) if self.streams.queues else ()
+        stored = len(streams) < len(known)
+        screened = self._screen(store, publish.records, known) if publish.in_sequence and stored else None
+        records = publish.records if screened is None else screened.records
         arrivals: Sequence[Arrival] = ()
         try:
             if streams:
                 self.streams.append(streams, publish.records, alone=len(ids) == 1)
-            if len(streams) < len(known):
-                arrivals = store.append(publish.records, indexes=any(map(_may_refuse, known)))
+            if stored:
+                arrivals = store.append(records, indexes=any(map(_may_refuse, known)), in_sequence=publish.in_sequence)
                 self._dirty_stores.add(store)
         except self._no_room:
+            if screened is not None:
+                store.unscreen()
             self.refused_batches += 1
             held.refused = refused_runs(message, range(publish.messages), unnumbered=True)
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
@@ -196,17 +237,33 @@ class Shard:
             held.sync = self._syncs_begun + 1
         if publish.needs_sync or streams:  # a stream's readers wait for it, too
             self._sync_wanted = True
-        refused: set[int] = set()
+        refused: set[int] = set(screened.refused) if screened is not None else set()
+        origins = screened.origins if screened is not None else None
         for arrival in arrivals:
             queue = self.queues.get(arrival.queue_id)
             if queue is None:
                 store.settle(arrival.queue_id, arrival.entries, False)
                 continue
             if turned_away := queue.publish(arrival, now):
-                refused.update(turned_away)
+                refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
             self._dirty[queue] = None
         if refused:
             held.refused = refused_runs(message, sorted(refused))
+
+    def _screen(self, store: Store, records: memoryview, known: list[Queue]) -> Screened:
+        """Of messages that say their place in what a producer sends, those that are new to their queues. What a queue
+        will refuse is left out here: on disk it would later be taken for stored."""
+        screened = store.screen(records, {queue.id: queue.room() for queue in known if queue.may_refuse})
+        for queue_id, count in screened.repeated.items():
+            queue = self.queues.get(queue_id)
+            if queue is not None and queue.keeps_in_store:
+                queue.counters.repeated += count
+        return screened
+
+    def forget_producers(self, heard_before: int) -> None:
+        """Those that were last heard before that, ms since the epoch."""
+        for store in self.stores.values():
+            store.forget_producers(heard_before)
 
     def _catch_up(self, queue: Queue, now: int) -> None:
         """Whoever comes, goes or looks finds the queue as if each message had been handed out when it arrived, though
@@ -373,12 +430,23 @@ class Shard:
                 self.queues.adopt(stream)
                 self._dirty[stream] = None
                 continue
-            kind = Kind(self._store(spec.vhost), limits_of(spec.arguments), spec.durable, spec.auto_delete)
+            limits = self._limits(spec)
+            kind = Kind(self._store(spec.vhost), limits, spec.durable, spec.auto_delete)
             queue = self.queues.put(spec.id, kind, now)
             if queue is not None:
                 self._dirty[queue] = None
             if kind.limits.dead_letters is not None:
                 self.dead_letters.know(spec.id, sys.intern(spec.vhost), spec.name)
+
+    def _limits(self, spec: m.QueueSpec) -> Limits:
+        limits = limits_of(spec.arguments)
+        if spec.paused:
+            limits = limits._replace(paused=True)
+        if self._consumer_timeout and "x-consumer-timeout" not in spec.arguments:
+            limits = limits._replace(consumer_timeout=self._consumer_timeout)
+        if self._timeout_closes and limits.consumer_timeout is not None:
+            limits = limits._replace(timeout_closes=True)
+        return limits
 
     def _store(self, vhost: str) -> Store:
         store = self.stores.get(vhost)
@@ -472,6 +540,8 @@ class Shard:
             priority=attach.priority,
             prefetch=attach.prefetch,
             limited=attach.granted,
+            lent=attach.lent,
+            affinity=attach.affinity,
         )
         queue.attach(consumer)
         peer.holders[attach.consumer] = consumer
@@ -540,7 +610,13 @@ class Shard:
         consumer = peer.holders.get(tune.consumer)
         if isinstance(consumer, Consumer) and not consumer.detached:
             self._catch_up(consumer.queue, now)
-            consumer.tune(tune.prefetch, tune.granted)
+            consumer.tune(tune.prefetch, tune.granted, tune.lent)
+            self._dirty[consumer.queue] = None
+
+    def _on_recall(self, peer: Peer, recall: m.Recall, now: int) -> None:
+        consumer = peer.holders.get(recall.consumer)
+        if isinstance(consumer, Consumer) and not consumer.detached:
+            consumer.recalled = recall.keep
             self._dirty[consumer.queue] = None
 
     def _on_get(self, peer: Peer, get: m.Get, now: int) -> None:
@@ -551,7 +627,7 @@ class Shard:
         self._catch_up(queue, now)
         getter = None
         if not get.no_ack:
-            holder = peer.holders.setdefault(get.consumer, Getter())
+            holder = peer.holders.setdefault(get.consumer, Getter(peer, get.connection, get.channel))
             assert isinstance(holder, Getter), "a consumer does not get"
             getter = holder
         message, number, redelivered, times = queue.get(getter, now) or (b"", 0, False, 0)
@@ -586,6 +662,8 @@ class Shard:
         queue = self.dead_letters.departed(peer, departed, now)
         if queue is not None:
             self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+            if queue.limits.delays:  # more may go
+                self._dirty[queue] = None
 
     # -- out -------------------------------------------------------------------------------------------
 
@@ -662,9 +740,10 @@ class Shard:
 
     def _watch(self, queue: Queue, now: int) -> None:
         """What goes back to it from consumers that are too slow, and what leaves it for its dead-letter exchange."""
-        before = queue.unacked_count
-        queue.take_overdue(now)
-        if queue.unacked_count != before:
+        for late in queue.late(now):
+            assert isinstance(late.peer, Peer) and queue.limits.consumer_timeout is not None
+            late.peer.tell(m.Overdue(late.connection, late.channel, queue.limits.consumer_timeout))
+        if queue.take_overdue(now):
             self._dirty[queue] = None
             self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
         if queue.departures is not None and queue.departures.waits:
@@ -733,11 +812,21 @@ class Shard:
         """After `Sync.run`. Raises what the store raises when it failed."""
         assert self._sync is not None
         jobs, self._sync = self._sync.jobs, None
+        full = False
         for store, job in jobs:
-            store.finish_sync(job)
+            try:
+                store.finish_sync(job)
+            except self._no_room:
+                if not isinstance(store, StreamQueue):
+                    self._dirty_stores.add(store)
+                full = True
         self._dirty.update(dict.fromkeys(self.streams.sync_ended()))
         self._delete_dropped()
-        self._syncs_ended = self._syncs_begun
+        if full:  # confirms wait for a sync that finds room
+            self._sync_wanted = True
+            self.set_alarm(m.LOW_ON_DISK)
+        else:
+            self._syncs_ended = self._syncs_begun
 
     def begin_reclaim(self, now: int) -> Step | None:
         """Of one store, to be run when it is due and there is something to do."""

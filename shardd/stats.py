@@ -11,7 +11,7 @@ def of_queue(queue: Queue) -> m.QueueStats:
     counters = queue.counters
     return m.QueueStats(
         id=queue.id,
-        ready=queue.ready_count,
+        ready=queue.ready_count + queue.delayed_count,
         unacked=queue.unacked_count,
         consumers=len(queue.consumers),
         ready_bytes=queue.ready_bytes,
@@ -21,6 +21,7 @@ def of_queue(queue: Queue) -> m.QueueStats:
         acked=counters.acked,
         redelivered=counters.redelivered,
         got=counters.got,
+        repeated=counters.repeated,
     )
 
 

@@ -62,7 +62,8 @@ static inline bool subscribe(consumer *k) {
     }
     for (uint64_t i = 0; i < opt.consumer_queues && done; i++) {
         char queue[256], tag[32];
-        queue_name(queue, sizeof queue, (k->index * opt.consumer_queues + i) % opt.queues);
+        if (opt.virtual) snprintf(queue, sizeof queue, "%s", exchange_name());
+        else queue_name(queue, sizeof queue, (k->index * opt.consumer_queues + i) % opt.queues);
         snprintf(tag, sizeof tag, "c%llu", (unsigned long long)i);
         begin_method(&b, 1, BASIC_CONSUME);
         put16(&b, 0), put_short(&b, queue), put_short(&b, tag), put8(&b, opt.ack_every ? 0 : 2), put32(&b, 0);

@@ -14,7 +14,7 @@ typedef struct {
     uint64_t batch_messages, confirms, prefetch, ack_every, rate, messages, producers, consumers, queues, keys, consumer_queues, idle;
     double seconds, warmup;
     const char *prefix;
-    bool persistent, durable, direct, sharded, no_consume, stall, latency, check, json, marks, hold, keep;
+    bool persistent, durable, direct, sharded, virtual, no_consume, stall, latency, check, json, marks, hold, keep;
 } options;
 
 static options opt = {.body_bytes = 16, .batch_bytes = 65536, .producers = 1, .consumers = 1, .queues = 1, .keys = 1,
@@ -57,6 +57,7 @@ static const char usage[] =
     "  --producers P --consumers C --queues Q    (1 1 1) a connection and a thread each; queues PREFIX-<i>\n"
     "  --exchange default|direct|stream   direct: key-<k> is bound to queue k modulo Q\n"
     "                           stream: the broker makes Q shard queues (x-shards) and spreads keys over them by hash\n"
+    "  --virtual                with stream: consumers consume the exchange's name, and the broker divides the shards\n"
     "  --keys K                 each message takes one of K keys by chance (1: producer p always queue p)\n"
     "  --consumer-queues N      queues of each consumer (all of them shared out)\n"
     "  --seconds S --warmup W   measure for S after W (5, 0.5)\n"
@@ -72,7 +73,7 @@ static const char usage[] =
 
 enum { O_URL = 1, O_BODY, O_BATCH, O_CONFIRMS, O_PREFETCH, O_ACK, O_PERSISTENT, O_DURABLE, O_RATE, O_PRODUCERS, O_CONSUMERS, O_QUEUES,
        O_EXCHANGE, O_KEYS, O_CONSUMER_QUEUES, O_SECONDS, O_WARMUP, O_MESSAGES, O_NO_CONSUME, O_STALL, O_IDLE, O_LATENCY, O_CHECK,
-       O_JSON, O_PREFIX, O_MARKS, O_HOLD, O_KEEP, O_SCAN, O_SCAN_PIECE, O_HELP };
+       O_JSON, O_PREFIX, O_MARKS, O_HOLD, O_KEEP, O_VIRTUAL, O_SCAN, O_SCAN_PIECE, O_HELP };
 
 static const struct option names[] = {
     {"url", 1, 0, O_URL}, {"body", 1, 0, O_BODY}, {"batch", 1, 0, O_BATCH}, {"confirms", 1, 0, O_CONFIRMS},
@@ -81,7 +82,7 @@ static const struct option names[] = {
     {"exchange", 1, 0, O_EXCHANGE}, {"keys", 1, 0, O_KEYS}, {"consumer-queues", 1, 0, O_CONSUMER_QUEUES},
     {"seconds", 1, 0, O_SECONDS}, {"warmup", 1, 0, O_WARMUP}, {"messages", 1, 0, O_MESSAGES}, {"no-consume", 0, 0, O_NO_CONSUME},
     {"stall-consumer", 0, 0, O_STALL}, {"idle", 1, 0, O_IDLE}, {"latency", 0, 0, O_LATENCY}, {"check", 0, 0, O_CHECK},
-    {"json", 0, 0, O_JSON}, {"prefix", 1, 0, O_PREFIX}, {"marks", 0, 0, O_MARKS}, {"hold", 0, 0, O_HOLD}, {"keep", 0, 0, O_KEEP},
+    {"json", 0, 0, O_JSON}, {"prefix", 1, 0, O_PREFIX}, {"marks", 0, 0, O_MARKS}, {"hold", 0, 0, O_HOLD}, {"keep", 0, 0, O_KEEP}, {"virtual", 0, 0, O_VIRTUAL},
     {"scan-file", 1, 0, O_SCAN}, {"scan-piece", 1, 0, O_SCAN_PIECE}, {"help", 0, 0, O_HELP}, {0, 0, 0, 0}};
 
 static inline void bad_usage(const char *why) {
@@ -124,6 +125,9 @@ static inline void settle(bool seconds_given, bool load_given) {
     if ((opt.check || opt.latency) && opt.body_bytes < STAMP_BYTES) bad_usage("--check and --latency need bodies of 16 bytes");
     if (!opt.queues || !opt.keys) bad_usage("at least one queue and one key");
     if (!opt.direct && opt.keys > opt.queues) bad_usage("the default exchange has one key per queue: --keys is at most --queues");
+    if (opt.sharded && opt.check) bad_usage("--check must know each key's queue: not with --exchange stream");
+    if (opt.virtual && !opt.sharded) bad_usage("--virtual is of --exchange stream");
+    if (opt.virtual) opt.consumer_queues = 1;
     if (opt.prefetch && opt.ack_every > opt.prefetch) bad_usage("--ack-every above --prefetch would wait for ever");
     if (!opt.consumer_queues && opt.consumers) opt.consumer_queues = (opt.queues + opt.consumers - 1) / opt.consumers;
     if (opt.consumer_queues > opt.queues) bad_usage("--consumer-queues above --queues");
@@ -163,6 +167,7 @@ static inline void parse_options(int argc, char **argv, const char **scan_file, 
             case O_PREFIX: opt.prefix = optarg; break;
             case O_MARKS: opt.marks = true; break;
             case O_HOLD: opt.hold = true; break;
+            case O_VIRTUAL: opt.virtual = true; break;
             case O_KEEP: opt.keep = true; break;
             case O_SCAN: *scan_file = optarg; return;
             case O_SCAN_PIECE: *scan_piece = number(optarg, READ_BYTES); break;

@@ -33,6 +33,7 @@ class Scenario:
     bars: tuple[Bar, ...]
     shown: tuple[str, ...]  # metrics printed beside those with a bar
     timed: bool = True  # measured for --seconds; otherwise it ends when its work is done
+    peers: bool = True  # others can do it too
 
 
 def at_least(metric: str, limit: float) -> Bar:
@@ -86,6 +87,42 @@ SCENARIOS: tuple[Scenario, ...] = (
         ),
         (at_least("rate", 800_000),),
         ("per_cpu_s", "cores"),
+    ),
+    Scenario(
+        "stream-1",
+        "16 B, random keys to a stream exchange of 1 shard queue, 1 consumer",
+        "rate",
+        words("--body 16 --batch 64K --exchange stream --queues 1 --keys 100000"),
+        (at_least("rate", 1_000_000),),
+        ("per_cpu_s", "cores"),
+        peers=False,
+    ),
+    Scenario(
+        "stream-8",
+        "16 B, random keys to a stream exchange of 8 shard queues, 1 consumer of all",
+        "rate",
+        words("--body 16 --batch 64K --exchange stream --queues 8 --keys 100000"),
+        (at_least("rate", 1_000_000),),
+        ("per_cpu_s", "cores"),
+        peers=False,
+    ),
+    Scenario(
+        "virtual-8",
+        "16 B, random keys to a stream exchange of 8 shard queues, 1 consumer of its virtual queue",
+        "rate",
+        words("--body 16 --batch 64K --exchange stream --queues 8 --keys 100000 --virtual"),
+        (at_least("rate", 1_000_000),),
+        ("per_cpu_s", "cores"),
+        peers=False,
+    ),
+    Scenario(
+        "stream-8-kib",
+        "1 KiB, otherwise as stream-8",
+        "rate",
+        words("--body 1024 --batch 64K --exchange stream --queues 8 --keys 100000"),
+        (at_least("rate", 150_000),),
+        ("per_cpu_s", "cores"),
+        peers=False,
     ),
     Scenario(
         "confirms",

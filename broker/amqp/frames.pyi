@@ -5,6 +5,7 @@ FULL: int
 
 HAS_HEADERS: int
 MAY_HAVE_CC: int
+MAY_HAVE_SEQUENCE: int
 HAS_USER_ID: int
 BAD_EXPIRATION: int
 DIRECT_REPLY_TO: int
@@ -51,3 +52,4 @@ def split(blob: _Bytes, count: int) -> list[tuple[bytes, bytes, bytes]]: ...
 def letters(
     blob: _Bytes, count: int
 ) -> list[tuple[tuple[bytes, bytes, bytes | None, int, int], int, bytes, bytes, bytes, bytes]]: ...
+def stamped(buffer: _Bytes, table: _Bytes, seconds: int) -> tuple[bytes, bytes] | None: ...

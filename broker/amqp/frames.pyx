@@ -26,6 +26,7 @@ HAS_USER_ID = 4
 BAD_EXPIRATION = 8
 DIRECT_REPLY_TO = 16
 BAD_PROPERTIES = 32
+MAY_HAVE_SEQUENCE = 64
 
 # States of a channel that matter here; the others are states.py's.
 CHANNEL_OPEN = 1
@@ -42,6 +43,7 @@ cdef enum:
     C_BAD_EXPIRATION = 8
     C_DIRECT_REPLY_TO = 16
     C_BAD_PROPERTIES = 32
+    C_MAY_HAVE_SEQUENCE = 64
     NO_TTL = 0xffffffff
     ROWS_MAX = 2048         # of one event: 96 KiB of rows, which stay in the cache
     RANGES_MAX = 4096       # of one Settles event
@@ -128,6 +130,19 @@ cdef int may_have_cc(const uint8_t *p, uint32_t size) noexcept nogil:
         c += 1
     return 0
 
+cdef int may_have_sequence(const uint8_t *p, uint32_t size) noexcept nogil:
+    """Is "x-sequence", with its length before it, anywhere in the table."""
+    cdef const uint8_t *end = p + size
+    cdef const uint8_t *c = p
+    while c < end:
+        c = <const uint8_t *>memchr(c, 113, end - c)  # its rarest letter, the sixth byte with the length
+        if c == NULL:
+            return 0
+        if c - p >= 5 and end - c >= 6 and (c - 5)[0] == 10 and memcmp(c - 4, <const char *>b"x-sequence", 10) == 0:
+            return 1
+        c += 1
+    return 0
+
 cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept nogil:
     """Fill ttl_ms, delivery_mode, priority, flags. Every length is checked; nothing may be left over."""
     cdef const uint8_t *end = p + size
@@ -157,6 +172,8 @@ cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept no
             row.flags |= C_HAS_HEADERS
             if length >= 4 and may_have_cc(p + 4, length):
                 row.flags |= C_MAY_HAVE_CC
+            if length >= 12 and may_have_sequence(p + 4, length):
+                row.flags |= C_MAY_HAVE_SEQUENCE
             p += 4 + length
         elif bit == 12 or bit == 11:
             if end - p < 1:
@@ -653,3 +670,65 @@ def letters(const uint8_t[::1] blob not None, uint32_t count):
     if at != left:
         raise ValueError("bytes behind the last stored message")
     return found
+
+
+# -- timestamps ---------------------------------------------------------------------------------------------------------
+
+cdef uint32_t timestamp_at(const uint8_t *props, uint32_t size) noexcept nogil:
+    """Where the timestamp of a property list would be, 0 if it has one or is none."""
+    cdef uint32_t flags, bit, field, at = 2
+    if size < 2:
+        return 0
+    flags = get16(props)
+    if flags & 0x43:  # bit 6: the timestamp; bits 1 and 0 are not used
+        return 0
+    for bit in range(15, 6, -1):
+        if not flags >> bit & 1:
+            continue
+        if at >= size:
+            return 0
+        if bit == 13:
+            if size - at < 4:
+                return 0
+            field = get32(props + at)
+            if field > size - at - 4:
+                return 0
+            at += 4 + field
+        elif bit == 12 or bit == 11:
+            at += 1
+        else:
+            at += 1 + props[at]
+    return at if at <= size else 0
+
+def stamped(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, uint64_t seconds):
+    """(buffer, table) in which every publish has a timestamp: those that came without have this one. None: all have."""
+    cdef size_t count = table.shape[0] // sizeof(Row), extra = 0, i
+    cdef size_t used = buffer.shape[0]
+    cdef Row *r
+    cdef uint8_t *data
+    cdef uint8_t *p
+    cdef const uint8_t *props
+    cdef uint32_t at
+    if not count:
+        return None
+    new_table = PyBytes_FromStringAndSize(<const char *>&table[0], count * sizeof(Row))
+    r = <Row *>PyBytes_AS_STRING(new_table)
+    for i in range(count):
+        if not r[i].flags & C_BAD_PROPERTIES and timestamp_at(&buffer[0] + r[i].props_off, r[i].props_len):
+            extra += r[i].props_len + 8
+    if not extra:
+        return None
+    new_buffer = PyBytes_FromStringAndSize(NULL, used + extra)
+    data = <uint8_t *>PyBytes_AS_STRING(new_buffer)
+    memcpy(data, &buffer[0], used)
+    p = data + used
+    for i in range(count):
+        props = data + r[i].props_off
+        at = 0 if r[i].flags & C_BAD_PROPERTIES else timestamp_at(props, r[i].props_len)
+        if not at:
+            continue
+        r[i].props_off = <uint32_t>(p - data)
+        r[i].props_len += 8
+        p = put64(put(put16(p, get16(props) | 0x40), props + 2, at - 2), seconds)
+        p = put(p, props + at, r[i].props_len - 8 - at)
+    return new_buffer, new_table

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from broker.amqp.errors import ConnectionException
 from broker.amqp.frames import read_stored, split
-from broker.amqp.methods import decode_table, skip_value
+from broker.amqp.methods import decode_table, encode_table, skip_value
 from broker.amqp.numbered import numbered
 from broker.amqp.spec import SYNTAX_ERROR
 
@@ -104,6 +104,11 @@ def with_reply_to(message: bytes, name: str) -> bytes:
     start, end = next((start, end) for field, _, start, end in _fields(props) if field == "reply_to")
     said = name.encode()
     return _stored(exchange, key, props[:start] + bytes([len(said)]) + said + props[end:], body)
+
+
+def stored_with(exchange: bytes, key: bytes, headers: dict[str, Any], body: bytes) -> bytes:
+    """A stored message that has these headers and no other property."""
+    return _stored(exchange, key, with_headers(_U16.pack(0), encode_table(headers)[_U32.size :]), body)
 
 
 def _stored(exchange: bytes, key: bytes, props: bytes, body: bytes) -> bytes:

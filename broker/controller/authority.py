@@ -35,13 +35,23 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.checks import SERVER_NAMED_PREFIX, Refusal, no_queue
+from broker.checks import DELAYS_FOR, SERVER_NAMED_PREFIX, Refusal, no_queue
 from broker.control import Answer, AnyRequest, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller.access import hash_password
-from broker.controller.decisions import RESHAPING, Decision, Decisions, OwnerGone, Removal
+from broker.controller.decisions import (
+    RESHAPING,
+    Decision,
+    Decisions,
+    Drained,
+    OwnerGone,
+    Pause,
+    Removal,
+    Restore,
+)
 from broker.controller.definitions import Definitions
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
+from broker.routing.delaying import is_delay_queue
 from broker.routing.placement import place
 from shardd.wire import messages as wire
 
@@ -53,7 +63,7 @@ SERVER_NAME_BYTES = 16  # 22 characters of base64
 CONNECTION_FORCED = 320
 INTERNAL_ERROR = 541
 
-AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone
+AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone | Pause | Drained | Restore
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
 ShardReply = wire.Done | wire.Refused
 
@@ -121,9 +131,9 @@ class _Asked:
         elif isinstance(reply.result(), wire.Done):
             done = reply.result()
             if "messages" in self.decision.result:
-                self.decision.result["messages"] = done.messages
+                self.decision.result["messages"] += done.messages
             if "consumers" in self.decision.result:
-                self.decision.result["consumers"] = done.consumers
+                self.decision.result["consumers"] += done.consumers
         self.one_came()
 
 
@@ -148,7 +158,6 @@ class Authority:
         self._doors = doors
         self._shards = shards
         self._connections = connections
-        self._decisions = Decisions(catalog, definitions.new_queue_id, self.server_name, self._shard_for, shards.count)
         self._inbox: deque[_Asked] = deque()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -158,6 +167,9 @@ class Authority:
         # not. To tell it before could make anew what it has just deleted.
         self._leaving: Counter[int] = Counter()
         self._changed_leaving: set[int] = set()
+        self._decisions = Decisions(
+            catalog, definitions.new_queue_id, self.server_name, self._shard_for, shards.count, self._leaving
+        )
         self._creating: dict[int, Future[Any] | None] = {}  # by queue id; None: not sent yet
 
     # -- taking requests -----------------------------------------------------------------------------
@@ -228,7 +240,7 @@ class Authority:
                 continue
             before = self._policies(decision.policies_of)
             self._apply(decision.changes)
-            if not RESHAPING.isdisjoint(map(type, decision.changes)):
+            if decision.bereft or not RESHAPING.isdisjoint(map(type, decision.changes)):
                 self._reshape(decision, before)
             changes.extend(decision.changes)
             if decision.policies_of:
@@ -238,6 +250,9 @@ class Authority:
                 self._ask_shard_first(asked, decision.first)
             elif decision.create:
                 for queue in decision.create:
+                    if queue.id in self._leaving:
+                        self._changed_leaving.add(queue.id)
+                        continue
                     to_create.setdefault(queue.shard, []).append(_Creation(asked, queue))
                     self._creating[queue.id] = None
             else:
@@ -253,7 +268,7 @@ class Authority:
 
     def _reshape(self, decision: Decision, before: Policies) -> None:
         """Stream exchanges follow what was decided, in the same step."""
-        more = self._decisions.reshape(decision.changes, before)
+        more = self._decisions.reshape(decision, before)
         self._apply(more.changes)
         decision.changes += more.changes
         decision.create += more.create
@@ -326,7 +341,7 @@ class Authority:
         """A conditional delete: only the shard knows whether the queue is unused or empty. What its connection asks
         meanwhile is held, so that its order stays."""
         ask = asked.request
-        assert isinstance(ask, QueueRemove)
+        assert isinstance(ask, QueueRemove | Drained)
         if asked.owner:
             self._held[asked.owner] = deque()
         self._leaving[queue.id] += 1
@@ -358,8 +373,9 @@ class Authority:
         del self._leaving[queue.id]
         changed = queue.id in self._changed_leaving
         self._changed_leaving.discard(queue.id)
-        if changed and stays and self.catalog.queue_by_id(queue.id) is not None:
-            self._shards.request(queue.shard, lambda n: wire.CreateQueues(n, [self._spec(queue)]))
+        now = self.catalog.queue_by_id(queue.id)
+        if changed and stays and now is not None:
+            self._shards.request(queue.shard, lambda n: wire.CreateQueues(n, [self._spec(now)]))
 
     def _finish_removal(self, asked: _Asked) -> None:
         decision = asked.decision
@@ -395,8 +411,8 @@ class Authority:
 
     # -- by name, for the HTTP API: each returns when it is in force ------------------------------------
 
-    async def put_vhost(self, name: str, description: str = "", tags: list[str] | None = None) -> Answer:
-        return await self.ask(VhostPut(name, description, tags or []))
+    async def put_vhost(self, put: VhostPut) -> Answer:
+        return await self.ask(put)
 
     async def delete_vhost(self, name: str) -> Answer:
         """Its queues and their messages go, its connections are closed."""
@@ -467,6 +483,9 @@ class Authority:
     async def delete_queue(self, vhost: str, name: str, if_unused: bool = False, if_empty: bool = False) -> Answer:
         return await self.ask(QueueRemove(vhost, name, if_unused, if_empty))
 
+    async def pause_queue(self, vhost: str, name: str, paused: bool) -> Answer:
+        return await self.ask(Pause(vhost, name, paused))
+
     async def bind(
         self,
         vhost: str,
@@ -512,8 +531,12 @@ class Authority:
     def _spec(self, queue: QueuePut) -> wire.QueueSpec:
         """As its shard must know it: with its effective arguments."""
         arguments = self.catalog.queue_arguments(queue)
+        if DELAYS_FOR in arguments and not is_delay_queue(queue.name):
+            arguments = {key: value for key, value in arguments.items() if key != DELAYS_FOR}
         exclusive = bool(queue.owner)
-        return wire.QueueSpec(queue.id, queue.vhost, queue.name, queue.durable, queue.auto_delete, exclusive, arguments)
+        return wire.QueueSpec(
+            queue.id, queue.vhost, queue.name, queue.durable, queue.auto_delete, exclusive, arguments, queue.paused
+        )
 
     @staticmethod
     def server_name() -> str:

@@ -6,13 +6,17 @@ Pure: looks at the catalog, changes nothing, waits for nothing. `authority` make
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+
+import msgspec
 
 from broker import checks
 from broker.catalog import Catalog, Vhost
 from broker.changes import (
+    ACTIVE,
+    DRAINING,
     AnyChange,
     BindingDelete,
     BindingPut,
@@ -34,7 +38,8 @@ from broker.changes import (
 from broker.checks import Refusal
 from broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller import policies, shard_sets
-from broker.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies
+from broker.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies, exchange_arguments
+from broker.routing.delaying import inner_type, is_delay_queue, is_delayed, queue_name
 
 # A queue or exchange with more bindings loses them one by one first: front doors take changes in slices, with messages
 # between them, but one change is one step, however much goes with it.
@@ -46,6 +51,7 @@ SHARDING_COMPONENTS: Final = COMPONENTS | {policies.STREAM, policies.DEFINITION}
 
 NOT_FOUND = 404
 BAD_REQUEST = 400
+PRECONDITION_FAILED = 412  # HTTP's
 
 
 @dataclass(slots=True)
@@ -61,10 +67,36 @@ class Removal:
 
 
 @dataclass(slots=True)
+class Pause:
+    """A queue is to give no messages, or to give them again."""
+
+    vhost: str
+    name: str
+    paused: bool
+
+
+@dataclass(slots=True)
 class OwnerGone:
     """A connection ended: the queues it held exclusively go."""
 
     connection: str
+
+
+@dataclass(slots=True)
+class Drained:
+    """A shard queue that is to go when it is empty was found so. Its shard has the last word, if it still is to go."""
+
+    queue: int
+    if_unused: ClassVar = False
+    if_empty: ClassVar = True
+
+
+@dataclass(slots=True)
+class Restore:
+    """The shard queues of one exchange, as they are to be: behind a Drained, which may have crossed a change."""
+
+    vhost: str
+    exchange: str
 
 
 @dataclass(slots=True)
@@ -73,11 +105,12 @@ class Decision:
 
     changes: list[AnyChange] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
-    create: list[QueuePut] = field(default_factory=list)  # at their shards, at once
+    create: list[QueuePut] = field(default_factory=list)  # at their shards, at once; or told to them anew
     count: QueuePut | None = None  # ask its shard for messages and consumers
     uses: QueuePut | None = None  # must exist at its shard before the answer
     first: QueuePut | None = None  # the shard decides whether it may go; then a Removal
     drop: list[QueuePut] = field(default_factory=list)  # at their shards, once no front door knows them
+    bereft: set[tuple[str, str]] = field(default_factory=set)  # stream exchanges, with vhost, that lose a shard by it
     drop_vhost: str = ""
     policies_of: str = ""  # the vhost whose policies change: queues with other effective arguments are told so
     close_vhost: str = ""
@@ -96,16 +129,19 @@ class Decisions:
         new_name: Callable[[], str],
         place: Callable[[str, str], int],
         shards: int = 1,
+        leaving: Container[int] = (),
     ) -> None:
+        """`leaving`: queues whose shard has been asked whether they may go, and has not answered."""
         self._catalog = catalog
         self._new_queue_id = new_queue_id
         self._new_name = new_name
         self._place = place
         self._shards = shards
+        self._leaving = leaving
 
     def decide(self, request: Any, owner: str) -> Decision:
         """Raises Refusal."""
-        return _DECIDE[type(request)](self, request, owner)
+        return self._without_delay_queues(_DECIDE[type(request)](self, request, owner))
 
     # -- exchanges -----------------------------------------------------------------------------------
 
@@ -115,16 +151,40 @@ class Decisions:
         current = self._vhost(ask.vhost).exchanges.get(name)
         if current is not None:
             checks.check_same_exchange(current, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
-            return Decision()
+            return Decision(uses=self._vhost(ask.vhost).delay_queue(name))
         checks.check_new_exchange(ask.vhost, name, ask.type, ask.arguments)
         put = ExchangePut(ask.vhost, name, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
         if ask.arguments:
             self._check_shard_set(self._vhost(ask.vhost), put)
-        return Decision([put])
+        if not self._vhost(ask.vhost).delays(put):
+            return Decision([put])
+        queue = self._delay_queue(put)
+        return Decision([queue, put], create=[queue])
+
+    def _delay_queue(self, exchange: ExchangePut) -> QueuePut:
+        """Where it keeps what is not due: lasting as the exchange itself."""
+        name = queue_name(exchange.name)
+        return QueuePut(
+            exchange.vhost,
+            name,
+            self._new_queue_id(),
+            self._place(exchange.vhost, name),
+            exchange.durable,
+            arguments={checks.DELAYS_FOR: exchange.name},
+        )
+
+    def _without_delay_queues(self, decision: Decision) -> Decision:
+        """What waits goes with its exchange."""
+        for gone in [change for change in decision.changes if isinstance(change, ExchangeDelete)]:
+            queue = self._vhost(gone.vhost).delay_queue(gone.name)
+            if queue is not None:
+                decision.changes.append(QueueDelete(gone.vhost, queue.name))
+                decision.drop = [*decision.drop, queue]
+        return decision
 
     def _check_shard_set(self, vhost: Vhost, put: ExchangePut) -> None:
         """What its arguments ask for must be possible. What only a policy asks for is never the client's fault."""
-        shard_sets.check_arguments(vhost.name, put.name, put.arguments)
+        shard_sets.check_arguments(put)
         want = shard_sets.by_arguments(self._catalog, put, self._shards)
         if want is None:
             return
@@ -152,7 +212,8 @@ class Decisions:
     def _bind(self, ask: Bind, owner: str) -> Decision:
         vhost = self._vhost(ask.vhost)
         uses = self._check_ends(vhost, ask, owner)
-        checks.check_binding(vhost.exchanges[ask.source].type, ask.routing_key, ask.arguments)
+        source = vhost.exchanges[ask.source]
+        checks.check_binding(inner_type(source.type, source.arguments), ask.routing_key, ask.arguments)
         put = BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
         return Decision([] if vhost.has_binding(put) else [put], uses=uses)
 
@@ -179,7 +240,7 @@ class Decisions:
                 raise checks.no_exchange(vhost.name, ask.destination)
             return None
         queue = vhost.queues.get(ask.destination)
-        if queue is None:
+        if queue is None or is_delay_queue(queue.name):
             raise checks.no_queue(vhost.name, ask.destination)
         checks.check_owner(queue, owner)
         return queue
@@ -190,17 +251,19 @@ class Decisions:
         vhost = self._vhost(ask.vhost)
         name = checks.clean_name(ask.name)
         current = vhost.queues.get(name)
-        if current is not None:
-            checks.check_same_queue(current, ask.durable, ask.auto_delete, owner, ask.exclusive, ask.arguments)
+        arguments = with_type(ask, vhost.put.default_queue_type, current)
+        if current is not None and not is_delay_queue(name):
+            checks.check_same_queue(current, ask.durable, ask.auto_delete, owner, ask.exclusive, arguments)
             return Decision(result=_counted(name), count=current)
         # Front doors ask for such a name on their own account only, and always for one of their connections.
         is_reply_queue = checks.is_reply_queue(name) and ask.exclusive and owner != ""
         if not name:
-            name = self._new_name()
+            checks.check_nameless(arguments)
+            name = checks.with_prefix(self._new_name(), arguments)
         elif not is_reply_queue:
             checks.check_new_name("queue", name)
-        checks.check_queue_arguments(ask.vhost, name, ask.arguments)
-        checks.check_stream(ask.vhost, name, ask.durable, ask.auto_delete, ask.exclusive, ask.arguments)
+        checks.check_queue_arguments(ask.vhost, name, arguments)
+        checks.check_queue_type(ask.vhost, name, ask.durable, ask.auto_delete, ask.exclusive, arguments)
         if not is_reply_queue:
             self._check_queue_limit(vhost)
         put = QueuePut(
@@ -211,23 +274,34 @@ class Decisions:
             ask.durable,
             ask.auto_delete,
             owner if ask.exclusive else "",
-            ask.arguments,
+            arguments,
         )
         return Decision([put], result=_counted(name), create=[put])
 
     def _check_queue_limit(self, vhost: Vhost, new: int = 1) -> None:
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
-        if most is not None and new > 0 and most < len(vhost.queues) + new:
+        if most is not None and new > 0 and most < len(vhost.queues) - vhost.delay_queues + new:
             raise Refusal(checks.PRECONDITION_FAILED, f"queue limit in vhost '{vhost.name}' ({most}) is reached")
 
     def _remove_queue(self, ask: QueueRemove, owner: str) -> Decision:
         queue = self._vhost(ask.vhost).queues.get(ask.name)
-        if queue is None:
+        if queue is None or is_delay_queue(queue.name):
             return Decision(result={"messages": 0})
         checks.check_owner(queue, owner)
         if ask.if_unused or ask.if_empty:
             return Decision(first=queue)
         return self.remove([queue])
+
+    def _pause(self, ask: Pause, owner: str) -> Decision:
+        queue = self._vhost(ask.vhost).queues.get(ask.name)
+        if queue is None:
+            raise checks.no_queue(ask.vhost, ask.name)
+        if queue.arguments.get("x-queue-type") == "stream":
+            raise Refusal(BAD_REQUEST, f"queue '{ask.name}' in vhost '{ask.vhost}' is a stream: it cannot be paused")
+        if queue.paused == ask.paused:
+            return Decision(uses=queue)
+        put = msgspec.structs.replace(queue, paused=ask.paused)
+        return Decision([put], create=[put])
 
     def _removal(self, ask: Removal, owner: str) -> Decision:
         queues = [queue for queue in map(self._catalog.queue_by_id, ask.queues) if queue is not None]
@@ -235,6 +309,18 @@ class Decisions:
         if ask.at_shard:
             decision.drop = []
             decision.result = {"messages": ask.messages}
+        return decision
+
+    def _drained(self, ask: Drained, owner: str) -> Decision:
+        queue = self._catalog.queue_by_id(ask.queue)
+        still = queue is not None and queue.part is not None and queue.part.state == DRAINING
+        return Decision(first=queue) if still else Decision()
+
+    def _restore(self, ask: Restore, owner: str) -> Decision:
+        decision = Decision()
+        vhost = self._catalog.vhosts.get(ask.vhost)
+        if vhost is not None:
+            self._reshape(decision, vhost, ask.exchange, NO_POLICIES)
         return decision
 
     def _owner_gone(self, ask: OwnerGone, owner: str) -> Decision:
@@ -245,6 +331,8 @@ class Decisions:
         for vhost_name in dict.fromkeys(queue.vhost for queue in queues):
             vhost = self._catalog.vhosts[vhost_name]
             names = [queue.name for queue in queues if queue.vhost == vhost_name]
+            parts = [queue.part for queue in queues if queue.vhost == vhost_name and queue.part is not None]
+            decision.bereft |= {(vhost_name, part.exchange) for part in parts if part.state == ACTIVE}
             for name in names:
                 decision.changes += unbound_first(vhost.bindings_to("queue", name))
                 decision.changes.append(QueueDelete(vhost_name, name))
@@ -254,11 +342,14 @@ class Decisions:
 
     # -- stream exchanges ----------------------------------------------------------------------------
 
-    def reshape(self, changes: Iterable[AnyChange], before: Policies) -> Decision:
+    def reshape(self, decided: Decision, before: Policies) -> Decision:
         """What stream exchanges need after these changes, which are in the catalog already. `before`: the policies of
         the vhost whose policies they change."""
         decision = Decision()
-        for change in changes:
+        for vhost_name, exchange in sorted(decided.bereft):
+            if (left := self._catalog.vhosts.get(vhost_name)) is not None:
+                self._reshape(decision, left, exchange, before)
+        for change in decided.changes:
             vhost = self._catalog.vhosts.get(getattr(change, "vhost", ""))
             if vhost is None:
                 continue
@@ -270,7 +361,7 @@ class Decisions:
                 case ParameterPut() | ParameterDelete() if change.component in SHARDING_COMPONENTS:
                     for exchange in [*vhost.exchanges]:
                         self._reshape(decision, vhost, exchange, before)
-        return decision
+        return self._without_delay_queues(decision)
 
     def restore(self) -> Decision:
         """At the start: shard queues that are missing, and those whose exchange is none any more."""
@@ -284,13 +375,15 @@ class Decisions:
         exchange = vhost.exchanges.get(name)
         want = shard_sets.wanted(self._catalog, vhost, exchange, self._shards) if exchange is not None else None
         if exchange is None or want is None:
+            if not vhost.parts(name):
+                return
             arguments = exchange.arguments if exchange is not None else {}
             self._release(decision, vhost, name, shard_sets.when_gone(arguments, before.of(EXCHANGE, name).definition))
             return
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
-        there = len(vhost.queues) + sum(put.vhost == vhost.name for put in decision.create)
+        there = len(vhost.queues) - vhost.delay_queues + sum(put.vhost == vhost.name for put in decision.create)
         room = want.number if most is None else max(0, most - there)
-        done = shard_sets.Reshaping(vhost, exchange, want, self._shards).run(self._new_queue_id, room)
+        done = shard_sets.Reshaping(vhost, exchange, want, self._shards, self._leaving).run(self._new_queue_id, room)
         decision.changes += done.changes
         decision.create += done.created
         decision.notes += done.notes
@@ -310,11 +403,17 @@ class Decisions:
     def _put_vhost(self, change: VhostPut, owner: str) -> Decision:
         if not change.name or len(change.name.encode()) > checks.NAME_BYTES_MAX:
             raise Refusal(BAD_REQUEST, f"a vhost's name has 1 to {checks.NAME_BYTES_MAX} bytes")
+        if change.default_queue_type not in ("", *checks.QUEUE_TYPES):
+            raise Refusal(BAD_REQUEST, f"unsupported default queue type '{change.default_queue_type}'")
         return Decision([change])
 
     def _delete_vhost(self, change: VhostDelete, owner: str) -> Decision:
-        if change.name not in self._catalog.vhosts:
+        found = self._catalog.vhosts.get(change.name)
+        if found is None:
             raise Refusal(NOT_FOUND, f"vhost '{change.name}' not found")
+        if found.put.is_protected:
+            text = f"Refusing to delete virtual host '{change.name}' because it is protected from deletion"
+            raise Refusal(PRECONDITION_FAILED, text)
         return Decision([change], drop_vhost=change.name, close_vhost=change.name)
 
     def _delete_user(self, change: UserDelete, owner: str) -> Decision:
@@ -352,18 +451,38 @@ class Decisions:
         if change.component == policies.USER_LIMITS and change.name not in self._catalog.users:
             raise Refusal(BAD_REQUEST, f"no such user: {change.name}")
         policies.check_parameter(change.vhost, change.component, change.name, change.value)
-        return Decision([change], policies_of=change.vhost if change.component in COMPONENTS else "")
+        return self._policy_changed(change) if change.component in COMPONENTS else Decision([change])
+
+    def _policy_changed(self, change: ParameterPut | ParameterDelete) -> Decision:
+        """Exchanges that delay messages from now on get a place to keep them first."""
+        vhost = self._vhost(change.vhost)
+        kept = [put for (of, *_), put in self._catalog.parameters.items() if of == change.vhost]
+        said = (change.component, change.name)
+        puts = [put for put in kept if (put.component, put.name) != said]
+        new = Policies([*puts, change] if isinstance(change, ParameterPut) else puts)
+        queues = [
+            self._delay_queue(exchange)
+            for exchange in vhost.exchanges.values()
+            if exchange.name and delays_under(new, exchange) and vhost.delay_queue(exchange.name) is None
+        ]
+        return Decision([*queues, change], create=queues, policies_of=change.vhost)
 
     def _delete_parameter(self, change: ParameterDelete, owner: str) -> Decision:
         if (change.vhost, change.component, change.name) not in self._catalog.parameters:
             raise Refusal(NOT_FOUND, "Parameter does not exist")
-        return Decision([change], policies_of=change.vhost if change.component in COMPONENTS else "")
+        return self._policy_changed(change) if change.component in COMPONENTS else Decision([change])
 
     def _vhost(self, name: str) -> Vhost:
         vhost = self._catalog.vhosts.get(name)
         if vhost is None:
             raise Refusal(checks.NOT_ALLOWED, f"vhost {name} not found")
         return vhost
+
+
+def delays_under(policies: Policies, exchange: ExchangePut) -> bool:
+    """Whether the exchange keeps messages until they are due when these are in force."""
+    definition = policies.of(EXCHANGE, exchange.name).definition
+    return is_delayed(exchange.type, exchange_arguments(exchange.arguments, definition))
 
 
 def unbound_first(bindings: Collection[BindingPut]) -> list[AnyChange]:
@@ -393,6 +512,22 @@ def unbound_exchanges(vhost: Vhost, lost: Iterable[BindingPut], dead: set[str]) 
     return changes
 
 
+def with_type(ask: QueueDeclare, default: str, current: QueuePut | None) -> dict[str, Any]:
+    """The arguments of a declare, with the type its vhost gives to a queue that is of none and could be of that one.
+
+    A queue that was there before its vhost had a default, or is of it, may be declared again without a type.
+    """
+    arguments = ask.arguments
+    if default in ("", "classic") or "x-queue-type" in arguments:
+        return arguments
+    if current is not None:
+        kind = current.arguments.get("x-queue-type")
+        return arguments if kind != default else {**arguments, "x-queue-type": kind}
+    if not ask.name or checks.unfit_for_type(default, ask.durable, ask.auto_delete, ask.exclusive):
+        return arguments
+    return {**arguments, "x-queue-type": default}
+
+
 def check_regexes(*regexes: str) -> None:
     for regex in regexes:
         try:
@@ -413,6 +548,9 @@ _DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
     Bind: Decisions._bind,
     Unbind: Decisions._unbind,
     Removal: Decisions._removal,
+    Pause: Decisions._pause,
+    Drained: Decisions._drained,
+    Restore: Decisions._restore,
     OwnerGone: Decisions._owner_gone,
     VhostPut: Decisions._put_vhost,
     VhostDelete: Decisions._delete_vhost,

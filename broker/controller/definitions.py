@@ -404,7 +404,7 @@ _FILES_OF: Final[dict[type, set[str]]] = {
 def _rows_of(name: str, catalog: Catalog) -> list[dict[str, Any]]:
     """The structs travel as tagged arrays; in the files they are objects with named fields."""
     puts: dict[str, Any] = {
-        "vhosts": [VhostPut(vhost.name, vhost.description, vhost.tags) for vhost in catalog.vhosts.values()],
+        "vhosts": [vhost.put for vhost in catalog.vhosts.values()],
         "users": catalog.users.values(),
         "permissions": catalog.permissions.values(),
         "topic_permissions": catalog.topic_permissions,

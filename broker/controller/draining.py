@@ -14,6 +14,7 @@ from typing import Protocol
 from broker.catalog import Catalog
 from broker.changes import QueuePut
 from broker.control import Answer
+from broker.controller.decisions import Drained, Restore
 from broker.controller.shard_sets import draining
 from shardd.wire import messages as wire
 
@@ -23,10 +24,10 @@ LOOK_S_MAX = 20.0  # between looks at queues in which nothing happens: each asks
 log = logging.getLogger(__name__)
 
 
-class Deletes(Protocol):
+class Asked(Protocol):
     """What is needed of the authority."""
 
-    async def delete_queue(self, vhost: str, name: str, if_unused: bool = False, if_empty: bool = False) -> Answer: ...
+    async def ask(self, request: Drained | Restore) -> Answer: ...
 
 
 class Shards(Protocol):
@@ -50,7 +51,7 @@ class Looks:
         return empty_twice
 
 
-async def run(catalog: Catalog, shards: Shards, authority: Deletes) -> None:
+async def run(catalog: Catalog, shards: Shards, authority: Asked) -> None:
     """Until cancelled."""
     looks = Looks()
     while True:
@@ -60,6 +61,8 @@ async def run(catalog: Catalog, shards: Shards, authority: Deletes) -> None:
         stats = await shards.stats({queue.shard for queue in queues}) if queues else {}
         messages = {each.id: each.ready + each.unacked for reply in stats.values() for each in reply.queues}
         for queue in looks.seen(queues, messages):
-            answer = await authority.delete_queue(queue.vhost, queue.name, if_empty=True)
-            if not answer.code:
+            await authority.ask(Drained(queue.id))
+            assert queue.part is not None  # of all that drain
+            await authority.ask(Restore(queue.vhost, queue.part.exchange))
+            if catalog.queue_by_id(queue.id) is None:
                 log.info("shard queue '%s' in vhost '%s' is empty and gone", queue.name, queue.vhost)

@@ -14,6 +14,7 @@ import msgspec
 
 from broker.catalog import PREDECLARED, Catalog
 from broker.changes import ParameterPut, PermissionPut, TopicPermissionPut, UserPut, VhostPut
+from broker.checks import QUEUE_TYPES
 from broker.control import Bind, ExchangeDeclare, QueueDeclare
 from broker.controller.policies import GLOBAL, USER_LIMITS, VHOST_LIMITS, bad
 from broker.passwords import HASHES, is_base64
@@ -45,6 +46,8 @@ class Vhost(msgspec.Struct):
     tags: list[str] | str = []
     metadata: dict[str, Any] = {}
     limits: list[VhostLimit] = []
+    default_queue_type: str | None = None
+    protected_from_deletion: bool = False
 
 
 class Permission(msgspec.Struct):
@@ -145,7 +148,7 @@ def stages(document: Document, vhost: str | None, hash_password: HashPassword) -
     made: list[list[Ask]] = []
     if vhost is None:
         made.append([_user_put(user, hash_password) for user in document.users])
-        made.append([VhostPut(v.name, *_about(v)) for v in document.vhosts])
+        made.append([_vhost_put(v) for v in document.vhosts])
         made.append([PermissionPut(p.vhost, p.user, p.configure, p.write, p.read) for p in document.permissions])
         made.append(
             [TopicPermissionPut(p.vhost, p.user, p.exchange, p.write, p.read) for p in document.topic_permissions]
@@ -164,7 +167,7 @@ def needed(ask: Ask, catalog: Catalog) -> bool:
     """Whether it is to be asked at all: what is there stays, what cannot be bound any more is left out."""
     match ask:
         case VhostPut():  # files of some versions do not tell what a vhost is about: that is no reason to forget it
-            return ask.name not in catalog.vhosts or bool(ask.description or ask.tags)
+            return ask.name not in catalog.vhosts or msgspec.structs.replace(ask, name="") != VhostPut("")
         case QueueDeclare():
             return catalog.queue(ask.vhost, ask.name) is None
         case ExchangeDeclare():
@@ -208,12 +211,19 @@ def _user_put(user: User, hash_password: HashPassword) -> UserPut:
     return UserPut(user.name, password_hash, algorithm, [tag for part in tags if (tag := part.strip())])
 
 
-def _about(vhost: Vhost) -> tuple[str, list[str]]:
-    """Description and tags, which some versions keep in metadata."""
+def _vhost_put(vhost: Vhost) -> VhostPut:
+    """What some versions keep in metadata is taken from there; a default type that is none ("undefined") is not."""
     tags = vhost.tags or vhost.metadata.get("tags") or []
     tags = tags.split(",") if isinstance(tags, str) else tags
     description = vhost.description or vhost.metadata.get("description") or ""
-    return str(description), [str(tag).strip() for tag in tags]
+    kind = vhost.default_queue_type or vhost.metadata.get("default_queue_type")
+    return VhostPut(
+        vhost.name,
+        str(description),
+        [str(tag).strip() for tag in tags],
+        kind if isinstance(kind, str) and kind in QUEUE_TYPES else "",
+        vhost.protected_from_deletion or vhost.metadata.get("protected_from_deletion") is True,
+    )
 
 
 def _limits(document: Document) -> Iterator[ParameterPut]:

@@ -22,6 +22,7 @@ import msgspec
 from broker.changes import AnyChange
 from broker.control import (
     CONTROL_BYTES_MAX,
+    Alarmed,
     Answer,
     AnyControl,
     Applied,
@@ -31,10 +32,15 @@ from broker.control import (
     ConnectionDown,
     ConnectionInfo,
     ConnectionUp,
+    ConsumerLeave,
+    ConsumersHere,
     ControlMessage,
     DoorHello,
     DoorReport,
     Query,
+    SeatGivenUp,
+    SeatOrder,
+    SeatOrders,
     Snapshot,
     SnapshotPart,
 )
@@ -69,6 +75,12 @@ class Handler(Protocol):
     def connection_down(self, owner: str) -> None: ...
 
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None: ...
+
+    def consuming(self, door: int, incarnation: int, news: ConsumersHere | ConsumerLeave | SeatGivenUp) -> None:
+        """Of the consumers of virtual queues there."""
+
+    def handed_out(self, changes: list[AnyChange]) -> None:
+        """These changes are on their way to every front door: what is said to one now comes behind them."""
 
     async def room(self) -> None: ...
 
@@ -114,6 +126,7 @@ class DoorLinks:
     """All connected front doors. `handler` is set before `start`."""
 
     def __init__(self, boot: str, doors: int = 0) -> None:
+        self.alarm = ""
         """`doors`: how many are expected, numbered from 0."""
         self.handler: Handler | None = None
         self._boot = boot
@@ -166,6 +179,8 @@ class DoorLinks:
                 door.told = version
                 door.behind_since = door.behind_since or now
                 door.send_bytes(data)
+        if self.handler is not None:
+            self.handler.handed_out(changes)
         self._settle()
 
     def when_in_force(self, version: int, then: Callable[[], None]) -> None:
@@ -177,6 +192,19 @@ class DoorLinks:
         door = self._doors.get(int(owner.split(".", 1)[0]))
         if door is not None:
             door.send(CloseConnection(owner, code, text))
+
+    def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None:
+        """To a front door that is gone there is nothing to say."""
+        found = self._doors.get(door)
+        if found is not None and found.incarnation == incarnation:
+            found.send(SeatOrders(orders))
+
+    def set_alarm(self, reason: str) -> None:
+        """Of the whole broker; each door is told, and those that come."""
+        if reason != self.alarm:
+            self.alarm = reason
+            for door in self._doors.values():
+                door.send(Alarmed(reason))
 
     def _settle(self) -> None:
         if self._expected:
@@ -255,6 +283,8 @@ class DoorLinks:
         for start in range(0, last, SNAPSHOT_PART_CHANGES):
             door.send(SnapshotPart(changes[start : start + SNAPSHOT_PART_CHANGES]))
         door.send(Snapshot(self._boot, version, changes[last:]))
+        if self.alarm:
+            door.send(Alarmed(self.alarm))
         self._doors[door.number] = door
         self._expected.discard(door.number)
         self.handler.door_up(door.number, door.incarnation, message.connections)
@@ -286,6 +316,8 @@ class DoorLinks:
                 self.handler.connection_up(message.info)
             case ConnectionDown():
                 self.handler.connection_down(message.owner)
+            case ConsumersHere() | ConsumerLeave() | SeatGivenUp():
+                self.handler.consuming(door.number, door.incarnation, message)
             case DoorReport():
                 if message.query in self._reports:
                     self._reports[message.query].add(message)

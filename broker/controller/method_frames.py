@@ -34,6 +34,8 @@ BIND_EXCHANGE, UNBIND_EXCHANGE = 30, 40
 
 # Bits of exchange.declare and queue.declare (0-9-1, sections 1.6.2.1 and 1.7.2.1).
 PASSIVE, DURABLE, BIT_2, BIT_3, BIT_4 = 1, 2, 4, 8, 16
+# Of queue.declare, where AMQP has none: the queue is paused.
+PAUSED = 128
 
 _HEAD: Final = struct.Struct(">BHI HHH")  # type, channel, payload bytes, class, method, ticket
 _INT: Final = struct.Struct(">BHIHH")
@@ -50,6 +52,7 @@ def encode_method(change: Definition) -> bytes:
             return _encode_binding(change)
         case QueuePut():
             bits = DURABLE * change.durable + BIT_2 * bool(change.owner) + BIT_3 * change.auto_delete
+            bits += PAUSED * change.paused
             return _frame(QUEUE, DECLARE, _short(change.name) + bytes((bits,)) + encode_table(change.arguments))
         case QueueDelete():
             return _frame(QUEUE, DELETE_QUEUE, _short(change.name) + b"\0")
@@ -91,7 +94,8 @@ def decode_method(
         case (50, 10):
             name, bits, arguments = read.short(), read.octet(), read.table()
             durable, auto_delete = bool(bits & DURABLE), bool(bits & BIT_3)
-            return QueuePut(vhost, name, queue_id, shard, durable, auto_delete, owner, arguments, part)
+            paused = bool(bits & PAUSED)
+            return QueuePut(vhost, name, queue_id, shard, durable, auto_delete, owner, arguments, part, paused)
         case (50, 40):
             return QueueDelete(vhost, read.short())
         case (50, 20) | (50, 50) | (40, 30) | (40, 40):

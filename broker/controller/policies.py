@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from broker.checks import NAME_BYTES_MAX, Refusal
 from broker.policies import APPLY_TO, OPERATOR_POLICY, POLICY
+from broker.routing.delaying import POLICY_KEY as DELAYED_MESSAGE
 
 BAD_REQUEST = 400
 VHOST_LIMITS = "vhost-limits"
@@ -230,6 +231,10 @@ def _age(value: Any) -> str:
     return "" if isinstance(value, str) and re.fullmatch(r"\d+[YMDhms]", value) else "is not a valid max age"
 
 
+def _flag(value: Any) -> str:
+    return "" if isinstance(value, bool) else "is not a valid boolean"
+
+
 def _anything(value: Any) -> str:
     return ""
 
@@ -248,10 +253,16 @@ OPERATOR_KEYS: Final[dict[str, Check]] = {
 POLICY_KEYS: Final[dict[str, Check]] = {
     **OPERATOR_KEYS,
     "alternate-exchange": _text("alternate exchange name"),
+    DELAYED_MESSAGE: _flag,
     "dead-letter-exchange": _text("dead letter exchange name"),
     "dead-letter-routing-key": _text("dead letter routing key"),
     "dead-letter-strategy": _one_of(("at-most-once", "at-least-once"), "dead letter strategy"),
     "consumer-timeout": _at_least(0, "consumer timeout"),
+    "consumer-disconnected-timeout": _at_least(0, "consumer disconnected timeout"),
+    "delayed-retry-type": _one_of(("disabled", "all", "failed", "returned"), "delayed retry type"),
+    "delayed-retry-min": _at_least(1, "delayed retry time"),
+    "delayed-retry-max": _at_least(1, "delayed retry time"),
+    "delayed-retry-multiplier": _at_least(1, "delayed retry multiplier"),
     "queue-mode": _one_of(("default", "lazy"), "queue-mode value"),
     "queue-leader-locator": _one_of(
         ("client-local", "balanced", "random", "least-leaders"), "queue leader locator value"

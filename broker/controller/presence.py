@@ -5,22 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from broker.control import ConnectionInfo
 
 
 class Connected(NamedTuple):
     of_vhost: int
     of_user: int
+    of_all: int
 
 
 class Presence:
     """Connections by owner ("door.incarnation.connection")."""
 
     def __init__(self) -> None:
+        self.connections_max = 0  # of the broker; 0: no limit
         self._connections: dict[str, ConnectionInfo] = {}
 
     def up(self, info: ConnectionInfo) -> None:
         self._connections[info.owner] = info
+
+    def channels_beside(self, owner: str, user: str) -> tuple[int, int]:
+        """Channels of all other connections: in all, and of this user."""
+        others = [info for info in self._connections.values() if info.owner != owner]
+        return sum(info.channels for info in others), sum(info.channels for info in others if info.user == user)
+
+    def has_channels(self, owner: str, channels: int) -> None:
+        info = self._connections.get(owner)
+        if info is not None:
+            self._connections[owner] = msgspec.structs.replace(info, channels=channels)
 
     def down(self, owner: str) -> None:
         self._connections.pop(owner, None)
@@ -56,15 +70,16 @@ class Presence:
         ]
 
     def before(self, owner: str) -> Connected:
-        """How many of the same vhost, and of the same user, came up before this one."""
+        """How many of the same vhost, of the same user, and in all, came up before this one."""
         own = self._connections.get(owner)
-        of_vhost = of_user = 0
+        of_vhost = of_user = of_all = 0
         for info in self._connections.values():
             if own is None or info is own:
                 break
+            of_all += 1
             of_vhost += info.vhost == own.vhost
             of_user += info.user == own.user
-        return Connected(of_vhost, of_user)
+        return Connected(of_vhost, of_user, of_all)
 
 
 def door_of(owner: str) -> int:

@@ -12,7 +12,7 @@ moment does a message find no shard, and none is out of reach.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -44,6 +44,9 @@ NUMBER_ARGUMENT, SUPER_STREAM = "x-shards", "x-super-stream"
 KEY_ARGUMENT, QUEUE_ARGUMENTS, WHEN_GONE_ARGUMENT = "x-shard-routing-key", "x-shard-arguments", "x-shards-when-gone"
 # Never made a stream exchange by a policy: every queue is bound to the one, the other is fed by the broker itself.
 NEVER: Final = frozenset(("", "amq.rabbitmq.trace"))
+
+# Types that give each message to one queue. Others are what their users want now and then, and often a mistake.
+SPREADING: Final = frozenset(("x-consistent-hash", "x-modulus-hash", "x-random"))
 
 DRAIN, KEEP, DELETE = "drain", "keep", "delete"  # what becomes of shard queues whose exchange is none any more
 
@@ -128,9 +131,9 @@ def when_gone(arguments: Mapping[str, Any], definition: Mapping[str, Any]) -> st
     return DRAIN if when_gone_fault(said) else str(said)
 
 
-def check_arguments(vhost: str, exchange: str, arguments: Mapping[str, Any]) -> None:
+def check_arguments(put: ExchangePut) -> None:
     """Of an exchange that is declared. Raises Refusal, 406."""
-    fault = ""
+    arguments, fault = put.arguments, ""
     if NUMBER_ARGUMENT in arguments:
         fault = number_fault(NUMBER_ARGUMENT, arguments[NUMBER_ARGUMENT])
     if not fault and not isinstance(arguments.get(SUPER_STREAM, True), bool):
@@ -145,7 +148,8 @@ def check_arguments(vhost: str, exchange: str, arguments: Mapping[str, Any]) -> 
         fault = f"{QUEUE_ARGUMENTS} should be a table, actually was {checks.erlang_term(of_queues)}"
     if fault:
         raise Refusal(PRECONDITION_FAILED, fault)
-    checks.check_queue_arguments(vhost, exchange, of_queues)
+    checks.check_queue_arguments(put.vhost, put.name, of_queues)
+    checks.check_queue_type(put.vhost, put.name, put.durable, False, False, of_queues)
 
 
 def check_names(want: Wanted, exchange: str) -> None:
@@ -159,7 +163,11 @@ def check_names(want: Wanted, exchange: str) -> None:
 class Reshaping:
     """One exchange on its way from the shard queues it has to those it is to have."""
 
-    def __init__(self, vhost: Vhost, exchange: ExchangePut, want: Wanted, shards: int) -> None:
+    def __init__(
+        self, vhost: Vhost, exchange: ExchangePut, want: Wanted, shards: int, leaving: Container[int] = ()
+    ) -> None:
+        """`leaving`: queues that may be gone at their shards already; they are made anew when that is known."""
+        self._leaving = leaving
         self._vhost, self._exchange, self._want, self._shards = vhost, exchange, want, shards
         self._first = place(vhost.name, exchange.name, shards)
         self._parts = {queue.name: queue for queue in vhost.parts(exchange.name)}
@@ -175,11 +183,18 @@ class Reshaping:
             queue = self._vhost.queues.get(name)
             if queue is None and len(self._done.created) >= room:
                 self._note(f"'{name}' is not made: the vhost has as many queues as it may")
+            elif queue is not None and queue.id in self._leaving:
+                self._note(f"'{name}' was found empty and is just going; then it is made anew")
             elif queue is not None and queue.owner:
                 self._note(f"'{name}' belongs to a connection and cannot be a shard")
             else:
                 bound.append(self._put_queue(name, index, queue, new_queue_id))
         self._done.changes.extend(filter(None, (self._bind(queue) for queue in bound)))
+        if self._done.created and self._exchange.type not in SPREADING:
+            self._note(
+                f"of type {self._exchange.type} it does not spread its messages: each of its {len(bound)} shard queues "
+                f"gets all that a queue bound with '{self._want.key}' gets"
+            )
         wanted = set(self._names)
         for queue in self._parts.values():
             old = queue.part

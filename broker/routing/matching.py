@@ -27,13 +27,15 @@ class Target(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What routing looks at. `draw`: 64 random bits, for what chance decides; `more_keys`: those of CC and BCC."""
+    """What routing looks at. `draw`: 64 random bits, for what chance decides; `more_keys`: those of CC and BCC;
+    `delay_ms`: not 0 for one that waits at exchanges that delay."""
 
     key: str
     headers: Headers = NOTHING
     properties: Mapping[str, str | int] = NOTHING  # message_id, correlation_id, timestamp, as far as they are said
     draw: int = 0
     more_keys: tuple[str, ...] = ()
+    delay_ms: int = 0
 
 
 class Matcher(Protocol):

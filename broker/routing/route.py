@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from broker.routing.delaying import Delayed
 from broker.routing.matching import NOTHING, Matcher, Message, Target
 from broker.routing.spreading import Spread
 from broker.routing.table import Exchange, RoutingTable
@@ -65,6 +66,8 @@ def route_message(table: RoutingTable, exchange: str, message: Message, trace: l
 
 def _matched(matcher: Matcher, message: Message) -> Collection[Target]:
     """By any of the message's keys; an exchange that chooses one destination looks at the first."""
+    if isinstance(matcher, Delayed):
+        return matcher.waiting(message) or _matched(matcher.inner, message)
     if not matcher.by_key or isinstance(matcher, Spread):
         return matcher.match(message)
     found = set(matcher.match(message))
@@ -73,14 +76,15 @@ def _matched(matcher: Matcher, message: Message) -> Collection[Target]:
     return found
 
 
-def goes_by_key(table: RoutingTable, exchange: str) -> bool:
+def goes_by_key(table: RoutingTable, exchange: str, *, is_due: bool = False) -> bool:
     """Whether the routing key alone decides at all exchanges that a message published here can come to; else no route
-    may be kept."""
+    may be kept. `is_due`: of messages that wait nowhere any more."""
     visited = {exchange}
     waiting = [exchange]
     while waiting:
         here = table.exchange(waiting.pop())
-        if not here.matcher.by_key:
+        matcher = here.matcher.inner if is_due and isinstance(here.matcher, Delayed) else here.matcher
+        if not matcher.by_key:
             return False
         for name in (*here.destination_exchanges, here.attributes.alternate):
             if name is not None and name not in visited and table.has_exchange(name):

@@ -17,6 +17,7 @@ from broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_
 from broker.routing.matching import NOTHING, Arguments, Message, Target
 
 WEIGHT_MAX = 10000  # RabbitMQ's
+CHECKED_KEYS = frozenset(("x-consistent-hash", "x-local-random"))  # types that do not take any key of a binding
 HASH_PROPERTIES = ("message_id", "correlation_id", "timestamp")
 ALGORITHMS = ("ring", "jump")  # LavinMQ's words; what we do for "ring" has no points and so no uneven ones
 
@@ -135,7 +136,7 @@ class ModulusHash(Spread):
 
 
 class Chance(Spread):
-    """x-random: any, with equal chances."""
+    """x-random, x-local-random: any, with equal chances. All queues are local: a host is one node."""
 
     how: How = "chance"
     by_key = False
@@ -164,6 +165,8 @@ def exchange_fault(type: str, arguments: Arguments) -> str | None:
 
 def weight_fault(type: str, key: str) -> str | None:
     """Why a binding to an exchange of this type cannot have this key: RabbitMQ's text, code 406."""
+    if type == "x-local-random" and key:
+        return f"Non empty binding '{key}' key not permitted"
     if type != "x-consistent-hash":
         return None
     digits = key[1:] if key[:1] in ("-", "+") else key

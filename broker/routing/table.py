@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from broker.routing.matching import Matcher, QueueNames, Target
-from broker.routing.types import TYPES
+from broker.routing.types import TYPES, matcher_of
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -51,6 +51,7 @@ class Attributes(NamedTuple):
     type: str
     arguments: Mapping[str, Any]
     internal: bool
+    delays: str = ""  # the queue where messages wait that are not due
 
     @property
     def alternate(self) -> str | None:
@@ -65,7 +66,7 @@ class Exchange:
         self.attributes = attributes
         self.bindings: dict[Identity, Binding] = {}
         self.destination_exchanges: dict[str, int] = {}  # with the number of bindings to each
-        self.matcher: Matcher = matcher or TYPES[attributes.type](attributes.arguments)
+        self.matcher: Matcher = matcher or _matcher(attributes)
 
     def bind(self, identity: Identity, binding: Binding) -> None:
         self.bindings[identity] = binding
@@ -84,11 +85,15 @@ class Exchange:
                 del self.destination_exchanges[name]
 
     def become(self, attributes: Attributes) -> None:
-        if (attributes.type, attributes.arguments) != (self.attributes.type, self.attributes.arguments):
-            self.matcher = TYPES[attributes.type](attributes.arguments)
+        if attributes._replace(internal=False) != self.attributes._replace(internal=False):
+            self.matcher = _matcher(attributes)
             for one in self.bindings.values():
                 self.matcher.add(one.key, one.arguments, one.target)
         self.attributes = attributes
+
+
+def _matcher(attributes: Attributes) -> Matcher:
+    return matcher_of(attributes.type, attributes.arguments, attributes.delays)
 
 
 # One step of a change: what a name or a binding shall be from now on. None: nothing.
@@ -216,12 +221,17 @@ class RoutingTable:
     # -- changing
 
     def with_exchange(
-        self, name: str, type: str, arguments: Mapping[str, Any] | None = None, internal: bool = False
+        self,
+        name: str,
+        type: str,
+        arguments: Mapping[str, Any] | None = None,
+        internal: bool = False,
+        delays: str = "",
     ) -> RoutingTable:
         """Replaces an existing one, whose bindings stay. The default exchange is never replaced."""
         if type not in TYPES:
             raise ValueError(f"unknown exchange type {type!r}")
-        attributes = Attributes(type, dict(arguments or {}), internal)
+        attributes = Attributes(type, dict(arguments or {}), internal, delays)
         old = self._reached().exchanges.get(name)
         if name == DEFAULT_EXCHANGE or (old is not None and old.attributes == attributes):
             return self

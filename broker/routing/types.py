@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from broker.routing.delaying import DELAYED_TYPE, Delayed, inner_type
 from broker.routing.matching import Arguments, Direct, Fanout, HeadersExchange, Matcher, Topic
 from broker.routing.spreading import Chance, ConsistentHash, ModulusHash
 
@@ -15,5 +16,13 @@ TYPES: Final[dict[str, Callable[[Arguments], Matcher]]] = {
     "headers": HeadersExchange,
     "x-consistent-hash": ConsistentHash,
     "x-modulus-hash": ModulusHash,
+    "x-local-random": Chance,
     "x-random": Chance,
+    DELAYED_TYPE: lambda arguments: TYPES[inner_type(DELAYED_TYPE, arguments)](arguments),
 }
+
+
+def matcher_of(type: str, arguments: Arguments, delays: str) -> Matcher:
+    """`delays`: the queue where messages wait, of an exchange that delays them."""
+    inner = TYPES[type](arguments)
+    return Delayed(delays, inner) if delays else inner

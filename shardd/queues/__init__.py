@@ -9,7 +9,7 @@ from array import array
 from typing import Protocol
 
 from shardd.queues.consumers import Consumer, Window
-from shardd.queues.limits import limits_of
+from shardd.queues.limits import Limits, limits_of
 from shardd.queues.queue import Queue
 from shardd.queues.roster import Kind, Roster
 from shardd.queues.stream import Log, Reader, StreamQueue, is_stream, retention_of
@@ -20,6 +20,7 @@ __all__ = [
     "Consumer",
     "Getter",
     "Kind",
+    "Limits",
     "Log",
     "Queue",
     "Reader",

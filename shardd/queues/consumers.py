@@ -37,8 +37,9 @@ class Consumer:
     """One consumer of one queue. `peer` is whatever the caller sends deliveries with."""
 
     __slots__ = (
-        "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "limited", "no_ack", "number",
-        "peer", "prefetch", "priority", "queue", "tag", "unacked", "window",
+        "affinity", "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "lent", "limited",
+        "no_ack", "number", "peer", "prefetch", "priority", "queue", "recalled", "tag", "told_late", "unacked",
+        "window",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,8 @@ class Consumer:
         priority: int = 0,
         prefetch: int = 0,
         limited: bool = False,
+        lent: bool = False,
+        affinity: bool = False,
     ) -> None:
         self.queue = queue
         self.peer = peer
@@ -71,12 +74,37 @@ class Consumer:
         self.limited = limited  # deliveries only for grants
         self.grants = 0
         self.asked = False  # for grants, and none came yet
+        self.lent = lent  # its prefetch is part of a limit that it shares
+        self.affinity = affinity  # messages of one key to one consumer
+        self.recalled: int | None = None  # of that: so much may stay
+        if lent:
+            self.borrow(prefetch)
         self.detached = False
+        self.told_late = False  # its channel is to be closed
         self.unacked = Unacked()
         self.handed: Handed | None = None  # in a queue that does not wait for ever
 
-    def tune(self, prefetch: int, limited: bool) -> None:
+    def borrow(self, prefetch: int) -> None:
+        """All that it has of a shared limit. Of none comes nothing: it is limited to grants, and gets none."""
+        self.prefetch = prefetch
+        self.limited = prefetch == 0
+        self.grants = 0
+
+    def give_back(self, floor: int) -> int:
+        """What of its prefetch is above `floor` and not in use."""
+        back = max(0, self.prefetch - max(self.unacked.count, floor))
+        if back:
+            self.borrow(self.prefetch - back)
+        return back
+
+    def tune(self, prefetch: int, limited: bool, lent: bool = False) -> None:
         """Another prefetch; grants of a former life count for nothing."""
+        if lent or self.lent:
+            self.lent, self.recalled, self.asked = lent, None, False
+            self.limited = not limited  # so that what follows begins anew
+        if lent:
+            self.borrow(prefetch)
+            return
         self.prefetch = 0 if self.no_ack else prefetch
         if limited != self.limited:
             self.limited = limited
@@ -98,10 +126,12 @@ class Consumer:
 class Consumers:
     """The attached consumers of one queue."""
 
-    __slots__ = ("_levels", "all", "single_active")
+    __slots__ = ("_levels", "affinity", "all", "paused", "single_active")
 
-    def __init__(self, single_active: bool = False) -> None:
+    def __init__(self, single_active: bool = False, paused: bool = False) -> None:
+        self.affinity = False  # one of them asked for it
         self.single_active = single_active
+        self.paused = paused
         self.all: list[Consumer] = []  # by arrival
         self._levels: list[list[Consumer]] = []  # by priority, highest first; each begins with whose turn it is
 
@@ -132,9 +162,17 @@ class Consumers:
             self.single_active = single_active
             self._arrange()
 
+    def be_paused(self, paused: bool) -> None:
+        if paused != self.paused:
+            self.paused = paused
+            self._arrange()
+
     def _arrange(self) -> None:
+        """Who may be given something."""
+        self.affinity = any(consumer.affinity for consumer in self.all)
         levels: dict[int, list[Consumer]] = {}
-        for consumer in self.all[:1] if self.single_active else self.all:
+        allowed = [] if self.paused else self.all[:1] if self.single_active else self.all
+        for consumer in allowed:
             levels.setdefault(consumer.priority, []).append(consumer)
         self._levels = [levels[priority] for priority in sorted(levels, reverse=True)]
 

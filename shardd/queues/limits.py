@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shardd.queues.entry import EXPIRY
+from shardd.queues.resting import REST_MS_MAX, Retry
 
 PRIORITY_MAX = 255
 # Why a message was let go.
@@ -14,6 +15,9 @@ MAXLEN = "maxlen"
 REJECTED = "rejected"
 DELIVERY_LIMIT = "delivery_limit"
 REFUSED = "refused"  # at its publish: nothing that dies later
+DUE = "delayed"  # it has waited long enough at the exchange that delays it
+# Argument of a queue that keeps messages for an exchange until they are due: the exchange's name.
+DELAYS_FOR = "x-delays-for"
 
 
 class DeadLetters(NamedTuple):
@@ -38,7 +42,11 @@ class Limits(NamedTuple):
     single_active: bool = False
     dead_letters: DeadLetters | None = None
     refused_die: bool = False  # publishes that are refused are dead-lettered too
+    delays: bool = False  # not a queue for anybody: messages wait in it until they are due
     consumer_timeout: int | None = None  # ms after which what a consumer does not settle is requeued
+    paused: bool = False  # nothing is handed out
+    timeout_closes: bool = False  # who holds something for longer loses its channel, not that message
+    retry: Retry | None = None  # what comes back rests first
 
     @property
     def bounded(self) -> bool:
@@ -66,6 +74,8 @@ def limits_of(arguments: Mapping[str, Any]) -> Limits:
     """Values were checked by the controller; what is not a number counts as not given."""
     if not arguments:
         return UNLIMITED
+    if isinstance(exchange := arguments.get(DELAYS_FOR), str):
+        return Limits(delays=True, dead_letters=DeadLetters(exchange))
     priority = _number(arguments, "x-max-priority") or 0
     overflow = str(arguments.get("x-overflow", ""))
     return Limits(
@@ -80,6 +90,7 @@ def limits_of(arguments: Mapping[str, Any]) -> Limits:
         dead_letters=_dead_letters(arguments),
         consumer_timeout=_number(arguments, "x-consumer-timeout") or None,
         refused_die=overflow == "reject-publish-dlx",
+        retry=_retry(arguments),
     )
 
 
@@ -90,6 +101,15 @@ def _dead_letters(arguments: Mapping[str, Any]) -> DeadLetters | None:
     key = arguments.get("x-dead-letter-routing-key")
     insist = arguments.get("x-dead-letter-strategy") == "at-least-once"
     return DeadLetters(exchange, key if isinstance(key, str) else None, insist)
+
+
+def _retry(arguments: Mapping[str, Any]) -> Retry | None:
+    """Of the types (all, failed, returned) none is told from the others: whatever comes back rests."""
+    least = _number(arguments, "x-delayed-retry-min")
+    if not least or arguments.get("x-delayed-retry-type") == "disabled":
+        return None
+    most = _number(arguments, "x-delayed-retry-max") or REST_MS_MAX
+    return Retry(min(least, REST_MS_MAX), most, _number(arguments, "x-delayed-retry-multiplier") or None)
 
 
 def _number(arguments: Mapping[str, Any], name: str) -> int | None:

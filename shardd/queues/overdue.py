@@ -6,7 +6,12 @@ much it holds. What is overdue is noticed at most a step late, never early.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardd.queues.consumers import Consumer
 
 # Stamps of one consumer, about, with one timeout's worth of deliveries held.
 STEPS = 16
@@ -50,3 +55,18 @@ class Handed:
         while self._stamps and (self.due(timeout_ms) or 0) <= now:
             number = self._stamps.popleft()[1]
         return number
+
+
+def handed(consumer: Consumer, now: int, timeout: int) -> Handed:
+    """With what it has been given by now."""
+    if consumer.handed is None:
+        consumer.handed = Handed()
+    if not consumer.no_ack:
+        consumer.handed.note(consumer.unacked.next_number, now, timeout)
+        consumer.handed.forget_before(consumer.unacked.first_number)
+    return consumer.handed
+
+
+def take_overdue(consumer: Consumer, now: int, timeout: int) -> tuple[array[int], int]:
+    """What it has held for longer than that, and the sum of its sizes."""
+    return consumer.unacked.settle(1, handed(consumer, now, timeout).overdue(now, timeout) - 1)

@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
 from shardd.queues.consumers import Consumer, Consumers
 from shardd.queues.departures import Departures
 from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED, Facts
 from shardd.queues.limits import DELIVERY_LIMIT, EXPIRED, MAXLEN, REFUSED, REJECTED, Limits
-from shardd.queues.overdue import Handed
+from shardd.queues.overdue import handed, take_overdue
 from shardd.queues.ready import Ready, marked, merged, same_mark, total
+from shardd.queues.resting import Resting, Retry
 from shardd.queues.unacked import Getter
 
 if TYPE_CHECKING:
@@ -47,21 +49,25 @@ class Outlet(Protocol):
 class Counters:
     """Since the start of the process."""
 
-    __slots__ = ("acked", "delivered", "got", "let_go", "published", "redelivered")
+    __slots__ = ("acked", "delivered", "got", "let_go", "published", "redelivered", "repeated")
 
     def __init__(self) -> None:
         self.published = self.delivered = self.acked = self.redelivered = self.got = self.let_go = 0
+        self.repeated = 0  # publishes of what a producer had sent before
 
 
 class Queue:
     """There may be 100,000 of them, most of them idle: what an idle one does not need is not there."""
 
     __slots__ = (
+        "_counts_returns",
         "_facts",
         "_holders",
         "_is_plain",
         "_is_timed",
+        "_keys",
         "_levels",
+        "_resting",
         "auto_delete",
         "closed",
         "consumers",
@@ -98,7 +104,7 @@ class Queue:
         self.auto_delete = auto_delete
         self.limits = limits
         self.counters = Counters()
-        self.consumers = Consumers(limits.single_active)
+        self.consumers = Consumers(limits.single_active, limits.paused)
         self.closed = False  # takes no more consumers: soon deleted
         self.deleted = False
         self.departures: Departures | None = None  # there have been none
@@ -110,7 +116,14 @@ class Queue:
         self._holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
         self._levels = [Ready() for _ in range(limits.max_priority + 1)]
         self._facts: Facts | None = None  # until a message has one
+        self._keys: Keys | None = None  # while a consumer wants each key for one of them
+        self._resting: Resting | None = None  # none rests
         self._decide()
+
+    @property
+    def delayed_count(self) -> int:
+        """Messages that wait until they are due."""
+        return 0
 
     # -- in --------------------------------------------------------------------------------------------
 
@@ -118,6 +131,7 @@ class Queue:
         """What its limits ask of each message, once for all messages."""
         limits = self.limits
         self.may_refuse = limits.reject_publish and limits.bounded
+        self._counts_returns = limits.delivery_limit is not None or limits.retry is not None
         self.is_watched = bool(limits.dead_letters or limits.consumer_timeout or self.departures)
         self._is_timed = limits.expires is not None or limits.consumer_timeout is not None
         self._is_plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
@@ -176,9 +190,7 @@ class Queue:
     def _choose(self, arrival: Arrival) -> tuple[list[int], list[int]]:
         """Which of them fit, and which do not. What consumers can take at once does not count against the limit."""
         limits = self.limits
-        capacity = self.consumers.capacity()
-        length = self.ready_count - capacity
-        held = self.ready_bytes - self._first_bytes(capacity) if length > 0 and limits.max_bytes is not None else 0
+        length, _, held, _ = self.room()
         sizes = self._sizes(arrival.entries) if limits.max_bytes is not None else array("I")
         fit: list[int] = []
         dropped: list[int] = []
@@ -194,11 +206,21 @@ class Queue:
             held += size if length > 0 else 0
         return fit, dropped
 
+    def room(self) -> tuple[int, int | None, int, int | None]:
+        """Messages that count against its limit, how many may, bytes that count, how many may."""
+        limits = self.limits
+        capacity = self.consumers.capacity()
+        length = self.ready_count - capacity
+        held = self.ready_bytes - self._first_bytes(capacity) if length > 0 and limits.max_bytes is not None else 0
+        return length, limits.max_length, held, limits.max_bytes
+
     # -- out -------------------------------------------------------------------------------------------
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Hand out at most about `bytes_max`; whether there is more to hand out now."""
         given = 0
+        if self._resting is not None:
+            self._wake(now)
         # What goes this very millisecond (a ttl of 0) may still be handed out directly.
         if self._facts and not self.expire(now - 1, EXPIRED_MAX):
             return True
@@ -209,7 +231,12 @@ class Queue:
             if given >= bytes_max:
                 return True
             level = self._levels[0] if len(self._levels) == 1 else self._first_level()
-            if len(takers) == 1:
+            if self._keys is not None:
+                dealt = self._deal_by_key(self._keys, takers, level, bytes_max - given, outlet, now)
+                if not dealt:
+                    break
+                given += dealt
+            elif len(takers) == 1:
                 given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now)
             else:
                 given += self._deal(takers, level, bytes_max - given, outlet, now)
@@ -273,13 +300,46 @@ class Queue:
         self.consumers.took(takers[(stop - 1) % count])
         return given
 
+    def _deal_by_key(
+        self, keys: Keys, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet, now: int
+    ) -> int:
+        """Each to who has its key, or to the next in turn; those that wait stay in their places. Bytes handed out."""
+
+        def look(most: int) -> tuple[array[int], bytes, array[int]]:
+            block = level.peek(most)
+            if self._facts:
+                block = self._before_old(block, now - 1)
+            blob, sizes = self.store.read(block, LOOK_BYTES)
+            return block[: len(sizes)], blob, sizes
+
+        looked, dealt = looked_at(look, takers, keys, bytes_max)
+        if not dealt.parts:
+            return 0
+        level.drop(len(looked))
+        level.merge(looked.left(dealt))
+        given = 0
+        for taker, part in dealt.parts.items():
+            for run in alike(looked, part, self._mark):
+                entries, sizes, blob = looked.pieces(run)
+                if not taker.no_ack:
+                    keys.take(taker, entries, looked.keys(run))
+                self.ready_count -= len(run)
+                self._hand_over(taker, entries, sizes, blob, outlet)
+                given += len(blob)
+        if dealt.last is not None:
+            self.consumers.took(dealt.last)
+        return given
+
+    def _mark(self, entry: int) -> int:
+        return 1 + self._times(entry) if entry & REDELIVERED else 0
+
     def _read(self, entries: array[int], room: int) -> list[tuple[array[int], array[int], bytes]]:
         """As many as fit, at least one, in pieces that are all redelivered or all not: (entries, sizes, blob)."""
         pieces: list[tuple[array[int], array[int], bytes]] = []
         at = 0
         while at < len(entries) and (room > 0 or not at):
             stop = same_mark(entries, at)
-            if entries[at] & REDELIVERED and self.limits.delivery_limit is not None:
+            if entries[at] & REDELIVERED and self._counts_returns:
                 stop = self._as_often(entries, at, stop)
             some = entries if stop - at == len(entries) else entries[at:stop]
             blob, sizes = self.store.read(some, max(room, 1))
@@ -313,7 +373,7 @@ class Queue:
 
     def _times(self, entry: int) -> int:
         """How often one that was delivered before came back, if that is counted here."""
-        return 0 if self.limits.delivery_limit is None else self.store.times_returned(self.id, entry)
+        return self.store.times_returned(self.id, entry) if self._counts_returns else 0
 
     def _as_often(self, entries: array[int], start: int, stop: int) -> int:
         """Where those that came back as often as the first end."""
@@ -326,9 +386,13 @@ class Queue:
     def _settle_grants(self, outlet: Outlet) -> None:
         """Give back grants that wait for nothing; ask for some where a message waits for nothing else."""
         for consumer in self.consumers.all:
+            if consumer.lent:
+                self._settle_loan(consumer, outlet)
+                continue
             if not consumer.limited:
                 continue
-            useful = self.ready_count and self.consumers.active(consumer) and consumer.wanted() > 0
+            may = self.consumers.active(consumer) and not self.consumers.paused
+            useful = self.ready_count and may and consumer.wanted() > 0
             if consumer.grants and not useful:
                 count, consumer.grants = consumer.grants, 0
                 outlet.ungranted(consumer, count, False)
@@ -336,8 +400,22 @@ class Queue:
                 consumer.asked = True
                 outlet.ungranted(consumer, 0, True)
 
+    def _settle_loan(self, consumer: Consumer, outlet: Outlet) -> None:
+        """As much of its lent prefetch as others want and it can spare; ask for more if it is used up."""
+        useful = bool(self.ready_count) and self.consumers.active(consumer) and not self.consumers.paused
+        back = 0
+        if consumer.recalled is not None:
+            back = consumer.give_back(consumer.recalled if useful else 0)
+        wants = useful and consumer.prefetch <= consumer.unacked.count and not consumer.asked
+        consumer.asked = consumer.asked or wants
+        if back or wants:
+            outlet.ungranted(consumer, back, wants)
+
     def grant(self, consumer: Consumer, count: int) -> None:
-        if consumer.limited:
+        if consumer.lent:
+            consumer.borrow(consumer.prefetch + count)
+            consumer.asked, consumer.recalled = False, None
+        elif consumer.limited:
             consumer.grants += count
             consumer.asked = False
 
@@ -345,8 +423,10 @@ class Queue:
         """One message (stored, delivery number, redelivered, how often it came back if that is counted); held by
         `getter`, or by nobody."""
         self.last_used = now
+        if self._resting is not None:
+            self._wake(now)
         self.expire(now)
-        if not self.ready_count:
+        if not self.ready_count or self.consumers.paused:
             return None
         level = self._first_level()
         entries = level.peek(1)
@@ -381,11 +461,11 @@ class Queue:
         self.let_go(entries, REJECTED)
 
     def requeue(self, entries: array[int], size: int) -> None:
-        """To the old place, as delivered before."""
+        """To the old place, as delivered before; at once, or when they have rested."""
         self._taken_back(entries, size)
         entries = marked(array("Q", sorted(entries)))
-        if self.limits.delivery_limit is not None:
-            entries, size = self._count_returns(entries, size, self.limits.delivery_limit)
+        if self._counts_returns:
+            entries, size = self._count_returns(entries, size)
         self._put_back(entries, size)
 
     def give_back(self, entries: array[int], size: int) -> None:
@@ -394,6 +474,8 @@ class Queue:
         self._put_back(array("Q", sorted(entries)), size)
 
     def _taken_back(self, entries: array[int], size: int) -> None:
+        if self._keys is not None:
+            self._keys.back(entries)
         self.unacked_count -= len(entries)
         self.unacked_bytes -= size
 
@@ -410,15 +492,42 @@ class Queue:
         for priority, part in parts.items():
             self._levels[priority].merge(part)
 
-    def _count_returns(self, entries: array[int], size: int, most: int) -> tuple[array[int], int]:
-        """Without those that were requeued more than `most` times."""
+    def _count_returns(self, entries: array[int], size: int) -> tuple[array[int], int]:
+        """Those that go back at once: neither requeued too often, nor to rest first."""
+        most = ALL if self.limits.delivery_limit is None else self.limits.delivery_limit
         kept, gone = array("Q"), array("Q")
-        for entry, times in zip(entries, self.store.count_returns(self.id, entries), strict=True):
+        all_times = self.store.count_returns(self.id, entries)
+        for entry, times in zip(entries, all_times, strict=True):
             (gone if times > most else kept).append(entry)
         if gone:
             size -= self._bytes_of(gone)
             self.let_go(gone, DELIVERY_LIMIT)
-        return kept, size
+        if self.limits.retry is None or not kept:
+            return kept, size
+        self._rest(kept, [times for times in all_times if times <= most], size, self.limits.retry)
+        return array("Q"), 0
+
+    def _rest(self, entries: array[int], all_times: list[int], size: int, retry: Retry) -> None:
+        """Held until they are due, as if by a consumer."""
+        if self._resting is None:
+            self._resting = Resting()
+        parts: dict[int, array[int]] = {}
+        for entry, times in zip(entries, all_times, strict=True):
+            parts.setdefault(retry.rest_ms(times), array("Q")).append(entry)
+        for rest_ms, part in parts.items():
+            self._resting.add(part, size if len(parts) == 1 else self._bytes_of(part), rest_ms)
+        self.unacked_count += len(entries)
+        self.unacked_bytes += size
+
+    def _wake(self, now: int) -> None:
+        """Those that are due are ready again; all, if none is to rest any more."""
+        assert self._resting is not None
+        self._resting.begin(now)
+        entries, size = self._resting.take_all() if self.limits.retry is None else self._resting.take_due(now)
+        if entries:
+            self.give_back(entries, size)
+        if not self._resting:
+            self._resting = None
 
     def let_go(self, entries: array[int], reason: str) -> None:
         """These leave without having been consumed; to where dead letters go, if the queue has such a place."""
@@ -514,9 +623,11 @@ class Queue:
 
     def next_due(self) -> int | None:
         """When `expire` or `expired_itself` will have something to do."""
-        if not self._facts and not self._is_timed:
+        if not self._facts and not self._is_timed and self._resting is None:
             return None
         due = []
+        if self._resting is not None and (rested := self._resting.next_due()) is not None:
+            due.append(rested)
         if self._facts:
             expiries = [self._fact(level.first()) & EXPIRY for level in self._levels if len(level)]
             due += [expiry for expiry in expiries if expiry]
@@ -541,6 +652,7 @@ class Queue:
         self.limits = limits
         self._decide()
         self.consumers.be_single_active(limits.single_active)
+        self.consumers.be_paused(limits.paused)
         self.enforce()
 
     def _rearrange(self, max_priority: int) -> None:
@@ -553,18 +665,39 @@ class Queue:
         for priority, part in parts.items():
             self._levels[priority].push_many(part)
 
-    def take_overdue(self, now: int) -> None:
-        """Requeue what consumers have held for longer than the queue waits. To be called after each `deliver`."""
+    def take_overdue(self, now: int) -> bool:
+        """Requeue what consumers have held for longer than the queue waits; whether there was some. To be called after
+        each `deliver`."""
         timeout = self.limits.consumer_timeout
-        if timeout is None:
-            return
+        if timeout is None or self.limits.timeout_closes:
+            return False
+        found = False
         for holder in list(self._holders):
             if isinstance(holder, Getter):
                 entries, size = holder.take_overdue(self, now - timeout)
             else:
-                entries, size = _take_overdue(holder, now, timeout)
+                entries, size = take_overdue(holder, now, timeout)
             if entries:
                 self.requeue(entries, size)
+                found = True
+        return found
+
+    def late(self, now: int) -> list[Consumer | Getter]:
+        """Who has held something for longer than the queue waits, if their channels are to be closed for it: each once.
+        To be called after each `deliver`."""
+        timeout = self.limits.consumer_timeout
+        if timeout is None or not self.limits.timeout_closes:
+            return []
+        found = [holder for holder in self._holders if not holder.told_late and self._is_late(holder, now, timeout)]
+        for holder in found:
+            holder.told_late = True
+        return found
+
+    def _is_late(self, holder: Consumer | Getter, now: int, timeout: int) -> bool:
+        if isinstance(holder, Getter):
+            since = holder.since(self)
+            return since is not None and since <= now - timeout
+        return not holder.no_ack and handed(holder, now, timeout).overdue(now, timeout) > holder.unacked.first_number
 
     def _overdue_at(self) -> int | None:
         timeout = self.limits.consumer_timeout
@@ -572,6 +705,8 @@ class Queue:
             return None
         found: list[int] = []
         for holder in self._holders:
+            if holder.told_late:
+                continue
             if isinstance(holder, Getter):
                 since = holder.since(self)
                 due = None if since is None else since + timeout
@@ -586,6 +721,7 @@ class Queue:
     def attach(self, consumer: Consumer) -> None:
         self.consumers.add(consumer)
         self._holders[consumer] = None
+        self._keep_keys()
         consumer.window.consumers += 1
 
     def detach(self, consumer: Consumer, now: int) -> None:
@@ -595,10 +731,21 @@ class Queue:
         consumer.detached = True
         consumer.window.consumers -= 1
         self.consumers.remove(consumer)
+        self._keep_keys()
         self.last_used = now
         self.let_holder_go(consumer)
         if self.auto_delete and not self.consumers:
             self.closed = True
+
+    def _keep_keys(self) -> None:
+        """From the first consumer that asks for it to the last; what is unsettled at the start is looked at once."""
+        if not self.consumers.affinity:
+            self._keys = None
+        elif self._keys is None:
+            self._keys = Keys()
+            for holder in self._holders:
+                if isinstance(holder, Consumer):
+                    self._keys.take_held(holder, self.store)
 
     def let_holder_go(self, consumer: Consumer) -> None:
         if consumer.detached and not consumer.unacked.count:
@@ -650,6 +797,7 @@ class Queue:
                 holder.forget(self)
             else:
                 holder.unacked.take_all()
+        self._resting = None
         self.closed = self.deleted = True
         self.ready_count = self.ready_bytes = self.unacked_count = self.unacked_bytes = 0
         return count
@@ -657,21 +805,13 @@ class Queue:
     def _held(self) -> Iterator[int]:
         for holder in self._holders:
             yield from holder.held_of(self) if isinstance(holder, Getter) else holder.unacked.held()
+        if self._resting is not None:
+            yield from self._resting.entries()
 
     def _oldest(self) -> int:
         """The first entry this queue still has."""
         heads = [level.first() for level in self._levels if len(level)]
         return min([entry & PLACE for entry in (*heads, *self._held())], default=PLACE & ((1 << 64) - 1))
-
-
-def _take_overdue(consumer: Consumer, now: int, timeout: int) -> tuple[array[int], int]:
-    """What it has held for longer than that, and the sum of its sizes."""
-    if consumer.handed is None:
-        consumer.handed = Handed()
-    if not consumer.no_ack:
-        consumer.handed.note(consumer.unacked.next_number, now, timeout)
-        consumer.handed.forget_before(consumer.unacked.first_number)
-    return consumer.unacked.settle(1, consumer.handed.overdue(now, timeout) - 1)
 
 
 def _rooms(takers: list[Consumer], bytes_max: int) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardd.queues.delay_queue import DelayQueue
 from shardd.queues.limits import Limits
 from shardd.queues.queue import Queue
 
@@ -45,7 +46,8 @@ class Roster:
         queue = self._used.get(id)
         if queue is None and (kind := self._unused.pop(id, None)) is not None:
             # Since when it is unused does not matter: one that expires is never among these.
-            queue = self._used[id] = Queue(
+            make = DelayQueue if kind.limits.delays else Queue
+            queue = self._used[id] = make(
                 id, kind.store, kind.limits, durable=kind.durable, auto_delete=kind.auto_delete
             )
         return queue

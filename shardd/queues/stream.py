@@ -329,8 +329,13 @@ class StreamQueue(Queue):
     def expired_itself(self, now: int) -> bool:
         return False
 
-    def take_overdue(self, now: int) -> None:
-        """What a reader holds nobody else waits for."""
+    def take_overdue(self, now: int) -> bool:
+        """Nothing: what a reader holds nobody else waits for."""
+        return False
+
+    def late(self, now: int) -> list[Consumer | Getter]:
+        """Nobody, for the same reason."""
+        return []
 
     def expire(self, now: int, most: int = 0) -> bool:
         return True

@@ -107,9 +107,13 @@ class Unacked:
 class Getter:
     """What basic.get took for one channel, from any of the shard's queues; bounded by how often a client asks."""
 
-    __slots__ = ("_held", "_last")
+    __slots__ = ("_held", "_last", "channel", "connection", "peer", "told_late")
 
-    def __init__(self) -> None:
+    def __init__(self, peer: object = None, connection: int = 0, channel: int = 0) -> None:
+        self.peer = peer
+        self.connection = connection
+        self.channel = channel
+        self.told_late = False  # its channel is to be closed
         self._held: dict[int, tuple[Queue, int, int, int]] = {}  # the last: since when
         self._last = 0
 

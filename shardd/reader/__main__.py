@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 
 import msgspec
 
 from shardd.reader import config
 from shardd.reader.server import Server
+from supervisor import logs
 from supervisor.notify import section
 
 
@@ -23,9 +23,7 @@ def main() -> int:
     except (msgspec.DecodeError, ValueError) as error:
         print(f"reader: --config: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s reader %(name)s: %(message)s"
-    )
+    logs.begin(settings.log_level, settings.log_format, "reader")
     return Server(settings).run()
 
 

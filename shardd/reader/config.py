@@ -15,6 +15,7 @@ class ReaderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scans_max: Annotated[int, Meta(ge=1, le=64)] = 4
     bytes_per_s: Annotated[int, Meta(ge=0)] = 512 << 20  # 0: no bound
     log_level: str = "info"
+    log_format: str = "auto"
 
 
 def read(text: str) -> ReaderConfig:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from shardd.reader.config import ReaderConfig
+from shardd.reader.config import ReaderConfig, read
 from shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams, as_chunk, as_part, send_all
 from shardd.store.errors import Corrupt
 from shardd.store.stream_scan import Truncated
@@ -33,6 +33,7 @@ from shardd.wire.reading import (
     socket_path,
 )
 from supervisor import notify
+from supervisor.logs import set_level
 
 # Calls beside the scans that run: they wait for their turn.
 WAITING_MAX = 32
@@ -43,6 +44,7 @@ CONFIRMS_S_MAX = 30.0
 SEND_S_MAX = 60.0
 NICENESS = 10
 WATCHDOG_MS = 1000
+WAKES_BYTES = 4096
 
 log = logging.getLogger(__name__)
 _answers = msgspec.json.Encoder()
@@ -56,28 +58,55 @@ class Server:
         self._turns = threading.BoundedSemaphore(config.scans_max)
         self._places = threading.BoundedSemaphore(config.scans_max + WAITING_MAX)
         self._publishing = threading.BoundedSemaphore(config.scans_max)
+        self._stopping = self._reload = False
         self._pacer = Pacer(config.bytes_per_s)
 
     def run(self) -> int:
         """Until SIGTERM or the end of the supervisor; calls under way are cut off."""
-        os.nice(NICENESS)
+        _step_back()
         keep_warm()
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        listener, wake = self._listen(), _on_signals()
+        listener, wake = self._listen(), self._on_signals()
         poll = select.poll()
         lifeline = notify.lifeline_fd()
-        ends = [fd for fd in (wake, lifeline) if fd is not None]
-        for fd in (listener.fileno(), *ends):
-            poll.register(fd, select.POLLIN)
+        for fd in (listener.fileno(), wake, lifeline):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
         notify.ready()
         while True:
             ready = [fd for fd, _ in poll.poll(WATCHDOG_MS)]
             notify.watchdog()
-            if any(fd in ends for fd in ready):
+            if wake in ready:
+                os.read(wake, WAKES_BYTES)
+            if self._stopping or lifeline in ready:
                 notify.stopping()
                 return 0
-            if ready:
+            if self._reload:
+                self._take_settings()
+            if listener.fileno() in ready:
                 self._accept(listener)
+
+    def _on_signals(self) -> int:
+        """A descriptor that becomes readable when one came."""
+        wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
+        return wake
+
+    def _on_stop(self, number: int, frame: object) -> None:
+        self._stopping = True
+
+    def _on_reload(self, number: int, frame: object) -> None:
+        self._reload = True
+
+    def _take_settings(self) -> None:
+        """How much is logged; the rest holds from the next start on."""
+        self._reload = False
+        section = notify.new_section()
+        if section is not None:
+            set_level(read(section).log_level)
 
     def _listen(self) -> socket.socket:
         path = socket_path(self._config.runtime_dir)
@@ -161,6 +190,14 @@ class Server:
             caller.sendall(LENGTH.pack(0))
 
 
+def _step_back() -> None:
+    """Shards and front doors go first."""
+    try:
+        os.nice(NICENESS)
+    except OSError as error:
+        log.warning("runs at the priority of the others: %s", error)
+
+
 def answer(caller: socket.socket, said: Answer) -> None:
     data = _answers.encode(said)
     caller.sendall(LENGTH.pack(len(data)) + data)
@@ -206,11 +243,3 @@ def receive_exactly(caller: socket.socket, count: int) -> bytearray:
                 raise EOFError
             done += got
     return data
-
-
-def _on_signals() -> int:
-    wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    return wake

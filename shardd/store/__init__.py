@@ -7,6 +7,7 @@ from shardd.store.files import Files, OsFiles
 from shardd.store.positions import TooManyNames
 from shardd.store.record import Arrival
 from shardd.store.recovery import Damage
+from shardd.store.sequences import Screened
 from shardd.store.store import SegmentStore
 from shardd.store.stream import StreamLog, StreamSync, filter_of, wanted_filters
 from shardd.store.stream_reading import Messages, StreamCache
@@ -23,6 +24,7 @@ __all__ = [
     "Messages",
     "OsFiles",
     "ReclaimJob",
+    "Screened",
     "SegmentStore",
     "StoreError",
     "StoreFailed",

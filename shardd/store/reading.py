@@ -9,6 +9,7 @@ takes the way through the records before it, once; after that any message of the
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from shardd.store import record
@@ -16,11 +17,25 @@ from shardd.store.errors import Corrupt
 from shardd.store.files import Files
 from shardd.store.segment import Segment
 
+POSITION = 0xFFFFFFFF  # of an entry, << 4 with its flags
 WINDOWS_MAX = 4
 WINDOW_BYTES_MIN = 64 << 10
 WINDOW_BYTES_MAX = 1 << 20
 # A message that begins this close behind a window counts as the next in sequence.
 SEQUENCE_GAP_BYTES = 256 << 10
+# Messages here and there, this far from each other: each is read alone, if it is not larger.
+STRAY_GAP_BYTES = 32 << 10
+STRAY_RUN_MIN = 4
+STRAY_BYTES_MAX = 2 << 10
+
+
+def is_scattered(entries: array[int], start: int, stop: int) -> bool:
+    """Whether those of entries[start:stop], all of one segment, lie so far apart that a window would hold few of them:
+    a few alone, or many with wide gaps on average."""
+    if stop - start < STRAY_RUN_MIN:
+        return True
+    span = abs((entries[stop - 1] & POSITION) - (entries[start] & POSITION)) >> 4
+    return span > STRAY_GAP_BYTES * (stop - start)
 
 
 @dataclass(slots=True)
@@ -43,6 +58,8 @@ class Windows:
     def __init__(self, files: Files) -> None:
         self.files = files
         self.windows: list[Window] = []  # last used last
+        self._stray = bytearray(STRAY_BYTES_MAX)
+        self._stray_view = memoryview(self._stray)
 
     def find(self, segment: Segment, handle: int, position: int) -> Window:
         """One that holds the whole message at `position`."""
@@ -58,6 +75,21 @@ class Windows:
         if size > window.used:
             window = self._read(segment, handle, position, size)
         return self._keep(window)
+
+    def find_stray(self, segment: Segment, handle: int, position: int) -> tuple[bytearray, int, int]:
+        """Bytes that hold the whole message at `position`, the position they begin at, how many: good until the next
+        call. One of which those around it will hardly be asked for."""
+        known = segment.checked - position
+        if known > 0:
+            view = self._stray_view if known >= STRAY_BYTES_MAX else self._stray_view[:known]
+            try:
+                got = self.files.read_into(handle, view, position)
+            except OSError as error:
+                raise Corrupt(f"cannot read byte {position} of {segment.path}: {error}") from error
+            if 0 < record.message_bytes_at(self._stray, 0) <= got:
+                return self._stray, position, got
+        window = self.find(segment, handle, position)
+        return window.data, window.start, window.used
 
     def _check_up_to(self, segment: Segment, handle: int, position: int) -> Window:
         """The window with the record that `position` is in; what lies between was found good."""

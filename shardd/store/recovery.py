@@ -22,11 +22,14 @@ from dataclasses import dataclass, field
 
 from shardd.store import acks, record
 from shardd.store.files import Files, is_full, is_missing
+from shardd.store.producers import NAME as PRODUCERS
+from shardd.store.producers import Producers
 from shardd.store.reclaim import Reclaimer
 from shardd.store.segment import (
     FORMAT,
     HEADER_BYTES,
     INDEX_SHARE_MAX,
+    NO_CHAIN,
     Segment,
     decode_header,
     decode_index,
@@ -92,19 +95,25 @@ def recover(
     timed: Collection[int],
     sync: bool,
     progress: Progress | None,
+    producers: Producers | None = None,
 ) -> Found:
     names = [parsed for parsed in map(parse_name, files.list(directory)) if parsed and parsed[0] in KINDS]
     state = read_state(files, directory)
-    reader = Reader(files, directory, sync)
+    reader = Reader(files, directory, sync, producers)
+    unread = producers.recover() if producers is not None else None
     numbers = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"))
     collector = record.Collector(queue_ids, frozenset(timed))
     found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
     if state is not None:
         found.next_number = max(found.next_number, state.next_number)
+    if unread is not None:
+        found.damage.append(Damage(PRODUCERS, "torn", *unread))
     bytes_total, bytes_done, messages = sum(reader.sizes[number] for number in numbers), 0, 0
     for number in numbers:
         loaded = reader.load(number)
         found.damage += loaded.damage if loaded else []
+        if producers is not None and loaded is not None and loaded.damage:
+            producers.damaged(loaded.segment)
         if loaded is not None and loaded.segment.capacity:
             pairs = reader.load_acks(loaded.segment)
             fresh = state is not None and number < state.next_number
@@ -118,6 +127,9 @@ def recover(
     # Not before every segment was understood: a program that is too old must not cost the clean stop.
     remove_state(files, directory)
     found.arrivals = collector.take()
+    if producers is not None:
+        producers.recovered(queue_ids)
+        found.next_number = max(found.next_number, producers.covered + 1)
     mark(found.arrivals, state)
     for kind, number in names:
         path = f"{directory}/{file_name(kind, number)}"
@@ -148,10 +160,11 @@ def mark(arrivals: list[record.Arrival], state: State | None) -> None:
 class Reader:
     """Loads one segment after another; the big buffer is used again."""
 
-    def __init__(self, files: Files, directory: str, sync: bool) -> None:
+    def __init__(self, files: Files, directory: str, sync: bool, producers: Producers | None = None) -> None:
         self.files = files
         self.directory = directory
         self.sync = sync
+        self.producers = producers  # to hear of the sequences found
         self.buffer = bytearray()
         self.damaged_room = DAMAGED_BYTES_MAX
         self.sizes: dict[int, int] = {}  # of the message files whose headers were looked at
@@ -187,7 +200,7 @@ class Reader:
             self.files.remove(f"{self.directory}/{file_name('msgs', number)}")
         return [number for number in numbers if number not in replaced]
 
-    def _header(self, number: int) -> tuple[int, int, int, int] | None:
+    def _header(self, number: int) -> tuple[int, int, int, int, tuple[int, int]] | None:
         handle = self.files.open(f"{self.directory}/{file_name('msgs', number)}", read_only=True)
         try:
             self.sizes[number] = self.files.size(handle)
@@ -211,13 +224,13 @@ class Reader:
             header = decode_header(head)
             damage: list[Damage] = []
             if header is None and any(head) and (salt := self._salt_told(number)) is not None:
-                header = (number, salt, size, 0)
+                header = (number, salt, size, 0, NO_CHAIN)
                 damage = [Damage(name, "mendable", 0, HEADER_BYTES)]
                 if repair:
                     self.files.write(handle, encode_header(number, salt, size), 0)
             if header is None or header[0] != number:
                 return self._without_header(name, header is not None or not any(head), size, repair)
-            segment = Segment(number, header[1], header[2], path, None, sealed=True, first=header[3])
+            segment = Segment(number, header[1], header[2], path, None, sealed=True, first=header[3], chain=header[4])
             loaded = self._from_index(segment, size) if index else None
             loaded = loaded or self._from_scan(segment, handle, size, repair)
             loaded.damage = damage + loaded.damage
@@ -310,7 +323,10 @@ class Reader:
         torn = record.torn_bytes(self.buffer, end, size)
         if torn:
             damage.append(Damage(name, "torn", end, end + torn))
-        if repair and self.sync and not damage:
+        if self.producers is not None and self.producers.found(segment, self.buffer, abstracts, holes):
+            if self.sync:
+                self.files.sync(handle)  # what is said to be stored must last
+        elif repair and self.sync and not damage:
             self._write_index(segment, handle, abstracts)
         if repair and holes:
             self._keep_aside(segment, holes)

@@ -2,14 +2,17 @@
 may go, is the store's.
 
     msgs.NNNNNNNNNN    0  "SHMQMSGS" | u32 FORMAT | u32 crc32c of [16, 64)
-                      16  u64 number | u32 salt | u32 0 | u64 capacity | u64 first | zeros
+                      16  u64 number | u32 salt | u32 0 | u64 capacity | u64 first
+                      48  u64 chain | u32 end of it | zeros
                       64  records, crc XOR salt; 8 zero bytes behind the last
     index.NNNNNNNNNN   0  "SHMQINDX" | u32 FORMAT | u32 crc32c of [16, end)
                       16  u64 number | u32 salt | u32 0 | u64 end of the last record
                       40  abstracts of all records (drawn in record.pyx)
 
 Every crc of a file begins from the format's number, so a broken number is not taken for a later format.
-A merged segment has format 2 and replaces those numbered from `first` on; else the format is 1 and `first` 0.
+A merged segment has format 2 and replaces those numbered from `first` on; else the format is 1 and `first` 0. `chain`
+is the number of the last one written before it with records IN_SEQUENCE and its end, 0 if there is none that matters
+(producers.py).
 Files are used again: a record of a former life is told by the salt, which is new in each. An index is a cache. It is
 written only when the whole segment is on stable storage, so it never speaks of bytes that a power cut took.
 """
@@ -30,7 +33,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 MERGED_FORMAT = 2
 HEADER_BYTES = 64
-HEADER = struct.Struct("<8sIIQIIQQ16x")
+HEADER = struct.Struct("<8sIIQIIQQQI4x")
+NO_CHAIN = (0, 0)
 MESSAGES_MAGIC = b"SHMQMSGS"
 INDEX_HEADER = struct.Struct("<8sIIQIIQ")
 INDEX_MAGIC = b"SHMQINDX"
@@ -74,6 +78,8 @@ class Segment:
     index: bytes | None = None  # made, waits for the sync
     has_index: bool = False
     first: int = 0  # of the numbers that this one replaces, as its file says
+    chain: tuple[int, int] = NO_CHAIN  # the last before it with records IN_SEQUENCE, where it ends: as its file says
+    in_sequence: bool = False  # it has such records, and nothing else tells what they say
     moves: Moves | None = None  # since this process merged it: from entries that queues know to those on disk
     numbers: list[int] = field(default_factory=list)  # under which queues know it, when it has moves
     checked: int = HEADER_BYTES  # up to where the file's records were found good when they were read back
@@ -110,7 +116,7 @@ class Segment:
         stop = self.used + END_BYTES
         self.buffer[self.used : stop] = bytes(END_BYTES)
         if self.flushed == 0:
-            self.buffer[:HEADER_BYTES] = encode_header(self.number, self.salt, self.capacity)
+            self.buffer[:HEADER_BYTES] = encode_header(self.number, self.salt, self.capacity, chain=self.chain)
         with memoryview(self.buffer) as view, view[self.flushed : stop] as part:
             files.write(self.handle, part, self.flushed)
         self.flushed = self.used
@@ -129,21 +135,21 @@ class Segment:
         return encode_index(self.number, self.salt, self.used, abstracts)
 
 
-def encode_header(number: int, salt: int, capacity: int, first: int = 0) -> bytes:
+def encode_header(number: int, salt: int, capacity: int, first: int = 0, chain: tuple[int, int] = NO_CHAIN) -> bytes:
     version = MERGED_FORMAT if first else FORMAT
-    rest = HEADER.pack(MESSAGES_MAGIC, version, 0, number, salt, 0, capacity, first)[16:]
+    rest = HEADER.pack(MESSAGES_MAGIC, version, 0, number, salt, 0, capacity, first, *chain)[16:]
     return struct.pack("<8sII", MESSAGES_MAGIC, version, record.crc32c(rest, version)) + rest
 
 
-def decode_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int, int] | None:
-    """(number, salt, capacity, first), None when this is no header."""
+def decode_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int, int, tuple[int, int]] | None:
+    """(number, salt, capacity, first, chain), None when this is no header."""
     if len(data) < HEADER_BYTES:
         return None
-    magic, version, crc, number, salt, _, capacity, first = HEADER.unpack_from(data)
+    magic, version, crc, number, salt, _, capacity, first, *chain = HEADER.unpack_from(data)
     if magic != MESSAGES_MAGIC or crc != record.crc32c(data[16:HEADER_BYTES], version):
         return None
     refuse_newer(file_name("msgs", number), version, MERGED_FORMAT)
-    return number, salt, capacity, first
+    return number, salt, capacity, first, (chain[0], chain[1])
 
 
 def refuse_newer(name: str, version: int, known: int = FORMAT) -> None:

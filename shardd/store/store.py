@@ -9,21 +9,23 @@ disk. After StoreFailed nothing is written any more: only what recovery finds is
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from shardd.store import recovery, returns
+from shardd.store import producers, recovery, returns
 from shardd.store.compaction import Candidates, Merged, ReclaimJob, bytes_max_alone, source_of
 from shardd.store.errors import Closed, Corrupt, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.handles import Handles
 from shardd.store.pieces import Piece, allocate_alone, cut
-from shardd.store.reading import Windows
+from shardd.store.reading import Windows, is_scattered
 from shardd.store.reclaim import Reclaimer
 from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
 from shardd.store.recovery import Damage, Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
+from shardd.store.sequences import Screened
 from shardd.store.settled import ACKS_FILES_AT_ONCE, Settled
 from shardd.store.sync import SyncJob
 
@@ -33,6 +35,8 @@ SEGMENT_BYTES_MIN = 4096
 SEALED_BUFFERS_MAX = 1
 # An open segment of which nothing is written and nothing is needed starts anew here, while its pages are in the cache.
 RENEW_BYTES = 256 << 10
+# Of so many messages read together, some may be read alone.
+SCATTERED_MIN = 16
 # Indexes that wait for a sync; beyond this, recovery scans.
 INDEX_BYTES_MAX = 1 << 20
 # Written segments that wait for somebody's sync.
@@ -87,6 +91,7 @@ class SegmentStore:
         self._state = "new"
         self._counters = _Counters()
         self._returns = returns.Returns()
+        self._producers = producers.Producers(self._files, directory, sync)
 
     # -- start and stop -------------------------------------------------------------------------------
 
@@ -101,7 +106,7 @@ class SegmentStore:
             self._files.make_directory(self.directory)
             returned = returns.read(self._files, self.directory)
             found = recovery.recover(
-                self._files, self.directory, self._reclaimer, queue_ids, timed, self.sync, progress
+                self._files, self.directory, self._reclaimer, queue_ids, timed, self.sync, progress, self._producers
             )
         except OSError as error:
             raise self._named(error) from error
@@ -143,7 +148,7 @@ class SegmentStore:
         self._state = "closed"
         self._release()
         for name in self._files.list(self.directory):
-            if name in ("state", "state.new", returns.NAME, returns.NAME + ".new") or recovery.is_ours(name):
+            if name.removesuffix(".new") in ("state", returns.NAME, producers.NAME) or recovery.is_ours(name):
                 self._files.remove(f"{self.directory}/{name}")
         if not self._files.list(self.directory):
             self._files.remove_directory(self.directory)
@@ -159,9 +164,12 @@ class SegmentStore:
         unsynced = list(self._unsynced.values()) if self.sync else [each for each in self._distinct() if each.flushed]
         for segment in unsynced:
             self._files.sync(self._handles.of(segment))
+        if self._open is not None:
+            self._producers.sealed(self._open)  # nothing is added to it any more
+        self._cover_all()
         for segment in self._distinct():
-            if segment.index is not None and segment.flushed == segment.used:
-                self._write_index(segment)
+            if segment.flushed == segment.used:
+                self._write_index_if_made(segment)
             if segment.acks_end:
                 self._sync_acks(segment)
         self._returns.make_last(self._files, self.directory)
@@ -206,9 +214,25 @@ class SegmentStore:
 
     # -- append ---------------------------------------------------------------------------------------
 
-    def append(self, records: bytes | bytearray | memoryview, *, indexes: bool = False) -> list[Arrival]:
+    def screen(self, records: bytes | bytearray | memoryview, rooms: Mapping[int, producers.Room]) -> Screened:
+        """What of a batch with records IN_SEQUENCE is to be appended next, or was to be: see `unscreen`."""
+        if len(self._producers.uncovered) > producers.UNCOVERED_MAX:
+            self._cover_now()  # before the table speaks of messages that are not appended yet
+        return self._producers.screen(records, rooms)
+
+    def unscreen(self) -> None:
+        """The append of what was screened failed."""
+        self._producers.table.undo()
+
+    def forget_producers(self, heard_before: int) -> int:
+        """Those last heard before that (ms since the epoch); how many."""
+        return self._producers.sweep(heard_before)
+
+    def append(
+        self, records: bytes | bytearray | memoryview, *, indexes: bool = False, in_sequence: bool = False
+    ) -> list[Arrival]:
         """Take a batch of whole records; one Arrival per queue id in it. All of it or, with an error, nothing. (A
-        memoryview is one of bytes.)"""
+        memoryview is one of bytes.) `in_sequence`: it was screened."""
         self._check_usable()
         batch = self._batch
         batch.plan(records)
@@ -217,13 +241,15 @@ class SegmentStore:
         size = len(records)
         segment = self._open
         if segment is not None and segment.live == 0 and segment.flushed == 0 and segment.used > RENEW_BYTES:
-            segment = self._renew(segment)
+            segment = segment if segment.in_sequence else self._renew(segment)
         if segment is not None and segment.buffer is not None and size <= segment.capacity - segment.used - END_BYTES:
             placed = [(0, size, segment.number, segment.used)]
             batch.copy(records, 0, size, segment.buffer, segment.used, segment.salt)
             segment.add(size, batch.counts(0, size))
+            if in_sequence:
+                self._producers.appended(segment)
         else:
-            placed = self._append_in_pieces(memoryview(records).cast("B"))
+            placed = self._append_in_pieces(memoryview(records).cast("B"), in_sequence)
         counters = self._counters
         counters.appended_messages += batch.messages
         counters.appended_bytes += size
@@ -231,7 +257,7 @@ class SegmentStore:
         batch.facts(records, arrivals)
         return arrivals
 
-    def _append_in_pieces(self, view: memoryview) -> list[tuple[int, int, int, int]]:
+    def _append_in_pieces(self, view: memoryview, in_sequence: bool) -> list[tuple[int, int, int, int]]:
         """To more than one segment, or to another: (start, stop, segment, position) of each piece."""
         batch = self._batch
         placed = []
@@ -239,6 +265,8 @@ class SegmentStore:
             segment = self._segment_for(piece)
             placed.append((piece.start, piece.stop, segment.number, segment.used))
             counts = batch.counts(piece.start, piece.stop)
+            if in_sequence:
+                self._producers.appended(segment)
             if piece.alone:
                 self._write_alone(segment, view[piece.start : piece.stop])
             else:
@@ -302,6 +330,7 @@ class SegmentStore:
         if segment is None:
             return
         segment.sealed = True
+        self._producers.sealed(segment)
         if segment.live == 0:
             self._retire(segment)
         else:
@@ -333,9 +362,12 @@ class SegmentStore:
     def _write_alone(self, segment: Segment, part: memoryview) -> None:
         """Straight to the file: a record of gigabytes must not be held a second time."""
         assert segment.handle is not None
+        if segment.in_sequence:  # what is written says that all before it is stored
+            self._flush_sealed()
         salted = bytearray(part[:8])
         salted[4:8] = (int.from_bytes(part[4:8], "little") ^ segment.salt).to_bytes(4, "little")
-        head = encode_header(segment.number, segment.salt, segment.capacity)
+        segment.chain = self._producers.chain_before(segment)
+        head = encode_header(segment.number, segment.salt, segment.capacity, chain=segment.chain)
         try:
             self._files.write(segment.handle, head + salted, 0)
             self._files.write(segment.handle, part[8:], HEADER_BYTES + 8)
@@ -343,10 +375,18 @@ class SegmentStore:
             raise self._fail(error) from error
         segment.flushed = HEADER_BYTES + len(part)
         self._enlist(segment)
+        self._producers.sealed(segment)
         self._unsynced[segment.number] = segment
         self._directory_changed = True
         self._counters.written_bytes += len(part)
         self._handles.keep(segment)
+
+    def _flush_sealed(self) -> None:
+        try:
+            for earlier in self._in_memory:
+                self._flush_segment(earlier)
+        except OSError as error:
+            raise self._fail(error) from error
 
     # -- read and settle ------------------------------------------------------------------------------
 
@@ -373,11 +413,13 @@ class SegmentStore:
         sizes: array[int] = array("I")
         for number, start, stop in segment_runs(entries):
             segment = self._segments[number]
+            on_disk = segment.buffer is None and len(entries) >= SCATTERED_MIN
+            scattered = on_disk and is_scattered(entries, start, stop)
             wanted = entries
             if segment.moves is not None:
                 wanted, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
             while start < stop:
-                source, base, used = self._source(segment, (wanted[start] & 0xFFFFFFFF) >> 4)
+                source, base, used = self._source(segment, (wanted[start] & 0xFFFFFFFF) >> 4, scattered)
                 blob, some = copy_out(source, base, used, wanted, start, stop, bytes_max, not blobs)
                 if not some:
                     return b"".join(blobs), sizes
@@ -389,10 +431,12 @@ class SegmentStore:
                 start += len(some)
         return b"".join(blobs), sizes
 
-    def _source(self, segment: Segment, position: int) -> tuple[bytearray, int, int]:
+    def _source(self, segment: Segment, position: int, scattered: bool) -> tuple[bytearray, int, int]:
         """Bytes that hold the whole message at `position`, the position they begin at, how many."""
         if segment.buffer is not None:
             return segment.buffer, 0, segment.used
+        if scattered:
+            return self._windows.find_stray(segment, self._handles.of(segment), position)
         window = self._windows.find(segment, self._handles.of(segment), position)
         return window.data, window.start, window.used
 
@@ -434,6 +478,7 @@ class SegmentStore:
     def drop_queue(self, queue_id: int, entries: array[int]) -> None:
         """The queue is gone with all it had. Recovery will not be asked for it again, so nothing is remembered."""
         self.settle(queue_id, entries, False)
+        self._producers.forget_queue(queue_id)
 
     def count_returns(self, queue_id: int, entries: array[int]) -> list[int]:
         """These came back to the queue once more: how often now. Remembered until they are settled, also by a recovery;
@@ -451,7 +496,10 @@ class SegmentStore:
         self._forget_state(segment)
         if segment in self._in_memory:
             self._in_memory.remove(segment)
-        if self._failure or self._in_job(segment):
+        if segment.in_sequence and segment.buffer is not None:
+            self._reclaimer.give_back_buffer(segment.buffer)
+            segment.buffer = None
+        if self._failure or self._in_job(segment) or segment.in_sequence:
             self._dead.append(segment)
         else:
             self._quietly(self._reclaimer.dispose, segment)
@@ -493,12 +541,15 @@ class SegmentStore:
         self._check_usable()
         assert self._job is None, "a sync is running"
         self._flush_some()
-        if not self.sync or not (self._unsynced or self._directory_changed):
+        if not self.sync:
+            self._cover_all()
+        if not self.sync or not (self._unsynced or self._directory_changed or self._producers.uncovered):
             return None
         held = [(segment, self._handles.of(segment), segment.flushed) for segment in self._unsynced.values()]
         spares = self._reclaimer.unlasting()
-        with_directory = self._directory_changed or bool(spares)
-        self._job = SyncJob(self._files, self.directory, held, spares, self._replaced, with_directory)
+        cover = self._producers.begin()
+        with_directory = self._directory_changed or bool(spares) or cover is not None
+        self._job = SyncJob(self._files, self.directory, held, spares, self._replaced, with_directory, cover)
         self._unsynced = {}
         self._replaced = []
         self._directory_changed = False
@@ -506,7 +557,8 @@ class SegmentStore:
         return self._job
 
     def finish_sync(self, job: SyncJob) -> None:
-        """After `run`, on the owner's thread. Raises StoreFailed if it did not succeed."""
+        """After `run`, on the owner's thread. Raises StoreFailed if it did not succeed, DiskFull if what producers have
+        sent could not be made to outlive its segments: nothing may be confirmed before the next sync."""
         assert job is self._job and job.done, "not this job, or it did not run"
         self._job = None
         if job.error is not None:
@@ -516,11 +568,49 @@ class SegmentStore:
         for segment, _, flushed in job.segments:
             if segment.number in self._segments and segment.sealed and flushed == segment.used:
                 self._quietly(self._write_index_if_made, segment)
-        dead, self._dead = self._dead, []
+        if job.cover is not None:
+            self._covered(job.cover)
+        dead = self._take_dead()
         for segment in job.replaced:
             self._quietly(self._reclaimer.dispose_merged, segment)
         for segment in dead:
             self._quietly(self._reclaimer.dispose, segment)
+        self._check_covered(job.cover)
+
+    def _take_dead(self) -> list[Segment]:
+        """Those that no job has in hand, and that nothing else must tell of first."""
+        dead = [segment for segment in self._dead if not segment.in_sequence]
+        self._dead = [segment for segment in self._dead if segment.in_sequence]
+        return dead
+
+    def _covered(self, cover: producers.Cover) -> None:
+        for segment in self._producers.end(cover):
+            is_whole = segment.flushed == segment.used and not self._is_waited_for(segment)
+            if segment.number in self._segments and is_whole:
+                self._quietly(self._write_index_if_made, segment)
+
+    def _cover_all(self) -> None:
+        """At once, in this thread. All that was written is on stable storage, or nobody asks for that."""
+        cover = self._producers.begin()
+        if cover is not None:
+            cover.run()
+            self._covered(cover)
+            for segment in self._take_dead():
+                self._quietly(self._reclaimer.dispose, segment)
+            self._check_covered(cover)
+
+    def _check_covered(self, cover: producers.Cover | None) -> None:
+        if cover is not None and cover.full:
+            raise DiskFull(f"no room for {producers.NAME} in {self.directory}")
+
+    def _cover_now(self) -> None:
+        """Nobody asks for a sync, but files of segments that are not covered may not pile up without end."""
+        if self._job is None:
+            with contextlib.suppress(DiskFull):
+                job = self.begin_sync()
+                if job is not None:
+                    job.run()
+                    self.finish_sync(job)
 
     def _flush(self) -> None:
         self._flush_segments()
@@ -534,10 +624,12 @@ class SegmentStore:
         self._returns.write(self._files, self.directory, self._on_disk)
 
     def _flush_segment(self, segment: Segment) -> None:
-        if segment.flushed == segment.used or segment.live == 0:
+        if segment.flushed == segment.used or (segment.live == 0 and not segment.in_sequence):
             return
         first = segment.flushed == 0
         before = segment.flushed
+        if first:
+            segment.chain = self._producers.chain_before(segment)
         segment.write_out(self._files)
         self._counters.written_bytes += segment.flushed - before
         self._unsynced[segment.number] = segment
@@ -549,7 +641,7 @@ class SegmentStore:
             self._directory_changed = True
 
     def _write_index_if_made(self, segment: Segment) -> None:
-        if segment.index is not None:
+        if segment.index is not None and not segment.in_sequence:
             self._write_index(segment)
 
     def _write_index(self, segment: Segment) -> None:
@@ -636,7 +728,8 @@ class SegmentStore:
     def _is_at_rest(self, segment: Segment) -> bool:
         """On stable storage, and nothing else goes on with it."""
         unsynced = self.sync and segment.number in self._unsynced
-        return segment.buffer is None and not unsynced and not segment.merging and not self._in_job(segment)
+        at_rest = segment.buffer is None and not unsynced and not segment.in_sequence
+        return at_rest and not segment.merging and not self._in_job(segment)
 
     def _put_in_place(self, job: ReclaimJob, merged: Merged, sources: list[Segment]) -> None:
         last = sources[-1]
@@ -727,6 +820,7 @@ class SegmentStore:
             "merged_segments": self._counters.merged_segments,
             "merge_bytes": self._counters.merge_bytes,
             "syncs": self._counters.syncs,
+            "producers": len(self._producers.table),
             "damaged": sum(one.what in ("corrupt", "header") for one in self._counters.damage),
             "torn": sum(one.what == "torn" for one in self._counters.damage),
         }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shardd.store.errors import StoreFailed
 from shardd.store.files import Files
+from shardd.store.producers import Cover
 from shardd.store.reclaim import Spare
 from shardd.store.segment import Segment
 
@@ -20,6 +21,7 @@ class SyncJob:
     spares: list[Spare]  # their names last afterwards
     replaced: list[Segment]  # may go afterwards: others have their messages
     with_directory: bool
+    cover: Cover | None = None
     done: bool = False
     error: OSError | None = None
 
@@ -29,6 +31,8 @@ class SyncJob:
                 self.files.sync(handle)
             if self.with_directory:
                 self.files.sync_directory(self.directory)
+            if self.cover is not None:
+                self.cover.run()
         except OSError as error:
             self.error = error
             raise StoreFailed(f"sync of {self.directory} failed: {error}") from error

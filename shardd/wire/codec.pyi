@@ -6,6 +6,7 @@ class Publish:
     needs_sync: bool
     messages: int
     records: memoryview
+    in_sequence: bool
 
 def read_publish(message: Buffer) -> Publish: ...
 def run_of(message: Buffer, ordinal: int) -> tuple[int, int, int]: ...

@@ -31,14 +31,15 @@ cdef enum:
 class Publish:
     """A PUBLISH message, its head taken apart; `records` looks into the message."""
 
-    __slots__ = ("batch", "messages", "needs_sync", "records", "wanted")
+    __slots__ = ("batch", "in_sequence", "messages", "needs_sync", "records", "wanted")
 
-    def __init__(self, batch, wanted, needs_sync, messages, records):
+    def __init__(self, batch, wanted, needs_sync, messages, records, in_sequence):
         self.batch = batch
         self.wanted = wanted
         self.needs_sync = needs_sync
         self.messages = messages
         self.records = records
+        self.in_sequence = in_sequence
 
 
 def read_publish(const unsigned char[::1] message not None):
@@ -57,7 +58,7 @@ def read_publish(const unsigned char[::1] message not None):
     if <uint64_t> message.shape[0] != PUBLISH_HEADER + <uint64_t> runs * RUN + size:
         raise ValueError("PUBLISH of another length than it says")
     records = memoryview(message)[PUBLISH_HEADER + runs * RUN:]
-    return Publish(batch, flags & 2 != 0, flags & 1 != 0, messages, records)
+    return Publish(batch, flags & 2 != 0, flags & 1 != 0, messages, records, flags & 4 != 0)
 
 
 def run_of(const unsigned char[::1] message not None, uint32_t ordinal):

@@ -66,6 +66,7 @@ class QueueSpec(msgspec.Struct, array_like=True, frozen=True):
     auto_delete: bool = False
     exclusive: bool = False
     arguments: dict[str, Any] = {}  # effective: the queue's own merged with policies
+    paused: bool = False  # gives no messages
 
 
 # -- a peer makes itself known, a shard answers -------------------------------------------------------
@@ -167,7 +168,7 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     """Counters since the shard's start; sizes in bytes of stored messages."""
 
     id: int
-    ready: int = 0
+    ready: int = 0  # of a queue where an exchange keeps messages: not due yet, or not yet at their queues
     unacked: int = 0
     consumers: int = 0
     ready_bytes: int = 0
@@ -177,6 +178,7 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     acked: int = 0
     redelivered: int = 0
     got: int = 0
+    repeated: int = 0  # publishes not stored, since their producer had sent them before
 
 
 class ConsumerStats(msgspec.Struct, array_like=True, frozen=True):
@@ -259,6 +261,8 @@ class Attach(Message, tag="attach", frozen=True):
     prefetch: int
     granted: bool = False
     resumed: bool = False
+    lent: bool = False  # `prefetch` is what it has of a limit that it shares: 0 is none; see Recall
+    affinity: bool = False  # while it is attached, messages of one routing key go to one consumer at a time
 
 
 class Attached(Message, tag="attached", frozen=True):
@@ -314,7 +318,8 @@ class Release(Message, tag="release", frozen=True):
 class Grant(Message, tag="grant", frozen=True):
     """Front door to shard: consumer (attached with granted=True) may get up to `count` more.
 
-    The shard delivers what it has and gives the rest back at once with Ungranted.
+    The shard delivers what it has and gives the rest back at once with Ungranted. To a consumer with a lent prefetch:
+    it has so much more, and what was recalled before counts no more.
     """
 
     consumer: int
@@ -330,11 +335,22 @@ class Tune(Message, tag="tune", frozen=True):
     consumer: int
     prefetch: int
     granted: bool
+    lent: bool = False
+
+
+class Recall(Message, tag="recall", frozen=True):
+    """Front door to shard: others want of what this consumer was lent. As soon as it can, and until the next Grant, it
+    keeps `keep` of it while messages wait, and none while none do, but as much as is unsettled; the rest is given back
+    with Ungranted. Not answered otherwise."""
+
+    consumer: int
+    keep: int
 
 
 class Ungranted(Message, tag="ungranted", frozen=True):
     """Shard to front door: `count` grants not used, the queue is empty. Sent also with count 0 when a message
-    becomes ready for a consumer without a grant ("wants=True": ask me again with Grant)."""
+    becomes ready for a consumer without a grant, or whose lent prefetch is used up ("wants=True": ask me again with
+    Grant)."""
 
     consumer: int
     count: int
@@ -345,6 +361,15 @@ class Cancelled(Message, tag="cancelled", frozen=True):
     """Shard to front door: the queue of this consumer is gone (basic.cancel to the client)."""
 
     consumer: int
+
+
+class Overdue(Message, tag="overdue", frozen=True):
+    """Shard to front door: this channel holds something for longer than `timeout_ms`; it is to be closed. What it holds
+    stays with it until its Release."""
+
+    connection: int
+    channel: int
+    timeout_ms: int
 
 
 class Get(Message, tag="get", frozen=True):
@@ -395,7 +420,8 @@ class Purge(Message, tag="purge", frozen=True):
 
 class DeadLetters(Message, tag="dead-letters", frozen=True):
     """Shard to one front door: messages that left `queue` for `reason` ("expired", "rejected", "maxlen",
-    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have. `messages`:
+    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have. Reason "delayed":
+    they have waited for `exchange` and are due, which is no death. `messages`:
     `count` stored messages back to back. Answered by Departed(number) when their copies last; until then the shard
     keeps them, and gives them to another front door if this one goes. `insist`: what its only queue refuses is not
     stored."""
@@ -438,5 +464,6 @@ class Refused(Message, tag="refused", frozen=True):
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | Alarm | Attach | Attached | AttachReader | AttachedAt | Detach | Release | Grant
-    | Tune | Ungranted | Cancelled | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed | Done | Refused
+    | Tune | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed
+    | Done | Refused
 )  # fmt: skip

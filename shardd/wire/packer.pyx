@@ -4,17 +4,19 @@
 Little endian throughout. After the 16-byte header (messages.py):
 
     PUBLISH  16 u64 batch number         24 u32 runs        28 u32 bytes of records
-             32 u32 messages in all      36 u32 1 = confirm after a sync, 2 = confirm at all
+             32 u32 messages in all      36 u32 1 = confirm after a sync, 2 = confirm at all, 4 = records IN_SEQUENCE
              40 runs x 24: u32 offset of its record among the records, u32 connection, u64 confirm number of
                 its first message (0: none wanted), u32 messages, u16 channel, u16 zero
              .. records, each a multiple of 8 bytes:
                  0 u32 length with padding   4 u32 crc32c of [8, length)    8 u64 ms since epoch
                 16 u32 ttl_ms (0xffffffff none)    20 u32 messages   24 u16 queues   26 u8 priority (0xff none)
-                27 u8 1 = PERSISTENT     28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
+                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.h)     28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
     stored message: u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m], properties, body
 
-A run is neighbouring publishes of one channel to the same queues with the same persistence, priority and ttl. The table
-that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in frames.pyx).
+A record holds publishes of one channel to the same queues with the same flags, priority and ttl, in their order; a
+run those of a record that are neighbours also among all of the channel, so that their confirm numbers follow each other.
+Of an exchange that spreads its messages over queues those of each queue are put together, as far as one read goes. The
+table that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in frames.pyx).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -27,6 +29,13 @@ from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
     void crc32c_start()
+
+cdef extern from "../sequence.h" nogil:
+    ctypedef struct sequence_t:
+        const uint8_t *producer
+        uint32_t length
+        uint64_t number
+    int sequence_read(const uint8_t *props, size_t size, sequence_t *out)
 
 cdef extern from "key_hash.h" nogil:
     uint64_t c_key_hash "key_hash"(const unsigned char *key, size_t length)
@@ -49,6 +58,11 @@ cdef enum:
     SPREADS_MAX = 64
     # flags of a table row that need a look by the caller: CC, user_id, bad expiration, reply-to, bad properties
     SPECIAL = 2 | 4 | 8 | 16 | 32
+    # flag of one that may be in a sequence
+    MAY_HAVE_SEQUENCE = 64
+    # flags of a record
+    PERSISTENT = 1
+    IN_SEQUENCE = 2
 
 # Why Packer.pack stopped.
 DONE = 0  # the table's end
@@ -118,6 +132,8 @@ cdef struct Spread:  # an exchange that gives each message to one of its queues
     Route *routes  # one for each queue
     uint64_t *seeds  # of a jump hash: the sum of weights up to here
     double *weights
+    uint32_t *groups  # while a table is packed: first and last row of each route (0: none), then the routes that have some
+    uint32_t grouped  # how many these are
     uint8_t *exchange
     uint32_t exchange_len  # as on the line, with its length byte
 
@@ -127,6 +143,7 @@ cdef struct Writer:  # the next PUBLISH of one shard
     uint32_t run_count
     uint32_t messages
     uint32_t needs_sync
+    uint32_t in_sequence
     # the run being written
     int is_open
     size_t record_at
@@ -137,9 +154,10 @@ cdef struct Writer:  # the next PUBLISH of one shard
     uint16_t channel
     uint32_t ttl_ms
     uint8_t priority
-    uint8_t persistent
+    uint8_t flags
     uint64_t next_seq
-    uint32_t count
+    uint32_t count  # in the record
+    uint32_t counted  # of these, in runs that are complete
 
 cdef inline uint32_t be32(const uint8_t *p) noexcept nogil:
     return (<uint32_t> p[0] << 24) | (<uint32_t> p[1] << 16) | (<uint32_t> p[2] << 8) | p[3]
@@ -162,7 +180,7 @@ cdef inline uint64_t hash_line(const uint8_t *p, size_t n) noexcept nogil:
     h *= 0xff51afd7ed558ccdULL
     return h ^ (h >> 29)
 
-cdef void close_run(Writer *w) noexcept nogil:
+cdef void close_record(Writer *w) noexcept nogil:
     """Finish the open record: padding, length, count, checksum."""
     cdef size_t length
     cdef uint32_t n32
@@ -170,7 +188,7 @@ cdef void close_run(Writer *w) noexcept nogil:
     if not w.is_open:
         return
     while (w.records.used - w.record_at) & 7:
-        w.records.data[w.records.used] = 0  # open_run() and put() leave room for the padding
+        w.records.data[w.records.used] = 0  # open_record() and put() leave room for the padding
         w.records.used += 1
     record = w.records.data + w.record_at
     length = w.records.used - w.record_at
@@ -179,15 +197,50 @@ cdef void close_run(Writer *w) noexcept nogil:
     memcpy(record + 20, &w.count, 4)
     n32 = c_crc32c(0, record + 8, length - 8)
     memcpy(record + 4, &n32, 4)
-    memcpy(w.runs.data + w.run_at + 16, &w.count, 4)
+    end_run(w)
     w.is_open = 0
 
-cdef int open_run(Writer *w, Target *target, Row *row, uint32_t connection, uint16_t channel,
-                  uint64_t seq, uint64_t now_ms, uint8_t persistent) noexcept nogil:
+cdef inline int record_flags(const uint8_t *buf, Row *row) noexcept nogil:
+    """Of the record it belongs into; -1: the caller has to look at it."""
+    cdef sequence_t place
+    cdef int found
+    cdef int flags = PERSISTENT if row.delivery_mode == 2 else 0
+    if row.flags & (SPECIAL | MAY_HAVE_SEQUENCE):
+        found = sequence_read(buf + row.props_off, row.props_len, &place)
+        if row.flags & SPECIAL or found < 0:
+            return -1
+        if found:
+            flags |= IN_SEQUENCE
+    return flags
+
+cdef inline void end_run(Writer *w) noexcept nogil:
+    cdef uint32_t count = w.count - w.counted
+    memcpy(w.runs.data + w.run_at + 16, &count, 4)
+    w.counted = w.count
+
+cdef int begin_run(Writer *w, uint32_t connection, uint16_t channel, uint64_t seq) noexcept nogil:
+    """Into the open record: its messages may be numbered with gaps, each run without."""
     cdef uint8_t *p
-    cdef uint32_t at
+    cdef uint32_t at = <uint32_t> w.record_at
+    if reserve(&w.runs, RUN):
+        return -1
+    w.run_at = w.runs.used
+    p = w.runs.data + w.run_at
+    memset(p, 0, RUN)
+    memcpy(p, &at, 4)
+    memcpy(p + 4, &connection, 4)
+    memcpy(p + 8, &seq, 8)
+    memcpy(p + 20, &channel, 2)
+    w.runs.used += RUN
+    w.run_count += 1
+    w.next_seq = seq
+    return 0
+
+cdef int open_record(Writer *w, Target *target, Row *row, uint32_t connection, uint16_t channel,
+                  uint64_t seq, uint64_t now_ms, uint8_t flags) noexcept nogil:
+    cdef uint8_t *p
     cdef uint16_t n16
-    if reserve(&w.records, RECORD_HEADER + 4 * target.queues + 8) or reserve(&w.runs, RUN):
+    if reserve(&w.records, RECORD_HEADER + 4 * target.queues + 8):
         return -1
     w.record_at = w.records.used
     p = w.records.data + w.record_at
@@ -197,27 +250,21 @@ cdef int open_run(Writer *w, Target *target, Row *row, uint32_t connection, uint
     n16 = <uint16_t> target.queues
     memcpy(p + 24, &n16, 2)
     p[26] = row.priority
-    p[27] = persistent
+    p[27] = flags
     memcpy(p + RECORD_HEADER, target.ids, 4 * target.queues)
     w.records.used += RECORD_HEADER + 4 * target.queues
-    w.run_at = w.runs.used
-    p = w.runs.data + w.run_at
-    memset(p, 0, RUN)
-    at = <uint32_t> w.record_at
-    memcpy(p, &at, 4)
-    memcpy(p + 4, &connection, 4)
-    memcpy(p + 8, &seq, 8)
-    memcpy(p + 20, &channel, 2)
-    w.runs.used += RUN
-    w.run_count += 1
+    if begin_run(w, connection, channel, seq):
+        return -1
     w.target = target
     w.connection = connection
     w.channel = channel
     w.ttl_ms = row.ttl_ms
     w.priority = row.priority
-    w.persistent = persistent
-    w.next_seq = seq
+    w.flags = flags
+    if flags & IN_SEQUENCE:
+        w.in_sequence = 1
     w.count = 0
+    w.counted = 0
     w.is_open = 1
     return 0
 
@@ -300,6 +347,7 @@ cdef class Routes:
             free(spread.routes)
             free(spread.seeds)
             free(spread.weights)
+            free(spread.groups)
             free(spread.exchange)
         self.spread_count = 0
 
@@ -340,8 +388,10 @@ cdef class Routes:
         spread.routes = <Route *> calloc(len(members), sizeof(Route))
         spread.seeds = <uint64_t *> malloc(8 * len(members))
         spread.weights = <double *> malloc(8 * len(members))
+        spread.groups = <uint32_t *> calloc(3 * len(members), 4)
         self.spread_count += 1  # from here on __dealloc__ frees what there is
-        if spread.exchange == NULL or spread.routes == NULL or spread.seeds == NULL or spread.weights == NULL:
+        if spread.exchange == NULL or spread.routes == NULL or spread.seeds == NULL or spread.weights == NULL or \
+                spread.groups == NULL:
             raise MemoryError()
         spread.exchange[0] = <uint8_t> len(exchange)
         memcpy(spread.exchange + 1, PyBytes_AS_STRING(exchange), len(exchange))
@@ -470,6 +520,9 @@ cdef class Packer:
     cdef Writer *writers
     cdef readonly int shards
     cdef uint64_t touched
+    cdef readonly bint in_sequence
+    cdef uint32_t *following  # by row of the table that is packed, the next one of its group
+    cdef size_t following_room
 
     def __cinit__(self, int shards):
         if not 0 < shards <= 64:
@@ -486,19 +539,29 @@ cdef class Packer:
                 free(self.writers[i].records.data)
                 free(self.writers[i].runs.data)
             free(self.writers)
+        free(self.following)
 
     def pack(self, Routes routes not None, const unsigned char[::1] buffer not None,
              const unsigned char[::1] table not None, size_t start, uint32_t connection, uint64_t first_seq,
              uint64_t now_ms):
-        """Pack publishes of one channel from row `start` on. Returns (next row, why it stopped).
+        """Pack publishes of one channel from row `start` on. Returns (next row, why it stopped). `in_sequence` tells
+        whether one of them was.
 
         `first_seq` is the confirm number of the first message, 0 when the channel takes no confirms.
         """
         cdef size_t rows = table.shape[0] // sizeof(Row)
         cdef size_t at
         cdef int why
+        self.in_sequence = False
         if start >= rows:
             return start, W_DONE
+        if routes.spread_count and rows > self.following_room:
+            free(self.following)
+            self.following_room = 0
+            self.following = <uint32_t *> malloc(4 * rows)
+            if self.following == NULL:
+                raise MemoryError("publish batch")
+            self.following_room = rows
         with nogil:
             why = self._pack(routes, &buffer[0], <Row *> &table[0], rows, start, connection, first_seq, now_ms, &at)
         if why < 0:
@@ -506,23 +569,28 @@ cdef class Packer:
         return at, why
 
     cdef int _pack(self, Routes routes, const uint8_t *buf, Row *table, size_t rows, size_t start,
-                   uint32_t connection, uint64_t seq, uint64_t now_ms, size_t *stopped) noexcept nogil:
+                   uint32_t connection, uint64_t first_seq, uint64_t now_ms, size_t *stopped) noexcept nogil:
+        cdef uint64_t seq = first_seq
         cdef size_t i = start
         cdef Row *row
         cdef Row *memo_row = NULL
         cdef Route *route = NULL
-        cdef Spread *spread
+        cdef Spread *spread = NULL
+        cdef Spread *collected = NULL
         cdef uint16_t channel = table[start].channel
-        cdef uint8_t persistent
+        cdef int flags
         cdef int why = W_DONE
         while i < rows:
             row = &table[i]
             if row.channel != channel:
                 why = W_CHANNEL
                 break
-            if row.flags & SPECIAL:
+            flags = record_flags(buf, row)
+            if flags < 0:
                 why = W_ASK
                 break
+            if flags & IN_SEQUENCE:
+                self.in_sequence = True
             if memo_row == NULL or memo_row.line_len != row.line_len or \
                     memcmp(buf + memo_row.line_off, buf + row.line_off, row.line_len):
                 spread = routes.find_spread(buf + row.line_off, row.line_len) if routes.spread_count else NULL
@@ -543,19 +611,64 @@ cdef class Packer:
                     why = W_UNROUTABLE
                     break
             else:
-                persistent = row.delivery_mode == 2
-                if self.add(route, buf, row, connection, channel, seq, now_ms, persistent,
-                            routes.generation):
+                # Of a spread the rows of each queue are put together: one record for all instead of one for each.
+                if collected != NULL and collected != spread:
+                    if self.put_groups(collected, buf, table, connection, channel, first_seq, start, now_ms, routes.generation):
+                        stopped[0] = i
+                        return -1
+                    collected = NULL
+                if spread != NULL:
+                    collected = spread
+                    self.collect(spread, <uint32_t> (route - spread.routes), <uint32_t> i)
+                    if seq:
+                        seq += 1
+                    i += 1
+                    continue
+                if self.add(route, buf, row, connection, channel, seq, now_ms, flags, routes.generation):
                     stopped[0] = i
                     return -1
             if seq:
                 seq += 1
             i += 1
         stopped[0] = i
+        if collected != NULL and \
+                self.put_groups(collected, buf, table, connection, channel, first_seq, start, now_ms, routes.generation):
+            return -1
         return why
 
+    cdef inline void collect(self, Spread *spread, uint32_t chosen, uint32_t row) noexcept nogil:
+        cdef uint32_t *first = spread.groups
+        cdef uint32_t *last = spread.groups + spread.count
+        if first[chosen]:
+            self.following[last[chosen] - 1] = row + 1
+        else:
+            first[chosen] = row + 1
+            spread.groups[2 * spread.count + spread.grouped] = chosen
+            spread.grouped += 1
+        last[chosen] = row + 1
+        self.following[row] = 0
+
+    cdef int put_groups(self, Spread *spread, const uint8_t *buf, Row *table, uint32_t connection, uint16_t channel,
+                        uint64_t first_seq, size_t start, uint64_t now_ms, uint64_t generation) noexcept nogil:
+        """What was collected, queue after queue; in the order of each queue. `first_seq`: of row `start`, or 0."""
+        cdef uint32_t k, at, chosen
+        cdef Row *row
+        cdef int failed = 0
+        for k in range(spread.grouped):
+            chosen = spread.groups[2 * spread.count + k]
+            at = spread.groups[chosen]
+            spread.groups[chosen] = 0
+            while at and not failed:
+                row = &table[at - 1]
+                failed = self.add(&spread.routes[chosen], buf, row, connection, channel,
+                                  first_seq + (at - 1 - start) if first_seq else 0, now_ms,
+                                  <uint8_t> record_flags(buf, row), generation)
+                at = self.following[at - 1]
+        spread.grouped = 0
+        return failed
+
     cdef inline int add(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,
-                        uint64_t seq, uint64_t now_ms, uint8_t persistent, uint64_t generation) noexcept nogil:
+                        uint64_t seq, uint64_t now_ms, uint8_t flags, uint64_t generation) noexcept nogil:
         cdef uint32_t k
         cdef Target *target
         cdef Writer *w
@@ -564,29 +677,35 @@ cdef class Packer:
             w = &self.writers[target.shard]
             self.touched |= <uint64_t> 1 << target.shard
             if not (w.is_open and w.target == target and w.generation == generation and w.connection == connection and w.channel == channel
-                    and w.next_seq == seq and w.persistent == persistent and w.priority == row.priority
+                    and w.flags == flags and w.priority == row.priority
                     and w.ttl_ms == row.ttl_ms and w.records.used - w.record_at < RUN_BYTES_MAX):
-                close_run(w)
-                if open_run(w, target, row, connection, channel, seq, now_ms, persistent):
+                close_record(w)
+                if open_record(w, target, row, connection, channel, seq, now_ms, flags):
                     return -1
                 w.generation = generation
+            elif w.next_seq != seq:
+                end_run(w)
+                if begin_run(w, connection, channel, seq):
+                    return -1
             if put(w, buf, row):
                 return -1
             if seq:
                 w.next_seq = seq + 1
-            if persistent and route.durable:
+            if flags & PERSISTENT and route.durable:
                 w.needs_sync = 1
         return 0
 
     def add_stored(self, int shard, list ids not None, const unsigned char[::1] message not None,
                    uint32_t connection, uint16_t channel, uint64_t seq, uint64_t now_ms, uint32_t ttl_ms,
-                   uint8_t priority, bint persistent, bint needs_sync, uint32_t count=1):
+                   uint8_t priority, bint persistent, bint needs_sync, uint32_t count=1,
+                   bint in_sequence=False):
         """Stored messages back to back as a run of their own: what the caller decided about (CC, headers, transactions,
-        dead letters). `seq` is that of the first."""
+        dead letters). `seq` is that of the first. `in_sequence`: they are stored once, by what their headers say."""
         cdef Writer *w
         cdef Row row
         cdef Target target
         cdef uint32_t i
+        cdef uint8_t flags = (PERSISTENT if persistent else 0) | (IN_SEQUENCE if in_sequence else 0)
         if not 0 <= shard < self.shards:
             raise ValueError(f"shard {shard} of {self.shards}")
         w = &self.writers[shard]
@@ -600,8 +719,8 @@ cdef class Packer:
             raise MemoryError()
         for i in range(target.queues):
             target.ids[i] = ids[i]
-        close_run(w)
-        if open_run(w, &target, &row, connection, channel, seq, now_ms, persistent) or \
+        close_record(w)
+        if open_record(w, &target, &row, connection, channel, seq, now_ms, flags) or \
                 reserve(&w.records, message.shape[0] + 8):
             free(target.ids)
             raise MemoryError()
@@ -611,7 +730,7 @@ cdef class Packer:
         w.messages += count
         if needs_sync:
             w.needs_sync = 1
-        close_run(w)
+        close_record(w)
         w.target = NULL
         self.touched |= <uint64_t> 1 << shard
         free(target.ids)
@@ -648,7 +767,7 @@ cdef class Packer:
         cdef uint32_t n32
         if not w.messages:
             return None
-        close_run(w)
+        close_record(w)
         total = PUBLISH_HEADER + w.runs.used + w.records.used
         cdef bytes out = PyBytes_FromStringAndSize(NULL, total)
         p = <uint8_t *> PyBytes_AS_STRING(out)
@@ -658,7 +777,7 @@ cdef class Packer:
         n32 = <uint32_t> w.records.used
         memcpy(p + 28, &n32, 4)
         memcpy(p + 32, &w.messages, 4)
-        n32 = (2 | w.needs_sync) if wanted else 0
+        n32 = ((2 | w.needs_sync) if wanted else 0) | w.in_sequence << 2
         memcpy(p + 36, &n32, 4)
         memcpy(p + PUBLISH_HEADER, w.runs.data, w.runs.used)
         memcpy(p + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
@@ -667,7 +786,7 @@ cdef class Packer:
 
     def drop(self, int shard):
         """Forget what waits for `shard`."""
-        close_run(&self.writers[shard])
+        close_record(&self.writers[shard])
         self.clear(&self.writers[shard])
 
     cdef void clear(self, Writer *w) noexcept:
@@ -676,6 +795,7 @@ cdef class Packer:
         w.run_count = 0
         w.messages = 0
         w.needs_sync = 0
+        w.in_sequence = 0
         w.is_open = 0
         w.target = NULL
         if w.records.room > 4 * RUN_BYTES_MAX:  # after a huge message
@@ -687,6 +807,15 @@ cdef class Packer:
 def crc32c(const unsigned char[::1] data not None):
     """CRC-32C of the bytes."""
     return c_crc32c(0, &data[0], data.shape[0]) if data.shape[0] else 0
+
+
+def place_of(const unsigned char[::1] props not None):
+    """(producer, sequence) that the headers of a message say; None: not both. ValueError: they mean nothing."""
+    cdef sequence_t place
+    cdef int found = sequence_read(&props[0], props.shape[0], &place) if props.shape[0] else 0
+    if found < 0:
+        raise ValueError("x-producer-id must be a string of 1 to 255 bytes, x-sequence an integer from 0 on")
+    return (PyBytes_FromStringAndSize(<char *> place.producer, place.length), place.number) if found else None
 
 
 def key_hash(const unsigned char[::1] key not None) -> int:

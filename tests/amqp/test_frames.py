@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import struct
 
 import pytest
@@ -12,6 +13,7 @@ from pamqp import body, commands, frame, header
 from broker.amqp import Connection, ConnectionException, Publishes, frames, properties
 from broker.amqp.methods import decode_method, decode_table, encode_method, encode_table
 from tests.amqp.bytes_of import publish, received, shake_hands
+from tests.support.raw_client import raw_frame
 
 SHORT = st.text(max_size=20)
 BODY = st.binary(max_size=300)
@@ -139,3 +141,71 @@ def test_methods_are_read_as_pamqp_writes_them(kind: type) -> None:
         decode_method(payload + b"\0")
     _used, _, other = frame.unmarshal(struct.pack(">BHI", 1, 1, len(payload)) + payload + b"\xce")
     assert [getattr(other, name) for name in made.__slots__] == [getattr(made, name) for name in made.__slots__]
+
+
+def some(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.one_of(st.none(), strategy)
+
+
+PROPERTIES = st.fixed_dictionaries(
+    {
+        "content_type": some(SHORT),
+        "content_encoding": some(SHORT),
+        "headers": some(st.dictionaries(SHORT, st.integers(-9, 9), max_size=3)),
+        "delivery_mode": some(st.integers(1, 2)),
+        "priority": some(st.integers(0, 255)),
+        "correlation_id": some(SHORT),
+        "reply_to": some(SHORT),
+        "expiration": some(st.just("60000")),
+        "message_id": some(SHORT),
+        "timestamp": some(
+            st.datetimes(min_value=datetime.datetime(1970, 1, 2), max_value=datetime.datetime(2100, 1, 1))
+        ),
+        "message_type": some(SHORT),
+        "user_id": some(SHORT),
+        "app_id": some(SHORT),
+    }
+)
+
+
+@given(st.lists(st.tuples(PROPERTIES, BODY), min_size=1, max_size=5), st.integers(0, 2**63))
+def test_who_has_no_timestamp_gets_this_one_and_nothing_else_changes(
+    messages: list[tuple[dict[str, object], bytes]], seconds: int
+) -> None:
+    buffer, table = b"", b""
+    for number, (said, content) in enumerate(messages):
+        line, props = b"\x01e\x01k\x00", commands.Basic.Properties(**said).marshal()
+        at = len(buffer)
+        rest = raw_frame(3, 1, content) if content else b""
+        buffer += line + props + rest
+        facts = frames.facts(props)
+        body_at = at + len(line) + len(props)
+        table += frames.row(at, len(line), number, at + len(line), len(props), body_at, len(content), facts)
+    made = frames.stamped(buffer, table, seconds)
+    before = [frames.read_stored(frames.stored(buffer, table, number)) for number in range(len(messages))]
+    kept = [properties.read(props).timestamp is not None for _, _, props, _ in before]
+    assert (made is None) == all(kept)
+    for number, (exchange, key, props, content) in enumerate(before):
+        after = frames.read_stored(frames.stored(*made, number)) if made else before[number]
+        assert after[:2] + after[3:] == (exchange, key, content)
+        old, new = properties.read(props), properties.read(after[2])
+        assert new.timestamp == (old.timestamp if kept[number] else seconds)
+        assert after[2] == props if kept[number] else len(after[2]) == len(props) + 8
+        for name, _ in properties.PROPERTIES:
+            assert name == "timestamp" or getattr(new, name) == getattr(old, name)
+
+
+@given(st.binary(min_size=1, max_size=80))
+def test_properties_that_are_none_stay_as_they_are(props: bytes) -> None:
+    """They were refused, or will be, by who knows the words; whatever they are is not read past its end."""
+    buffer = b"\x01e\x01k\x00" + props
+    table = frames.row(0, 5, 1, 5, len(props), 0, 0, frames.facts(props))
+    made = frames.stamped(buffer, table, 7)
+    try:
+        broken, known = False, properties.read(props).timestamp is not None
+    except ConnectionException:
+        broken, known = True, False
+    if made is not None and not broken:
+        assert not known
+        assert properties.read(frames.read_stored(frames.stored(*made, 0))[2]).timestamp == 7
+    assert made is not None or broken or known

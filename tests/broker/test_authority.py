@@ -12,9 +12,10 @@ import pytest
 import pytest_asyncio
 
 from broker.catalog import Catalog
-from broker.changes import ParameterDelete, ParameterPut, VhostPut
+from broker.changes import ParameterDelete, ParameterPut, ShardOf, VhostPut
 from broker.control import Answer, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller.authority import Authority
+from broker.controller.decisions import Drained, Restore
 from broker.controller.definitions import Definitions
 from broker.controller.presence import Presence
 from shardd.wire import messages as wire
@@ -101,6 +102,66 @@ async def test_no_answer_before_every_door_has_applied(world: World) -> None:
     assert not asking.done()
     world.doors.apply_all()
     assert (await asking).code == 0
+
+
+async def test_no_answer_to_a_declare_of_a_stream_exchange_before_its_shards_are_there(world: World) -> None:
+    world.shards.hold = True
+    asking = asyncio.create_task(world.ask(exchange("e", "x-random", arguments={"x-shards": 5})))
+    while not world.doors.told:
+        await asyncio.sleep(0)
+    await turn()
+    assert not asking.done()
+    assert len(world.doors.copy.vhosts["/"].shard_queues("e")) == 5  # where publishes wait for their shard
+    world.shards.release()
+    assert (await asking).code == 0
+    assert len(world.shards.queues) == 5
+    assert world.agree()
+
+
+async def test_a_policy_makes_and_ends_shard_queues_at_their_shards(world: World) -> None:
+    await world.ask(exchange("e", "x-random"))
+    value = {"pattern": "^e$", "definition": {"shards-per-node": 3, "shards-when-gone": "delete"}}
+    assert (await world.ask(ParameterPut("/", "policy", "p", value))).code == 0
+    assert len(world.shards.queues) == 3
+    assert world.agree()
+    assert (await world.ask(ParameterDelete("/", "policy", "p"))).code == 0
+    assert not world.shards.queues
+    assert not world.catalog.vhosts["/"].queues
+    assert world.agree()
+
+
+async def test_a_shard_queue_that_is_wanted_again_while_it_goes_is_made_anew(world: World) -> None:
+    await world.ask(exchange("e", "x-modulus-hash"))
+
+    async def shards_per_node(number: int) -> None:
+        value = {"pattern": "^e$", "definition": {"shards-per-node": number}}
+        assert (await world.ask(ParameterPut("/", "policy", "p", value))).code == 0
+
+    await shards_per_node(2)
+    await shards_per_node(1)
+    going = world.catalog.vhosts["/"].parts("e")[1]
+    world.shards.hold = True
+    goes = asyncio.create_task(world.ask(Drained(going.id), ""))
+    await turn()
+    await shards_per_node(2)
+    assert not [b for b in world.doors.copy.vhosts["/"].bindings_from("e") if b.destination == going.name]
+    world.shards.hold = False
+    world.shards.release()
+    assert (await goes).code == 0
+    await world.ask(Restore("/", "e"), "")
+    new = world.catalog.vhosts["/"].parts("e")[1]
+    assert (new.name, new.part) == (going.name, ShardOf("e", 1, ""))
+    assert new.id != going.id
+    assert new.id in world.shards.queues
+    assert going.id not in world.shards.queues
+    assert world.agree()
+
+
+async def test_a_shard_queue_that_is_wanted_again_does_not_go(world: World) -> None:
+    await world.ask(exchange("e", "x-modulus-hash", arguments={"x-shards": 2}))
+    active = world.catalog.vhosts["/"].parts("e")[1]
+    assert (await world.ask(Drained(active.id), "")).code == 0
+    assert world.catalog.queue_by_id(active.id) is active
 
 
 async def test_no_answer_to_a_bind_before_its_queue_is_at_its_shard(world: World) -> None:
@@ -235,7 +296,7 @@ async def test_an_expired_queue_leaves_the_catalog_before_its_shard_deletes_it(w
 
 
 async def test_deleting_a_vhost_drops_it_at_every_shard(world: World) -> None:
-    await world.authority.put_vhost("v")
+    await world.authority.put_vhost(VhostPut("v"))
     await world.authority.declare_queue("v", "q")
     assert (await world.authority.delete_vhost("v")).code == 0
     drops = [shard for shard, sent in world.shards.received if isinstance(sent, wire.DropVhost)]

@@ -1,7 +1,9 @@
-"""The limit of a channel (basic.qos global) holds over all its consumers, those that were there before it too."""
+"""The limit of a channel (basic.qos global) holds over all its consumers, those that were there before it too; the
+prefetch of a consumer of a virtual queue over all its parts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.channel import Channel
-from broker.consuming import Consumer, Consuming
+from broker.consumers import Consumer, Part, Virtual
+from broker.consuming import Consuming
+from broker.control import SeatName
 from shardd.wire import messages as wire
 
 MANY = 1 << 30
@@ -21,43 +25,89 @@ class Links:
     def __init__(self) -> None:
         self.links = [SimpleNamespace(epoch=1)]
         self.to_shard: list[Any] = []
-        self.settled = 0
+        self.settled: Counter[int] = Counter()  # by consumer
 
     def tell(self, shard: int, what: wire.Message) -> None:
         self.to_shard.append(what)
 
     def settle(self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int) -> None:
-        self.settled += last - first + 1
+        self.settled[consumer] += last - first + 1
 
 
 class Bench:
     def __init__(self, consumers: int, no_ack: bool = False) -> None:
         self.links = Links()
-        self.consuming = Consuming(self.links)  # type: ignore[arg-type] # as much of it as is used here
+        self.consuming = Consuming(self.links, lambda said: None)  # type: ignore[arg-type] # as much of it as is used here
         self.channel = Channel(1)
         self.ready = dict.fromkeys(range(1, consumers + 1), 0)
         self.numbers = dict.fromkeys(self.ready, 1)
         self.limited = dict.fromkeys(self.ready, False)
         self.grants = dict.fromkeys(self.ready, 0)
         self.asked = dict.fromkeys(self.ready, False)
+        self.lent: dict[int, int] = {}  # prefetch of those that share one
+        self.recalled: dict[int, int | None] = {}
         for number in self.ready:
             client: Any = SimpleNamespace()
             consumer = Consumer(client, self.channel, number, f"tag-{number}")
             consumer.announced, consumer.no_ack = True, no_ack
             self.channel.consumers[consumer.tag] = self.consuming.consumers[number] = consumer
 
+    def with_virtual(self, parts: int, limit: int) -> Virtual:
+        """A consumer of a virtual queue that owns so many shards."""
+        client: Any = SimpleNamespace()
+        whole = Virtual(client, self.channel, 100, "virtual")
+        whole.announced, whole.limit = True, limit
+        self.channel.consumers[whole.tag] = whole
+        for number in range(101, 101 + parts):
+            part = whole.parts[SeatName(number, 0)] = Part(whole, number, SeatName(number, 0))
+            self.consuming.consumers[number] = part
+            self.ready[number], self.numbers[number], self.grants[number], self.asked[number] = 0, 1, 0, False
+            self.limited[number] = False
+            self.recalled[number] = None
+        for part in whole.parts.values():
+            self.consuming.grants.begin(part)
+            self.lent[part.number] = part.prefetch
+        return whole
+
+    def lent_turn(self, number: int) -> None:
+        """Of a consumer with a lent prefetch."""
+        held = self.numbers[number] - 1 - self.links.settled[number]
+        count = min(self.ready[number], max(0, self.lent[number] - held))
+        if count:
+            self.deliver(number, count)
+            held += count
+        back, recalled = 0, self.recalled[number]
+        if recalled is not None:
+            back = max(0, self.lent[number] - max(held, recalled if self.ready[number] else 0))
+            self.lent[number] -= back
+        wants = self.ready[number] > 0 and self.lent[number] <= held and not self.asked[number]
+        self.asked[number] |= wants
+        if back or wants:
+            self.consuming.ungranted(number, back, wants)
+
     def shard_turn(self) -> None:
         """What a shard does with what it was told, and what it says."""
         said, self.links.to_shard = self.links.to_shard, []
         for what in said:
             number = what.consumer
-            if isinstance(what, wire.Tune):
+            if isinstance(what, wire.Recall):
+                self.recalled[number] = what.keep
+            elif number in self.lent and isinstance(what, wire.Grant):
+                self.lent[number] += what.count
+                self.asked[number], self.recalled[number] = False, None
+            elif isinstance(what, wire.Tune):
+                self.lent.pop(number, None)
+                if what.lent:
+                    self.lent[number], self.recalled[number] = what.prefetch, None
                 assert self.limited[number] != what.granted
                 self.limited[number], self.grants[number], self.asked[number] = what.granted, 0, False
             elif self.limited[number]:
                 self.grants[number] += what.count
                 self.asked[number] = False
         for number in self.ready:
+            if number in self.lent:
+                self.lent_turn(number)
+                continue
             count = min(self.ready[number], self.grants[number] if self.limited[number] else MANY)
             if count:
                 self.deliver(number, count)
@@ -76,9 +126,12 @@ class Bench:
         if not consumer.no_ack:
             channel.unacked.add(channel.next_tag, count, consumer, 1, self.numbers[number])
             channel.outstanding += count
+            if consumer.whole is not None:
+                self.consuming.virtual.delivered(consumer, count)
         channel.next_tag += count
         self.numbers[number] += count
-        self.consuming.use_grants(consumer, count)
+        if not consumer.lent:
+            self.consuming.grants.use(consumer, count)
 
     def settle(self) -> None:
         """Until nobody says anything."""
@@ -113,6 +166,32 @@ def test_never_more_than_the_limit_and_never_less_than_there_is(steps: list[tupl
             assert channel.unacked.count <= max(channel.limit, before)
             assert not waiting or channel.unacked.count >= channel.limit
             assert channel.granted == sum(each.granted for each in channel.consumers.values()) == 0
+
+
+@given(STEPS, st.integers(1, 4), st.integers(1, 7))
+def test_prefetch_of_a_virtual_queue_is_the_total_of_all_shards(
+    steps: list[tuple[str, int]], parts: int, prefetch: int
+) -> None:
+    bench = Bench(1)
+    whole, channel = bench.with_virtual(parts, prefetch), bench.channel
+    for step, n in steps:
+        if step == "publish":
+            bench.ready[101 + n % parts] += n
+            bench.ready[1] += n % 3
+        elif step == "ack":
+            bench.consuming.settles(channel, [(wire.ACK, 0, 0, True)])
+        else:
+            bench.consuming.limit(channel, n % 6)
+        bench.settle()
+        waiting = sum(count for number, count in bench.ready.items() if number > 100)
+        held = sum(part.held for part in whole.parts.values())
+        assert held == whole.outstanding <= prefetch
+        assert whole.granted == (0 if channel.limit else sum(bench.lent.values())) <= prefetch
+        assert not channel.granted
+        if channel.limit:
+            assert not waiting or held == prefetch or channel.outstanding >= channel.limit
+        else:
+            assert not bench.ready[1] and (not waiting or held == prefetch)
 
 
 def test_what_is_unacknowledged_counts_toward_a_limit_that_comes() -> None:
@@ -161,4 +240,4 @@ def test_grants_given_back_after_the_limit_went_and_came_are_not_counted_twice()
     bench.consuming.limit(bench.channel, 0)
     bench.consuming.ungranted(1, 3, True)
     bench.consuming.limit(bench.channel, 3)
-    assert (consumer.granted, bench.channel.granted, consumer.wants) == (0, 0, False)
+    assert (consumer.granted, bench.channel.granted, bench.channel.wanting) == (0, 0, {})

@@ -172,23 +172,19 @@ def test_a_negative_limit_is_none() -> None:
 
 
 @pytest.mark.row("A2.5")
-def test_a_users_channels_are_counted_only_where_there_is_a_limit() -> None:
+def test_channels_are_counted_only_where_there_is_a_limit() -> None:
     known = catalog()
-    asked: list[str] = []
-
-    def opened(user: str) -> int:
-        asked.append(user)
-        return 2
-
-    login.check_channel_open(known, "u", opened)
-    assert asked == []
-    known.apply(ParameterPut("", "user-limits", "u", {"max-channels": 3}))
-    login.check_channel_open(known, "u", opened)
+    assert not login.has_channel_limit(known, "u")
+    checks.check_channel_limits(known, "u", 100, 1000, 0, "node")
     known.apply(ParameterPut("", "user-limits", "u", {"max-channels": 2}))
+    assert login.has_channel_limit(known, "u") and not login.has_channel_limit(known, "v")
+    checks.check_channel_limits(known, "u", 2, 1000, 1000, "node")
     text = r"number of channels opened for user 'u' has reached the maximum allowed user limit of \(2\)"
-    with pytest.raises(ConnectionException, match=text) as refused:
-        login.check_channel_open(known, "u", opened)
+    with pytest.raises(checks.Refusal, match=text) as refused:
+        checks.check_channel_limits(known, "u", 3, 3, 0, "node")
     assert refused.value.code == 530
+    with pytest.raises(checks.Refusal, match=r"on node 'node' has reached the maximum allowed limit of \(5\)"):
+        checks.check_channel_limits(known, "v", 1, 6, 5, "node")
 
 
 def test_who_showed_a_certificate_enters_as_whom_it_names_and_nobody_else_does() -> None:

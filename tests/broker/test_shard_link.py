@@ -58,6 +58,8 @@ class Heard:
 class Waits:
     """Stands for publishes that wait for their batch."""
 
+    in_sequence = False
+
     def __init__(self) -> None:
         self.log: list[Any] = []
 

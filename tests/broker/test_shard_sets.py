@@ -55,7 +55,7 @@ class World:
         before = self.vhost.policies
         decision = self.decisions.decide(request, "")
         self._apply(decision.changes)
-        more = self.decisions.reshape(decision.changes, before)
+        more = self.decisions.reshape(decision, before)
         self._apply(more.changes)
         decision.create += more.create
         decision.drop += more.drop
@@ -159,6 +159,10 @@ def test_an_exchange_without_it_has_none() -> None:
         ({"x_shards": 1, "x_shard_arguments": 3}, "x-shard-arguments should be a table, actually was 3"),
         ({"x_shards": 1, "x_shard_routing_key": 3}, "x-shard-routing-key should be a string, actually was 3"),
         ({"x_shards": 1, "x_shards_when_gone": "x"}, 'x-shards-when-gone: <<"x">> is none of drain, keep, delete'),
+        (
+            {"x_shards": 1, "durable": False, "x_shard_arguments": {"x-queue-type": "stream"}},
+            "invalid property 'non-durable' for queue 'e' in vhost '/'",
+        ),
         (
             {"x_shards": 1, "x_shard_arguments": {"x-max-length": -1}},
             "invalid arg 'x-max-length' for queue 'e' in vhost '/': {value_negative,-1}",
@@ -331,6 +335,14 @@ def test_what_becomes_of_the_shards_is_an_explicit_choice(choice: str | None, st
         queue.name for queue in queues))  # fmt: skip
 
 
+@pytest.mark.parametrize(("type", "told"), [("fanout", True), ("direct", True), (HASH, False)])
+def test_who_shards_an_exchange_that_spreads_nothing_is_told(type: str, told: bool) -> None:
+    world = World()
+    world.declare(type=type)
+    notes = world.policy(shards_per_node=3).notes
+    assert [f"of type {type}" in note for note in notes] == [True] * told
+
+
 def test_the_arguments_of_the_exchange_say_it_too() -> None:
     world = World()
     world.declare(x_shards=2, x_shards_when_gone="delete")
@@ -474,6 +486,7 @@ def test_missing_shard_queues_and_bindings_are_made_again_at_the_start() -> None
     assert not world.restart().changes
 
 
+@pytest.mark.row("E1.11", "K11")
 def test_a_start_with_more_shard_processes_gives_auto_more_shards() -> None:
     world = World(2)
     world.declare(x_shards="auto")

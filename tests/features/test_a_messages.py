@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -742,3 +744,40 @@ def test_a_rollback_drops_publishes_and_takes_acks_back(client: RawClient, name:
     client.ask(1, Tx.Commit(), Tx.CommitOk)
     client.ask(1, Channel.Close(200, "", 0, 0), Channel.CloseOk)
     assert is_empty(client, name, 2)
+
+
+@pytest.mark.row("A5.14")
+def test_a_message_without_a_timestamp_gets_the_time_it_came_where_that_is_wanted(tmp_path: Path, name: str) -> None:
+    (tmp_path / "broker.toml").write_text("[front_doors]\nset_timestamp = true\n")
+    broker = RealBroker(tmp_path / "data", shards=1, more=("--config", str(tmp_path / "broker.toml")))
+    own = datetime.datetime(2001, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
+    try:
+        with RawClient(broker.port) as made:
+            client = made.shake_hands()
+            declare(client, name)
+            before = int(time.time())
+            client.send(publish(1, "", name, b"plain") + with_properties(1, "", name, b"own", timestamp=own))
+            client.send(with_properties(1, "", name, b"cc", headers={"CC": ["x"]}, app_id="a"))
+            client.ask(1, Tx.Select(), Tx.SelectOk)
+            client.send(publish(1, "", name, b"tx"))
+            client.ask(1, Tx.Commit(), Tx.CommitOk)
+            found = {}
+            for _ in range(4):
+                client.ask(1, Basic.Get(queue=name, no_ack=True), Basic.GetOk)
+                properties, content = client.message()
+                assert properties.timestamp is not None
+                found[content] = properties.timestamp.timestamp()
+        assert found.pop(b"own") == own.timestamp()
+        assert set(found) == {b"plain", b"cc", b"tx"}
+        assert all(before <= at <= time.time() for at in found.values())
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+@pytest.mark.row("A5.14")
+def test_else_it_has_none(client: RawClient, name: str) -> None:
+    declare(client, name)
+    client.send(publish(1, "", name, b"x"))
+    client.ask(1, Basic.Get(queue=name, no_ack=True), Basic.GetOk)
+    assert client.message()[0].timestamp is None

@@ -13,7 +13,7 @@ def counts(channel: pika.adapters.blocking_connection.BlockingChannel, queues: l
     return [channel.queue_declare(queue, passive=True).method.message_count for queue in queues]
 
 
-@pytest.mark.row("B1.6")
+@pytest.mark.row("B1.6", "E3.1", "E3.12", "E3.13")
 @pytest.mark.parametrize("kind", ["x-consistent-hash", "x-modulus-hash", "x-random"])
 def test_each_message_goes_to_one_queue(connection: pika.BlockingConnection, name: str, kind: str) -> None:
     channel = connection.channel()

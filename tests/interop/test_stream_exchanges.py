@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import urllib.request
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aio_pika
+import aio_pika.exceptions
 import pika
 import pika.exceptions
 import pytest
@@ -174,6 +177,32 @@ def test_a_deleted_exchange_leaves_its_messages_until_they_are_taken_or_says_del
     assert [row["shard_state"] for row in shards_of(broker, vhost, "stays")] == ["active"] * 2
 
 
+async def test_a_refused_message_is_the_one_that_is_nacked(broker: RealBroker, name: str) -> None:
+    """Messages of many keys in one read go to their queues in another order; their confirms name the right ones."""
+    connection = await aio_pika.connect(broker.url)
+    async with connection:
+        channel = await connection.channel(publisher_confirms=True)
+        arguments: dict[str, Any] = {
+            "x-shards": 4,
+            "x-shard-arguments": {"x-max-length": 5, "x-overflow": "reject-publish"},
+            "x-shards-when-gone": "delete",
+        }
+        exchange = await channel.declare_exchange(name, "x-consistent-hash", arguments=arguments)
+        published = [
+            exchange.publish(aio_pika.Message(f"{i}".encode()), f"key-{i}", mandatory=False) for i in range(300)
+        ]
+        outcomes = await asyncio.gather(*published, return_exceptions=True)
+        refused = {i for i, outcome in enumerate(outcomes) if isinstance(outcome, aio_pika.exceptions.DeliveryError)}
+        stored: set[int] = set()
+        for index in range(4):
+            queue = await channel.get_queue(f"sharding: {name} - {NODE} - {index}")
+            while (message := await queue.get(no_ack=True, fail=False)) is not None:
+                stored.add(int(message.body))
+        assert len(stored) == 20
+        assert stored == set(range(300)) - refused
+        await channel.exchange_delete(name)
+
+
 @pytest.mark.row("E2.2")
 def test_a_number_that_cannot_be_closes_the_channel(channel: BlockingChannel) -> None:
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
@@ -224,18 +253,59 @@ def test_after_a_restart_the_set_is_whole_and_every_key_goes_where_it_went(tmp_p
         publish(channel, "e", 100)
         channel.queue_delete(f"sharding: e - {NODE} - 4")
         before = shards_of(broker, "/", "e")
+        assert [row["index"] for row in before] == [0, 1, 2, 3, 4]  # the one deleted is made anew at once
+        assert channel.queue_declare(f"sharding: e - {NODE} - 4", passive=True).method.message_count == 0
         owners = {key: owner(broker, key) for key in map(str, range(30))}
         connection.close()
         broker.stop()
         broker.restart()
-        after = shards_of(broker, "/", "e")
-        assert after[:4] == before
-        assert [row["index"] for row in after] == [0, 1, 2, 3, 4]
-        moved = {key: now for key in owners if (now := owner(broker, key)) != owners[key]}
-        assert set(moved.values()) <= {f"sharding: e - {NODE} - 4"}
+        assert shards_of(broker, "/", "e") == before
+        assert {key: owner(broker, key) for key in owners} == owners
         broker.stop()
     finally:
         broker.clean_up()
+
+
+@pytest.mark.row("E2.17")
+def test_a_killed_shard_loses_nothing_that_was_confirmed(tmp_path: Path) -> None:
+    broker = RealBroker(tmp_path / "data")
+    try:
+        connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.exchange_declare("e", "x-consistent-hash", durable=True, arguments={"x-shards": 4})
+        confirmed = {i for i in range(400) if published(broker, channel, i)}
+        assert len(confirmed) > 300
+        stored: set[int] = set()
+        for row in shards_of(broker, "/", "e"):
+            while (got := channel.basic_get(row["name"], auto_ack=True))[0] is not None:
+                stored.add(int(got[2]))
+        assert confirmed <= stored
+        connection.close()
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+def published(broker: RealBroker, channel: BlockingChannel, number: int) -> bool:
+    """Whether it was confirmed. A shard is killed in the middle of all."""
+    if number == 200:
+        broker.kill("shard", 0)
+    try:
+        persistent = pika.BasicProperties(delivery_mode=2)
+        channel.basic_publish("e", f"key-{number}", f"{number}".encode(), persistent, mandatory=True)
+    except pika.exceptions.NackError:
+        return False
+    return True
+
+
+@pytest.mark.row("E2.21")
+def test_the_shards_may_be_streams(broker: RealBroker, channel: BlockingChannel, vhost: str) -> None:
+    arguments: dict[str, Any] = {"x-shards": 2, "x-shard-arguments": {"x-queue-type": "stream"}}
+    channel.exchange_declare("e", "x-consistent-hash", durable=True, arguments=arguments)
+    publish(channel, "e", 20)
+    found = rows(broker, "list_queues", "name", "type", "exchange", "--vhost", vhost)
+    assert [row["type"] for row in found if row["exchange"] == "e"] == ["stream", "stream"]
 
 
 def owner(broker: RealBroker, key: str) -> str:

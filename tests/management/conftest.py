@@ -156,6 +156,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         "pid": os.getpid(),
         "amqp": "127.0.0.1:5672",
         "http": "127.0.0.1:15672",
+        "listeners": {"amqp": ["127.0.0.1:5672", "[::1]:5672"], "http": ["127.0.0.1:15672"]},
         "children": [
             {
                 "name": "shard-0",

@@ -12,8 +12,10 @@ import pytest
 
 from broker import passwords
 from broker.control import QueueDeclare
+from broker.controller.groups import Member, Name, Terms
 from broker.controller.management import app, gathered
 from broker.controller.management.app import RESOURCES
+from shardd.wire import messages as wire
 from tests.management.conftest import CONNECTION, OWNER, Api
 
 QUICK_HASH = {"hashing_algorithm": "rabbit_password_hashing_sha256"}
@@ -73,13 +75,14 @@ ABSENT = [
     "aliveness-test/x", "healthchecks/node/x", "definitions/x", "users/x/topic-permissions",
     "vhosts/x/topic-permissions", "topic-permissions/%2F/x", "policies/x", "policies/%2F/x", "operator-policies/x",
     "operator-policies/%2F/x", "parameters/stream/x", "parameters/stream/%2F/x", "parameters/x/%2F/s",
-    "global-parameters/x", "vhost-limits/x", "user-limits/x",
+    "global-parameters/x", "vhost-limits/x", "user-limits/x", "virtual-queues/x", "virtual-queues/%2F/e",
+    "virtual-queues/%2F/x",
 ]  # fmt: skip
 ABSENT_DELETES = [
     "vhosts/x", "users/x", "permissions/%2F/x", "queues/%2F/x", "queues/%2F/x/contents", "exchanges/%2F/x",
     "bindings/%2F/e/e/q/q/x", "connections/x", "policies/%2F/x", "operator-policies/%2F/x", "topic-permissions/%2F/x",
     "topic-permissions/%2F/nobody?exchange=x", "parameters/stream/%2F/x", "global-parameters/x",
-    "vhost-limits/x/max-queues", "user-limits/x/max-channels",
+    "vhost-limits/x/max-queues", "user-limits/x/max-channels", "virtual-queues/%2F/e", "virtual-queues/%2F/e/contents",
 ]  # fmt: skip
 CHANGES = [
     ("PUT", "vhosts/v", {}), ("DELETE", "vhosts/%2F", None), ("PUT", "users/u", {"tags": "", "password": "x"}),
@@ -251,6 +254,34 @@ async def test_a_queue_shows_its_numbers(made: Api) -> None:
     assert (row["messages"], row["messages_ready"], row["messages_unacknowledged"]) == (4, 3, 1)
     assert row["consumer_details"][0]["channel_details"]["connection_name"] == CONNECTION
     assert (row["shard"] in (0, 1), row["type"], row["message_stats"]["publish"]) == (True, "classic", 5)
+
+
+async def test_a_virtual_queue_shows_who_owns_which_shard(made: Api) -> None:
+    body = {"type": "x-modulus-hash", "arguments": {"x-shards": 3}}
+    assert (await made.call("PUT", "/api/exchanges/%2F/sharded", body))[0] == 201
+    vhost = made.authority.catalog.vhosts["/"]
+    queues = vhost.shard_queues("sharded")
+    groups, shards = made.context.groups, [vhost.queues[queue].id for queue in queues]
+    groups.begin()
+    one, two = Member(0, 7, 1), Member(0, 7, 2)
+    groups.join(one, Name("/", "sharded"), Terms(owner=OWNER, channel=4, tag="one"), shards)
+    groups.join(two, Name("/", "sharded"), Terms(tag="two"), shards)
+    (row,) = await made.get("/api/virtual-queues")
+    assert row == {"name": "sharded", "vhost": "/", "shards": 3, "consumers": 2, "groups": [""], "moving": 1}
+    found = await made.get("/api/virtual-queues/%2F/sharded")
+    assert [shard["queue"] for shard in found["shards"]] == list(queues)
+    assert [shard["owner"] for shard in found["shards"]] == ["one", "one", "one"]
+    assert sorted(owner["moving"] for shard in found["shards"] for owner in shard["owners"]) == [False, False, True]
+    assert found["consumers"][0]["channel_details"]["name"] == f"{CONNECTION} (4)"
+    assert [len(each["shards"]) for each in found["consumers"]] == [2, 0]
+    assert (await made.call("DELETE", "/api/virtual-queues/%2F/sharded/contents"))[0] == 204
+    assert sum(isinstance(sent, wire.Purge) for sent in made.shards.sent) == 3
+    assert (await made.call("DELETE", "/api/virtual-queues/%2F/sharded"))[0] == 204
+    assert vhost.shard_queues("sharded") == queues
+    assert not {vhost.queues[queue].id for queue in queues} & set(shards)  # new, empty ones
+    made.login = ("manager", "x")
+    for path in ("sharded", "sharded/contents"):
+        assert (await made.call("DELETE", f"/api/virtual-queues/%2F/{path}"))[0] == 401
 
 
 async def test_lists_are_cut_sorted_filtered_and_paged(made: Api) -> None:

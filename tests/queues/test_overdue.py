@@ -95,3 +95,22 @@ def test_what_basic_get_took_is_no_exception() -> None:
     queue.take_overdue(1055)
     assert (queue.ready_count, queue.unacked_count) == (1, 1) and queue.next_due() == 1060
     assert getter.settle(1, 1) == [] and len(getter.settle(2, 2)) == 1
+
+
+@pytest.mark.row("A6.7")
+def test_where_channels_are_closed_for_it_who_holds_something_too_long_is_told_once_and_keeps_it() -> None:
+    store, outlet = DictStore(), Outlet()
+    limits = limits_of({"x-consumer-timeout": 160})._replace(timeout_closes=True)
+    queue = Queue(1, store, limits)
+    consumer, getter = Consumer(queue, None, 1, Window(1 << 20), prefetch=1), Getter()
+    queue.attach(consumer)
+    publish(queue, store, [0, 1, 2])
+    queue.deliver(1000, outlet, 1 << 20)
+    assert queue.late(1000) == []
+    queue.get(getter, 1100)
+    assert queue.late(1150) == []
+    assert queue.late(1200) == [consumer]
+    due = queue.next_due()
+    assert due is not None and 1200 < due <= 1260
+    assert queue.late(1260) == [getter] and queue.late(9999) == [] and not queue.take_overdue(9999)
+    assert queue.unacked_count == 2 and queue.ready_count == 1 and queue.next_due() is None

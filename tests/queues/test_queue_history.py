@@ -157,7 +157,7 @@ class Both:
             return
         assert got is not None
         assert (got[0], got[2]) == (stored(expected), expected.redelivered)
-        assert got[3] == (expected.returns if self.queue.limits.delivery_limit is not None else 0)
+        assert got[3] == (expected.returns if self.model.counts_returns else 0)
         if a % 3:
             self.got[got[1]] = expected
 
@@ -179,6 +179,8 @@ class Both:
     def change(self, a: int, b: int) -> None:
         more = {"x-max-length": b, "x-single-active-consumer": a % 2 == 0, "x-expires": 1 + b}
         arguments = self.arguments if a % 3 == 0 else self.arguments | more
+        if a % 7 == 0:
+            arguments = arguments | {"x-delayed-retry-type": "disabled"}
         self.queue.change(limits_of(arguments), self.now)
         self.model.change(limits_of(arguments), self.now)
 
@@ -202,6 +204,7 @@ class Both:
     def compare(self) -> None:
         queue, model = self.queue, self.model
         held = [each for _, consumer in self.pairs for each in consumer.held.values()] + list(self.got.values())
+        held += model.resting
         assert (queue.ready_count, queue.ready_bytes) == (len(model.ready), model.ready_bytes)
         assert (queue.unacked_count, queue.unacked_bytes) == (len(held), sum(each.size for each in held))
         assert (queue.counters.let_go, queue.counters.acked) == (model.let_go, model.acked)
@@ -227,6 +230,10 @@ ARGUMENTS = st.builds(
     some("x-dead-letter-exchange", "dlx"),
     some("x-max-priority", 2, 5),
     some("x-delivery-limit", 0, 2),
+    some("x-delayed-retry-min", 1, 7, 40),
+    some("x-delayed-retry-max", 20),
+    some("x-delayed-retry-type", "failed", "disabled"),
+    some("x-delayed-retry-multiplier", 1, 3),
     some("x-single-active-consumer", True),
     some("x-expires", 15),
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 INCOMPLETE, OTHER, SETTLE, FULL = range(4)
 HAS_HEADERS, MAY_HAVE_CC, HAS_USER_ID, BAD_EXPIRATION, DIRECT_REPLY_TO, BAD_PROPERTIES = 1, 2, 4, 8, 16, 32
+MAY_HAVE_SEQUENCE = 64
 ROWS_MAX, WHOLE_BYTES_MAX = 2048, 65536
 NONE = 0xFFFFFFFF
 ROW = struct.Struct("<IHHIIIIQIBBBBQ")
@@ -56,6 +57,8 @@ def facts(props: bytes) -> Facts:
             flags |= HAS_HEADERS
             if b"\x02CC" in value or b"\x03BCC" in value:
                 flags |= MAY_HAVE_CC
+            if b"\x0ax-sequence" in value:
+                flags |= MAY_HAVE_SEQUENCE
         elif bit == 12:
             mode = value[0]
         elif bit == 11:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import pytest
+
 from broker.controller.shard_links import visit
 from shardd.peers import PUBLISH_CREDIT_BYTES
 from shardd.shard import Shard
@@ -463,3 +465,14 @@ def test_what_an_ack_made_room_for_is_delivered_before_the_cancel_behind_it() ->
     bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, m.ACK, 1, 1)]), 1000)
     bench.tell(m.Detach(60, 1))
     assert bench.turn() == [("deliver", [(1, 2, False, 1)]), m.Done(60)]
+
+
+@pytest.mark.row("A6.7")
+def test_a_consumer_timeout_for_all_queues_holds_for_those_that_do_not_say_one() -> None:
+    bench = Bench()
+    bench.shard = Shard(0, EPOCH, 1, bench.home, consumer_timeout=500)
+    bench.join(m.CONTROLLER, 3)
+    own = m.QueueSpec(2, "/", "own", True, arguments={"x-consumer-timeout": 90})
+    bench.tell(m.Assign([m.QueueSpec(1, "/", "q", True), own]), m.CONTROLLER, 3)
+    assert [bench.shard.queues[number].limits.consumer_timeout for number in (1, 2)] == [500, 90]
+    assert not bench.shard.queues[1].limits.timeout_closes

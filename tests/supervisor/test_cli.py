@@ -25,7 +25,7 @@ ANSWERS: dict[str, Any] = {
     "/api/queues/%2F": [{"name": "q [red]1", "messages": 3, "durable": True}],
     "/api/bindings/a%2Fb": [{"source": "x", "destination": "q", "destination_type": "queue", "routing_key": "k"}],
     "/api/processes": [{"name": "shard-0", "kind": "shard", "index": 0, "pid": 77, "state": "ready", "restarts": 0}],
-    "/api/vhosts/old": {"name": "old"},
+    "/api/vhosts/old": {"name": "old", "description": "d", "tags": ["t"]},
     "/api/users/bob": {"name": "bob", "tags": ["monitoring"], "password_hash": "AAAA", "hashing_algorithm": "SHA256"},
     "/api/shards": [{"shard": 0, "queues": 5}],
     "/api/users": [{"name": "bob", "tags": ["monitoring"]}],
@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
         answer: Any
         if login != "guest:guest":
             status, answer = 401, {"error": "not_authorised", "reason": "Not management user"}
-        elif (self.command == "GET" and self.path not in ANSWERS) or self.path.endswith("/nope"):
+        elif (self.command == "GET" and self.path not in ANSWERS) or "/nope" in self.path:
             status, answer = 404, {"error": "Object Not Found", "reason": "no such vhost"}
         else:
             status, answer = 200, ANSWERS.get(self.path)
@@ -133,6 +133,24 @@ def test_status_shows_processes_pids_shards_and_their_queues(api: FakeApi) -> No
     [
         (["add_vhost", "a/b"], ("PUT", "/api/vhosts/a%2Fb", {})),
         (["delete_vhost", "v"], ("DELETE", "/api/vhosts/v", None)),
+        (
+            ["add_vhost", "v", "--tags", "a,b", "--default-queue-type", "quorum"],
+            ("PUT", "/api/vhosts/v", {"tags": "a,b", "default_queue_type": "quorum"}),
+        ),
+        (
+            ["update_vhost_metadata", "old", "--default-queue-type", "quorum"],
+            ("PUT", "/api/vhosts/old", {"description": "d", "tags": ["t"], "default_queue_type": "quorum"}),
+        ),
+        (
+            ["trace_on", "-p", "old"],
+            ("PUT", "/api/vhosts/old", {"description": "d", "tags": ["t"], "tracing": True}),
+        ),
+        (
+            ["trace_off", "-p", "old"],
+            ("PUT", "/api/vhosts/old", {"description": "d", "tags": ["t"], "tracing": False}),
+        ),
+        (["enable_vhost_deletion_protection", "old"], ("POST", "/api/vhosts/old/deletion/protection", {})),
+        (["disable_vhost_deletion_protection", "old"], ("DELETE", "/api/vhosts/old/deletion/protection", None)),
         (["add_user", "u", "secret"], ("PUT", "/api/users/u", {"password": "secret", "tags": ""})),
         (["change_password", "bob", "new"], ("PUT", "/api/users/bob", {"password": "new", "tags": ["monitoring"]})),
         (["delete_user", "u"], ("DELETE", "/api/users/u", None)),
@@ -162,6 +180,8 @@ def test_a_refusal_is_status_1_with_the_brokers_reason(api: FakeApi) -> None:
         (["change_password", "nope", "secret"], 1, "user 'nope' does not exist"),
         (["delete_user", "nope"], 1, "user 'nope' does not exist"),
         (["delete_vhost", "nope"], 1, "vhost 'nope' does not exist"),
+        (["update_vhost_metadata", "nope"], 1, "vhost 'nope' does not exist"),
+        (["disable_vhost_deletion_protection", "nope"], 1, "vhost 'nope' does not exist"),
     ],
 )
 def test_what_is_there_is_not_made_again_and_what_is_not_is_named(
@@ -253,6 +273,8 @@ POLICY = {"pattern": "^a", "definition": {"max-length": 3}, "priority": 2, "appl
             ("H4", ["clear_user_limits", "bob", "max-channels"], ("DELETE", "/api/user-limits/bob/max-channels")),
             ("H5", ["delete_queue", "-p", "v", "q", "--if-empty"], ("DELETE", "/api/queues/v/q?if-empty=true")),
             ("H5", ["purge_queue", "-p", "v", "q"], ("DELETE", "/api/queues/v/q/contents")),
+            ("C1.19", ["pause_queue", "-p", "v", "q"], ("PUT", "/api/queues/v/q/pause")),
+            ("C1.19", ["resume_queue", "-p", "v", "q"], ("PUT", "/api/queues/v/q/resume")),
             ("H8", ["clear_policy", "-p", "v", "p"], ("DELETE", "/api/policies/v/p")),
             ("H8", ["clear_operator_policy", "-p", "v", "p"], ("DELETE", "/api/operator-policies/v/p")),
             ("H9", ["clear_parameter", "-p", "v", "stream", "n"], ("DELETE", "/api/parameters/stream/v/n")),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shardd.store import StreamCache
 from shardd.store.queue_log import QueueLog
+from shardd.store.sequences import Screened, Sequences
 from tests.reference.wire import records_of
 from tests.support.faulty_files import FaultyFiles
 
@@ -33,6 +34,7 @@ class DictJob:
 class DictStore:
     def __init__(self) -> None:
         self.messages: dict[int, bytes] = {}
+        self.sequences = Sequences()
         self.live: dict[int, set[int]] = {}
         self.dirty = False
         self.last = 1 << 32
@@ -54,7 +56,9 @@ class DictStore:
     ) -> dict[int, DictArrival]:
         return {queue_id: self.recovered[queue_id] for queue_id in queue_ids if queue_id in self.recovered}
 
-    def append(self, records: memoryview, *, indexes: bool = False) -> list[DictArrival]:
+    def append(
+        self, records: bytes | bytearray | memoryview, *, indexes: bool = False, in_sequence: bool = False
+    ) -> list[DictArrival]:
         if self.full:
             from shardd.shard import NoRoom
 
@@ -78,6 +82,15 @@ class DictStore:
                 arrival.facts = None
         self.dirty = True
         return list(found.values())
+
+    def screen(self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]) -> Screened:
+        return self.sequences.screen(records, rooms)
+
+    def unscreen(self) -> None:
+        self.sequences.undo()
+
+    def forget_producers(self, heard_before: int) -> int:
+        return self.sequences.sweep(heard_before)
 
     def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
         blobs: list[bytes] = []

@@ -18,6 +18,7 @@ class Message:
     expires: int = NEVER
     redelivered: bool = False
     returns: int = 0
+    due: int | None = None  # of one that rests, once that has begun
 
 
 @dataclass(eq=False)
@@ -50,11 +51,16 @@ class ModelQueue:
         self.last_used = 0
         self.let_go = 0
         self.acked = 0
+        self.resting: list[Message] = []
         self.departed: list[tuple[int, str]] = []  # (message, reason) of those that wait for their copies to last
         # What the last deliver said: (consumer, delivery number, redelivered, message), (consumer, count, wants)
         self.given: list[tuple[int, int, bool, int]] = []
         self.ungranted: list[tuple[int, int, bool]] = []
         self.times_given: dict[int, int] = {}  # how often what was given had come back, if that is counted
+
+    @property
+    def counts_returns(self) -> bool:
+        return self.limits.delivery_limit is not None or self.limits.retry is not None
 
     @property
     def ready_bytes(self) -> int:
@@ -105,6 +111,7 @@ class ModelQueue:
 
     def deliver(self, now: int) -> None:
         self.given, self.ungranted, self.times_given = [], [], {}
+        self._wake(now)
         self.expire(now - 1)
         while self.ready and (consumer := self._next()) is not None:
             self._give(consumer, self.ready.pop(0))
@@ -120,7 +127,7 @@ class ModelQueue:
 
     def _give(self, consumer: ModelConsumer, message: Message) -> None:
         self.given.append((consumer.number, consumer.next_number, message.redelivered, message.id))
-        if self.limits.delivery_limit is not None and message.returns:
+        if self.counts_returns and message.returns:
             self.times_given[message.id] = message.returns
         if not consumer.no_ack:
             consumer.held[consumer.next_number] = message
@@ -142,6 +149,7 @@ class ModelQueue:
 
     def get(self, now: int) -> Message | None:
         self.last_used = now
+        self._wake(now)
         self.expire(now)
         return self.ready.pop(0) if self.ready else None
 
@@ -162,12 +170,26 @@ class ModelQueue:
     def requeue(self, messages: list[Message]) -> None:
         for message in messages:
             message.redelivered = True
-            message.returns += self.limits.delivery_limit is not None
+            message.returns += self.counts_returns
             if self.limits.delivery_limit is not None and message.returns > self.limits.delivery_limit:
                 self._let_go(message, "delivery_limit")
+            elif self.limits.retry is not None:
+                self.resting.append(message)
             else:
                 self.ready.append(message)
         self._sort()
+
+    def _wake(self, now: int) -> None:
+        """A message rests for its time, and at most a sixteenth longer: until a multiple of that."""
+        for message in self.resting:
+            if message.due is None and self.limits.retry is not None:
+                rest = self.limits.retry.rest_ms(message.returns)
+                message.due = next(at for at in range(now + rest, now + 2 * rest + 2) if at % (rest // 16 + 1) == 0)
+        awake = [each for each in self.resting if self.limits.retry is None or (each.due or 0) <= now]
+        self.resting = [each for each in self.resting if each not in awake]
+        for message in awake:
+            message.due = None
+        self.give_back(awake)
 
     def give_back(self, messages: list[Message]) -> None:
         self.ready += messages

@@ -80,7 +80,9 @@ class RawClient:
             self.sock.settimeout(PATIENCE_S)
         return sent
 
-    def shake_hands(self, *, channels: int = 1, heartbeat: int = 0, hears_cancels: bool = True) -> RawClient:
+    def shake_hands(
+        self, *, channels: int = 1, heartbeat: int = 0, hears_cancels: bool = True, vhost: str = "/"
+    ) -> RawClient:
         self.send(HEADER)
         self.expect(commands.Connection.Start)
         capabilities = {"authentication_failure_close": True, "consumer_cancel_notify": hears_cancels}
@@ -88,7 +90,7 @@ class RawClient:
         self.send(method(0, commands.Connection.StartOk(properties, "PLAIN", "\0guest\0guest", "en_US")))
         offered = self.expect(commands.Connection.Tune)
         self.send(method(0, commands.Connection.TuneOk(offered.channel_max, offered.frame_max, heartbeat)))
-        self.send(method(0, commands.Connection.Open("/")))
+        self.send(method(0, commands.Connection.Open(vhost)))
         self.expect(commands.Connection.OpenOk)
         self.send(b"".join(method(number, commands.Channel.Open()) for number in range(1, channels + 1)))
         for _ in range(channels):

@@ -22,7 +22,7 @@ CONTROL: list[wire.Control] = [
     wire.Stats(4),
     wire.StatsReply(
         5,
-        [wire.QueueStats(7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)],
+        [wire.QueueStats(7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)],
         [wire.ConsumerStats(7, 0, 1, 2, "tag", False, True, 10, True)],
         {"rss_bytes": 1.5},
     ),
@@ -30,7 +30,19 @@ CONTROL: list[wire.Control] = [
     wire.Attach(6, 7, 8, 9, 10, "tag", False, True, -1, 20, True, True),
     wire.Attached(7),
     wire.AttachReader(
-        23, 7, 8, 9, 10, "tag", False, False, 0, 20, False, True, wire.ReadFrom("offset", 5, "name", ["a"], True, 7)
+        23,
+        7,
+        8,
+        9,
+        10,
+        "tag",
+        False,
+        False,
+        0,
+        20,
+        False,
+        True,
+        read=wire.ReadFrom("offset", 5, "name", ["a"], True, 7),
     ),
     wire.AttachedAt(23, 5),
     wire.StreamsReply(
@@ -46,6 +58,8 @@ CONTROL: list[wire.Control] = [
     wire.Grant(10, 11),
     wire.Ungranted(11, 12, True),
     wire.Tune(12, 13, True),
+    wire.Recall(26, 27),
+    wire.Overdue(7, 8, 1800000),
     wire.Cancelled(13),
     wire.Get(14, 7, 8, 9, 10, False),
     wire.Got(15, b"message", 16, True, 17),

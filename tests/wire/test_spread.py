@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.amqp import frames
 from broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_weighted
@@ -95,3 +97,60 @@ def test_a_cleared_memory_knows_no_spread() -> None:
     routes.clear()
     counted = Counter(routes.learn_spread(b"e%d" % i, packer.MODULUS, MEMBERS) for i in range(70))
     assert counted == {True: 64, False: 6}
+
+
+@given(
+    st.lists(st.sampled_from(["spread", "spread", "spread", "other", "plain"]), min_size=1, max_size=80),
+    st.sampled_from([packer.RENDEZVOUS, packer.MODULUS, packer.JUMP, packer.CHANCE]),
+    st.sampled_from([0, 1, 1000]),
+    st.integers(0, 3),
+)
+def test_each_queue_keeps_its_order_and_each_message_its_number(
+    exchanges: list[str], how: int, first_seq: int, start: int
+) -> None:
+    start = min(start, len(exchanges) - 1)
+    routes, packing = packer.Routes(7), packer.Packer(2)
+    assert routes.learn_spread(b"spread", how, MEMBERS)
+    assert routes.learn_spread(b"other", how, MEMBERS[1:])
+    lines = [line_of(exchange.encode(), b"%d" % number) for number, exchange in enumerate(exchanges)]
+    for line, exchange in zip(lines, exchanges, strict=True):
+        if exchange == "plain":  # into a queue that is a member of the spreads too
+            routes.learn(line, packer.TARGETS, [(1, [200])], False)
+    buffer, table = b"", b""
+    for line in lines:
+        table += frames.row(len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0))
+        buffer += line
+    assert packing.pack(routes, buffer, table, start, 9, first_seq, 1000) == (len(lines), packer.DONE)
+    came: list[int] = []
+    for shard in (0, 1):
+        message = packing.take(shard, 0, 1, 1, 1)
+        if message is None:
+            continue
+        by_queue: dict[int, list[int]] = {}
+        ordinal = 0
+        for queues, stored in records_of(codec.read_publish(message).records):
+            for one in stored:
+                number = int(key_of(one))
+                by_queue.setdefault(queues[0], []).append(number)
+                seq = first_seq + number - start if first_seq else 0
+                assert codec.run_of(message, ordinal) == (9, 1, seq)
+                ordinal += 1
+        assert all(numbers == sorted(numbers) for numbers in by_queue.values())
+        came += [number for numbers in by_queue.values() for number in numbers]
+    assert sorted(came) == list(range(start, len(lines)))
+
+
+def line_of(exchange: bytes, key: bytes) -> bytes:
+    return bytes([len(exchange)]) + exchange + bytes([len(key)]) + key + b"\0"
+
+
+def test_of_random_keys_each_queue_has_one_record_not_one_for_each_message() -> None:
+    routes, packing = packer.Routes(7), packer.Packer(2)
+    assert routes.learn_spread(b"spread", packer.RENDEZVOUS, MEMBERS)
+    buffer, table = b"", b""
+    for line in (line_of(b"spread", b"key-%d" % i) for i in range(500)):
+        table += frames.row(len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0))
+        buffer += line
+    assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (500, packer.DONE)
+    messages = [packing.take(shard, 0, 1, 1, 1) for shard in (0, 1)]
+    assert [len(records_of(codec.read_publish(message).records)) for message in messages if message] == [2, 2]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from random import randrange
 
 from aiohttp import web
 
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
+from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
 from broker.controller.management import (
     about,
@@ -30,19 +34,23 @@ from broker.controller.management import (
     prometheus,
     queues,
     routes,
+    settings,
     streams,
     users,
     vhosts,
+    virtual_queues,
 )
 from broker.controller.management.call import TAGS, ApiError, Call, Context, Route, not_authorised, to_json, user_of
 from broker.controller.management.gathered import Gatherer
 from broker.controller.management.listing import Listing, cut, shown
+from broker.controller.memory import MemoryWatch
 from broker.controller.presence import Presence
 from broker.controller.shard_links import ShardLinks
 
 BODY_BYTES_MAX = 8 << 20
 BACKLOG = 128
 WELCOME = "shardmq: the HTTP API starts at /api/overview, metrics are at /metrics; at the command line use shardctl.\n"
+LOCAL_SOCKET = "shardctl.sock"  # in the runtime directory
 SHUTDOWN_S_MAX = 2.0  # for calls under way when the controller stops
 
 RESOURCES = (
@@ -53,6 +61,7 @@ RESOURCES = (
     queues,
     routes,
     streams,
+    virtual_queues,
     exchanges,
     bindings,
     connections,
@@ -64,6 +73,7 @@ RESOURCES = (
     limits,
     health,
     processes,
+    settings,
     definitions,
 )
 
@@ -90,9 +100,12 @@ async def start(
     links: DoorLinks,
     config: ControllerConfig,
     tls: ssl.SSLContext | None = None,
+    groups: Groups | None = None,
+    memory: MemoryWatch | None = None,
 ) -> Servers:
-    stats = Gatherer(shard_links, links)
-    context = Context(authority, presence, shard_links, links, config, stats)
+    stats = Gatherer(shard_links, links, delay_queues=authority.catalog.delay_queue_ids)
+    groups = groups or Groups(randrange)
+    context = Context(authority, presence, shard_links, links, config, stats, groups, memory or MemoryWatch())
     runners = []
     for app, fds in ((api_app(context), config.http_fds), (metrics_app(context), config.metrics_fds)):
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX)
@@ -102,7 +115,16 @@ async def start(
             await web.SockSite(runner, socket.socket(fileno=fd), backlog=BACKLOG).start()
     for fd in config.https_fds:
         await web.SockSite(runners[0], socket.socket(fileno=fd), backlog=BACKLOG, ssl_context=tls).start()
+    await _serve_here(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
     return Servers(runners)
+
+
+async def _serve_here(runner: web.AppRunner, path: str) -> None:
+    """For shardctl on this host: who may open the socket (the broker's user and group) may do everything."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    await web.UnixSite(runner, path, backlog=BACKLOG).start()
+    os.chmod(path, 0o660)
 
 
 def api_app(context: Context) -> web.Application:

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from broker.catalog import Vhost
 from broker.changes import BindingPut
-from broker.checks import is_reply_queue
+from broker.checks import is_hidden_queue
 from broker.controller.management.call import Call, Route, bad_request, check, not_found
 from broker.controller.management.exchanges import exchange_name
 from broker.controller.management.listing import Listing
@@ -52,7 +52,7 @@ def row(binding: BindingPut) -> dict[str, Any]:
 
 def implied(vhost: Vhost, queues: Iterable[str]) -> list[BindingPut]:
     """What the default exchange binds, as far as it is shown."""
-    return [BindingPut(vhost.name, "", "queue", queue, queue) for queue in queues if not is_reply_queue(queue)]
+    return [BindingPut(vhost.name, "", "queue", queue, queue) for queue in queues if not is_hidden_queue(queue)]
 
 
 def _listing(bindings: list[BindingPut]) -> Listing:
@@ -65,7 +65,7 @@ async def get_all(call: Call) -> Listing:
 
 async def of_queue(call: Call) -> Listing:
     vhost, name = call.vhost(), call.part("queue")
-    if name not in vhost.queues:
+    if name not in vhost.queues or is_hidden_queue(name):
         raise not_found()
     return _listing([*implied(vhost, [name]), *vhost.bindings_to("queue", name)])
 

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
@@ -23,8 +24,10 @@ from broker.changes import UserPut
 from broker.control import Answer
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
+from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
 from broker.controller.management.gathered import Gatherer
+from broker.controller.memory import MemoryWatch
 from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
 from broker.controller.shard_links import ShardLinks
@@ -40,7 +43,13 @@ TAGS: Final[dict[str, set[str]]] = {
     "administrator": {"administrator"},
 }
 OPEN = "open"  # no login
-AMQP_STATUS: Final = {404: (404, "Object Not Found"), 403: (401, "not_authorised"), 541: (503, "unavailable")}
+LOCAL: Final = UserPut("shardctl", "", "", ["administrator"])  # in the catalog there is no such user, or another
+AMQP_STATUS: Final = {
+    404: (404, "Object Not Found"),
+    403: (401, "not_authorised"),
+    412: (412, "precondition_failed"),
+    541: (503, "unavailable"),
+}
 
 T = TypeVar("T")
 
@@ -77,6 +86,8 @@ class Context:
     links: DoorLinks
     config: ControllerConfig
     stats: Gatherer
+    groups: Groups = field(default_factory=lambda: Groups(lambda count: 0))
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
     logins: Logins = field(default_factory=Logins)
     streams: StreamRanges = field(default_factory=StreamRanges)
 
@@ -91,6 +102,7 @@ class Call:
         self.catalog = context.catalog
         self.request = request
         self.user = user
+        self.is_local = user is LOCAL  # may do everything, everywhere
 
     def part(self, name: str) -> str:
         """A piece of the path."""
@@ -117,7 +129,7 @@ class Call:
         return not TAGS[tag].isdisjoint(self.user.tags)
 
     def sees(self, vhost: str) -> bool:
-        return self.has("monitoring") or self.catalog.may_enter(self.user.name, vhost)
+        return self.is_local or self.has("monitoring") or self.catalog.may_enter(self.user.name, vhost)
 
     def visible_vhosts(self) -> list[Vhost]:
         return [vhost for vhost in self.catalog.vhosts.values() if self.sees(vhost.name)]
@@ -138,12 +150,12 @@ class Call:
     def vhost_to_change(self) -> Vhost:
         """To be changed inside: tags are no permission."""
         vhost = self.vhost()
-        if not self.catalog.may_enter(self.user.name, vhost.name):
+        if not self.is_local and not self.catalog.may_enter(self.user.name, vhost.name):
             raise not_authorised("User not authorised to access virtual host")
         return vhost
 
     def must(self, vhost: Vhost, right: Right, name: str) -> None:
-        if not self.catalog.may(self.user.name, vhost.name, right, name):
+        if not self.is_local and not self.catalog.may(self.user.name, vhost.name, right, name):
             raise not_authorised(f"ACCESS_REFUSED - {right} access to '{name}' in vhost '{vhost.name}' refused")
 
 
@@ -182,7 +194,9 @@ def put_status(existed: bool) -> web.Response:
 
 
 async def user_of(context: Context, request: web.Request) -> UserPut:
-    """Who calls, by basic auth."""
+    """Who calls, by basic auth; on this host's own socket without: who may open that may do everything."""
+    if _is_local(request):
+        return LOCAL
     scheme, _, value = request.headers.get("Authorization", "").partition(" ")
     try:
         name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
@@ -197,6 +211,11 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
     if name in context.config.loopback_users and not is_loopback(address):
         raise not_authorised(f"User '{name}' can only connect via localhost")
     return context.catalog.users[name]
+
+
+def _is_local(request: web.Request) -> bool:
+    sock = None if request.transport is None else request.transport.get_extra_info("socket")
+    return sock is not None and sock.family == socket.AF_UNIX
 
 
 async def _verdict(context: Context, name: str, password: str, address: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from broker.checks import is_reply_queue
+from broker.checks import is_hidden_queue
 from broker.control import ConnectionInfo
 from broker.controller.management.call import Call, Route
 from broker.controller.management.channels import channel_name
@@ -26,7 +26,7 @@ def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
     }
     for consumer in stats.consumers:
         queue = call.catalog.queue_by_id(consumer.queue)
-        if queue is None or queue.vhost not in seen or is_reply_queue(queue.name):
+        if queue is None or queue.vhost not in seen or is_hidden_queue(queue.name):
             continue
         info = by_end.get((consumer.door, consumer.connection))
         reader = stats.readers.get(reader_key(consumer))

@@ -12,7 +12,7 @@ from aiohttp import BodyPartReader, web
 
 from broker.catalog import PREDECLARED, Catalog, Vhost
 from broker.changes import ParameterPut
-from broker.checks import Refusal
+from broker.checks import Refusal, is_hidden_queue
 from broker.controller import imported
 from broker.controller.access import hash_new_password
 from broker.controller.management import bindings, exchanges, parameters, policies, users
@@ -25,6 +25,7 @@ from broker.controller.management.call import (
     to_json,
 )
 from broker.controller.management.overview import RABBITMQ_VERSION, product_version
+from broker.controller.management.vhosts import about as about_vhost
 from broker.controller.policies import GLOBAL, USER_LIMITS
 from broker.policies import POLICY
 
@@ -62,7 +63,7 @@ def definitions_of(vhost: Vhost, catalog: Catalog) -> dict[str, Any]:
         "rabbitmq_version": RABBITMQ_VERSION,
         "product_name": "shardmq",
         "product_version": product_version(),
-        "metadata": {"description": vhost.description, "tags": vhost.tags},
+        "metadata": about_vhost(vhost.put),
         "description": f"Definitions of virtual host '{vhost.name}'",
         **_inside([vhost], puts, lambda row: _without(row, "vhost")),
     }
@@ -83,14 +84,14 @@ def _inside(
 
 
 def _vhost_row(vhost: Vhost) -> dict[str, Any]:
-    about = {"description": vhost.description, "tags": vhost.tags}
+    about = about_vhost(vhost.put)
     return {"name": vhost.name, **about, "metadata": about}
 
 
 def _queues(vhost: Vhost) -> Iterable[dict[str, Any]]:
-    """All but exclusive ones, which are their connection's."""
+    """All but exclusive ones, which are their connection's, and those where an exchange keeps messages."""
     for queue in vhost.queues.values():
-        if not queue.owner:
+        if not queue.owner and not is_hidden_queue(queue.name):
             yield {
                 "name": queue.name,
                 "vhost": queue.vhost,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from broker.catalog import DEFAULT_EXCHANGE_RIGHTS_NAME, Vhost
 from broker.changes import ExchangePut
 from broker.controller.management.call import Call, Route, check, not_found, put_status
+from broker.controller.management.gathered import Stats
 from broker.controller.management.listing import Listing
 
 
@@ -41,6 +43,20 @@ def row(exchange: ExchangePut, vhost: Vhost) -> dict[str, Any]:
     return shown
 
 
+async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[dict[str, Any]]:
+    """With what waits in those that delay messages."""
+    some = any(vhost.delay_queues for vhost, _ in found)
+    stats = await call.context.stats.now() if some else Stats()
+    return (_row_with_delayed(vhost, exchange, stats) for vhost, exchange in found)
+
+
+def _row_with_delayed(vhost: Vhost, exchange: ExchangePut, stats: Stats) -> dict[str, Any]:
+    shown = row(exchange, vhost)
+    queue = vhost.delay_queue(exchange.name) if vhost.delay_queues else None
+    count = stats.delayed.get(queue.id) if queue is not None else None
+    return shown if count is None else {**shown, "messages_delayed": count}
+
+
 def _exchange(call: Call) -> ExchangePut:
     exchange = call.vhost().exchanges.get(exchange_name(call.part("exchange")))
     if exchange is None:
@@ -50,11 +66,11 @@ def _exchange(call: Call) -> ExchangePut:
 
 async def get_all(call: Call) -> Listing:
     found = [(vhost, exchange) for vhost in call.vhosts() for exchange in vhost.exchanges.values()]
-    return Listing(row(exchange, vhost) for vhost, exchange in found)
+    return Listing(await _rows(call, found))
 
 
 async def get(call: Call) -> dict[str, Any]:
-    return row(_exchange(call), call.vhost())
+    return next(await _rows(call, [(call.vhost(), _exchange(call))]))
 
 
 async def put(call: Call) -> Any:

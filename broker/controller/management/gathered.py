@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -17,7 +17,7 @@ from shardd.wire.messages import ConsumerStats, QueueStats, ReaderStats, StatsRe
 STATS_FRESH_S = 1.0
 STATS_S_MAX = 2.0
 
-COUNTERS = ("published", "delivered", "acked", "redelivered", "got")
+COUNTERS = ("published", "delivered", "acked", "redelivered", "got", "repeated")
 
 T = TypeVar("T")
 
@@ -32,16 +32,19 @@ class Doors(Protocol):
 
 @dataclass(slots=True)
 class Stats:
-    """One look at everything. `before`: the look before, without its own `before`, to make rates of."""
+    """One look at everything. `before`: the look before, without its own `before`, to make rates of. `delayed`: by
+    queue id, of those where exchanges keep messages; they are not among `queues`."""
 
     at: float = 0.0
     queues: dict[int, QueueStats] = field(default_factory=dict)
+    delayed: dict[int, int] = field(default_factory=dict)
     consumers: list[ConsumerStats] = field(default_factory=list)
     streams: dict[int, StreamStats] = field(default_factory=dict)  # by queue
     readers: dict[tuple[int, int, int, int, str], ReaderStats] = field(default_factory=dict)  # by `reader_key`
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
     channels: list[dict[str, Any]] = field(default_factory=list)
+    active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
     counters: dict[str, float] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     before: Stats | None = None
@@ -54,7 +57,15 @@ class Stats:
 
 
 class Gatherer:
-    def __init__(self, shards: Shards, doors: Doors, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        doors: Doors,
+        clock: Callable[[], float] = time.monotonic,
+        delay_queues: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        """`delay_queues`: ids of those where exchanges keep messages."""
+        self._delay_queues = delay_queues
         self._shards = shards
         self._doors = doors
         self._clock = clock
@@ -79,7 +90,7 @@ class Gatherer:
         before = self._last if self._last.at else None
         if before is not None:
             before.before = None
-        self._last = _merged(Stats(at=self._clock(), before=before), replies, reports)
+        self._last = _merged(Stats(at=self._clock(), before=before), replies, reports, self._delay_queues())
         return self._last
 
 
@@ -90,14 +101,20 @@ async def _in_time(answer: Awaitable[T], otherwise: T) -> T:
         return otherwise
 
 
-def _merged(stats: Stats, replies: dict[int, StatsReply], reports: list[DoorReport]) -> Stats:
+def _merged(
+    stats: Stats, replies: dict[int, StatsReply], reports: list[DoorReport], delay_queues: Collection[int]
+) -> Stats:
     for shard, reply in replies.items():
         stats.queues.update((queue.id, queue) for queue in reply.queues)
         stats.consumers.extend(reply.consumers)
+        stats.active.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.active)
         stats.shards[shard] = reply.process
         if isinstance(reply, StreamsReply):
             stats.streams.update((stream.id, stream) for stream in reply.streams)
             stats.readers.update((reader_key(reader), reader) for reader in reply.readers)
+    for id in delay_queues:
+        if (delaying := stats.queues.pop(id, None)) is not None:
+            stats.delayed[id] = delaying.ready
     for report in reports:
         stats.connections.update((row["owner"], row) for row in report.connections)
         stats.channels.extend(report.channels)
@@ -124,6 +141,7 @@ RABBITMQ_COUNTERS = {
     "acked": "ack",
     "redelivered": "redeliver",
     "got": "get",
+    "repeated": "duplicates",
 }
 
 

@@ -31,11 +31,11 @@ def product_version() -> str:
 
 def listeners(context: Context) -> list[dict[str, Any]]:
     """As the supervisor opened them."""
-    found, shown = status(context), []
+    found, shown = status(context).get("listeners", {}), []
     for name, protocol in PROTOCOLS.items():
-        host, _, port = str(found.get(name) or "").rpartition(":")
-        if port.isdigit():
-            shown.append({"node": NODE, "protocol": protocol, "ip_address": host, "port": int(port)})
+        for address in found.get(name, []):
+            host, _, port = address.rpartition(":")
+            shown.append({"node": NODE, "protocol": protocol, "ip_address": host.strip("[]"), "port": int(port)})
     return shown
 
 
@@ -59,7 +59,7 @@ async def overview(call: Call) -> dict[str, Any]:
             "channels": len(stats.channels),
             "consumers": len(stats.consumers),
             "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
-            "queues": sum(len(vhost.queues) for vhost in vhosts),
+            "queues": sum(len(vhost.queues) - vhost.delay_queues for vhost in vhosts),
         },
         "queue_totals": {
             "messages": ready + unacked,

@@ -16,6 +16,10 @@ from shardd.wire.messages import LOW_ON_DISK
 # Of what the supervisor writes; `status` and `last_end` are words for people.
 SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_end", "started_at")
 KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
+FEW_FILES = "file_descriptor_limit"
+FILES_PART_MAX = 0.9
+NEAR_PART = 0.9
+FILES_UNLIMITED = 1 << 62
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -35,6 +39,31 @@ def rss_bytes(pid: int) -> int | None:
         return None
 
 
+def open_files(pid: int) -> tuple[int | None, int | None]:
+    """How many a process has, and how many it may have."""
+    try:
+        limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        limit = next(line.split()[3] for line in limits if line.startswith("Max open files"))
+        return len(os.listdir(f"/proc/{pid}/fd")), int(limit) if limit.isdigit() else None
+    except (OSError, StopIteration):
+        return None, None
+
+
+def short_of_files(context: Context) -> list[str]:
+    """Processes that will soon be refused files: a front door then lets nobody in until somebody leaves."""
+    return [
+        str(row["name"])
+        for row in rows(context)
+        if (row.get("fd_used") or 0) > FILES_PART_MAX * (row.get("fd_total") or FILES_UNLIMITED)
+    ]
+
+
+def near_limits(context: Context) -> list[str]:
+    """Before clients are refused."""
+    here, most = len(context.presence.connections()), context.presence.connections_max
+    return [f"{here} connections of {most} allowed"] if 0 < most * NEAR_PART <= here else []
+
+
 def queues_per_shard(context: Context) -> Counter[int]:
     return Counter(queue.shard for queue in context.catalog.queues())
 
@@ -48,6 +77,7 @@ def rows(context: Context) -> list[dict[str, Any]]:
             row["uptime"] = round(max(0.0, now - row["started_at"]), 3)
         if row["pid"]:
             row["rss_bytes"] = rss_bytes(row["pid"])
+            row["fd_used"], row["fd_total"] = open_files(row["pid"])
         if row["kind"] == "shard":
             row["queues"] = queues[row["index"]]
         shown.append(row)
@@ -100,7 +130,7 @@ def disk_room(stats: Stats) -> dict[str, int]:
 
 
 def node(context: Context, stats: Stats) -> dict[str, Any]:
-    alarms = {shard.alarm for shard in context.shards.shards if shard.alarm}
+    alarms = {shard.alarm for shard in context.shards.shards} | {context.memory.alarm}
     children = [row for row in rows(context) if row.get("rss_bytes")]
     return {
         "name": NODE,
@@ -108,10 +138,14 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
         "running": True,
         "processors": os.cpu_count(),
         "os_pid": str(os.getpid()),
-        "mem_used": sum(row["rss_bytes"] for row in children) or rss_bytes(os.getpid()),
-        "mem_alarm": any("memory" in alarm for alarm in alarms),
+        "mem_used": context.memory.used_bytes,
+        "connections_max": context.presence.connections_max,
+        "mem_alarm": context.memory.alarm != "",
+        "mem_limit": context.memory.limit_bytes,
+        "fd_used": sum(row.get("fd_used") or 0 for row in children),
+        "fd_total": sum(row.get("fd_total") or 0 for row in children),
         "disk_free_alarm": LOW_ON_DISK in alarms,
-        "alarms": sorted(alarms),
+        "alarms": sorted(alarms - {""}),
         **disk_room(stats),
         "partitions": [],
         "uptime": int(max((row.get("uptime", 0) for row in children), default=0) * 1000),

@@ -21,6 +21,7 @@ TOTALS = {
     "rabbitmq_global_messages_acknowledged_total": ("acked", "Messages acknowledged"),
     "rabbitmq_global_messages_redelivered_total": ("redelivered", "Messages delivered again"),
     "rabbitmq_global_messages_delivered_get_total": ("got", "Messages fetched by basic.get"),
+    "shardmq_messages_duplicates_total": ("repeated", "Publishes not stored: their producer had sent them before"),
 }
 DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
 
@@ -50,7 +51,12 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         ("rabbitmq_connections", "Connections open", len(context.presence.connections())),
         ("rabbitmq_channels", "Channels open", len(stats.channels)),
         ("rabbitmq_consumers", "Consumers", len(stats.consumers)),
-        ("rabbitmq_queues", "Queues", sum(len(v.queues) for v in context.catalog.vhosts.values())),
+        (
+            "rabbitmq_queues",
+            "Queues",
+            sum(len(v.queues) - v.delay_queues for v in context.catalog.vhosts.values()),
+        ),
+        ("shardmq_messages_delayed", "Messages that exchanges keep until they are due", sum(stats.delayed.values())),
         ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
         ("rabbitmq_queue_messages_ready", "Messages ready", ready),
         ("rabbitmq_queue_messages_unacked", "Messages unacknowledged", unacked),
@@ -63,6 +69,10 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         yield GaugeMetricFamily(name, what, value=value)
     for name, (counter, what) in TOTALS.items():
         yield CounterMetricFamily(name, what, value=stats.totals[counter])
+    duplicates = stats.counters.get("duplicates", 0)
+    yield CounterMetricFamily(
+        "shardmq_duplicates_total", "Messages that came to an exchange before, dropped", value=duplicates
+    )
     dropped = stats.counters.get("unroutable_dropped", 0)
     yield CounterMetricFamily(
         "rabbitmq_global_messages_unroutable_dropped_total", "Messages without a route, dropped", value=dropped
@@ -92,6 +102,12 @@ def _alarms(context: Context, stats: Stats) -> Iterator[Metric]:
     alarms = [(shard.number, shard.alarm) for shard in context.shards.shards if shard.alarm]
     low = any(alarm == LOW_ON_DISK for _, alarm in alarms)
     yield GaugeMetricFamily("rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", value=low)
+    memory = context.memory.alarm != ""
+    yield GaugeMetricFamily("rabbitmq_alarms_memory_used_watermark", "1: publishers are blocked", value=memory)
+    most = context.presence.connections_max
+    yield GaugeMetricFamily("shardmq_connections_max", "Connections let in at once; 0: no limit", value=most)
+    few = bool(processes.short_of_files(context))
+    yield GaugeMetricFamily("rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", value=few)
     for key, value in processes.disk_room(stats).items():
         name = {"disk_free": "available", "disk_free_limit": "available_limit"}[key]
         yield GaugeMetricFamily(f"rabbitmq_disk_space_{name}_bytes", "Of the file system of the messages", value=value)
@@ -109,13 +125,29 @@ def _processes(context: Context, stats: Stats) -> Iterator[Metric]:
     labels = ["process", "shard"]
     rss = GaugeMetricFamily("shardmq_process_resident_memory_bytes", "Resident memory", labels=labels)
     uptime = GaugeMetricFamily("shardmq_process_uptime_seconds", "Time since the process started", labels=labels)
+    files = GaugeMetricFamily("shardmq_process_open_fds", "Open files", labels=labels)
+    files_max = GaugeMetricFamily("shardmq_process_max_fds", "Files that may be open", labels=labels)
     restarts = CounterMetricFamily("shardmq_restarts", "Restarts by the supervisor", labels=labels)
-    for row in processes.rows(context):
+    found = processes.rows(context)
+    for row in found:
         at = [str(row["name"]), str(row["index"]) if row["kind"] == "shard" else ""]
         rss.add_metric(at, row.get("rss_bytes") or 0)
         uptime.add_metric(at, row.get("uptime", 0))
+        files.add_metric(at, row.get("fd_used") or 0)
+        files_max.add_metric(at, row.get("fd_total") or 0)
         restarts.add_metric(at, row["restarts"] or 0)
-    yield from (rss, uptime, restarts)
+    yield from (rss, uptime, restarts, files, files_max)
+    used = sum(row.get("fd_used") or 0 for row in found)
+    yield GaugeMetricFamily("rabbitmq_process_open_fds", "Open files of all processes", value=used)
+    total = sum(row.get("fd_total") or 0 for row in found)
+    yield GaugeMetricFamily("rabbitmq_process_max_fds", "Files that all processes may open", value=total)
+    memory = context.memory
+    yield GaugeMetricFamily(
+        "rabbitmq_process_resident_memory_bytes", "Held by all processes, files apart", value=memory.used_bytes
+    )
+    yield GaugeMetricFamily(
+        "rabbitmq_resident_memory_limit_bytes", "Above it publishers are blocked", value=memory.limit_bytes
+    )
     names = sorted({name for process in stats.shards.values() for name in process})
     for name in names:
         family = GaugeMetricFamily(f"shardmq_shard_{name}", "As the shard reports it", labels=labels)

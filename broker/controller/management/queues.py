@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 
 from broker.changes import QueuePut
-from broker.checks import is_reply_queue
+from broker.checks import is_hidden_queue
 from broker.controller.management import consumers
 from broker.controller.management.call import NODE, Call, Context, Route, check, not_found, put_status
 from broker.controller.management.gathered import Stats, message_stats
 from broker.controller.management.listing import Listing
 from broker.policies import NOTHING
+
+SINGLE_ACTIVE = "x-single-active-consumer"
 
 
 class QueueBody(msgspec.Struct):
@@ -37,7 +39,7 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
         "policy": applied.policy,
         "operator_policy": applied.operator_policy,
         "effective_policy_definition": applied.definition,
-        "state": "running",
+        "state": "paused" if queue.paused else "running",
     }
     if queue.part is not None:
         shown |= {"exchange": queue.part.exchange, "index": queue.part.index, "shard_state": queue.part.state}
@@ -47,6 +49,8 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
             "peer_host": holder.peer_host,
             "peer_port": holder.peer_port,
         }
+    if queue.arguments.get(SINGLE_ACTIVE) is True:
+        shown["single_active_consumer_tag"] = stats.active.get(queue.id, "")
     known = stats.queues.get(queue.id)
     if known is None:
         # Numbers that are not known are left out, not shown as 0.
@@ -80,7 +84,7 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
 
 def _queue(call: Call) -> QueuePut:
     queue = call.vhost().queues.get(call.part("queue"))
-    if queue is None or is_reply_queue(queue.name):
+    if queue is None or is_hidden_queue(queue.name):
         raise not_found()
     return queue
 
@@ -88,7 +92,7 @@ def _queue(call: Call) -> QueuePut:
 async def get_all(call: Call) -> Listing:
     stats = await call.context.stats.now()
     there = (queue for vhost in call.vhosts() for queue in vhost.queues.values())
-    queues = [queue for queue in there if not is_reply_queue(queue.name)]
+    queues = [queue for queue in there if not is_hidden_queue(queue.name)]
     return Listing(row(queue, stats, call.context) for queue in queues)
 
 
@@ -118,6 +122,20 @@ async def delete(call: Call) -> None:
     check(await authority.delete_queue(vhost.name, queue.name, call.flag("if-unused"), call.flag("if-empty")))
 
 
+async def pause(call: Call) -> None:
+    await _set_paused(call, True)
+
+
+async def resume(call: Call) -> None:
+    await _set_paused(call, False)
+
+
+async def _set_paused(call: Call, paused: bool) -> None:
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    call.must(vhost, "configure", queue.name)
+    check(await call.context.authority.pause_queue(vhost.name, queue.name, paused))
+
+
 async def purge(call: Call) -> None:
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(vhost, "read", queue.name)
@@ -131,4 +149,6 @@ ROUTES = [
     Route("PUT", "/api/queues/{vhost}/{queue}", put),
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge),
+    Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
+    Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
 ]

@@ -7,16 +7,27 @@ from typing import Any
 import msgspec
 
 from broker.catalog import Vhost
+from broker.changes import VhostPut
 from broker.controller.management.call import Call, Route, check, put_status
 from broker.controller.management.gathered import Stats
 from broker.controller.management.listing import Listing
 from broker.controller.management.users import permission_row, tags_of
 
+CLASSIC = "classic"
+
 
 class VhostBody(msgspec.Struct):
     description: str = ""
     tags: list[str] | str = []
-    tracing: bool = False
+    tracing: bool | None = None  # None, here and below: as it is
+    default_queue_type: str | None = None
+    protected_from_deletion: bool | None = None
+
+
+def about(put: VhostPut) -> dict[str, Any]:
+    """What is said of a vhost, as RabbitMQ's metadata."""
+    said = {"description": put.description, "tags": put.tags, "default_queue_type": put.default_queue_type or CLASSIC}
+    return {**said, "protected_from_deletion": True} if put.is_protected else said
 
 
 def row(vhost: Vhost, stats: Stats) -> dict[str, Any]:
@@ -24,11 +35,10 @@ def row(vhost: Vhost, stats: Stats) -> dict[str, Any]:
     ready, unacked = sum(q.ready for q in known), sum(q.unacked for q in known)
     return {
         "name": vhost.name,
-        "description": vhost.description,
-        "tags": vhost.tags,
-        "metadata": {"description": vhost.description, "tags": vhost.tags},
-        "default_queue_type": "classic",
-        "tracing": False,
+        **about(vhost.put),
+        "metadata": about(vhost.put),
+        "protected_from_deletion": vhost.put.is_protected,
+        "tracing": vhost.put.is_traced,
         "cluster_state": {"shardmq@localhost": "running"},
         "messages": ready + unacked,
         "messages_ready": ready,
@@ -48,15 +58,38 @@ async def get(call: Call) -> dict[str, Any]:
 async def put(call: Call) -> Any:
     body, name = await call.body(VhostBody), call.part("vhost")
     existed = name in call.catalog.vhosts
-    check(await call.context.authority.put_vhost(name, body.description, tags_of(body.tags)))
-    if not existed:
-        # As in RabbitMQ: who makes a vhost by the API may use it.
+    before = call.catalog.vhosts[name].put if existed else VhostPut(name)
+    kind, protected = body.default_queue_type, body.protected_from_deletion
+    put = VhostPut(
+        name,
+        body.description,
+        tags_of(body.tags),
+        before.default_queue_type if kind is None else kind,
+        before.is_protected if protected is None else protected,
+        before.is_traced if body.tracing is None else body.tracing,
+    )
+    check(await call.context.authority.put_vhost(put))
+    if not existed and not call.is_local:
+        # As in RabbitMQ: who makes a vhost by the API may use it; who makes it at the command line is no user.
         check(await call.context.authority.put_permission(name, call.user.name, ".*", ".*", ".*"))
     return put_status(existed)
 
 
 async def delete(call: Call) -> None:
     check(await call.context.authority.delete_vhost(call.vhost().name))
+
+
+async def protect(call: Call) -> None:
+    await _protect(call, True)
+
+
+async def unprotect(call: Call) -> None:
+    await _protect(call, False)
+
+
+async def _protect(call: Call, wanted: bool) -> None:
+    put = msgspec.structs.replace(call.vhost().put, is_protected=wanted)
+    check(await call.context.authority.put_vhost(put))
 
 
 async def permissions(call: Call) -> Listing:
@@ -69,5 +102,7 @@ ROUTES = [
     Route("GET", "/api/vhosts/{vhost}", get),
     Route("PUT", "/api/vhosts/{vhost}", put, "administrator"),
     Route("DELETE", "/api/vhosts/{vhost}", delete, "administrator"),
+    Route("POST", "/api/vhosts/{vhost}/deletion/protection", protect, "administrator"),
+    Route("DELETE", "/api/vhosts/{vhost}/deletion/protection", unprotect, "administrator"),
     Route("GET", "/api/vhosts/{vhost}/permissions", permissions, "administrator"),
 ]

@@ -1,0 +1,164 @@
+"""Limits that several consumers at several shards share: of a channel (basic.qos global), and of a virtual consumer.
+
+Consumers of a channel with a limit get deliveries only for grants, asked for by the shard when it has some, given while
+there is room: one question and one grant for each few messages.
+
+The parts of a virtual consumer are lent its prefetch: each has a piece of its own, kept by its shard like any
+prefetch, so that nothing is asked or granted while all of them are busy. A part whose piece is used up asks for more;
+where nothing is left, the others are told to give back what they do not use, or what is above an equal share. The
+sum of the pieces never exceeds the limit. On a channel with a limit they live by grants like the others.
+
+Whoever asked first gets first, so that a small limit is shared in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from broker.consumers import Consumer, Part, Virtual
+from shardd.wire import messages as wire
+
+if TYPE_CHECKING:
+    from broker.channel import Channel
+    from broker.shard_link import ShardLinks
+
+# How many messages one grant lets through at most, so that no consumer of the channel waits long for its turn; more
+# where the limit is large, so that a grant's own cost stays small beside that of its messages.
+GRANT_MAX = 64
+GRANTS_OF_LIMIT = 4
+
+
+class Limited(Protocol):
+    """A channel or a virtual consumer: together at most `limit` deliveries on their way or unsettled, 0: any number."""
+
+    limit: int
+    outstanding: int
+    granted: int
+
+
+class Grants:
+    def __init__(self, links: ShardLinks) -> None:
+        self._links = links
+
+    def change_limit(self, channel: Channel, limit: int, consumers: Iterable[Consumer]) -> None:
+        """basic.qos with global set; `consumers`: all the channel has."""
+        was, channel.limit = channel.limit, limit
+        if bool(was) != bool(limit):
+            for consumer in consumers:
+                self.drop(consumer)
+                if isinstance(consumer, Part) and consumer.whole.limit:
+                    consumer.lent = limit == 0
+                    self._hold(consumer)
+                    consumer.prefetch = consumer.granted if consumer.lent else consumer.whole.limit
+                self._links.tell(
+                    consumer.shard, wire.Tune(consumer.number, consumer.prefetch, limit > 0, consumer.lent)
+                )
+        self.share(channel)
+
+    def begin(self, consumer: Consumer) -> None:
+        """Before it is attached: whether it lives by grants (`lent` or the channel has a limit), and its prefetch."""
+        self.drop(consumer)
+        if isinstance(consumer, Part) and consumer.whole.limit and consumer.reading is None:
+            whole = consumer.whole
+            consumer.lent = not consumer.channel.limit
+            if consumer.lent:
+                without = sum(1 for part in whole.parts.values() if part.wanted and not part.granted)
+                self._lend(consumer, max(0, whole.limit - whole.granted) // max(1, without))
+            consumer.prefetch = consumer.granted if consumer.lent else whole.limit
+
+    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
+        """Grants given back, or asked for."""
+        if consumer.lent or consumer.channel.limit:
+            self.use(consumer, count)
+            if wants:
+                consumer.channel.wanting[consumer] = None
+            self.share(consumer.channel)
+
+    @staticmethod
+    def use(consumer: Consumer, count: int) -> None:
+        """At most those it has: what was on its way when the limit went or came is not of these."""
+        used = min(count, consumer.granted)
+        consumer.granted -= used
+        if not consumer.lent:
+            consumer.channel.granted -= used
+        if consumer.whole is not None:
+            consumer.whole.granted -= used
+
+    def drop(self, consumer: Consumer) -> None:
+        """It gets nothing any more, or everything, or begins anew."""
+        self.use(consumer, consumer.granted)
+        consumer.channel.wanting.pop(consumer, None)
+        if isinstance(consumer, Part):
+            consumer.recalled = None
+
+    def stopped(self, consumer: Consumer) -> None:
+        """It gets nothing any more; of a lent prefetch what it holds stays in use."""
+        self.drop(consumer)
+        if isinstance(consumer, Part):
+            self._hold(consumer)
+        self.share(consumer.channel)
+
+    def settled(self, part: Part, count: int) -> None:
+        """Of one that is stopped."""
+        if part.lent:
+            self.use(part, count)
+            self.share(part.channel)
+
+    def share(self, channel: Channel) -> None:
+        """Give the room there is to the consumers that asked."""
+        waiting = len(channel.wanting)
+        crowded: dict[Virtual, None] = {}
+        for consumer in list(channel.wanting):
+            whole = consumer.whole
+            if consumer.lent and whole is not None:
+                room = (whole.limit - whole.granted) // waiting or min(1, whole.limit - whole.granted)
+                if room <= 0:
+                    crowded[whole] = None
+            else:
+                room = self._room(consumer, waiting)
+            if room > 0:
+                del channel.wanting[consumer]
+                self._give(consumer, room)
+            waiting -= 1
+        for whole in crowded:
+            self._recall(whole)
+
+    @staticmethod
+    def _room(consumer: Consumer, waiting: int) -> int:
+        """What one grant may let through now, so that the others that wait get as much."""
+        limits: list[Limited] = [consumer.channel]
+        if consumer.whole is not None and consumer.whole.limit:
+            limits.append(consumer.whole)
+        room = min(limit.limit - limit.outstanding - limit.granted for limit in limits)
+        most = max(GRANT_MAX, min(limit.limit for limit in limits) // GRANTS_OF_LIMIT)
+        return max(1, min(most, room // waiting)) if room > 0 else 0
+
+    def _give(self, consumer: Consumer, count: int) -> None:
+        if isinstance(consumer, Part) and consumer.lent:
+            self._lend(consumer, count)
+        else:
+            consumer.granted += count
+            consumer.channel.granted += count
+            if consumer.whole is not None:
+                consumer.whole.granted += count
+        self._links.tell(consumer.shard, wire.Grant(consumer.number, count))
+
+    def _recall(self, whole: Virtual) -> None:
+        """Nothing is left to lend, and some want: an equal share may stay with each who needs it."""
+        users = [part for part in whole.parts.values() if part.granted or part in whole.channel.wanting]
+        keep = whole.limit // len(users)
+        for part in users:
+            if part.granted and part.wanted and part.recalled != keep:
+                part.recalled = keep
+                self._links.tell(part.shard, wire.Recall(part.number, keep))
+
+    @staticmethod
+    def _lend(part: Part, count: int) -> None:
+        part.recalled = None
+        part.granted += count
+        part.whole.granted += count
+
+    def _hold(self, part: Part) -> None:
+        if part.lent:
+            self._lend(part, max(0, part.held))

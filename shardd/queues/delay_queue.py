@@ -1,0 +1,88 @@
+"""Messages that an exchange keeps until they are due. Nobody consumes from it: what is due departs to be routed.
+
+A message says when it is due by its expiry (its record has that time, and a ttl of 0), so that a recovery knows it
+from the records alone. It waits in memory as 16 bytes, ordered by time (`due`), with its bytes in the store; when it is
+due it goes the way of dead letters, with a reason of its own, and is settled when its copies last. No limit applies.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from shardd.queues.departures import Departures
+from shardd.queues.due import DueOrder
+from shardd.queues.limits import DUE
+from shardd.queues.queue import Outlet, Queue
+
+if TYPE_CHECKING:
+    from shardd.queues import Arrival, Store
+    from shardd.queues.limits import Limits
+
+# Messages that become due in one turn of the queue.
+STEP_MESSAGES = 8192
+# So many may be on their way to be routed; what else is due stays in order of time.
+DEPARTING_MAX = 16384
+
+
+class DelayQueue(Queue):
+    """Neither ready nor held: to everything a Queue counts and limits it is empty."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(
+        self,
+        queue_id: int,
+        store: Store,
+        limits: Limits,
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        now: int = 0,
+    ) -> None:
+        super().__init__(queue_id, store, limits, durable=durable, auto_delete=auto_delete, now=now)
+        self._waiting = DueOrder()
+
+    @property
+    def delayed_count(self) -> int:
+        return len(self._waiting) + (self.departures.count if self.departures is not None else 0)
+
+    def publish(self, arrival: Arrival, now: int) -> list[int] | None:
+        self._waiting.push_many(arrival.entries, arrival.facts)
+        return None
+
+    def restore(self, arrival: Arrival, now: int) -> None:
+        self._waiting.push_many(arrival.entries, arrival.facts)
+
+    def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
+        """Let go what is due; whether there is more that may go now."""
+        if self.departures is None:
+            self.departures = Departures()
+        room = DEPARTING_MAX - self.departures.count
+        if room <= 0:
+            return False
+        entries = self._waiting.pop_due(now, min(STEP_MESSAGES, room))
+        if entries:
+            self.let_go(entries, DUE)
+        due = self._waiting.first_due()
+        return due is not None and due <= now and self.departures.count < DEPARTING_MAX
+
+    def next_due(self) -> int | None:
+        """While as many as may be are on their way: never; `deliver` is called when some have arrived."""
+        if self.departures is not None and self.departures.count >= DEPARTING_MAX:
+            return None
+        return self._waiting.first_due()
+
+    def purge(self) -> int:
+        count = len(self._waiting)
+        self._forget(self._waiting.entries())
+        self._waiting.clear()
+        return count
+
+    def _own(self) -> array[int]:
+        return array("Q", sorted(self._waiting.entries()))
+
+    def drop(self) -> int:
+        super().drop()
+        self._waiting.clear()
+        return 0

@@ -1,0 +1,121 @@
+"""Consumers of a virtual queue come, go and die, processes of the broker too: every shard is owned again in no time,
+each key stays in order, nothing comes twice without saying so, and nothing lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+
+import aio_pika
+import pytest
+
+from tests.support.real_broker import START_TIMEOUT_S, RealBroker, wait_until
+from tests.support.virtual_load import Ledger, Member, Publisher, balanced
+
+SHARDS = 6
+KEYS = 12
+STEPS = 25
+# A second is promised; what looks and what is looked at share a busy machine here.
+OWNED_WITHIN_S = 2.0
+DRAINED_WITHIN_S = 20.0
+
+
+async def declare(broker: RealBroker, name: str, shards: int) -> None:
+    async with await aio_pika.connect(broker.url) as connection:
+        channel = await connection.channel()
+        await channel.declare_exchange(name, "x-modulus-hash", durable=True, arguments={"x-shards": shards})
+
+
+class Group:
+    def __init__(self, broker: RealBroker, name: str, seed: int, affinity: bool = False) -> None:
+        self.broker, self.name, self.affinity = broker, name, affinity
+        self.random = random.Random(seed)
+        self.ledger = Ledger()
+        self.members: dict[str, Member] = {}
+        self.joined = 0
+        self.slowest_s = 0.0
+
+    async def join(self) -> None:
+        self.joined += 1
+        who = f"member-{self.joined}"
+        member = Member(who, self.random.randrange(1 << 30), self.ledger)
+        await member.join(self.broker, self.name, {"x-key-affinity": True} if self.affinity else None)
+        self.members[who] = member
+
+    async def leave(self, how: str) -> None:
+        if self.members:
+            await self.members.pop(self.random.choice(sorted(self.members))).leave(how)
+
+    async def kill(self, kind: str, index: int) -> None:
+        old = self.broker.pid(kind, index)
+        os.kill(old, signal.SIGKILL)
+        back = lambda: self.broker.is_replaced(kind, index, old)  # noqa: E731 # named for the line below
+        await asyncio.to_thread(wait_until, back, f"{kind} {index} to come back", START_TIMEOUT_S)
+        await asyncio.sleep(0.1)
+        for who in [who for who, member in self.members.items() if member.is_gone]:
+            await self.members.pop(who).leave("gone")
+
+    async def is_balanced(self, within_s: float = OWNED_WITHIN_S) -> None:
+        took = await balanced(self.broker, self.name, set(self.members), within_s, self.affinity)
+        self.slowest_s = max(self.slowest_s, took)
+
+    async def end(self, publishers: list[Publisher]) -> None:
+        for publisher in publishers:
+            await publisher.finish()
+        if not self.members:
+            await self.join()
+        end = asyncio.get_running_loop().time() + DRAINED_WITHIN_S
+        while not self.ledger.complete and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.05)
+        self.ledger.check()
+        assert self.ledger.seen == self.ledger.published
+        for member in self.members.values():
+            await member.leave("cancel")
+
+
+async def play(broker: RealBroker, name: str, seed: int, acts: list[str], steps: int, affinity: bool = False) -> Group:
+    """With `affinity` there are few shards, which members share."""
+    await declare(broker, name, 2 if affinity else SHARDS)
+    group = Group(broker, name, seed, affinity)
+    publishers = [Publisher(broker, name, f"key-{number}", group.ledger) for number in range(KEYS)]
+    for _ in range(2):
+        await group.join()
+    for _ in range(steps):
+        act = group.random.choice(acts)
+        if act == "join":
+            await group.join()
+        elif act in ("cancel", "channel", "close", "cut"):
+            await group.leave(act)
+        else:
+            await group.kill(act, 0 if act == "controller" else group.random.randrange(2))
+        if group.random.random() < 0.6:  # else the next comes while shards still move
+            await group.is_balanced()
+        group.ledger.check()
+    await group.is_balanced()
+    await group.end(publishers)
+    print(
+        f"{group.ledger.deliveries} deliveries, {group.ledger.repeats} again, {len(group.ledger.doubtful)} published"
+        f" again, {group.joined} members, balanced after {group.slowest_s:.2f} s at the most"
+    )
+    return group
+
+
+@pytest.mark.row("E2.7", "E2.18")
+@pytest.mark.parametrize("affinity", [False, True], ids=["own shards", "key affinity"])
+async def test_members_come_and_go(
+    broker: RealBroker, name: str, request: pytest.FixtureRequest, affinity: bool
+) -> None:
+    acts = ["join", "join", "join", "cancel", "channel", "close", "cut"]
+    group = await play(broker, name, request.config.option.seed, acts, STEPS, affinity)
+    assert group.ledger.deliveries > KEYS
+
+
+@pytest.mark.parametrize("victim", ["shard", "front-door", "controller"])
+async def test_processes_of_the_broker_die(
+    broker: RealBroker, name: str, request: pytest.FixtureRequest, victim: str
+) -> None:
+    acts = ["join", "join", "cancel", "cut", victim]
+    group = await play(broker, name, request.config.option.seed, acts, STEPS // 2)
+    assert group.ledger.deliveries > KEYS

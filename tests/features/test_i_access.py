@@ -1,0 +1,168 @@
+"""Section I of the feature table, access: who may do what, and how that is kept."""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pamqp.commands import Connection
+
+from tests.features.conftest import Api
+from tests.support.raw_client import HEADER, RawClient, method
+from tests.support.real_broker import RealBroker
+
+TRIES = 30  # of wrong passwords from one address before they are refused unseen
+
+
+def status(broker: RealBroker, path: str, user: str, password: str, how: str = "GET", body: Any = None) -> int:
+    """Of a call by another user than guest."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{broker.http}{path}", data, method=how)
+    request.add_header("Authorization", "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode())
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def refusal(api: Api, path: str, how: str) -> tuple[int, str]:
+    """Status and reason of what guest may not do."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        api(path, method=how)
+    return refused.value.code, json.loads(refused.value.read())["reason"]
+
+
+def login(port: int, user: str, password: str) -> bool:
+    with RawClient(port) as client:
+        client.send(HEADER)
+        client.expect(Connection.Start)
+        capabilities = {"capabilities": {"authentication_failure_close": True}}
+        client.send(method(0, Connection.StartOk(capabilities, "PLAIN", f"\0{user}\0{password}", "en_US")))
+        read = client.read()
+        return read is not None and isinstance(read[1], Connection.Tune)
+
+
+# What each tag opens, of: the own tags, all users, all connections, a policy.
+TAGS = [
+    ("", (401, 401, 401, 401)),
+    ("management", (200, 401, 200, 401)),
+    ("policymaker", (200, 401, 200, 201)),
+    ("monitoring", (200, 401, 200, 401)),
+    ("administrator", (200, 200, 200, 201)),
+    ("mine", (401, 401, 401, 401)),
+]
+
+
+@pytest.mark.row("I1")
+@pytest.mark.parametrize(("tag", "opened"), TAGS, ids=[tag or "none" for tag, _ in TAGS])
+def test_a_tag_opens_what_it_is_for(
+    broker: RealBroker, api: Api, name: str, tag: str, opened: tuple[int, int, int, int]
+) -> None:
+    api(f"/api/users/{name}", method="PUT", body={"tags": tag, "password": "p"})
+    api(f"/api/permissions/%2F/{name}", method="PUT", body={"configure": ".*", "write": ".*", "read": ".*"})
+    found = [status(broker, f"/api/{path}", name, "p") for path in ("whoami", "users", "connections")]
+    policy = {"pattern": "^nothing$", "definition": {"max-length": 1}}
+    found.append(status(broker, f"/api/policies/%2F/{name}", name, "p", "PUT", policy))
+    assert tuple(found) == opened
+    if found[-1] == 201:
+        api(f"/api/policies/%2F/{name}", method="DELETE")
+    assert login(broker.port, name, "p")  # AMQP asks for no tag
+    api(f"/api/users/{name}", method="DELETE")
+
+
+@pytest.mark.row("I1")
+@pytest.mark.parametrize("tags", ["a, management,b", ["a", "management", "b"]])
+def test_tags_are_any_words_as_a_list_or_as_one_string(api: Api, name: str, tags: Any) -> None:
+    api(f"/api/users/{name}", method="PUT", body={"tags": tags, "password": "p"})
+    assert api(f"/api/users/{name}")["tags"] == ["a", "management", "b"]
+    api(f"/api/users/{name}", method="DELETE")
+
+
+@pytest.mark.row("I15")
+def test_what_processes_say_to_each_other_is_nobody_elses(broker: RealBroker) -> None:
+    runtime = Path(json.loads((broker.data_dir / "broker.json").read_text())["runtime_dir"])
+    assert stat.S_IMODE(runtime.stat().st_mode) & 0o077 == 0
+    sockets = [path for path in runtime.iterdir() if path.is_socket()]
+    assert sockets
+    assert stat.S_IMODE(broker.data_dir.stat().st_mode) & 0o007 == 0
+
+
+@pytest.mark.row("I17")
+def test_many_wrong_passwords_from_one_address_are_refused_unseen(tmp_path: Path) -> None:
+    """Also the right one then, of a user who was not here lately; who was may come again."""
+    broker = RealBroker(tmp_path / "data", shards=1)
+    try:
+        for user in ("known", "new"):
+            body = {"tags": "administrator", "password": "right"}
+            assert status(broker, f"/api/users/{user}", "guest", "guest", "PUT", body) == 201
+        assert login(broker.port, "known", "right")
+        refused = [login(broker.port, "known", f"wrong {number}") for number in range(TRIES + 5)]
+        assert not any(refused)
+        assert login(broker.port, "known", "right")
+        assert not login(broker.port, "new", "right")
+        log = broker.log_path.read_text()
+        assert "right" not in log.replace("rights", "") and "wrong 3" not in log
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+@pytest.mark.row("I19")
+def test_a_vhost_is_described_and_tagged(api: Api, name: str) -> None:
+    api(f"/api/vhosts/{name}", method="PUT", body={"description": "for tests", "tags": "a,b"})
+    row = api(f"/api/vhosts/{name}")
+    assert (row["description"], row["tags"], row["default_queue_type"]) == ("for tests", ["a", "b"], "classic")
+    assert row["metadata"] == {"description": "for tests", "tags": ["a", "b"], "default_queue_type": "classic"}
+    api(f"/api/vhosts/{name}", method="DELETE")
+
+
+@pytest.mark.row("I19")
+def test_a_protected_vhost_is_not_deleted(api: Api, name: str) -> None:
+    api(f"/api/vhosts/{name}", method="PUT", body={"protected_from_deletion": True})
+    api(f"/api/vhosts/{name}", method="PUT", body={"description": "still protected"})
+    text = f"Refusing to delete virtual host '{name}' because it is protected from deletion"
+    assert refusal(api, f"/api/vhosts/{name}", "DELETE") == (412, text)
+    api(f"/api/vhosts/{name}/deletion/protection", method="DELETE")
+    assert api(f"/api/vhosts/{name}")["protected_from_deletion"] is False
+    api(f"/api/vhosts/{name}/deletion/protection", method="POST")
+    assert refusal(api, f"/api/vhosts/{name}", "DELETE") == (412, text)
+    api(f"/api/vhosts/{name}/deletion/protection", method="DELETE")
+    api(f"/api/vhosts/{name}", method="DELETE")
+
+
+@pytest.mark.row("I19", "J14")
+def test_what_is_said_of_a_vhost_travels_with_definitions_and_outlives_a_restart(tmp_path: Path, name: str) -> None:
+    broker = RealBroker(tmp_path / "data", shards=1)
+    try:
+        body = {"description": "d", "tags": "t", "default_queue_type": "quorum", "protected_from_deletion": True}
+        assert status(broker, f"/api/vhosts/{name}", "guest", "guest", "PUT", body) == 201
+        broker.stop()
+        broker.restart()
+        exported = _definitions(broker)
+        about = {"description": "d", "tags": ["t"], "default_queue_type": "quorum", "protected_from_deletion": True}
+        assert _of(exported, name)["metadata"] == about
+        assert status(broker, f"/api/vhosts/{name}/deletion/protection", "guest", "guest", "DELETE") == 204
+        assert status(broker, f"/api/vhosts/{name}", "guest", "guest", "DELETE") == 204
+        assert status(broker, "/api/definitions", "guest", "guest", "POST", exported) == 204
+        assert _of(_definitions(broker), name)["metadata"] == about
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+def _definitions(broker: RealBroker) -> Any:
+    request = urllib.request.Request(f"http://{broker.http}/api/definitions")
+    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def _of(exported: Any, vhost: str) -> dict[str, Any]:
+    return next(dict(row) for row in exported["vhosts"] if row["name"] == vhost)
