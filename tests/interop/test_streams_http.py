@@ -245,6 +245,20 @@ def test_rows_without_a_queue_are_told_with_a_sample(broker: RealBroker, channel
     assert client.call("/exchanges/%2F/amq.default/arrow?producer=p", "POST", body)[0] == 400
 
 
+def test_rows_that_are_repeated_are_stored_once(broker: RealBroker, channel: Any, name: str) -> None:
+    channel.queue_declare(name, durable=True)
+    client = Http(broker)
+    path = f"/exchanges/%2F/amq.default/arrow?routing_key={name}&producer={name}"
+    for start, stop in ((0, 100), (0, 100), (50, 150), (150, 160)):
+        body = ipc(pa.table({"value": [b"%d" % n for n in range(start, stop)]}))
+        status, said = client.call(f"{path}&seq={start}", "POST", body)
+        assert (status, said) == (200, {"rows": stop - start, "confirmed": stop - start})
+    got = [channel.basic_get(name, auto_ack=True) for _ in range(161)]
+    assert [body for _, _, body in got[:160]] == [b"%d" % n for n in range(160)]
+    assert got[160] == (None, None, None)
+    assert got[7][1].headers == {"x-producer-id": name, "x-sequence": 7}
+
+
 # -- kills -------------------------------------------------------------------------------------------------
 
 
