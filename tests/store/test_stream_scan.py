@@ -15,9 +15,9 @@ from shardd.reader.arrow import TYPES, Encoder, bits_of
 from shardd.store import StreamLog
 from shardd.store.columns import OFFSET, VALUE, Columns, Filter
 from shardd.store.files import OsFiles
-from shardd.store.queue_log import QueueLog
 from shardd.store.stream_scan import Places, Scan, Truncated, find, segments_of
 from shardd.store.stream_segment import file_name
+from shardd.store.told_log import ToldLog
 from tests.reader.rows import KEYS, plain, random_values
 from tests.reference import topic
 from tests.reference.columns import encode_props, row
@@ -186,7 +186,7 @@ def test_others_are_told_of_what_is_on_stable_storage_and_of_nothing_else(tmp_pa
             told.append((queue, -1, -1))
 
     batch = Record((7,), (encode_message(bytes(1000)),) * 3, T0).encode()
-    log = QueueLog(str(tmp_path / "stream"), segment_bytes=4096, queue_id=7, ranges=Told())
+    log = ToldLog(str(tmp_path / "stream"), segment_bytes=4096, queue_id=7, ranges=Told())
     log.recover()
     log.append_records(memoryview(batch), 7, True)
     log.flush()
