@@ -32,13 +32,15 @@ def own_broker(data_parent: Path | None, python: str = sys.executable) -> Iterat
         with log.open("w") as errors:
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
         try:
-            yield Target(OWN_NAME, f"amqp://guest:guest@{ready_address(process, log)}/", process.pid)
+            line = ready_line(process, log)
+            amqp, http = (address_of(line, name) for name in ("amqp", "http"))
+            yield Target(OWN_NAME, f"amqp://guest:guest@{amqp}/", process.pid, http)
         finally:
             end(process)
 
 
-def ready_address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """HOST:PORT out of the line `ready: amqp=HOST:PORT ...`."""
+def ready_line(process: subprocess.Popen[bytes], log: Path) -> str:
+    """`ready: amqp=HOST:PORT http=HOST:PORT ...`"""
     assert process.stdout
     give_up = time.monotonic() + READY_S_MAX
     text = b""
@@ -49,7 +51,7 @@ def ready_address(process: subprocess.Popen[bytes], log: Path) -> str:
             text += piece
             for line in text.decode(errors="replace").splitlines(keepends=True):
                 if line.startswith("ready:") and line.endswith("\n"):
-                    return amqp_address(line)
+                    return line
             if not piece:
                 break
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
@@ -58,9 +60,10 @@ def ready_address(process: subprocess.Popen[bytes], log: Path) -> str:
     raise RunFailed(f"{what}; it said:\n{tail}")
 
 
-def amqp_address(ready_line: str) -> str:
+def address_of(ready_line: str, name: str) -> str:
+    """HOST:PORT to connect to."""
     words = dict(word.split("=", 1) for word in ready_line.split()[1:] if "=" in word)
-    host, _, port = words["amqp"].rpartition(":")
+    host, _, port = words[name].rpartition(":")
     return f"{'127.0.0.1' if host in ('', '0.0.0.0', '[::]') else host}:{port}"
 
 
