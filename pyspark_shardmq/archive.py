@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark_shardmq import schema
 from pyspark_shardmq.offsets import DataLoss, Position, Positions, Range
@@ -135,17 +135,17 @@ class Archive:
 
         from pyspark_shardmq.matching import matches
 
-        needed = list(
-            dict.fromkeys([*columns, "offset", *(["timestamp", "routing_key", "exchange"] if filters else [])])
-        )
+        place = ["queue", "shard", "offset"]
+        needed = list(dict.fromkeys([*columns, *place, *(["timestamp", "routing_key", "exchange"] if filters else [])]))
         wanted = schema.arrow_schema(needed)
         for name in piece.files:
             with pq.ParquetFile(self.path / name) as file:
                 for batch in file.iter_batches(BATCH_ROWS, columns=needed):
                     rows = schema.conform(batch, wanted)
-                    offset = rows.column(needed.index("offset"))
+                    queue, shard, offset = (rows.column(needed.index(column)) for column in place)
+                    mine = pc.and_(pc.equal(queue, piece.queue), pc.equal(shard, piece.shard))
                     inside = pc.and_(pc.greater_equal(offset, start), pc.less(offset, end))
-                    kept = rows.filter(inside)
+                    kept = rows.filter(pc.and_(mine, inside))
                     kept = kept.filter(matches(kept, filters)) if filters else kept
                     if kept.num_rows:
                         yield kept
@@ -167,7 +167,7 @@ def _sync(path: Path) -> None:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What the footer of a Parquet file says: rows `first` to `last` of one shard. name: relative to the archive."""
+    """Of one shard a file holds rows `first` to `last`. name: relative to the archive."""
 
     name: str
     queue: str
@@ -177,28 +177,20 @@ class FileFacts:
     rows: int
 
 
-def facts(archive: Archive, directory: Path) -> list[FileFacts]:
-    """Of all files with rows that Spark wrote into a directory."""
+def facts(archive: Archive, names: Iterable[str]) -> list[FileFacts]:
+    """Of all these files with rows, each shard's rows in order of their offsets."""
     import pyarrow.parquet as pq
 
     found = []
-    for file in sorted(directory.glob("*.parquet")):
-        footer = pq.read_metadata(file)
-        if footer.num_rows:
-            name = str(file.relative_to(archive.path))
-            queue, shard, offset = (_span(footer, column) for column in ("queue", "shard", "offset"))
-            assert queue[0] == queue[1] and shard[0] == shard[1], f"{name}: more than one shard in a file"
-            found.append(FileFacts(name, queue[0], shard[0], offset[0], offset[1], footer.num_rows))
+    for name in sorted(names):
+        places = pq.read_table(archive.path / name, columns=["queue", "shard", "offset"])
+        spans = places.group_by(["queue", "shard"]).aggregate(
+            [("offset", "min"), ("offset", "max"), ("offset", "count")]
+        )
+        for row in spans.to_pylist():
+            span = row["offset_min"], row["offset_max"], row["offset_count"]
+            found.append(FileFacts(name, row["queue"], row["shard"], *span))
     return found
-
-
-def _span(footer: Any, column: str) -> tuple[Any, Any]:
-    """Least and greatest value of a column that is never null, over all row groups."""
-    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-    index = groups[0].to_dict()["columns"]
-    position = next(i for i, one in enumerate(index) if one["path_in_schema"] == column)
-    statistics = [group.column(position).statistics for group in groups]
-    return min(one.min for one in statistics), max(one.max for one in statistics)
 
 
 def pieces_of(files: Sequence[FileFacts], start: Positions | None, end: Positions) -> list[Piece]:
