@@ -38,6 +38,7 @@ class Target:
     name: str
     url: str
     pid: int | None = None
+    http: str = ""  # HOST:PORT of its HTTP API, of this broker only
 
     def processes(self) -> list[int]:
         return machine.tree(self.pid) if self.pid else []
