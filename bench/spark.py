@@ -15,7 +15,6 @@ import itertools
 import json
 import statistics
 import struct
-import sys
 import tempfile
 import threading
 import time
@@ -179,4 +178,4 @@ def show(name: str, runs: list[dict[str, float]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
