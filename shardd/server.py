@@ -7,7 +7,6 @@ signal, the end of the supervisor, or the next timer.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import queue
@@ -26,16 +25,18 @@ from typing import Protocol
 import zmq
 
 from shardd.config import ShardConfig, read
+from shardd.directories import shard_directory, stream_directory, vhost_directory
 from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
 from shardd.shard import Shard
 from shardd.store import DiskFull, SegmentStore, StoreError, StreamCache
 from shardd.store.files import OsFiles
-from shardd.store.queue_log import QueueLog
+from shardd.store.queue_log import QueueLog, Ranges
 from shardd.store.stream_segment import SEGMENT_BYTES_MIN
 from shardd.upkeep import Step
 from shardd.wire import envelope
 from shardd.wire import messages as wire
+from shardd.wire.board import Board, path_of
 from shardd.wire.lane import ALL, Lane, NoLane, accept, listen
 from shardd.wire.memory import give_back, keep_warm
 from supervisor import notify
@@ -76,7 +77,7 @@ DAMAGE_WORDS = {
     "header": (logging.ERROR, "no readable header, messages in it are lost. Kept beside it as lost.{}"),
 }
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
-STREAM_DIRECTORY = re.compile(r"stream\.([0-9]+)")  # within it: by the id of its queue, which is never used again
+STREAM_DIRECTORY = re.compile(r"stream\.([0-9]+)")  # within it
 
 
 class Job(Protocol):
@@ -116,15 +117,16 @@ class Syncer:
 class Stores:
     """Where the stores of a shard lie: a directory for each vhost, by the hash of its name. `Home` of shard.py."""
 
-    def __init__(self, directory: str, config: ShardConfig, calls: Calls) -> None:
+    def __init__(self, directory: str, config: ShardConfig, calls: Calls, ranges: Ranges | None = None) -> None:
         self._directory = directory
         self._config = config
         self._files = WatchedFiles(OsFiles(), calls)
         self._streams = StreamCache(self._files)
+        self._ranges = ranges
         self._next_progress = 0.0
 
     def _path(self, vhost: str) -> str:
-        return f"{self._directory}/{hashlib.sha1(vhost.encode()).hexdigest()}"
+        return vhost_directory(self._directory, vhost)
 
     def _store(self, path: str) -> SegmentStore:
         durable = self._config.durability == "fsync"
@@ -155,13 +157,21 @@ class Stores:
             if VHOST_DIRECTORY.fullmatch(name) and path not in wanted:
                 self._remove(path)
 
-    def _log(self, path: str, segment_bytes: int) -> QueueLog:
-        durable = self._config.durability == "fsync"
-        return QueueLog(path, files=self._files, segment_bytes=segment_bytes, sync=durable, cache=self._streams)
+    def _log(self, path: str, segment_bytes: int, queue_id: int = 0) -> QueueLog:
+        """`queue_id`: of the queue whose log it is, 0 when it only is to be removed."""
+        return QueueLog(
+            path,
+            files=self._files,
+            segment_bytes=segment_bytes,
+            sync=self._config.durability == "fsync",
+            cache=self._streams,
+            queue_id=queue_id,
+            ranges=self._ranges if queue_id else None,
+        )
 
     def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
         notify.watchdog()
-        opened = self._log(f"{self._path(vhost)}/stream.{queue_id}", segment_bytes)
+        opened = self._log(stream_directory(self._path(vhost), queue_id), segment_bytes, queue_id)
         opened.recover()
         self._tell_damage(vhost, opened)
         return opened
@@ -206,7 +216,8 @@ class Stores:
 class Server:
     def __init__(self, config: ShardConfig) -> None:
         self.config = config
-        self._directory = f"{config.data_dir}/shard-{config.shard:02d}"
+        self._directory = shard_directory(config.data_dir, config.shard)
+        self._board = Board(path_of(config.runtime_dir, config.shard))
         self._context = zmq.Context()
         self._inbox = self._socket(zmq.PULL)
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
@@ -233,7 +244,7 @@ class Server:
             config.shard,
             secrets.randbits(31) | 1,
             os.getpid(),
-            Stores(self._directory, config, self._calls),
+            Stores(self._directory, config, self._calls, self._board),
             no_room=(DiskFull,),
             process_stats=self._process_stats,
             consumer_timeout=config.consumer_timeout_ms or None,
@@ -282,6 +293,7 @@ class Server:
             self._turn(wake)
             if self.shard.ready and not ready:
                 ready = True
+                self._board.show()
                 notify.ready()
                 give_back()
                 self._status = "serving"

@@ -38,6 +38,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     tls: Tls = msgspec.field(default_factory=lambda: Tls())
     front_doors: FrontDoors = msgspec.field(default_factory=lambda: FrontDoors())
     shards: Shards = msgspec.field(default_factory=lambda: Shards())
+    reader: Reader = msgspec.field(default_factory=lambda: Reader())
     memory: Memory = msgspec.field(default_factory=lambda: Memory())
     users: Users = msgspec.field(default_factory=lambda: Users())
     supervision: Supervision = msgspec.field(default_factory=lambda: Supervision())
@@ -115,6 +116,14 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
 class Memory(Struct, frozen=True, forbid_unknown_fields=True):
     high_watermark: Annotated[float, Meta(ge=0, le=1)] = 0.6  # of what this machine, or our control group, has
     high_watermark_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+
+
+class Reader(Struct, frozen=True, forbid_unknown_fields=True):
+    """Serves streams as Arrow. `auto`: where pyarrow is installed."""
+
+    enabled: bool | Literal["auto"] = "auto"
+    scans_max: Annotated[int, Meta(ge=1, le=64)] = 4
+    bytes_per_s: Annotated[int, Meta(ge=0, le=1 << 40)] = 512 << 20
 
 
 class Users(Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,8 +21,8 @@ SOCKET_NAME_BYTES_MAX = 32
 LOCK_POLL_S = 0.1
 LOCK_NAME = ".lock"
 RUNTIME_NAMES = (
-    "control.sock", "controller.sock", "shard-*.sock", "lane-*.sock", "door-*.sock", "shardctl.sock", "status.json",
-    "status.json.new",
+    "control.sock", "controller.sock", "shard-*.sock", "lane-*.sock", "door-*.sock", "shardctl.sock", "reader.sock",
+    "board-*", "status.json", "status.json.new",
 )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ import msgspec
 
 from supervisor.config import SHARDS_MAX, Settings
 
-STAGES = ("controller", "shard", "front-door")  # started in this order, each ready before the next; drained in reverse
+# Started in this order, each ready before the next; drained in reverse.
+STAGES = ("controller", "shard", "front-door", "reader")
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,11 @@ class ChildPlan:
     module: str
     section: dict[str, Any]
     fds: tuple[int, ...] = ()
+    needed: bool = True  # the broker is not ready, and does not go on, without it
 
     @property
     def name(self) -> str:
-        return self.kind if self.kind == "controller" else f"{self.kind}-{self.index}"
+        return self.kind if self.kind in ("controller", "reader") else f"{self.kind}-{self.index}"
 
     def arguments(self, section_fd: int) -> list[str]:
         """For the Python interpreter; -P: a folder named like one of ours where we happen to stand is not meant."""
@@ -53,6 +55,8 @@ def children(settings: Settings, cores: int, runtime_dir: str, boot: str, listen
     plans += [
         _front_door(settings, shards, index, listening, runtime_dir, boot) for index in range(len(listening.amqp_fds))
     ]
+    if settings.reader.enabled is True:
+        plans.append(_reader(settings, shards, runtime_dir))
     return plans
 
 
@@ -99,6 +103,19 @@ def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
         "log_format": settings.log_format,
     }
     return ChildPlan("shard", index, "shardd", section)
+
+
+def _reader(settings: Settings, shards: int, runtime_dir: str) -> ChildPlan:
+    section = {
+        "data_dir": settings.data_dir,
+        "runtime_dir": runtime_dir,
+        "shards": shards,
+        "scans_max": settings.reader.scans_max,
+        "bytes_per_s": settings.reader.bytes_per_s,
+        "log_level": settings.log_level,
+        "log_format": settings.log_format,
+    }
+    return ChildPlan("reader", 0, "shardd.reader", section, needed=False)
 
 
 def _tls(settings: Settings) -> dict[str, Any] | None:

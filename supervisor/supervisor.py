@@ -9,6 +9,7 @@ settings.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
 import logging
 import os
@@ -25,7 +26,7 @@ import msgspec
 
 from supervisor import systemd
 from supervisor.child import EXITED, READY, STARTING, Child, describe_exit
-from supervisor.config import ConfigError, Settings, Supervision
+from supervisor.config import ConfigError, Reader, Settings, Supervision
 from supervisor.directories import DataDirectory, RuntimeDirectory, replace_file
 from supervisor.logs import set_level
 from supervisor.plan import STAGES, ChildPlan, Listening, children
@@ -128,7 +129,8 @@ class Supervisor:
 
     def _plans(self) -> list[ChildPlan]:
         listening = self.sockets.listening()
-        return self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
+        settings = msgspec.structs.replace(self.settings, reader=_resolved(self.settings.reader))
+        return self._planner(settings, self._cores, str(self.runtime.path), self.boot, listening)
 
     def _warn_of_readers(self) -> None:
         mode = self._data.path.stat().st_mode
@@ -233,9 +235,11 @@ class Supervisor:
             stage = [slot for slot in self.slots if slot.plan.kind == kind]
             for slot in stage:
                 slot.keeper = asyncio.create_task(self._keep(slot))
-            if not await self._ready(stage, 1 if kind == "shard" else len(stage)):
+            needed = [slot for slot in stage if slot.plan.needed]
+            if not await self._ready(needed, 1 if kind == "shard" else len(needed)):
                 return False
-        return await self._ready(self.slots, len(self.slots))
+        needed = [slot for slot in self.slots if slot.plan.needed]
+        return await self._ready(needed, len(needed))
 
     async def _ready(self, slots: Sequence[Slot], enough: int) -> bool:
         waiters = [asyncio.create_task(self._ending.wait()), asyncio.create_task(_ready(slots, enough))]
@@ -252,9 +256,12 @@ class Supervisor:
             if self._stopping:
                 return
             slot.deaths += 1
-            if status == REFUSED and not slot.ready.is_set():
+            if status == REFUSED and not slot.ready.is_set() and slot.plan.needed:
                 return self._give_up(f"{slot.plan.name} refused its settings", REFUSED)
             wait_s = slot.restarts.wait_after_death(clock())
+            if wait_s is None and not slot.plan.needed:
+                wait_s = self.settings.supervision.deaths_within_s
+                log.error("%s died too often: the broker goes on without it, next try in %g s", slot.plan.name, wait_s)
             if wait_s is None:
                 why = f"{slot.plan.name} died too often, at last with {slot.last_end}: giving up, the broker stops"
                 return self._give_up(why, GAVE_UP)
@@ -316,7 +323,7 @@ class Supervisor:
             if watchdog_s is not None and now >= next_watchdog:
                 systemd.tell("WATCHDOG=1")
                 next_watchdog = now + watchdog_s
-            starting = not all(slot.ready.is_set() for slot in self.slots)
+            starting = not all(slot.ready.is_set() for slot in self.slots if slot.plan.needed)
             if (starting or self._stopping) and now >= next_extend:
                 systemd.tell(f"EXTEND_TIMEOUT_USEC={int(EXTEND_BY_S * 1_000_000)}", f"STATUS={self._awaited()}")
                 next_extend = now + EXTEND_EACH_S
@@ -402,6 +409,12 @@ class Supervisor:
             os.close(fd)
         self._data.close()
         log.info("stopped")
+
+
+def _resolved(reader: Reader) -> Reader:
+    if reader.enabled != "auto":
+        return reader
+    return msgspec.structs.replace(reader, enabled=importlib.util.find_spec("pyarrow") is not None)
 
 
 async def _ready(slots: Sequence[Slot], enough: int) -> None:

@@ -25,6 +25,9 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, qsort, realloc
 from libc.string cimport memcpy, memset
 
+from shardd.store.chunk_shape cimport (
+    CHUNK_HEADER, CUT_OFF, FILTERS, MESSAGES_BYTES, NONE, SHARED_BYTES, WORDS, chunk_bytes,
+)
 from shardd.store.layout cimport RECORD_HEADER, message_bytes, put32, put64, record_bytes, u16, u32, u64
 
 cdef extern from "../crc32c.h" nogil:
@@ -43,23 +46,12 @@ cdef extern from *:
     int by_value "shardd_by_value"(const void *a, const void *b) noexcept nogil
 
 cdef enum:
-    CHUNK_HEADER = 40
-    WORDS = 3
-    # Messages of many small publishes that share a crc and are read in one piece: small enough to be checked again for
-    # a reader that takes a few messages at a time.
-    MESSAGES_BYTES = 256 << 10
-    FILTERS = 1024
-    # No chunk of more than one message is longer.
-    SHARED_BYTES = MESSAGES_BYTES + CHUNK_HEADER + 4 * FILTERS + 8
     # Room that stays for the next batch.
     KEPT_BYTES = 4 << 20
     # As in record.pyx: the search for good chunks behind a bad one must end.
     RESYNC_CRC_SHARE = 8
 
-cdef uint32_t NONE = 0xFFFFFFFF
 cdef uint32_t ANY_FILTER = 0xFFFFFFFF
-cdef uint64_t CUT_OFF = <uint64_t>-1
-
 cdef uint64_t NO_COUNT = <uint64_t>-1
 
 UNFILTERED = 0
@@ -279,35 +271,6 @@ def seal(bytearray chunks, Py_ssize_t start, Py_ssize_t stop, uint32_t salt, uns
 
 
 # -- one chunk ----------------------------------------------------------------------------------------
-
-cdef uint64_t chunk_bytes(const uint8_t *chunk, uint64_t room) noexcept:
-    """Length of the chunk if its header can be true, though it may end behind `room`; 0: it cannot be; CUT_OFF: there
-    is too little to tell."""
-    cdef uint64_t length, words, fixed, count, n
-    if room < CHUNK_HEADER:
-        return CUT_OFF
-    length = u32(chunk)
-    words = u16(chunk + 24)
-    count = u32(chunk + 20)
-    fixed = RECORD_HEADER + 4 * words
-    if length & 7 or words < WORDS or words > WORDS + FILTERS or count == 0 or length < fixed + 10 * count:
-        return 0
-    if u32(chunk + 16) != NONE or chunk[26] != 255 or chunk[27] != 1:
-        return 0
-    if length > SHARED_BYTES:
-        # Before gigabytes are read for it: the one message in it says the same.
-        if count != 1:
-            return 0
-        if room < fixed + 10:
-            return CUT_OFF
-        n = chunk[fixed + 8]
-        if room < fixed + 10 + n:
-            return CUT_OFF
-        n += 10 + chunk[fixed + 9 + n] + u32(chunk + fixed + 4) + <uint64_t>u32(chunk + fixed)
-        if (fixed + n + 7) & ~<uint64_t>7 != length:
-            return 0
-    return length
-
 
 cdef bint is_true(const uint8_t *chunk, uint64_t length, uint32_t salt) noexcept:
     return c_crc32c(0, chunk + 8, length - 8) ^ salt == u32(chunk + 4)

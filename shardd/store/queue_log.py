@@ -9,11 +9,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from shardd.store import intake
 from shardd.store.chunk import expanded
-from shardd.store.stream import StreamLog, wanted_filters
-from shardd.store.stream_reading import COUNT_MAX
+from shardd.store.files import Files
+from shardd.store.stream import StreamLog, StreamSync, wanted_filters
+from shardd.store.stream_reading import COUNT_MAX, StreamCache
+
+
+class Ranges(Protocol):
+    """Who is told where streams begin and end."""
+
+    def put(self, queue: int, first: int, next: int) -> None: ...
+    def remove(self, queue: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -27,6 +36,52 @@ class Batch:
 
 
 class QueueLog(StreamLog):
+    def __init__(
+        self,
+        directory: str,
+        *,
+        files: Files | None = None,
+        segment_bytes: int = 500_000_000,
+        sync: bool = True,
+        cache: StreamCache | None = None,
+        queue_id: int = 0,
+        ranges: Ranges | None = None,
+    ) -> None:
+        super().__init__(directory, files=files, segment_bytes=segment_bytes, sync=sync, cache=cache)
+        self._queue_id = queue_id
+        self._ranges = ranges
+
+    def recover(self) -> None:
+        super().recover()
+        self._tell()
+
+    def flush(self) -> None:
+        super().flush()
+        self._tell()
+
+    def finish_sync(self, job: StreamSync) -> None:
+        super().finish_sync(job)
+        self._tell()
+
+    def retain(self, now: int, **bounds: Any) -> int:
+        gone = super().retain(now, **bounds)
+        if gone:
+            self._tell()
+        return gone
+
+    def truncate(self) -> None:
+        super().truncate()
+        self._tell()
+
+    def delete_all(self) -> None:
+        if self._ranges is not None:
+            self._ranges.remove(self._queue_id)
+        super().delete_all()
+
+    def _tell(self) -> None:
+        if self._ranges is not None:
+            self._ranges.put(self._queue_id, self.first_offset, self.committed_offset)
+
     def append_records(self, records: memoryview, queue_id: int, alone: bool) -> int:
         """Take those of the records that name the queue (`alone`: all do); how many messages."""
         own = records if alone else intake.records_of(records, queue_id)

@@ -32,6 +32,7 @@ from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
 from broker.controller.shard_links import ShardLinks
 from broker.controller.shard_sets import NODE as NODE
+from broker.controller.stream_ranges import StreamRanges
 from broker.logins import WRONG, Logins, TakesLong, is_loopback
 
 # What each tag lets its user do beside its own: RabbitMQ's ranks.
@@ -88,6 +89,7 @@ class Context:
     groups: Groups = field(default_factory=lambda: Groups(lambda count: 0))
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     logins: Logins = field(default_factory=Logins)
+    streams: StreamRanges = field(default_factory=StreamRanges)
 
     @property
     def catalog(self) -> Catalog:

@@ -1,0 +1,341 @@
+"""/api/streams: what there is, where it begins and ends, and its messages as Arrow (drawn in broker/README.md).
+
+The messages themselves never pass through here where that can be helped: the reader of streams writes them to the
+client's socket. Only behind TLS, or to a client of HTTP/1.0, they go through this process, as bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from typing import Any
+
+from aiohttp import HttpVersion11, web
+
+from broker.catalog import Vhost
+from broker.controller import front_door, stream_reader
+from broker.controller.management.call import ApiError, Call, Route, bad_request, not_authorised, not_found, to_json
+from broker.controller.management.exchanges import exchange_name
+from broker.controller.stream_ranges import Part, names_of, parts_of
+from broker.controller.stream_reader import CutOff, absence, connected
+from shardd.wire.reading import BODY_BYTES_MAX, COLUMNS, LENGTH, Answer, Find, Publish, Scan
+
+CONTENT_TYPE = "application/vnd.apache.arrow.stream"
+WAIT_MS_MAX = 30_000
+NUMBER_MAX = (1 << 63) - 1
+PATTERN_BYTES_MAX = 255
+COLUMNS_DEFAULT = COLUMNS[:7]
+RETRY_AFTER_S = 1
+# A client that takes nothing for so long is cut off.
+STALLED_S_MAX = 60.0
+# For what was written before to leave this process, before another writes to the socket.
+HAND_OVER_S_MAX = 1.0
+
+
+async def get_all(call: Call) -> list[dict[str, Any]]:
+    _only(call)
+    found = []
+    for vhost in call.vhosts():
+        for name in names_of(vhost):
+            if _may_read(call, vhost, name):
+                kind = "queue" if name in vhost.queues else "exchange"
+                shards = len(parts_of(vhost, name))
+                found.append({"name": name, "vhost": vhost.name, "kind": kind, "shards": shards})
+    return found
+
+
+async def get(call: Call) -> dict[str, Any]:
+    _only(call, "after", "wait_ms")
+    vhost, name, parts = _stream(call)
+    wait_ms = _number(call, "wait_ms", WAIT_MS_MAX)
+    if wait_ms:
+        after = _after(call)
+
+        def gone_on() -> bool:
+            ranges = ((part.number, _range(call, part)) for part in parts_of(vhost, name))
+            return any(found is not None and found.next > after.get(index, -1) for index, found in ranges)
+
+        await call.context.streams.wait_until(gone_on, wait_ms / 1000)
+        parts = parts_of(vhost, name)
+        if not parts:
+            raise not_found()
+    return {
+        "name": name,
+        "vhost": vhost.name,
+        "kind": "queue" if name in vhost.queues else "exchange",
+        "id": _id(call, parts[0]),
+        "shards": [_row(call, part) for part in parts],
+    }
+
+
+async def offset_for_time(call: Call) -> dict[str, Any]:
+    _only(call, "timestamp")
+    vhost, _, parts = _stream(call)
+    timestamp = _number(call, "timestamp")
+    if timestamp is None:
+        raise bad_request("timestamp: missing, milliseconds since 1970")
+    shards = {}
+    for part in parts:
+        answer = await _ask(call, Find(vhost.name, part.queue.shard, part.queue.id, timestamp))
+        shards[str(part.number)] = answer.more["offset"]
+    return {"id": _id(call, parts[0]), "timestamp": timestamp, "shards": shards}
+
+
+async def get_arrow(call: Call) -> web.StreamResponse:
+    _only(call, "from", "to", "columns", "filter", "id")
+    vhost, name, parts = _stream(call)
+    part = next((part for part in parts if str(part.number) == call.part("shard")), None)
+    if part is None:
+        raise not_found()
+    id = _id(call, part)
+    wanted = call.request.query.get("id")
+    if wanted is not None and wanted != id:
+        answer = Answer(409, "conflict", f"the stream with the id {wanted} is gone, one with its name has another")
+        return _refused(answer, id)
+    scan = Scan(
+        vhost.name,
+        part.queue.shard,
+        part.queue.id,
+        name,
+        part.number,
+        _columns(call),
+        _number(call, "from"),
+        _number(call, "to"),
+        **_filters(call),
+    )
+    try:
+        async with connected(call.context.config.runtime_dir) as reader:
+            answer = await reader.ask(scan)
+            if answer.status != 200:
+                return _refused(answer, id)
+            return await _send(call, reader, answer, id)
+    except (ConnectionError, FileNotFoundError):
+        raise _absent() from None
+    except (CutOff, TimeoutError, OSError) as error:
+        raise ApiError(503, "unavailable", f"the reader of streams: {error or 'it ended'}") from None
+
+
+async def post_arrow(call: Call) -> web.StreamResponse:
+    _only(call, "producer", "seq", "routing_key", "mandatory")
+    vhost = call.vhost_to_change()
+    query, door = call.request.query, _door(call)
+    producer, sequence = query.get("producer"), _number(call, "seq")
+    if (producer is None) != (sequence is None):
+        raise bad_request("producer and seq: one makes no sense without the other")
+    if query.get("mandatory", "true") not in ("true", "false"):
+        raise bad_request("mandatory: true or false")
+    asked = Publish(
+        call.user.name,
+        vhost.name,
+        door,
+        exchange_name(call.part("exchange")),
+        query.get("routing_key", ""),
+        query.get("mandatory", "true") == "true",
+        producer,
+        sequence or 0,
+    )
+    answer = await _publish(call, asked)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
+    said = {"error": answer.error, "reason": answer.reason} if answer.status != 200 else {}
+    body = to_json(said | answer.more)
+    return web.Response(body=body, status=answer.status, content_type="application/json", headers=headers)
+
+
+async def _publish(call: Call, asked: Publish) -> Answer:
+    if (call.request.content_length or 0) > BODY_BYTES_MAX:
+        raise ApiError(413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call")
+    try:
+        async with connected(call.context.config.runtime_dir) as reader:
+            await reader.send(asked)
+            total = 0
+            async for data in call.request.content.iter_any():
+                total += len(data)
+                if total > BODY_BYTES_MAX:
+                    raise ApiError(413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call")
+                if data:
+                    await reader.write(LENGTH.pack(len(data)) + data)
+            await reader.write(LENGTH.pack(0))
+            return await reader.answer()
+    except (ConnectionError, FileNotFoundError):
+        raise _absent() from None
+    except (CutOff, TimeoutError, OSError) as error:
+        raise ApiError(503, "unavailable", f"the reader of streams: {error or 'it ended'}") from None
+
+
+def _door(call: Call) -> str:
+    doors = call.context.links.doors()
+    if not doors:
+        raise ApiError(503, "unavailable", "no front door is there")
+    return front_door.socket_path(call.context.config.runtime_dir, random.choice(doors).number)
+
+
+async def _send(call: Call, reader: stream_reader.Connection, answer: Answer, id: str) -> web.StreamResponse:
+    request = call.request
+    response = web.StreamResponse(headers=_headers(answer, id))
+    response.content_type = CONTENT_TYPE
+    if request.version >= HttpVersion11:
+        response.enable_chunked_encoding()
+    await response.prepare(request)
+    transport = request.transport
+    try:
+        await response.write(answer.begin)
+        if transport is not None and await _may_hand_over(request, transport):
+            await reader.hand_over(transport.get_extra_info("socket").fileno())
+        else:
+            async for data in reader.parts():
+                async with asyncio.timeout(STALLED_S_MAX):
+                    await response.write(data)
+    except (CutOff, TimeoutError, OSError):
+        # No last chunk: who reads must see that this was not all.
+        if transport is not None:
+            transport.abort()
+    return response
+
+
+async def _may_hand_over(request: web.Request, transport: asyncio.Transport) -> bool:
+    """Whether all that was written here has left this process, and nobody else would have to see the rest."""
+    if isinstance(transport.get_extra_info("ssl_object"), ssl.SSLObject) or request.version < HttpVersion11:
+        return False
+    loop = asyncio.get_running_loop()
+    end = loop.time() + HAND_OVER_S_MAX
+    while loop.time() < end:
+        await asyncio.sleep(0)  # uvloop writes at the end of a turn
+        if transport.get_write_buffer_size() == 0:
+            return not transport.is_closing()
+        await asyncio.sleep(0.001)
+    return False
+
+
+def _headers(answer: Answer, id: str) -> dict[str, str]:
+    return {"Shardmq-Stream-Id": id} | {f"Shardmq-{key.title()}": str(value) for key, value in answer.more.items()}
+
+
+def _refused(answer: Answer, id: str) -> web.Response:
+    body = {"error": answer.error, "reason": answer.reason, **answer.more, "id": id}
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
+    return web.Response(body=to_json(body), status=answer.status, content_type="application/json", headers=headers)
+
+
+def _absent() -> ApiError:
+    status, reason = absence()
+    return ApiError(status, "not_implemented" if status == 501 else "unavailable", reason)
+
+
+async def _ask(call: Call, asked: Find) -> Answer:
+    try:
+        async with connected(call.context.config.runtime_dir) as reader:
+            answer = await reader.ask(asked)
+    except (ConnectionError, FileNotFoundError):
+        raise _absent() from None
+    except (CutOff, TimeoutError, OSError) as error:
+        raise ApiError(503, "unavailable", f"the reader of streams: {error or 'it ended'}") from None
+    if answer.status != 200:
+        raise ApiError(answer.status, answer.error, answer.reason)
+    return answer
+
+
+# -- what is there, for whom -------------------------------------------------------------------------------
+
+
+def _stream(call: Call) -> tuple[Vhost, str, list[Part]]:
+    """The one in the path, for who may read all of it."""
+    vhost, name = call.vhost_to_change(), call.part("name")
+    parts = parts_of(vhost, name)
+    if not parts:
+        raise not_found()
+    if not _may_read(call, vhost, name):
+        raise not_authorised(f"ACCESS_REFUSED - read access to '{name}' in vhost '{vhost.name}' refused")
+    return vhost, name, parts
+
+
+def _may_read(call: Call, vhost: Vhost, name: str) -> bool:
+    names = {name, *(part.queue.name for part in parts_of(vhost, name))}
+    return all(call.catalog.may(call.user.name, vhost.name, "read", one) for one in names)
+
+
+def _id(call: Call, part: Part) -> str:
+    return call.context.streams.id_of(call.context.config, part.queue)
+
+
+def _range(call: Call, part: Part) -> Any:
+    return call.context.streams.range_of(call.context.config, part.queue)
+
+
+def _row(call: Call, part: Part) -> dict[str, Any]:
+    found = _range(call, part)
+    shown = {"shard": part.number, "queue": part.queue.name, "id": _id(call, part)}
+    if found is None:
+        return {**shown, "first": None, "next": None, "state": "down"}
+    return {**shown, "first": found.first, "next": found.next, "state": "running"}
+
+
+# -- parameters --------------------------------------------------------------------------------------------
+
+
+def _only(call: Call, *names: str) -> None:
+    for name in call.request.query:
+        if name not in names:
+            raise bad_request(f"{name}: there is no such parameter; {', '.join(names) or 'none'} are known")
+
+
+def _number(call: Call, name: str, most: int = NUMBER_MAX) -> int | None:
+    text = call.request.query.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > most:
+        raise bad_request(f"{name}: not a number from 0 to {most}")
+    return int(text)
+
+
+def _after(call: Call) -> dict[int, int]:
+    found = {}
+    for pair in filter(None, call.request.query.get("after", "").split(",")):
+        shard, colon, offset = pair.partition(":")
+        if not (colon and shard.isdecimal() and offset.isdecimal() and pair.isascii() and len(pair) < 40):
+            raise bad_request(f"after: '{pair[:40]}' is not SHARD:OFFSET")
+        found[int(shard)] = int(offset)
+    return found
+
+
+def _columns(call: Call) -> list[str]:
+    text = call.request.query.get("columns")
+    if not text:
+        return list(COLUMNS_DEFAULT)
+    wanted = {name.strip() for name in text.split(",")}
+    for name in wanted:
+        if name not in COLUMNS:
+            raise bad_request(f"columns: there is no '{name[:100]}'; there are {', '.join(COLUMNS)}")
+    return [name for name in COLUMNS if name in wanted]
+
+
+FILTERS = {"routing_key": "pattern", "key": "key", "exchange": "exchange", "since": "since", "until": "until"}
+
+
+def _filters(call: Call) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in call.request.query.getall("filter", []):
+        name, colon, value = text.partition(":")
+        if not colon or name not in FILTERS:
+            raise bad_request(f"filter: '{text[:100]}' is not NAME:VALUE with one of {', '.join(FILTERS)}")
+        if FILTERS[name] in found:
+            raise bad_request(f"filter: {name} is there twice")
+        if name in ("since", "until"):
+            if not (value.isascii() and value.isdecimal()) or len(value) > 19:
+                raise bad_request(f"filter: {name}: not milliseconds since 1970")
+            found[name] = int(value)
+        else:
+            if len(value.encode()) > PATTERN_BYTES_MAX:
+                raise bad_request(f"filter: {name}: at most {PATTERN_BYTES_MAX} bytes")
+            found[FILTERS[name]] = value
+    return found
+
+
+ROUTES = [
+    Route("GET", "/api/streams", get_all),
+    Route("GET", "/api/streams/{vhost}", get_all),
+    Route("GET", "/api/streams/{vhost}/{name}", get),
+    Route("GET", "/api/streams/{vhost}/{name}/offset-for-time", offset_for_time),
+    Route("GET", "/api/streams/{vhost}/{name}/{shard}/arrow", get_arrow),
+    Route("POST", "/api/exchanges/{vhost}/{exchange}/arrow", post_arrow),
+]

@@ -1,0 +1,19 @@
+"""Where the files of a vhost and of a stream lie below a data directory."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def shard_directory(data_dir: str, shard: int) -> str:
+    return f"{data_dir}/shard-{shard:02d}"
+
+
+def vhost_directory(directory: str, vhost: str) -> str:
+    """`directory`: the shard's."""
+    return f"{directory}/{hashlib.sha1(vhost.encode()).hexdigest()}"
+
+
+def stream_directory(vhost_directory: str, queue_id: int) -> str:
+    """By the id of its queue, which is never used again."""
+    return f"{vhost_directory}/stream.{queue_id}"

@@ -1,0 +1,31 @@
+"""python -m shardd.reader --config fd:N, or the JSON itself"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from shardd.reader import config
+from shardd.reader.server import Server
+from supervisor import logs
+from supervisor.notify import section
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="shardd.reader", description="Serves streams as Arrow.")
+    parser.add_argument(
+        "--config", required=True, metavar="JSON", help="settings as one JSON object, or fd:N that holds it"
+    )
+    try:
+        settings = config.read(section(parser.parse_args().config))
+    except (msgspec.DecodeError, ValueError) as error:
+        print(f"reader: --config: {error}", file=sys.stderr)
+        return 2
+    logs.begin(settings.log_level, settings.log_format, "reader")
+    return Server(settings).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""ReaderConfig: what the reader is told at start; checked once, then read only."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class ReaderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    data_dir: str
+    runtime_dir: str
+    shards: Annotated[int, Meta(ge=1)]
+    scans_max: Annotated[int, Meta(ge=1, le=64)] = 4
+    bytes_per_s: Annotated[int, Meta(ge=0)] = 512 << 20  # 0: no bound
+    log_level: str = "info"
+    log_format: str = "auto"
+
+
+def read(text: str) -> ReaderConfig:
+    """Raises msgspec.ValidationError with the path of what is wrong."""
+    return msgspec.json.decode(text, type=ReaderConfig)

@@ -1,0 +1,224 @@
+"""Rows of an Arrow IPC stream to messages: read, checked as a whole, published through a front door, answered when all
+is confirmed. pyarrow is needed from here on only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardd.reader.door import Closed, Outcome, Session, Unavailable
+from shardd.reader.publishes import Column, Publishes
+from shardd.reader.scanning import Refused
+from shardd.store.columns import PROPERTY_COLUMNS
+from shardd.wire.reading import Answer, Publish
+
+# Frames made at a time, while the ones before are on their way.
+FRAMES_BYTES = 1 << 20
+SAMPLE_ROWS_MAX = 10
+NAMES = ("value", "routing_key", "exchange", "headers", "properties")
+NUMBERS = {"delivery_mode": pa.int32(), "priority": pa.int32(), "timestamp": pa.timestamp("us", "UTC")}
+HEADER = {"key": pa.string(), "type": pa.string(), "value": pa.binary()}
+CLOSED_STATUS = {404: (404, "not_found"), 403: (401, "not_authorised")}
+
+
+def publish(call: Publish, body: bytes, answer_s: float) -> Answer:
+    """Raises Refused."""
+    batch = read(body)
+    if batch.num_rows == 0:
+        return Answer(200, more={"rows": 0, "confirmed": 0})
+    try:
+        session = Session(call.door, call.user, call.vhost)
+    except Closed as closed:
+        raise Refused(Answer(401, "not_authorised", closed.text)) from None
+    except Unavailable as error:
+        raise Refused(Answer(503, "unavailable", str(error))) from None
+    try:
+        outcome = _publish(call, batch, session, answer_s)
+    except Closed as closed:
+        raise Refused(closed_by(closed, call)) from None
+    except Unavailable as error:
+        raise Refused(Answer(503, "unavailable", f"{error}; rows may be in or not")) from None
+    finally:
+        session.close()
+    return answer_of(outcome, batch, call)
+
+
+def _publish(call: Publish, batch: Any, session: Session, answer_s: float) -> Outcome:
+    publishes = publishes_of(batch, call, session.frame_bytes_max)
+    row = 0
+    try:
+        while row < publishes.rows:  # before anything leaves: one bad row and none is published
+            _, row = publishes.encode(row, FRAMES_BYTES)
+    except ValueError as error:
+        raise Refused(Answer(400, "bad_request", str(error))) from None
+    row = 0
+
+    def more() -> bytearray:
+        nonlocal row
+        frames, row = publishes.encode(row, FRAMES_BYTES) if row < publishes.rows else (bytearray(), row)
+        return frames
+
+    return session.publish(publishes.rows, more, answer_s)
+
+
+def read(body: bytes) -> Any:
+    """One record batch with the columns of NAMES that are there, typed as they are published. Raises Refused."""
+    try:
+        with pa.ipc.open_stream(body) as stream:
+            table = stream.read_all()
+        table.validate()
+    except (pa.ArrowInvalid, pa.ArrowException, OSError, EOFError) as error:
+        raise Refused(Answer(400, "bad_request", f"no Arrow IPC stream: {error}")) from None
+    unknown = [name for name in table.column_names if name not in NAMES]
+    if unknown or table.column_names.count("value") != 1 or len(set(table.column_names)) != table.num_columns:
+        reason = (
+            f"columns {', '.join(table.column_names)}: there must be value, once, and may be {', '.join(NAMES[1:])}"
+        )
+        raise Refused(Answer(400, "bad_request", reason))
+    columns = {name: _as_published(name, table.column(name)) for name in table.column_names}
+    if columns["value"].null_count:
+        raise Refused(Answer(400, "bad_request", f"value: {columns['value'].null_count} rows are null"))
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _as_published(name: str, column: Any) -> Any:
+    try:
+        found = column.combine_chunks()
+        if isinstance(found, pa.ChunkedArray):
+            found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
+        if name == "headers":
+            element = pa.struct(list(HEADER.items()))
+            return found.cast(pa.list_(pa.field("element", element)))
+        if name == "properties":
+            return _properties(found)
+        return found.cast(pa.binary() if name == "value" else pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise Refused(Answer(400, "bad_request", f"{name}: {error}")) from None
+
+
+def _properties(found: Any) -> Any:
+    if not pa.types.is_struct(found.type):
+        raise pa.ArrowTypeError(f"a struct is expected, not {found.type}")
+    names = [field.name for field in found.type]
+    for name in names:
+        if name not in PROPERTY_COLUMNS:
+            raise pa.ArrowTypeError(f"there is no property '{name}'")
+    # Flattened: where the struct is null its fields are, too.
+    columns = dict(zip(names, found.flatten(), strict=True))
+    kinds = {name: NUMBERS.get(name, pa.string()) for name in PROPERTY_COLUMNS}
+    return pa.StructArray.from_arrays(
+        [columns[name].cast(kind) if name in columns else pa.nulls(len(found), kind) for name, kind in kinds.items()],
+        names=list(kinds),
+    )
+
+
+# -- to columns of the loop --------------------------------------------------------------------------------
+
+
+def publishes_of(batch: Any, call: Publish, frame_bytes_max: int) -> Publishes:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    headers, properties = columns.get("headers"), columns.get("properties")
+    try:
+        return Publishes(
+            _column(columns["value"]),
+            call.exchange.encode(),
+            call.routing_key.encode(),
+            call.mandatory,
+            frame_bytes_max,
+            routing_key=_column(columns["routing_key"]) if "routing_key" in columns else None,
+            exchange=_column(columns["exchange"]) if "exchange" in columns else None,
+            headers=None if headers is None else _headers(headers),
+            properties=None if properties is None else [_column(_plain(child)) for child in properties.flatten()],
+            producer=None if call.producer is None else call.producer.encode(),
+            sequence=call.sequence,
+        )
+    except ValueError as error:
+        raise Refused(Answer(400, "bad_request", str(error))) from None
+
+
+def _plain(array: Any) -> Any:
+    """Beginning at its first row."""
+    return pa.concat_arrays([array]) if array.offset == 0 else pa.array(array.to_pylist(), array.type)
+
+
+def _column(array: Any) -> Column:
+    assert array.offset == 0
+    bits, values, *data = array.buffers()
+    width = 8 if pa.types.is_timestamp(array.type) else 4
+    if not data:
+        return Column(len(array), bits, values or b"", None, width)
+    return Column(len(array), bits, values or bytes(4), data[0] or b"")
+
+
+def _headers(array: Any) -> tuple[Column, Column, Column, Column]:
+    bits, ends = array.buffers()[:2]
+    entries = array.values
+    key, type, value = (_column(_plain(child)) for child in entries.flatten())
+    return Column(len(array), bits, ends or bytes(4), b""), key, type, value
+
+
+# -- what came of it ---------------------------------------------------------------------------------------
+
+
+def answer_of(outcome: Outcome, batch: Any, call: Publish) -> Answer:
+    rows = batch.num_rows
+    confirmed = rows - len(outcome.nacked) - len(outcome.returned)
+    told: dict[str, Any] = {"rows": rows, "confirmed": confirmed}
+    if outcome.nacked:
+        sample = [_row(batch, call, tag - 1) for tag in outcome.nacked[:SAMPLE_ROWS_MAX]]
+        told |= {"rejected": len(outcome.nacked), "sample": sample}
+        reason = f"{len(outcome.nacked)} of {rows} rows were refused by a queue, or their shard was lost"
+        return Answer(503, "rejected", reason, told)
+    if outcome.returned:
+        told |= {"unroutable": len(outcome.returned), "sample": _returned_rows(outcome, batch, call)}
+        return Answer(422, "unroutable", f"{len(outcome.returned)} of {rows} rows went to no queue", told)
+    return Answer(200, more=told)
+
+
+def _row(batch: Any, call: Publish, row: int) -> dict[str, Any]:
+    return {"row": row, "exchange": _name(batch, "exchange", row, call.exchange), "routing_key": _key(batch, call, row)}
+
+
+def _key(batch: Any, call: Publish, row: int) -> str:
+    return _name(batch, "routing_key", row, call.routing_key)
+
+
+def _name(batch: Any, column: str, row: int, otherwise: str) -> str:
+    said = batch.column(column)[row].as_py() if column in batch.schema.names else None
+    return otherwise if said is None else str(said)
+
+
+def _returned_rows(outcome: Outcome, batch: Any, call: Publish) -> list[dict[str, Any]]:
+    """Rows with these names, in order: what was returned does not say its row; rows of one name share their fate."""
+    found: list[dict[str, Any]] = []
+    start = 0
+    for returned in outcome.returned[:SAMPLE_ROWS_MAX]:
+        row = _next_named(batch, call, start, returned.exchange, returned.routing_key)
+        if row < 0:
+            break
+        found.append({"row": row, "exchange": returned.exchange, "routing_key": returned.routing_key})
+        start = row + 1
+    return found
+
+
+def _next_named(batch: Any, call: Publish, start: int, exchange: str, key: str) -> int:
+    left = batch.slice(start)
+    named = [_equal(left, "exchange", call.exchange, exchange), _equal(left, "routing_key", call.routing_key, key)]
+    at = pc.index(pc.and_(*named), pa.scalar(True)).as_py()
+    return start + int(at) if at >= 0 else -1
+
+
+def _equal(batch: Any, column: str, otherwise: str, wanted: str) -> Any:
+    if column not in batch.schema.names:
+        return pa.repeat(pa.scalar(otherwise == wanted), batch.num_rows)
+    return pc.equal(pc.fill_null(batch.column(column), otherwise), wanted)
+
+
+def closed_by(closed: Closed, call: Publish) -> Answer:
+    if closed.code in CLOSED_STATUS:
+        return Answer(*CLOSED_STATUS[closed.code], closed.text)
+    if call.producer is not None and closed.code == 406:
+        return Answer(503, "rejected", f"{closed.text}; send the same again")
+    return Answer(503 if closed.code in (320, 541) else 400, "refused", closed.text)

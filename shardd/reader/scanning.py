@@ -1,0 +1,192 @@
+"""One scan: what it may read, what is answered when it may not, and its batches on their way to the client."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from shardd.directories import shard_directory, stream_directory, vhost_directory
+from shardd.reader.pace import Pace
+from shardd.store.columns import Columns, Filter
+from shardd.store.errors import Corrupt, FormatTooNew
+from shardd.store.files import OsFiles
+from shardd.store.stream_scan import Places, Truncated, find
+from shardd.store.stream_scan import Scan as StreamScan
+from shardd.wire.board import BoardView, Range, path_of
+from shardd.wire.reading import LENGTH, Answer, Find, Scan
+
+if TYPE_CHECKING:
+    from shardd.reader.arrow import Encoder
+
+BATCH_ROWS_MAX = 10_000
+BATCH_BYTES_MAX = 4 << 20
+NO_ARROW = "pyarrow is not installed where the broker runs: pip install 'shardmq[arrow]'"
+
+log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.reason)
+        self.answer = answer
+
+
+class Streams:
+    """The streams of all shards, as far as they are on stable storage. For several threads."""
+
+    def __init__(self, data_dir: str, runtime_dir: str, shards: int) -> None:
+        self._data_dir = data_dir
+        self._boards = [BoardView(path_of(runtime_dir, shard)) for shard in range(shards)]
+        self._lock = threading.Lock()
+        self.places = Places()
+        self.files = OsFiles()
+
+    def range_of(self, shard: int, queue_id: int) -> Range:
+        """Raises Refused."""
+        with self._lock:
+            found = self._boards[shard].look(queue_id) if shard < len(self._boards) else None
+        if found is None:
+            raise Refused(Answer(503, "unavailable", f"shard {shard} has not said yet what the stream holds"))
+        return found
+
+    def directory(self, shard: int, vhost: str, queue_id: int) -> str:
+        return stream_directory(vhost_directory(shard_directory(self._data_dir, shard), vhost), queue_id)
+
+    def find(self, asked: Find) -> Answer:
+        there = self.range_of(asked.shard, asked.queue_id)
+        directory = self.directory(asked.shard, asked.vhost, asked.queue_id)
+        for _ in range(3):  # retention may take segments away meanwhile, again and again
+            try:
+                offset = find(self.files, directory, asked.timestamp, there.next, self.places)
+                return Answer(200, more={"offset": max(offset, there.first)})
+            except Truncated:
+                there = self.range_of(asked.shard, asked.queue_id)
+            except (Corrupt, FormatTooNew) as error:
+                raise Refused(Answer(500, "unreadable", str(error))) from None
+        raise Refused(Answer(503, "unavailable", "segments of the stream are being taken away"))
+
+
+class Scanning:
+    """Made when it is its turn; `begin`, then `run`, then `close`."""
+
+    def __init__(self, streams: Streams, asked: Scan) -> None:
+        self._asked = asked
+        self._streams = streams
+        there = streams.range_of(asked.shard, asked.queue_id)
+        self._start, self._stop = bounds(asked, there)
+        self._there = there
+        self._encoder = encoder_of(asked)
+        from shardd.reader.arrow import bits_of
+
+        self._columns = Columns(bits_of(asked.columns), filter_of(asked))
+        directory = streams.directory(asked.shard, asked.vhost, asked.queue_id)
+        self._scan = StreamScan(streams.files, directory, self._start, self._stop, self._columns, streams.places)
+
+    def begin(self) -> Answer:
+        """Reads the first batch, so that what is gone is told before anything was promised. Raises Refused."""
+        try:
+            self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX)
+        except Truncated as gone:
+            first = max(gone.first, self._streams.range_of(self._asked.shard, self._asked.queue_id).first)
+            raise Refused(truncated(self._start, Range(first, self._there.next))) from None
+        except (Corrupt, FormatTooNew) as error:
+            raise Refused(Answer(500, "unreadable", str(error))) from None
+        told = {"from": self._start, "to": self._stop, "first": self._there.first, "next": self._there.next}
+        return Answer(200, more=told, begin=self._encoder.begin())
+
+    def run(self, send: Callable[[Sequence[memoryview]], int], pace: Callable[[int], None]) -> None:
+        """All batches, then the end of the IPC stream. Raises what `send` raises, Truncated or Corrupt: cut off."""
+        while self._columns.rows:
+            pieces = self._encoder.encode(self._columns)
+            sent = send(pieces)
+            for piece in pieces:  # the columns' memory is used again
+                piece.release()
+            pieces.clear()
+            pace(sent)
+            self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX)
+        if self._scan.damaged_bytes:
+            where = f"{self._asked.queue} of vhost {self._asked.vhost}"
+            log.error("%d damaged bytes passed over in stream %s", self._scan.damaged_bytes, where)
+        send([memoryview(self._encoder.end())])
+
+    def close(self) -> None:
+        self._scan.close()
+
+
+def bounds(asked: Scan, there: Range) -> tuple[int, int]:
+    """[start, stop) of what is asked for. Raises Refused when that is not all there."""
+    start = there.first if asked.start is None else asked.start
+    stop = there.next if asked.stop is None else asked.stop
+    if start < there.first:
+        raise Refused(truncated(start, there))
+    if start > there.next or stop > there.next or stop < start:
+        reason = f"[{start}, {stop}) is not within [{there.first}, {there.next})"
+        raise Refused(Answer(416, "range_not_satisfiable", reason, there._asdict()))
+    return start, stop
+
+
+def truncated(start: int, there: Range) -> Answer:
+    reason = f"offset {start} is gone, the first that is there is {there.first}"
+    return Answer(410, "truncated", reason, there._asdict())
+
+
+def encoder_of(asked: Scan) -> Encoder:
+    try:
+        from shardd.reader.arrow import Encoder
+    except ImportError:
+        raise Refused(Answer(501, "not_implemented", NO_ARROW)) from None
+    return Encoder(asked.columns, asked.queue, asked.part)
+
+
+def filter_of(asked: Scan) -> Filter | None:
+    texts = {name: getattr(asked, name) for name in ("pattern", "key", "exchange")}
+    given = {name: text.encode() for name, text in texts.items() if text is not None}
+    if not given and asked.since is None and asked.until is None:
+        return None
+    until = (1 << 64) - 1 if asked.until is None else asked.until
+    return Filter(**given, since=asked.since or 0, until=until)
+
+
+class Pacer:
+    """One Pace for all threads."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._pace = Pace(bytes_per_s)
+        self._lock = threading.Lock()
+
+    def __call__(self, count: int) -> None:
+        with self._lock:
+            wait_s = self._pace.take(count, time.monotonic())
+        if wait_s > 0:
+            time.sleep(wait_s)
+
+
+def send_all(sock: socket.socket, pieces: Sequence[bytes | memoryview]) -> int:
+    """All of them; the time out is the socket's, for each step. Bytes sent."""
+    left = [view for view in (memoryview(piece).cast("B") for piece in pieces) if view]
+    total = 0
+    while left:
+        done = sock.sendmsg(left)
+        total += done
+        while left and done >= len(left[0]):
+            done -= len(left[0])
+            left.pop(0).release()
+        if done:
+            rest = left[0][done:]
+            left[0].release()
+            left[0] = rest
+    return total
+
+
+def as_chunk(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Of HTTP."""
+    return [b"%x\r\n" % sum(memoryview(piece).nbytes for piece in pieces), *pieces, b"\r\n"]
+
+
+def as_part(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Of what a proxy is given."""
+    return [LENGTH.pack(sum(memoryview(piece).nbytes for piece in pieces)), *pieces]

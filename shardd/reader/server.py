@@ -1,0 +1,245 @@
+"""The reader's process: a listening socket, a thread for each call, and bounds for both. It reads the files of streams
+and writes to clients, beside the shards, which never wait for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from shardd.reader.config import ReaderConfig, read
+from shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams, as_chunk, as_part, send_all
+from shardd.store.errors import Corrupt
+from shardd.store.stream_scan import Truncated
+from shardd.wire.memory import keep_warm
+from shardd.wire.reading import (
+    BODY_BYTES_MAX,
+    DIRECT,
+    DONE,
+    JSON_BYTES_MAX,
+    LENGTH,
+    PROXY,
+    Answer,
+    Call,
+    Find,
+    Publish,
+    Scan,
+    socket_path,
+)
+from supervisor import notify
+from supervisor.logs import set_level
+
+# Calls beside the scans that run: they wait for their turn.
+WAITING_MAX = 32
+TURN_S_MAX = 30.0
+# Between one confirm and the next: a shard may start anew meanwhile.
+CONFIRMS_S_MAX = 30.0
+# What a client or the controller may let us wait for one step.
+SEND_S_MAX = 60.0
+NICENESS = 10
+WATCHDOG_MS = 1000
+WAKES_BYTES = 4096
+
+log = logging.getLogger(__name__)
+_answers = msgspec.json.Encoder()
+_calls = msgspec.json.Decoder(Call)
+
+
+class Server:
+    def __init__(self, config: ReaderConfig) -> None:
+        self._config = config
+        self._streams = Streams(config.data_dir, config.runtime_dir, config.shards)
+        self._turns = threading.BoundedSemaphore(config.scans_max)
+        self._places = threading.BoundedSemaphore(config.scans_max + WAITING_MAX)
+        self._publishing = threading.BoundedSemaphore(config.scans_max)
+        self._stopping = self._reload = False
+        self._pacer = Pacer(config.bytes_per_s)
+
+    def run(self) -> int:
+        """Until SIGTERM or the end of the supervisor; calls under way are cut off."""
+        _step_back()
+        keep_warm()
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        listener, wake = self._listen(), self._on_signals()
+        poll = select.poll()
+        lifeline = notify.lifeline_fd()
+        for fd in (listener.fileno(), wake, lifeline):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        notify.ready()
+        while True:
+            ready = [fd for fd, _ in poll.poll(WATCHDOG_MS)]
+            notify.watchdog()
+            if wake in ready:
+                os.read(wake, WAKES_BYTES)
+            if self._stopping or lifeline in ready:
+                notify.stopping()
+                return 0
+            if self._reload:
+                self._take_settings()
+            if listener.fileno() in ready:
+                self._accept(listener)
+
+    def _on_signals(self) -> int:
+        """A descriptor that becomes readable when one came."""
+        wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
+        return wake
+
+    def _on_stop(self, number: int, frame: object) -> None:
+        self._stopping = True
+
+    def _on_reload(self, number: int, frame: object) -> None:
+        self._reload = True
+
+    def _take_settings(self) -> None:
+        """How much is logged; the rest holds from the next start on."""
+        self._reload = False
+        section = notify.new_section()
+        if section is not None:
+            set_level(read(section).log_level)
+
+    def _listen(self) -> socket.socket:
+        path = socket_path(self._config.runtime_dir)
+        if os.path.exists(path):
+            os.unlink(path)  # of a former life
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(path)
+        listener.listen(WAITING_MAX)
+        listener.setblocking(False)
+        return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            caller, _ = listener.accept()
+        except OSError:
+            return  # gone again
+        caller.settimeout(SEND_S_MAX)
+        if not self._places.acquire(blocking=False):
+            answer(caller, Answer(503, "busy", f"{WAITING_MAX} calls wait already"))
+            caller.close()
+            return
+        threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+
+    def _serve(self, caller: socket.socket) -> None:
+        try:
+            with caller:
+                self._answer(caller)
+        except (OSError, EOFError, msgspec.MsgspecError) as error:
+            log.debug("a call was broken off: %r", error)
+        except (Truncated, Corrupt) as error:
+            log.warning("a scan was cut off: %s", error)
+        except Exception:
+            log.exception("a call failed")
+        finally:
+            self._places.release()
+
+    def _answer(self, caller: socket.socket) -> None:
+        call = _calls.decode(receive(caller, JSON_BYTES_MAX))
+        try:
+            match call:
+                case Find():
+                    answer(caller, self._streams.find(call))
+                case Scan():
+                    self._in_turn(caller, call)
+                case Publish():
+                    self._publish(caller, call)
+        except Refused as refused:
+            answer(caller, refused.answer)
+
+    def _in_turn(self, caller: socket.socket, call: Scan) -> None:
+        if not self._turns.acquire(timeout=TURN_S_MAX):
+            raise Refused(Answer(503, "busy", f"{self._config.scans_max} scans run already"))
+        try:
+            scanning = Scanning(self._streams, call)
+            try:
+                answer(caller, scanning.begin())
+                self._run(caller, scanning)
+            finally:
+                scanning.close()
+        finally:
+            self._turns.release()
+
+    def _publish(self, caller: socket.socket, call: Publish) -> None:
+        body = receive_parts(caller, BODY_BYTES_MAX)
+        if not self._publishing.acquire(timeout=TURN_S_MAX):
+            raise Refused(Answer(503, "busy", f"{self._config.scans_max} calls publish already"))
+        try:
+            answer(caller, publisher()(call, body, CONFIRMS_S_MAX))
+        finally:
+            self._publishing.release()
+
+    def _run(self, caller: socket.socket, scanning: Scanning) -> None:
+        way, fds, _, _ = socket.recv_fds(caller, 1, 1)
+        if way == DIRECT and fds:
+            with socket.socket(fileno=fds[0]) as client:
+                client.settimeout(SEND_S_MAX)
+                scanning.run(lambda pieces: send_all(client, as_chunk(pieces)), self._pacer)
+            caller.sendall(DONE)
+        elif way == PROXY:
+            scanning.run(lambda pieces: send_all(caller, as_part(pieces)), self._pacer)
+            caller.sendall(LENGTH.pack(0))
+
+
+def _step_back() -> None:
+    """Shards and front doors go first."""
+    try:
+        os.nice(NICENESS)
+    except OSError as error:
+        log.warning("runs at the priority of the others: %s", error)
+
+
+def answer(caller: socket.socket, said: Answer) -> None:
+    data = _answers.encode(said)
+    caller.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive(caller: socket.socket, bytes_max: int) -> bytes:
+    """What has its length before it. EOFError, or ValueError when it is longer than `bytes_max`."""
+    (length,) = LENGTH.unpack(receive_exactly(caller, LENGTH.size))
+    if length > bytes_max:
+        raise ValueError(f"{length} bytes in a call, {bytes_max} allowed")
+    return bytes(receive_exactly(caller, length))
+
+
+def receive_parts(caller: socket.socket, bytes_max: int) -> bytes:
+    """As `as_part` sends them. Raises Refused when they are more than `bytes_max`."""
+    parts: list[bytearray] = []
+    total = 0
+    while True:
+        (length,) = LENGTH.unpack(receive_exactly(caller, LENGTH.size))
+        if length == 0:
+            return b"".join(parts)
+        total += length
+        if total > bytes_max:
+            raise Refused(Answer(413, "too_large", f"at most {bytes_max} bytes of rows in a call"))
+        parts.append(receive_exactly(caller, length))
+
+
+def publisher() -> Callable[[Publish, bytes, float], Answer]:
+    try:
+        from shardd.reader.publishing import publish
+    except ImportError:
+        raise Refused(Answer(501, "not_implemented", NO_ARROW)) from None
+    return publish
+
+
+def receive_exactly(caller: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    with memoryview(data) as view:
+        done = 0
+        while done < count:
+            got = caller.recv_into(view[done:])
+            if got == 0:
+                raise EOFError
+            done += got
+    return data

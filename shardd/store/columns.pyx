@@ -1,0 +1,626 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The loop that turns chunks of a stream into columns: the buffers of Arrow arrays, made directly from the bytes of a window.
+
+Knows the shape of a chunk (drawn in chunk.pyx), of a stored message (record.pyx) and of AMQP's properties and tables;
+nothing of files, and nothing of Arrow but how its arrays lie in memory:
+
+    text, bytes    i32 ends[rows + 1], the first 0 | data back to back | a bit per row that has a value, lowest first
+    numbers        i32 or i64 [rows] | bits as above
+    headers        i32 ends[rows + 1] of the entries | bits; the entries' key, type and value are columns of their own
+"""
+
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+from shardd.store.chunk_shape cimport CUT_OFF, SHARED_BYTES, chunk_bytes
+from shardd.store.layout cimport RECORD_HEADER, message_bytes, u16, u32, u64
+
+cdef extern from "../crc32c.h" nogil:
+    uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
+    void crc32c_start()
+
+crc32c_start()
+
+OFFSET, TIMESTAMP, EXCHANGE, ROUTING_KEY, VALUE, HEADERS, PROPERTIES = 1, 2, 4, 8, 16, 32, 64
+
+cdef enum:
+    C_OFFSET = 1
+    C_TIMESTAMP = 2
+    C_EXCHANGE = 4
+    C_KEY = 8
+    C_VALUE = 16
+    C_HEADERS = 32
+    C_PROPERTIES = 64
+    # Of a topic pattern: 255 bytes have no more words.
+    PATTERN_WORDS = 129
+    LITERAL = 0
+    STAR = 1
+    HASH = 2
+    # Properties: bits of the flags word, the highest first.
+    SHORT = 0
+    TABLE = 1
+    OCTET = 2
+    TIME = 3
+    KINDS = 14
+    NUMBERS = 3
+    TEXTS = 9
+
+# Of each property from bit 15 down: its kind, and its place among the columns of that kind (-1: in none).
+cdef int[KINDS] kind_of = [SHORT, SHORT, TABLE, OCTET, OCTET, SHORT, SHORT, SHORT, SHORT, TIME, SHORT, SHORT, SHORT, SHORT]
+cdef int[KINDS] place_of = [0, 1, -1, 0, 1, 2, 3, 4, 5, 2, 6, 7, 8, -1]
+PROPERTY_COLUMNS = (
+    "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration",
+    "message_id", "timestamp", "type", "user_id", "app_id",
+)
+
+# What a buffer without bytes points to.
+cdef uint64_t NOTHING = 0
+# Seconds beyond which microseconds do not fit.
+cdef uint64_t SECONDS_MAX = 9223372036854
+
+
+cdef struct Grown:
+    uint8_t *data
+    size_t used
+    size_t room
+
+
+cdef struct Text:
+    Grown ends
+    Grown data
+    Grown valid
+    uint64_t rows
+    uint64_t nulls
+
+
+cdef struct Number:
+    Grown values
+    Grown valid
+    uint64_t rows
+    uint64_t nulls
+
+
+cdef struct Word:
+    int kind
+    const uint8_t *at
+    size_t size
+
+
+cdef int reserve(Grown *grown, size_t more) except -1 nogil:
+    cdef size_t room = grown.room * 2
+    cdef uint8_t *moved
+    if grown.used + more <= grown.room:
+        return 0
+    if room < grown.used + more:
+        room = grown.used + more + 64
+    moved = <uint8_t*>realloc(grown.data, room)
+    if moved == NULL:
+        with gil:
+            raise MemoryError
+    grown.data = moved
+    grown.room = room
+    return 0
+
+
+cdef int push32(Grown *grown, int32_t value) except -1 nogil:
+    reserve(grown, 4)
+    memcpy(grown.data + grown.used, &value, 4)
+    grown.used += 4
+    return 0
+
+
+cdef int push64(Grown *grown, int64_t value) except -1 nogil:
+    reserve(grown, 8)
+    memcpy(grown.data + grown.used, &value, 8)
+    grown.used += 8
+    return 0
+
+
+cdef int push_bit(Grown *bits, uint64_t row, bint on) except -1 nogil:
+    if row & 7 == 0:
+        reserve(bits, 1)
+        bits.data[bits.used] = 0
+        bits.used += 1
+    if on:
+        bits.data[bits.used - 1] |= <uint8_t>(1 << (row & 7))
+    return 0
+
+
+cdef inline bint is_ascii(const uint8_t *at, size_t size) noexcept nogil:
+    cdef size_t i = 0
+    cdef uint64_t seen = 0
+    while i + 8 <= size:
+        seen |= u64(at + i)
+        i += 8
+    while i < size:
+        seen |= at[i]
+        i += 1
+    return seen & <uint64_t>0x8080808080808080 == 0
+
+
+cdef int clear_text(Text *text) except -1 nogil:
+    text.ends.used = text.data.used = text.valid.used = 0
+    text.rows = text.nulls = 0
+    return push32(&text.ends, 0)
+
+
+cdef void free_text(Text *text) noexcept:
+    free(text.ends.data)
+    free(text.data.data)
+    free(text.valid.data)
+
+
+cdef inline int push_bytes(Text *text, const uint8_t *at, size_t size) except -1 nogil:
+    """One more value, without a bit."""
+    reserve(&text.data, size)
+    memcpy(text.data.data + text.data.used, at, size)
+    text.data.used += size
+    text.rows += 1
+    return push32(&text.ends, <int32_t>text.data.used)
+
+
+cdef int push_text(Text *text, const uint8_t *at, size_t size) except -1 nogil:
+    """As UTF-8, which Arrow asks for: bytes that are none are replaced."""
+    if is_ascii(at, size):
+        return push_bytes(text, at, size)
+    with gil:
+        said = (<const char*>at)[:size].decode("utf-8", "replace").encode()
+        push_bytes(text, <const uint8_t*><const char*>said, len(said))
+    return 0
+
+
+cdef int push_maybe(Text *text, const uint8_t *at, size_t size, bint there) except -1 nogil:
+    push_bit(&text.valid, text.rows, there)
+    if there:
+        return push_text(text, at, size)
+    text.nulls += 1
+    text.rows += 1
+    return push32(&text.ends, <int32_t>text.data.used)
+
+
+cdef int push_number(Number *number, int64_t value, bint there, bint wide) except -1 nogil:
+    push_bit(&number.valid, number.rows, there)
+    number.rows += 1
+    number.nulls += not there
+    return push64(&number.values, value) if wide else push32(&number.values, <int32_t>value)
+
+
+cdef inline uint32_t big32(const uint8_t *at) noexcept nogil:
+    return <uint32_t>at[0] << 24 | <uint32_t>at[1] << 16 | <uint32_t>at[2] << 8 | at[3]
+
+
+cdef inline uint64_t big64(const uint8_t *at) noexcept nogil:
+    return <uint64_t>big32(at) << 32 | big32(at + 4)
+
+
+cdef int64_t value_bytes(uint8_t type, const uint8_t *at, size_t room, int *length_bytes) noexcept nogil:
+    """Bytes of a table's value behind its type, of which the first `length_bytes` say how many follow; -1: it is no
+    value, or not whole."""
+    cdef int64_t size
+    length_bytes[0] = 0
+    if type == c"S" or type == c"x" or type == c"F" or type == c"A":
+        if room < 4:
+            return -1
+        length_bytes[0] = 4
+        size = 4 + <int64_t>big32(at)
+    elif type == c"t" or type == c"b" or type == c"B":
+        size = 1
+    elif type == c"s" or type == c"u":
+        size = 2
+    elif type == c"I" or type == c"i" or type == c"f":
+        size = 4
+    elif type == c"l" or type == c"L" or type == c"d" or type == c"T":
+        size = 8
+    elif type == c"D":
+        size = 5
+    elif type == c"V":
+        size = 0
+    else:
+        return -1
+    return size if <uint64_t>size <= room else -1
+
+
+cdef class Memory:
+    """A part of the columns' memory, as a buffer: good until it is let go of; before that nothing may be cleared."""
+
+    cdef Columns owner
+    cdef uint8_t *data
+    cdef Py_ssize_t size
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data if self.data != NULL else <uint8_t*>&NOTHING, self.size, 1, flags)
+        self.owner.shown += 1
+
+    def __releasebuffer__(self, Py_buffer *view):
+        self.owner.shown -= 1
+
+    def __len__(self):
+        return self.size
+
+
+cdef class Filter:
+    """What a message must be to become a row; all that is given must hold."""
+
+    cdef Word[PATTERN_WORDS] words
+    cdef int count  # of words, -1: any routing key
+    cdef bytes pattern, key, exchange  # what the words point into
+    cdef Word wanted_key, wanted_exchange  # `at` NULL: any
+    cdef uint64_t since, until
+
+    def __init__(self, pattern=None, key=None, exchange=None, since=0, until=(1 << 64) - 1):
+        """`pattern`: of a topic binding, at most 255 bytes; timestamps from `since` on and below `until`, ms."""
+        self.pattern, self.key, self.exchange = pattern, key, exchange
+        self.since, self.until = since, until
+        self.wanted_key, self.wanted_exchange = _word(key), _word(exchange)
+        self.count = -1
+        if pattern is not None:
+            if len(pattern) > 255:
+                raise ValueError("a pattern has at most 255 bytes")
+            self._split(pattern)
+
+    cdef int _split(self, bytes pattern) except -1:
+        cdef const uint8_t *at = <const uint8_t*><const char*>pattern
+        cdef size_t total = len(pattern), begin = 0, i
+        cdef Word *word
+        self.count = 0
+        if total == 0:
+            return 0
+        for i in range(total + 1):
+            if i < total and at[i] != c".":
+                continue
+            word = &self.words[self.count]
+            word.at, word.size = at + begin, i - begin
+            word.kind = LITERAL
+            if word.size == 1:
+                word.kind = STAR if at[begin] == c"*" else HASH if at[begin] == c"#" else LITERAL
+            self.count += 1
+            begin = i + 1
+        return 0
+
+    cdef bint in_time(self, uint64_t timestamp) noexcept nogil:
+        return self.since <= timestamp < self.until
+
+    cdef bint passes(self, const uint8_t *message) noexcept nogil:
+        cdef size_t n = message[8], m = message[9 + message[8]]
+        if not _equal(&self.wanted_exchange, message + 9, n) or not _equal(&self.wanted_key, message + 10 + n, m):
+            return False
+        return self.count < 0 or self._matches(message + 10 + n, m)
+
+    cdef bint _matches(self, const uint8_t *key, size_t size) noexcept nogil:
+        """reached[j]: the first j words of the pattern can stand for the key's words so far."""
+        cdef uint8_t[PATTERN_WORDS + 1] reached
+        cdef size_t begin = 0, i
+        memset(reached, 0, sizeof(reached))
+        reached[0] = 1
+        self._pass_hashes(reached)
+        if size:
+            for i in range(size + 1):
+                if i == size or key[i] == c".":
+                    self._take_word(reached, key + begin, i - begin)
+                    begin = i + 1
+        return reached[self.count] != 0
+
+    cdef void _take_word(self, uint8_t *reached, const uint8_t *at, size_t size) noexcept nogil:
+        cdef int j
+        cdef bint stays, comes
+        cdef Word *word
+        for j in range(self.count, -1, -1):
+            stays = j < self.count and self.words[j].kind == HASH and reached[j]
+            comes = False
+            if j > 0 and reached[j - 1]:
+                word = &self.words[j - 1]
+                comes = word.kind == STAR or (
+                    word.kind == LITERAL and word.size == size and memcmp(word.at, at, size) == 0
+                )
+            reached[j] = stays or comes
+        self._pass_hashes(reached)
+
+    cdef void _pass_hashes(self, uint8_t *reached) noexcept nogil:
+        cdef int j
+        for j in range(self.count):
+            if reached[j] and self.words[j].kind == HASH:
+                reached[j + 1] = 1
+
+
+cdef Word _word(bytes said):
+    cdef Word word
+    word.kind = LITERAL
+    word.at, word.size = NULL, 0
+    if said is not None:
+        word.at, word.size = <const uint8_t*><const char*>said, len(said)
+    return word
+
+
+cdef inline bint _equal(Word *wanted, const uint8_t *at, size_t size) noexcept nogil:
+    return wanted.at == NULL or (wanted.size == size and memcmp(wanted.at, at, size) == 0)
+
+
+cdef class Columns:
+    """Rows of a batch, one after the other out of windows of a segment. The object is kept and used for batch after
+    batch; where a `take` came to is told in its attributes."""
+
+    cdef int wanted
+    cdef Filter filter
+    cdef Grown offsets, timestamps
+    cdef Text exchange, key, value
+    cdef Grown headers, headers_valid  # ends of the rows' entries
+    cdef Text header_key, header_type, header_value
+    cdef uint64_t headers_nulls
+    cdef Text[TEXTS] texts
+    cdef Number[NUMBERS] numbers
+    cdef int shown  # buffers that somebody holds
+    cdef readonly unsigned long long rows
+    cdef readonly unsigned long long bytes  # of their stored messages
+    cdef readonly unsigned long long position  # of the chunk to go on with
+    cdef readonly unsigned long long offset  # of the message to go on with
+    cdef readonly unsigned long long checked  # position of the last chunk that was found good, 0: none
+    cdef readonly unsigned long long need  # bytes from `position` on that it takes to go on; 0: these were enough
+    cdef readonly bint damaged  # there is no good chunk at `position`
+    cdef readonly bint full  # the next message would be too much
+
+    def __init__(self, int wanted, Filter filter=None):
+        self.wanted = wanted
+        self.filter = filter
+        self.clear()
+
+    def __dealloc__(self):
+        cdef int i
+        free(self.offsets.data)
+        free(self.timestamps.data)
+        free(self.headers.data)
+        free(self.headers_valid.data)
+        free_text(&self.exchange)
+        free_text(&self.key)
+        free_text(&self.value)
+        free_text(&self.header_key)
+        free_text(&self.header_type)
+        free_text(&self.header_value)
+        for i in range(TEXTS):
+            free_text(&self.texts[i])
+        for i in range(NUMBERS):
+            free(self.numbers[i].values.data)
+            free(self.numbers[i].valid.data)
+
+    def clear(self) -> None:
+        """No rows. What was made of the old ones must have been let go of."""
+        cdef int i
+        if self.shown:
+            raise BufferError(f"{self.shown} buffers of the last batch are still held")
+        self.rows = self.bytes = self.headers_nulls = 0
+        self.offsets.used = self.timestamps.used = self.headers.used = self.headers_valid.used = 0
+        push32(&self.headers, 0)
+        clear_text(&self.exchange)
+        clear_text(&self.key)
+        clear_text(&self.value)
+        clear_text(&self.header_key)
+        clear_text(&self.header_type)
+        clear_text(&self.header_value)
+        for i in range(TEXTS):
+            clear_text(&self.texts[i])
+        for i in range(NUMBERS):
+            self.numbers[i].values.used = self.numbers[i].valid.used = 0
+            self.numbers[i].rows = self.numbers[i].nulls = 0
+
+    def take(self, bytearray window, unsigned long long base, unsigned long long used, unsigned long long position,
+             unsigned long long checked, uint32_t salt, unsigned long long offset, unsigned long long limit,
+             unsigned long long rows_max, unsigned long long bytes_max) -> None:
+        """Add messages from `offset` on and below `limit`, until there are `rows_max` rows or the next would make it more than
+        `bytes_max`, out of the chunks from `position` on in `window`, which holds `used` bytes of the file from `base`. The
+        chunk at `checked` is known to be good."""
+        cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(window)
+        if used > <uint64_t>PyByteArray_GET_SIZE(window) or position < base:
+            raise ValueError("window is shorter than said")
+        self.position, self.offset, self.checked = position, offset, checked
+        self.need = 0
+        self.damaged = self.full = False
+        with nogil:
+            self._walk(data, base, used, salt, limit, rows_max, bytes_max)
+
+    cdef int _walk(self, const uint8_t *data, uint64_t base, uint64_t used, uint32_t salt, uint64_t limit,
+                   uint64_t rows_max, uint64_t bytes_max) except -1 nogil:
+        cdef const uint8_t *chunk
+        cdef uint64_t length, room, first
+        while self.offset < limit and self.position < base + used:
+            chunk = data + (self.position - base)
+            room = base + used - self.position
+            length = chunk_bytes(chunk, room)
+            if length == CUT_OFF or length > room:
+                self.need = room + SHARED_BYTES if length == CUT_OFF else length
+                break
+            if length == 0 or (
+                self.position != self.checked and c_crc32c(0, chunk + 8, length - 8) ^ salt != u32(chunk + 4)
+            ):
+                self.damaged = True
+                break
+            self.checked = self.position
+            first = u64(chunk + 28)
+            if first >= limit:
+                self.offset = limit
+                break
+            if self.filter is None or self.filter.in_time(u64(chunk + 8)):
+                self._take(chunk, length, limit, rows_max, bytes_max)
+                if self.full or self.offset >= limit:
+                    break  # it may hold more, for another scan
+            else:
+                self.offset = max(self.offset, first + u32(chunk + 20))
+            self.position += length
+        return 0
+
+    cdef int _take(self, const uint8_t *chunk, uint64_t length, uint64_t limit, uint64_t rows_max,
+                   uint64_t bytes_max) except -1 nogil:
+        cdef uint64_t first = u64(chunk + 28), count = u32(chunk + 20), i, size
+        cdef uint64_t at = RECORD_HEADER + 4 * <uint64_t>u16(chunk + 24)
+        cdef int64_t time_us = <int64_t>(u64(chunk + 8) * 1000)
+        if first + count <= self.offset:
+            return 0
+        self._make_room(count, length)
+        for i in range(count):
+            size = message_bytes(chunk + at, length - at)
+            if size == 0:
+                with gil:
+                    raise ValueError("a chunk with a good crc is not well made")
+            if first + i >= self.offset:
+                if first + i >= limit:
+                    break
+                if self.filter is None or self.filter.passes(chunk + at):
+                    if self.rows >= rows_max or (self.rows and self.bytes + size > bytes_max):
+                        self.full = True
+                        break
+                    self._add(chunk + at, <int64_t>(first + i), time_us)
+                    self.bytes += size
+                self.offset = first + i + 1
+            at += size
+        return 0
+
+    cdef int _make_room(self, uint64_t count, uint64_t length) except -1 nogil:
+        """For what each row of a chunk takes, once."""
+        reserve(&self.offsets, 8 * count)
+        reserve(&self.timestamps, 8 * count)
+        if self.wanted & C_VALUE:
+            reserve(&self.value.data, length)
+            reserve(&self.value.ends, 4 * count)
+        return 0
+
+    cdef inline int _add(self, const uint8_t *message, int64_t offset, int64_t time_us) except -1 nogil:
+        cdef size_t n = message[8], m = message[9 + message[8]]
+        cdef size_t props = u32(message + 4), body = u32(message)
+        cdef const uint8_t *key = message + 10 + n
+        cdef int wanted = self.wanted
+        self.rows += 1
+        if wanted & C_OFFSET:
+            push64(&self.offsets, offset)
+        if wanted & C_TIMESTAMP:
+            push64(&self.timestamps, time_us)
+        if wanted & C_EXCHANGE:
+            push_text(&self.exchange, message + 9, n)
+        if wanted & C_KEY:
+            push_text(&self.key, key, m)
+        if wanted & C_VALUE:
+            push_bytes(&self.value, key + m + props, body)
+        if wanted & (C_HEADERS | C_PROPERTIES):
+            self._add_properties(key + m, props)
+        return 0
+
+    cdef int _add_properties(self, const uint8_t *props, size_t size) except -1 nogil:
+        """A property list that is broken ends where it breaks: what follows counts as not given."""
+        cdef uint32_t flags = 0
+        cdef size_t at = 2, length
+        cdef int i
+        cdef bint there
+        cdef const uint8_t *table = NULL
+        cdef size_t table_bytes = 0
+        if size >= 2:
+            flags = <uint32_t>props[0] << 8 | props[1]
+        for i in range(KINDS):
+            there = flags >> (15 - i) & 1
+            length = 0
+            if there:
+                length = self._property_bytes(kind_of[i], props + at, size - at)
+                if length == 0:
+                    flags = 0
+                    there = False
+            if kind_of[i] == TABLE:
+                if there:
+                    table, table_bytes = props + at + 4, length - 4
+            elif place_of[i] >= 0 and self.wanted & C_PROPERTIES:
+                self._add_property(i, props + at, length, there)
+            at += length
+        if self.wanted & C_HEADERS:
+            self._add_headers(table, table_bytes)
+        return 0
+
+    cdef size_t _property_bytes(self, int kind, const uint8_t *at, size_t room) noexcept nogil:
+        """0: it is not whole."""
+        cdef uint64_t size
+        if kind == OCTET:
+            size = 1
+        elif kind == TIME:
+            size = 8
+        elif kind == SHORT:
+            size = 1 + <uint64_t>at[0] if room else 1
+        else:
+            size = 4 + <uint64_t>big32(at) if room >= 4 else 4
+        return size if size <= room else 0
+
+    cdef int _add_property(self, int i, const uint8_t *at, size_t length, bint there) except -1 nogil:
+        cdef int place = place_of[i]
+        cdef uint64_t seconds
+        if kind_of[i] == SHORT:
+            return push_maybe(&self.texts[place], at + 1, length - 1, there)
+        if kind_of[i] == OCTET:
+            return push_number(&self.numbers[place], at[0] if there else 0, there, False)
+        seconds = big64(at) if there else 0
+        there = there and seconds <= SECONDS_MAX
+        return push_number(&self.numbers[place], <int64_t>(seconds * 1000000) if there else 0, there, True)
+
+    cdef int _add_headers(self, const uint8_t *table, size_t size) except -1 nogil:
+        """The entries of a table. One that is broken: what is left of it, under no name, with the type "?"."""
+        cdef size_t at = 0, n
+        cdef int64_t length
+        cdef int skip = 0
+        cdef uint8_t type
+        push_bit(&self.headers_valid, self.rows - 1, table != NULL)
+        self.headers_nulls += table == NULL
+        while at < size:
+            n = table[at]
+            length = -1
+            if at + n + 2 <= size:
+                type = table[at + n + 1]
+                length = value_bytes(type, table + at + n + 2, size - at - n - 2, &skip)
+            if length < 0:
+                push_bytes(&self.header_key, table, 0)
+                push_bytes(&self.header_type, <const uint8_t*>"?", 1)
+                push_bytes(&self.header_value, table + at, size - at)
+                break
+            push_text(&self.header_key, table + at + 1, n)
+            push_bytes(&self.header_type, &type, 1)
+            push_bytes(&self.header_value, table + at + n + 2 + skip, length - skip)
+            at += n + 2 + length
+        return push32(&self.headers, <int32_t>self.header_key.rows)
+
+    # -- what came of it -------------------------------------------------------------------------------
+
+    def offset_buffers(self) -> tuple:
+        return self._memory(&self.offsets),
+
+    def timestamp_buffers(self) -> tuple:
+        return self._memory(&self.timestamps),
+
+    def text_buffers(self, int column) -> tuple:
+        """(ends, data) of EXCHANGE, ROUTING_KEY or VALUE."""
+        return self._of(&self.exchange if column == C_EXCHANGE else &self.key if column == C_KEY else &self.value)
+
+    def header_buffers(self) -> tuple:
+        """(nulls, bits, ends, entries, then (ends, data) of key, type and value)"""
+        return (
+            self.headers_nulls, self._memory(&self.headers_valid), self._memory(&self.headers), self.header_key.rows,
+            self._of(&self.header_key), self._of(&self.header_type), self._of(&self.header_value),
+        )
+
+    def property_buffers(self) -> list:
+        """(nulls, bits, values) of a number, (nulls, bits, ends, data) of a text: as PROPERTY_COLUMNS names them."""
+        cdef int i
+        cdef Text *text
+        cdef Number *number
+        found = []
+        for i in range(KINDS):
+            if place_of[i] < 0:
+                continue
+            if kind_of[i] == SHORT:
+                text = &self.texts[place_of[i]]
+                found.append((text.nulls, self._memory(&text.valid), *self._of(text)))
+            else:
+                number = &self.numbers[place_of[i]]
+                found.append((number.nulls, self._memory(&number.valid), self._memory(&number.values)))
+        return found
+
+    cdef tuple _of(self, Text *text):
+        return self._memory(&text.ends), self._memory(&text.data)
+
+    cdef Memory _memory(self, Grown *grown):
+        cdef Memory memory = Memory.__new__(Memory)
+        memory.owner, memory.data, memory.size = self, grown.data, grown.used
+        return memory

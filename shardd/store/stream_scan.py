@@ -1,0 +1,265 @@
+"""Reading a stream beside the process that writes it: a range of offsets as columns, batch after batch, from files that
+are opened read-only.
+
+The caller says where to stop, and that all below is on stable storage: then nothing that is read here changes any
+more. What may happen meanwhile: segments are added, the oldest are taken away (`Truncated`), an index appears.
+Whatever a scan has in memory is its own; only `Places`, hints where to begin, are shared.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+
+from shardd.store.chunk import Scanner
+from shardd.store.columns import OFFSET, Columns, Filter
+from shardd.store.errors import Corrupt
+from shardd.store.files import Files, is_missing
+from shardd.store.recovery import Reader
+from shardd.store.stream_reading import OFFSET_MAX
+from shardd.store.stream_segment import (
+    HEADER_BYTES,
+    INDEX_EVERY_BYTES,
+    StreamSegment,
+    decode_header,
+    decode_index,
+    file_name,
+    last_not_above,
+    last_older,
+    parse_name,
+)
+
+# One window for each scan. Small enough to be in a core's cache when its messages are copied.
+WINDOW_BYTES = 512 << 10
+# Hints in memory: segments, and places in each (one for each window of a scan).
+HINTED_MAX = 256
+HINTS_MAX = 8192
+
+
+class Truncated(Exception):
+    """The messages from `offset` on are no longer there; `first` is the first one that is."""
+
+    def __init__(self, offset: int, first: int) -> None:
+        super().__init__(f"offset {offset} is gone, {first} is the first")
+        self.offset, self.first = offset, first
+
+
+class Places:
+    """Where scans of segments without an index came to: the next one begins there. For several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hints: OrderedDict[tuple[str, int], tuple[array[int], array[int]]] = OrderedDict()
+
+    def before(self, segment: StreamSegment, offset: int) -> int:
+        """Position of a chunk before which all is below `offset`."""
+        with self._lock:
+            offsets, positions = self._hints.get((segment.path, segment.salt), (array("Q"), array("Q")))
+            at = bisect_right(offsets, offset) - 1
+            return positions[at] if at >= 0 else HEADER_BYTES
+
+    def note(self, segment: StreamSegment, offset: int, position: int) -> None:
+        """What is not below `offset` lies at `position` or behind."""
+        key = (segment.path, segment.salt)
+        with self._lock:
+            offsets, positions = self._hints.setdefault(key, (array("Q"), array("Q")))
+            self._hints.move_to_end(key)
+            at = bisect_left(offsets, offset)
+            if (at < len(offsets) and offsets[at] == offset) or len(offsets) >= HINTS_MAX:
+                return
+            offsets.insert(at, offset)
+            positions.insert(at, position)
+            while len(self._hints) > HINTED_MAX:
+                self._hints.popitem(last=False)
+
+
+class Scan:
+    """Offsets [start, stop) of the stream in `directory`, all of which is on stable storage, into `columns`."""
+
+    def __init__(
+        self, files: Files, directory: str, start: int, stop: int, columns: Columns, places: Places | None = None
+    ) -> None:
+        self.offset = start
+        self.stop = stop
+        self.columns = columns
+        self.damaged_bytes = 0
+        self._files = files
+        self._directory = directory
+        self._places = Places() if places is None else places
+        self._segment: StreamSegment | None = None
+        self._handle = -1
+        self._end: int | None = None  # offset the next segment began with when this one was entered
+        self._position = self._checked = 0
+        self._window = bytearray(WINDOW_BYTES)
+        self._base = self._used = 0
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            self._files.close(self._handle)
+        self._segment, self._handle = None, -1
+
+    def fill(self, rows_max: int, bytes_max: int) -> int:
+        """The rows of the next batch, now in `columns`; 0: that was all. Raises Truncated, or Corrupt when the disk
+        cannot be read."""
+        self.columns.clear()
+        try:
+            while self.offset < self.stop:
+                if self._segment is None:
+                    self._enter()
+                elif self._position >= self._segment.synced:
+                    self._leave()
+                elif self._take(self._segment, rows_max, bytes_max):
+                    break
+        except Truncated:
+            if not self.columns.rows:  # what was there is given first; the next call meets it again
+                raise
+        except OSError as error:
+            raise Corrupt(f"cannot read {self._directory}: {error}") from error
+        return self.columns.rows
+
+    # -- within a segment ------------------------------------------------------------------------------
+
+    def _take(self, segment: StreamSegment, rows_max: int, bytes_max: int) -> bool:
+        """Whether the batch is full."""
+        columns, position = self.columns, self._position
+        if not self._base <= position < self._base + self._used:
+            self._load(segment, position, WINDOW_BYTES)
+        columns.take(
+            self._window, self._base, self._used, position, self._checked, segment.salt, self.offset, self.stop,
+            rows_max, bytes_max,
+        )  # fmt: skip
+        self._position, self.offset, self._checked = columns.position, columns.offset, columns.checked
+        if columns.need and self._base + self._used < segment.synced:
+            self._load(segment, self._position, max(columns.need, WINDOW_BYTES))
+        elif columns.need or columns.damaged:
+            self._skip(segment)
+        if not segment.has_index:
+            self._places.note(segment, self.offset, self._position)
+        return columns.full
+
+    def _load(self, segment: StreamSegment, position: int, size: int) -> None:
+        size = min(size, segment.synced - position)
+        if len(self._window) < size or len(self._window) > 2 * max(size, WINDOW_BYTES):
+            self._window = bytearray(max(size, WINDOW_BYTES))
+        with memoryview(self._window) as view, view[:size] as part:
+            self._used = self._files.read_into(self._handle, part, position)
+        self._base = position
+        if self._used == 0:
+            raise Corrupt(f"{segment.path} ends at byte {position}, {segment.synced} bytes were there")
+
+    def _skip(self, segment: StreamSegment) -> None:
+        """To the next good chunk behind damage."""
+        before = self._position
+        scanner = Scanner(segment.salt, before, segment.first, 0, OFFSET_MAX, INDEX_EVERY_BYTES)
+        while scanner.cursor < segment.synced and not scanner.holes:
+            self._load(segment, scanner.cursor, max(scanner.need, WINDOW_BYTES))
+            scanner.feed(self._window, self._used, self._base + self._used >= segment.synced)
+        self._position = scanner.holes[0][1] if scanner.holes else segment.synced
+        self._checked = self._used = 0
+        self.damaged_bytes += min(self._position, max(scanner.dirt, before)) - before
+
+    # -- from segment to segment -----------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        """The segment that holds `offset`, or would."""
+        firsts = segments_of(self._files, self._directory)
+        at = bisect_right(firsts, self.offset) - 1
+        if at < 0:
+            raise Truncated(self.offset, firsts[0] if firsts else self.stop)
+        try:
+            self._handle, segment = open_segment(self._files, self._directory, firsts[at])
+        except FileNotFoundError:
+            raise Truncated(self.offset, firsts[at + 1] if at + 1 < len(firsts) else self.stop) from None
+        self._end = firsts[at + 1] if at + 1 < len(firsts) else None
+        self._segment = segment
+        if segment.entries is not None:
+            self._position = last_not_above(segment.entries, self.offset)
+        else:
+            self._position = self._places.before(segment, self.offset)
+        self._checked = self._used = 0
+
+    def _leave(self) -> None:
+        segment = self._segment
+        assert segment is not None
+        self.close()
+        following = [first for first in segments_of(self._files, self._directory) if first > segment.first]
+        if self._end is not None:
+            self.offset = max(self.offset, self._end)
+        elif following:
+            # Begun since: nothing of this one is behind it, but what was damaged.
+            self.offset = max(self.offset, min(following[0], self.stop))
+        else:
+            self.offset = self.stop
+
+
+def segments_of(files: Files, directory: str) -> list[int]:
+    """First offset of each, ascending."""
+    try:
+        names = files.list(directory)
+    except OSError as error:
+        if is_missing(error):
+            return []
+        raise
+    return sorted(parsed[1] for parsed in map(parse_name, names) if parsed is not None and parsed[0] == "log")
+
+
+def open_segment(files: Files, directory: str, first: int) -> tuple[int, StreamSegment]:
+    """(handle, what is known of it); a header that tells nothing makes a segment of nothing. FileNotFoundError when it
+    was taken away."""
+    path = f"{directory}/{file_name('log', first)}"
+    handle = files.open(path, read_only=True)
+    try:
+        head = bytearray(HEADER_BYTES)
+        with memoryview(head) as view:
+            used = files.read_into(handle, view, 0)
+        size = files.size(handle)
+        segment = decode_header(head[:used], path)
+        if segment is None or segment.first != first:
+            return handle, StreamSegment(first, 0, path, has_index=True, entries=array("Q"))
+        segment.synced = size
+        data = Reader(files, directory, False).read_whole(f"{directory}/{file_name('index', first)}")
+        segment.has_index = bool(data) and decode_index(data, segment, size)
+    except BaseException:
+        files.close(handle)
+        raise
+    return handle, segment
+
+
+def find(files: Files, directory: str, timestamp: int, stop: int, places: Places | None = None) -> int:
+    """Offset of the first message below `stop` in a chunk not older than `timestamp`, ms; `stop` when all are older."""
+    firsts = segments_of(files, directory)
+
+    def newest_before(first: int) -> int:
+        handle, segment = open_segment(files, directory, first)
+        files.close(handle)
+        return segment.newest_before
+
+    try:
+        at = bisect_left(firsts, timestamp, key=newest_before) - 1
+        if at < 0 and firsts and newest_before(firsts[0]):
+            return min(firsts[0], stop)  # among those let go of was one as new
+        start = _begin(files, directory, firsts[max(at, 0)], timestamp) if firsts else stop
+    except FileNotFoundError:
+        left = segments_of(files, directory)
+        raise Truncated(firsts[0], left[0] if left else stop) from None
+    scan = Scan(files, directory, start, stop, Columns(OFFSET, Filter(since=timestamp)), places)
+    try:
+        if not scan.fill(1, 1):
+            return stop
+        (offsets,) = scan.columns.offset_buffers()
+        return int.from_bytes(bytes(memoryview(offsets)), "little")
+    finally:
+        scan.close()
+
+
+def _begin(files: Files, directory: str, first: int, timestamp: int) -> int:
+    """Offset in that segment before which all is older."""
+    handle, segment = open_segment(files, directory, first)
+    files.close(handle)
+    if segment.entries is None:
+        return first
+    position = last_older(segment.entries, timestamp)
+    found = [segment.entries[i] for i in range(0, len(segment.entries), 3) if segment.entries[i + 2] == position]
+    return found[0] if found else first

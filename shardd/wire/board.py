@@ -1,0 +1,134 @@
+"""Where the streams of a shard begin and end, for other processes of this host: a file in memory that the shard writes
+and all others read, without asking it.
+
+    RUNTIME_DIR/board-N    slots: u64 queue id, 0: free | u64 first offset | u64 next offset | u64 1: was used
+
+`next` is behind the last message on stable storage: whatever dies, what lies before it stays. Each number is written
+at once and only grows while its slot belongs to the queue, so a reader that comes in between finds an older range,
+never one that was not true. A shard that starts anew writes another file and puts it in place when it knows all its
+streams: until then the last word of its former life holds.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import NamedTuple
+
+# Of one shard; beyond, streams are left out. The file has holes where no slot was ever used.
+STREAMS_MAX = 65_536
+SLOT_NUMBERS = 4
+_BYTES = STREAMS_MAX * SLOT_NUMBERS * 8
+
+
+class Range(NamedTuple):
+    first: int
+    next: int
+
+
+def path_of(runtime_dir: str, shard: int) -> str:
+    return f"{runtime_dir}/board-{shard}"
+
+
+class Board:
+    """The shard's side."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._new = f"{path}.new"
+        fd = os.open(self._new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        try:
+            os.ftruncate(fd, _BYTES)
+            self._numbers = memoryview(mmap.mmap(fd, _BYTES)).cast("Q")
+        finally:
+            os.close(fd)
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self._next_free = 0
+
+    def show(self) -> None:
+        """To all that look from now on."""
+        os.replace(self._new, self._path)
+
+    def put(self, queue: int, first: int, next: int) -> None:
+        slot = self._slots.get(queue)
+        if slot is None:
+            slot = self._take_slot()
+            if slot is None:
+                return
+            self._slots[queue] = slot
+            self._numbers[slot + 1], self._numbers[slot + 2], self._numbers[slot + 3] = first, next, 1
+            self._numbers[slot] = queue
+            return
+        self._numbers[slot + 2] = next
+        self._numbers[slot + 1] = first
+
+    def remove(self, queue: int) -> None:
+        slot = self._slots.pop(queue, None)
+        if slot is not None:
+            self._numbers[slot] = 0
+            self._free.append(slot)
+
+    def _take_slot(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        if self._next_free == STREAMS_MAX * SLOT_NUMBERS:
+            return None
+        self._next_free += SLOT_NUMBERS
+        return self._next_free - SLOT_NUMBERS
+
+
+class BoardView:
+    """Any other's. Not for several threads at once."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = (0, 0)
+        self._numbers: memoryview | None = None
+        self._slots: dict[int, int] = {}
+
+    def look(self, queue: int) -> Range | None:
+        """None: the stream is not known yet, or no longer."""
+        if not self._open():
+            return None
+        slot = self._slots.get(queue, 0)
+        found = self._read(slot, queue)
+        if found is None:
+            self._find_all()
+            slot = self._slots.get(queue, -1)
+            found = self._read(slot, queue) if slot >= 0 else None
+        return found
+
+    def _read(self, slot: int, queue: int) -> Range | None:
+        numbers = self._numbers
+        assert numbers is not None
+        first, next = numbers[slot + 1], numbers[slot + 2]
+        return Range(min(first, next), next) if numbers[slot] == queue else None
+
+    def _open(self) -> bool:
+        """The file that is in place now."""
+        try:
+            there = os.stat(self._path)
+            if (there.st_dev, there.st_ino) == self._file:
+                return True
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            opened = os.fstat(fd)
+            self._numbers = memoryview(mmap.mmap(fd, _BYTES, prot=mmap.PROT_READ)).cast("Q")
+        finally:
+            os.close(fd)
+        self._file = (opened.st_dev, opened.st_ino)
+        self._slots.clear()
+        return True
+
+    def _find_all(self) -> None:
+        assert self._numbers is not None
+        self._slots = {}
+        for slot in range(0, STREAMS_MAX * SLOT_NUMBERS, SLOT_NUMBERS):
+            queue = self._numbers[slot]
+            if queue:
+                self._slots[queue] = slot
+            elif not self._numbers[slot + 3]:
+                return  # nor was any behind it

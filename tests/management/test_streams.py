@@ -1,0 +1,92 @@
+"""Streams in the HTTP API without the reader's process: what is known is shown, what needs it says what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import uuid
+
+import pytest
+
+from shardd.wire.board import Board, path_of
+from tests.management.conftest import Api
+
+STREAM = {"arguments": {"x-queue-type": "stream"}}
+
+
+async def declared(api: Api, name: str) -> int:
+    """The id of its queue."""
+    assert (await api.call("PUT", f"/api/queues/%2F/{name}", STREAM))[0] == 201
+    queue = api.context.catalog.queue("/", name)
+    assert queue is not None
+    return queue.id
+
+
+async def test_a_stream_is_shown_as_its_shard_said(api: Api) -> None:
+    id = await declared(api, "s")
+    await api.call("PUT", "/api/queues/%2F/plain", {})
+    (silent,) = (await api.get("/api/streams/%2F/s"))["shards"]
+    assert (silent["first"], silent["next"], silent["state"]) == (None, None, "down")
+    queue = api.context.catalog.queue("/", "s")
+    assert queue is not None
+    board = Board(path_of(api.context.config.runtime_dir, queue.shard))
+    board.put(id, 3, 8)
+    board.show()
+    shown = await api.get("/api/streams/%2F/s")
+    assert shown["shards"] == [{"shard": 0, "queue": "s", "id": shown["id"], "first": 3, "next": 8, "state": "running"}]
+    assert uuid.UUID(shown["id"]).version == 5
+    assert await api.get("/api/streams") == [{"name": "s", "vhost": "/", "kind": "queue", "shards": 1}]
+
+
+async def test_the_id_outlives_what_asks_for_it(api: Api) -> None:
+    await declared(api, "s")
+    first = (await api.get("/api/streams/%2F/s"))["id"]
+    assert (await api.get("/api/streams/%2F/s"))["id"] == first
+    await api.call("DELETE", "/api/queues/%2F/s")
+    await declared(api, "s")
+    assert (await api.get("/api/streams/%2F/s"))["id"] != first
+
+
+@pytest.mark.parametrize(("installed", "status"), [(True, 503), (False, 501)])
+async def test_what_needs_the_reader_says_what_is_missing(
+    api: Api, monkeypatch: pytest.MonkeyPatch, installed: bool, status: int
+) -> None:
+    await declared(api, "s")
+    found = importlib.util.find_spec("json") if installed else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    calls = [
+        ("GET", "/api/streams/%2F/s/0/arrow", None),
+        ("GET", "/api/streams/%2F/s/offset-for-time?timestamp=1", None),
+        ("POST", "/api/exchanges/%2F/amq.fanout/arrow", b"x"),
+    ]
+    for method, path, body in calls:
+        got, said = await api.call(method, path, body)
+        assert got == status and ("shardmq[arrow]" in said["reason"]) != installed, path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/streams?name=s",
+        "/api/streams/%2F/s?wait_ms=30001",
+        "/api/streams/%2F/s?wait_ms=1&after=x",
+        "/api/streams/%2F/s?wait_ms=1&after=0:-1",
+        "/api/streams/%2F/s/offset-for-time",
+        "/api/streams/%2F/s/offset-for-time?timestamp=soon",
+        "/api/streams/%2F/s/0/arrow?from=-1",
+        "/api/streams/%2F/s/0/arrow?to=9223372036854775808",
+        "/api/streams/%2F/s/0/arrow?columns=value,colour",
+        "/api/streams/%2F/s/0/arrow?filter=since:now",
+        "/api/streams/%2F/s/0/arrow?filter=key:a&filter=key:b",
+    ],
+)
+async def test_bad_input_is_refused(api: Api, path: str) -> None:
+    await declared(api, "s")
+    status, said = await api.call("GET", path)
+    assert status == 400 and said["error"] == "bad_request"
+
+
+@pytest.mark.parametrize("path", ["none", "plain", "s/1/arrow", "plain/0/arrow", "none/offset-for-time?timestamp=1"])
+async def test_what_is_no_stream_is_not_found(api: Api, path: str) -> None:
+    await declared(api, "s")
+    await api.call("PUT", "/api/queues/%2F/plain", {})
+    assert (await api.call("GET", f"/api/streams/%2F/{path}"))[0] == 404

@@ -1,0 +1,200 @@
+"""A scan beside the writer gives what the log itself gives, as columns: whatever was sealed, damaged or let go."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardd.reader.arrow import TYPES, Encoder, bits_of
+from shardd.store import StreamLog
+from shardd.store.columns import OFFSET, VALUE, Columns, Filter
+from shardd.store.files import OsFiles
+from shardd.store.stream_scan import Places, Scan, Truncated, find, segments_of
+from shardd.store.stream_segment import file_name
+from tests.reader.rows import KEYS, plain, random_values
+from tests.reference import topic
+from tests.reference.columns import encode_props, row
+from tests.reference.record import Record, encode_message
+
+COLUMNS = [name for name in TYPES if name not in ("queue", "shard")]
+T0 = 1_700_000_000_000
+
+
+def sync(log: StreamLog) -> None:
+    job = log.begin_sync()
+    if job is not None:
+        job.run()
+        log.finish_sync(job)
+
+
+class Stream:
+    """A log of random messages, and the rows they are."""
+
+    def __init__(self, directory: Path, seed: int, segment_bytes: int = 4096) -> None:
+        self.rng = random.Random(seed)
+        self.directory = str(directory)
+        self.log = StreamLog(self.directory, segment_bytes=segment_bytes)
+        self.log.recover()
+        self.rows: list[dict[str, object]] = []
+
+    def append(self, count: int, body_bytes_max: int = 200) -> None:
+        """A batch; its time is that of the batches before, or later."""
+        messages, timestamp = [], T0 + len(self.rows)
+        for _ in range(count):
+            key, exchange, values = self.rng.choice(KEYS), self.rng.choice((b"", b"ex")), random_values(self.rng)
+            body = self.rng.randbytes(self.rng.randrange(body_bytes_max))
+            messages.append(encode_message(body, exchange, key, encode_props(values)))
+            self.rows.append(row(len(self.rows), timestamp, exchange, key, values, body))
+        self.log.append(Record((1,), tuple(messages), timestamp).encode())
+
+    def fill(self, batches: int) -> None:
+        for _ in range(batches):
+            self.append(self.rng.randrange(1, 6))
+            if self.rng.random() < 0.7:
+                sync(self.log)
+            if self.rng.random() < 0.1:
+                self.log.seal()
+        sync(self.log)
+
+    def scan(
+        self, start: int, stop: int, filter: Filter | None = None, places: Places | None = None, rows_max: int = 7
+    ) -> list[dict[str, object]]:
+        columns = Columns(bits_of(COLUMNS), filter)
+        scan = Scan(OsFiles(), self.directory, start, stop, columns, places)
+        encoder = Encoder(COLUMNS, "q", 0)
+        pieces = [encoder.begin()]
+        try:
+            while scan.fill(rows_max, 4096):
+                assert columns.rows <= rows_max
+                pieces += [bytes(piece) for piece in encoder.encode(columns)]
+        finally:
+            scan.close()
+        table = pa.ipc.open_stream(b"".join([*pieces, encoder.end()])).read_all()
+        table.validate(full=True)
+        return plain(table)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_any_range_holds_the_rows_that_were_written(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    stream = Stream(tmp_path_factory.mktemp("scan"), seed)
+    stream.fill(stream.rng.randrange(1, 25))
+    places = Places()
+    for _ in range(4):
+        start, stop = sorted(stream.rng.randrange(len(stream.rows) + 1) for _ in range(2))
+        assert stream.scan(start, stop, places=places, rows_max=stream.rng.randrange(1, 9)) == stream.rows[start:stop]
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.sampled_from(("a", "b", "*", "#", "", "c")), max_size=4))
+def test_a_filter_lets_through_what_meets_all_of_it(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, words: list[str]
+) -> None:
+    stream = Stream(tmp_path_factory.mktemp("scan"), seed)
+    stream.fill(8)
+    pattern, rng = ".".join(words), stream.rng
+    key = rng.choice((None, None, *KEYS[:4]))
+    exchange = rng.choice((None, b"", b"ex"))
+    since, until = sorted(T0 + rng.randrange(len(stream.rows) + 2) for _ in range(2))
+
+    def passes(row: dict[str, object]) -> bool:
+        said = str(row["routing_key"])
+        return (
+            topic.matches(topic.words(pattern), topic.words(said))
+            and (key is None or key.decode() == said)
+            and (exchange is None or exchange.decode() == row["exchange"])
+            and since * 1000 <= int(str(row["timestamp"])) < until * 1000
+        )
+
+    filter = Filter(pattern.encode(), key, exchange, since, until)
+    assert stream.scan(0, len(stream.rows), filter) == [row for row in stream.rows if passes(row)]
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_the_offset_for_a_time_is_the_logs(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    stream = Stream(tmp_path_factory.mktemp("scan"), seed)
+    stream.fill(12)
+    stream.log.retain(0, max_messages=stream.rng.randrange(1, len(stream.rows) + 1))
+    for timestamp in (0, T0 - 1, *(T0 + stream.rng.randrange(len(stream.rows) + 2) for _ in range(5)), T0 * 2):
+        found = find(OsFiles(), stream.directory, timestamp, stream.log.committed_offset)
+        assert found == stream.log.find(timestamp), timestamp - T0
+
+
+def test_what_retention_took_is_truncated_with_what_is_left(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, 1)
+    stream.fill(60)
+    places = Places()
+    stream.scan(0, 3, places=places)
+    stream.log.retain(0, max_bytes=8192)
+    first = stream.log.first_offset
+    assert first > 3
+    with pytest.raises(Truncated) as gone:
+        stream.scan(3, first, places=places)
+    assert gone.value.first == first
+    assert stream.scan(first, len(stream.rows), places=places) == stream.rows[first:]
+
+
+def test_a_segment_taken_away_under_a_scan_is_read_to_its_end_and_the_next_is_truncated(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, 2)
+    stream.fill(60)
+    columns = Columns(OFFSET)
+    scan = Scan(OsFiles(), stream.directory, 0, len(stream.rows), columns)
+    seen, ended = scan.fill(1, 1 << 20), segments_of(OsFiles(), stream.directory)[1]
+    stream.log.retain(0, max_bytes=8192)
+    with pytest.raises(Truncated) as gone:
+        while got := scan.fill(1, 1 << 20):
+            seen += got
+    scan.close()
+    assert gone.value.offset == seen == ended < stream.log.first_offset
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_damage_costs_its_own_chunks_only(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    stream = Stream(tmp_path_factory.mktemp("scan"), seed)
+    stream.fill(20)
+    firsts = segments_of(OsFiles(), stream.directory)
+    path = Path(stream.directory) / file_name("log", stream.rng.choice(firsts))
+    data = bytearray(path.read_bytes())
+    at = stream.rng.randrange(64, len(data))
+    data[at] ^= 1 << stream.rng.randrange(8)
+    path.write_bytes(data)
+    found = stream.scan(0, len(stream.rows))
+    expected: list[dict[str, object]] = []
+    offset = 0
+    while offset < stream.log.committed_offset:
+        read = stream.log.read(offset, 1 << 20)
+        for first, count in zip(read.runs[::2], read.runs[1::2], strict=True):
+            expected += stream.rows[first : first + count]
+        offset = read.next_offset
+    assert found == expected
+    assert len(found) >= len(stream.rows) - 5
+
+
+def test_a_message_larger_than_a_window_is_one_batch(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, 3, segment_bytes=1 << 20)
+    stream.append(2)
+    stream.log.append(Record((1,), (encode_message(b"x" * 3_000_000),), T0).encode())
+    stream.append(1)
+    sync(stream.log)
+    columns = Columns(OFFSET | VALUE)
+    scan = Scan(OsFiles(), stream.directory, 0, 4, columns)
+    assert [scan.fill(10, 4096) for _ in range(4)] == [2, 1, 1, 0]
+    scan.close()
+
+
+def test_a_batch_is_not_cleared_while_somebody_holds_its_memory(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, 4)
+    stream.fill(3)
+    columns = Columns(OFFSET)
+    scan = Scan(OsFiles(), stream.directory, 0, len(stream.rows), columns)
+    scan.fill(1, 1)
+    (held,) = columns.offset_buffers()
+    with memoryview(held) as view, pytest.raises(BufferError):
+        assert array("q", view.tobytes()) == array("q", [0])
+        scan.fill(1, 1)
+    scan.fill(1, 1)
+    scan.close()
