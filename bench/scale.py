@@ -31,7 +31,7 @@ from typing import Any
 
 import generator
 import machine
-from brokers import ROOT, address_of, end, ready_line
+from brokers import ROOT, end, ready_addresses
 
 READ_BYTES = 1 << 20
 SILENCE_S_MAX = 120.0  # of the broker, while something is asked of it
@@ -183,7 +183,7 @@ class Broker:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
             )
-        self.address = address_of(ready_line(self.process, log), "amqp")
+        self.address = ready_addresses(self.process, log)["amqp"]
         return time.monotonic() - begun
 
     def stop(self) -> float:

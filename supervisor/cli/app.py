@@ -15,6 +15,7 @@ from supervisor.cli import (
     node,
     perf,
     permissions,
+    pipeline,
     policies,
     processes,
     queues,
@@ -167,6 +168,7 @@ for command in COMMANDS:
 app.add_typer(diagnostics.app, name="diagnostics")
 app.add_typer(routes.route, name="route")
 app.add_typer(routes.ring, name="ring")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(storage.app, name="store")
 app.add_typer(storage.app, name="storage", hidden=True)  # its former name
 

@@ -1,0 +1,181 @@
+"""Streams through Spark, over a broker of this source tree: `make bench-spark`, or
+
+    python bench/spark.py [--rows 10000000] [--body 100] [--runs 3] [--data DIR]
+
+Needs what `pip install '.[spark]'` brings, and Java. One stream exchange over 4 shards is filled, then: read with all
+columns of the base and with three, counted by Spark's sink for nothing; the same rows read by AMQP, by one consumer a
+shard; rows written into 4 queues with confirms; and how long a micro-batch takes, with a message each 100 ms. CPU is
+of all the broker's processes. Read ratios of one run: rates move with whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import struct
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import machine
+from brokers import own_broker
+from scale import shortstr
+from streams import StreamClient
+
+SHARDS = 4
+EXCHANGE, SINK = "bench", "bench-sink"
+LATENCY_MESSAGES = 100
+LATENCY_GAP_S = 0.1
+READY_S_MAX = 300
+
+
+class SparkBench:
+    def __init__(self, spark: Any, broker: Any, given: argparse.Namespace) -> None:
+        self.spark, self.broker, self.given = spark, broker, given
+        self.amqp = broker.url.rpartition("@")[2].rstrip("/")
+        self.client = StreamClient(self.amqp)
+        self.http = f"http://{broker.http}"
+
+    # -- set up --------------------------------------------------------------------------------------------
+
+    def fill(self) -> list[str]:
+        """Returns the queues that are the shards."""
+        self.call("PUT", f"exchanges/%2F/{EXCHANGE}", exchange("x-modulus-hash", {"x-queue-type": "stream"}))
+        queues = [shard["queue"] for shard in self.stream()["shards"]]
+        for queue in queues:
+            self.client.publish(queue, self.given.body, self.given.rows // SHARDS)
+        give_up = time.monotonic() + READY_S_MAX
+        while sum(shard["next"] for shard in self.stream()["shards"]) < self.given.rows // SHARDS * SHARDS:
+            if time.monotonic() > give_up:
+                raise TimeoutError("not all rows are on stable storage")
+            time.sleep(0.1)
+        return queues
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(f"{self.http}/api/{path}", method=method)
+        request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+        request.add_header("Content-Type", "application/json")
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(request, data, timeout=60) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def stream(self) -> Any:
+        return self.call("GET", f"streams/%2F/{EXCHANGE}")
+
+    # -- measured ------------------------------------------------------------------------------------------
+
+    def timed(self, rows: int, act: Callable[[], None]) -> dict[str, float]:
+        pids = self.broker.processes()
+        cpu, begun = machine.cpu_seconds(pids), time.monotonic()
+        act()
+        seconds = time.monotonic() - begun
+        return {
+            "rows/s": round(rows / seconds),
+            "broker CPU ns/row": round((machine.cpu_seconds(pids) - cpu) / rows * 1e9),
+        }
+
+    def read(self, columns: str | None) -> dict[str, float]:
+        reader = self.spark.read.format("shardmq").option("shardmq.url", self.http).option("subscribe", EXCHANGE)
+        frame = (reader if columns is None else reader.option("columns", columns)).load()
+        return self.timed(self.given.rows, lambda: frame.write.format("noop").mode("overwrite").save())
+
+    def read_by_amqp(self, queues: list[str]) -> dict[str, float]:
+        each = self.given.rows // SHARDS
+
+        def consume(queue: str) -> None:
+            StreamClient(self.amqp).read(queue, self.given.body, each, 10_000)
+
+        def all_at_once() -> None:
+            threads = [threading.Thread(target=consume, args=(queue,)) for queue in queues]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        return self.timed(self.given.rows, all_at_once)
+
+    def write(self) -> dict[str, float]:
+        rows = min(self.given.rows, 1_000_000)
+        columns = [f"cast(repeat('x', {self.given.body}) as binary) as value", "string(id) as routing_key"]
+        frame = self.spark.range(0, rows, 1, 2).selectExpr(*columns)
+        writer = frame.write.format("shardmq").mode("append").option("shardmq.url", self.http).option("exchange", SINK)
+        return self.timed(rows, writer.save)
+
+    def latency(self) -> dict[str, float]:
+        """From one message published to the end of the micro-batch that has it, in milliseconds."""
+        taken: dict[int, float] = {}
+
+        def note(frame: Any, _: int) -> None:
+            numbers = [int.from_bytes(row.value[:8], "big") for row in frame.select("value").collect()]
+            taken.update(dict.fromkeys(numbers, time.monotonic()))
+
+        reader = self.spark.readStream.format("shardmq").option("shardmq.url", self.http).option("subscribe", EXCHANGE)
+        with tempfile.TemporaryDirectory() as checkpoint:
+            query = reader.load().writeStream.foreachBatch(note).option("checkpointLocation", checkpoint).start()
+            sent = {}
+            for number in itertools.count(1):
+                sent[number] = time.monotonic()
+                self.send(number)
+                time.sleep(LATENCY_GAP_S)
+                if len(taken) >= LATENCY_MESSAGES or time.monotonic() - sent[1] > READY_S_MAX:
+                    break
+            query.stop()
+        # The first ones wait for Spark's first batch, which is seconds.
+        waits = sorted((taken[n] - sent[n]) * 1000 for n in sorted(taken)[len(taken) // 2 :])
+        return {"p50 ms": round(statistics.median(waits)), "p95 ms": round(waits[len(waits) * 95 // 100])}
+
+    def send(self, number: int) -> None:
+        body = number.to_bytes(8, "big")
+        one = self.client.method(60, 40, b"\0\0" + shortstr(EXCHANGE) + shortstr(str(number)) + b"\0")
+        one += struct.pack(">BHIHHQH", 2, 1, 14, 60, 0, len(body), 0) + b"\xce"
+        self.client._socket.sendall(one + struct.pack(">BHI", 3, 1, len(body)) + body + b"\xce")
+
+
+def exchange(kind: str, arguments: dict[str, str]) -> dict[str, Any]:
+    return {"type": kind, "durable": True, "arguments": {"x-shards": SHARDS, "x-shard-arguments": arguments}}
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--rows", type=int, default=10_000_000)
+    made.add_argument("--body", type=int, default=100)
+    made.add_argument("--runs", type=int, default=3, help="of each; medians are shown")
+    made.add_argument("--data", type=Path, default=None, help="where the broker's data directory is made")
+    given = made.parse_args()
+    from pyspark_shardmq.jobs.session import session
+
+    spark = session("bench", "local[2]", {"spark.driver.memory": "2g"})
+    print(json.dumps({**machine.facts(), "rows": given.rows, "body bytes": given.body, "load": machine.load_average()}))
+    with own_broker(given.data) as broker:
+        bench = SparkBench(spark, broker, given)
+        queues = bench.fill()
+        bench.call("PUT", f"exchanges/%2F/{SINK}", exchange("x-modulus-hash", {}))
+        scenarios: dict[str, Callable[[], dict[str, float]]] = {
+            "read, 7 columns, into noop": lambda: bench.read(None),
+            "read, 3 columns, into noop": lambda: bench.read("offset,timestamp,value"),
+            "read by AMQP, a consumer a shard": lambda: bench.read_by_amqp(queues),
+            "write into 4 queues, confirms": bench.write,
+        }
+        bench.read("offset")  # starts the workers
+        for name, measure in scenarios.items():
+            show(name, [measure() for _ in range(given.runs)])
+        show("micro-batches, a message each 100 ms", [bench.latency()])
+    spark.stop()
+
+
+def show(name: str, runs: list[dict[str, float]]) -> None:
+    """Medians, and all rates beside them."""
+    medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    text = ", ".join(f"{value:,.0f} {key}" for key, value in medians.items())
+    print(f"{name:40} {text}   {[next(iter(run.values())) for run in runs]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What the jobs' command lines have in common: connection, Spark, progress, a summary, the exit status.
+
+Exit status: 0 done, 1 failed (one line says why), 2 wrong arguments, 69 something Spark needs is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyspark_shardmq.jobs.session import session
+from pyspark_shardmq.setup import Missing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+DONE, FAILED, UNAVAILABLE = 0, 1, 69
+POLL_S = 0.5
+REASON_CHARS_MAX = 600
+# A Python worker that starts on a busy machine has ten seconds to connect, and no setting gives it more.
+STARTS_SLOWLY = "failed to connect back"
+
+# The line of a worker's traceback that says what happened.
+REASON = re.compile(r"^\S*?(?:OptionError|DataLoss|Gone|BrokerError|Passing): (.*)$", re.MULTILINE)
+
+
+class JobError(RuntimeError):
+    """What the job was asked cannot be done."""
+
+
+def parser(name: str, text: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog=f"python -m pyspark_shardmq.jobs.{name}",
+        description=text,
+        epilog="Password: --password-file, or SHARDMQ_PASSWORD in the environment; else guest.",
+    )
+    made.add_argument("--url", default="http://127.0.0.1:15672", help="the broker's HTTP address, several with commas")
+    made.add_argument("--vhost", default="/")
+    made.add_argument("--user", default=os.environ.get("SHARDMQ_USER", "guest"))
+    made.add_argument("--password-file")
+    made.add_argument("--master", default="local[*]", help="of Spark")
+    made.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark")
+    made.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the connector")
+    made.add_argument("--json", action="store_true", help="the summary as one line of JSON")
+    return made
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be an integer of at least {least}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def pairs(words: list[str], what: str) -> dict[str, str]:
+    for word in words:
+        if "=" not in word:
+            raise JobError(f"{what} {word!r}: must be NAME=VALUE")
+    return dict(word.split("=", 1) for word in words)
+
+
+def connector_options(arguments: argparse.Namespace) -> dict[str, str]:
+    """For reading and writing alike; --option comes on top where it is used."""
+    found = {"shardmq.url": arguments.url, "shardmq.vhost": arguments.vhost, "shardmq.user": arguments.user}
+    if arguments.password_file:
+        found["shardmq.passwordFile"] = arguments.password_file
+    return found
+
+
+def run(name: str, arguments: argparse.Namespace, job: Callable[[SparkSession, argparse.Namespace], Any]) -> int:
+    """`job` returns its summary: what to print, by name."""
+    begun = time.monotonic()
+    try:
+        spark = session(name, arguments.master, pairs(arguments.conf, "--conf"))
+        try:
+            summary = dict(job(spark, arguments))
+        finally:
+            spark.stop()
+    except Missing as missing:
+        print(f"{name}: {missing}", file=sys.stderr)
+        return UNAVAILABLE
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; what is committed stays, the next run goes on there", file=sys.stderr)
+        return FAILED
+    except Exception as error:
+        print(f"{name}: {reason(error)}", file=sys.stderr)
+        return FAILED
+    summary["seconds"] = round(time.monotonic() - begun, 1)
+    print(json.dumps(summary) if arguments.json else _table(name, summary))
+    return DONE
+
+
+def reason(error: BaseException) -> str:
+    """Out of Spark's pages the line that says why."""
+    text = str(error)
+    if found := REASON.findall(text):
+        return str(found[-1])
+    lines = [line for line in text.splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:REASON_CHARS_MAX]
+
+
+def _table(name: str, summary: dict[str, Any]) -> str:
+    width = max(map(len, summary))
+    return "\n".join([f"{name}: done", *(f"  {key.ljust(width)}  {value}" for key, value in summary.items())])
+
+
+# -- streaming queries -------------------------------------------------------------------------------------
+
+
+def start(begin: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """A query that has come through its first steps, begun twice where Python started too slowly the first time."""
+    query = begin()
+    query.awaitTermination(1)
+    error = query.exception()
+    return begin() if error is not None and STARTS_SLOWLY in str(error) else query
+
+
+def follow(query: StreamingQuery, name: str) -> None:
+    """Until the query ends; raises what ended it. Shows how far it is where someone looks at it."""
+    shown = -1
+    while not query.awaitTermination(POLL_S):
+        progress = query.lastProgress
+        if progress is not None and progress["batchId"] != shown and sys.stderr.isatty():
+            shown = progress["batchId"]
+            rate = progress["processedRowsPerSecond"] or 0
+            line = f"\r{name}: epoch {shown}, {progress['numInputRows']} rows, {rate:,.0f} rows/s "
+            print(line, end="", file=sys.stderr, flush=True)
+    if shown >= 0:
+        print(file=sys.stderr)
+    if (error := query.exception()) is not None:
+        raise error
+
+
+def trigger(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.continuous is None:
+        return {"availableNow": True}
+    return {"processingTime": f"{arguments.continuous} seconds"}
+
+
+def add_trigger(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--continuous",
+        type=at_least(0),
+        metavar="SECONDS",
+        help="go on for ever, an epoch every so often (0: as soon as the last is done); else end when all is taken",
+    )

@@ -1,0 +1,99 @@
+"""Archived rows published again: `python -m pyspark_shardmq.jobs.replay`.
+
+Rows go to an exchange with the routing keys, headers and properties they had, each shard's in the order of their
+offsets. With --name the run may be repeated, after a crash too: the same rows of the same shard get the same producer
+and sequence numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pyspark_shardmq.archive import Archive
+from pyspark_shardmq.jobs import command
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LANES = 4  # tasks that publish; part of what makes a repeated run the same
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    made = command.parser("replay", "Publish archived rows again, in order, with their headers and properties.")
+    made.add_argument("path", help="directory of the archive")
+    made.add_argument("--exchange", help="where to publish; else each row to the exchange it came by")
+    made.add_argument("--routing-key", help="instead of the one each row had")
+    made.add_argument("--queue", action="append", default=[], help="only rows of this stream; may be repeated")
+    made.add_argument("--from-offset", type=command.at_least(0), help="of each shard")
+    made.add_argument("--to-offset", type=command.at_least(0), help="the first one not published")
+    made.add_argument("--since", metavar="TIME", help="as 2026-11-20T12:00:00Z")
+    made.add_argument("--until", metavar="TIME", help="the first moment not published")
+    made.add_argument("--rate", type=command.at_least(1), metavar="ROWS", help="a second, at most")
+    made.add_argument("--name", help="of this replay; repeated under the same name no row comes twice")
+    made.add_argument("--lanes", type=command.at_least(1), default=LANES, help="how many tasks publish at once")
+    return made.parse_args(words)
+
+
+def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
+    rows = chosen(archived(spark, Archive(given.path), given.queue), given)
+    count = rows.count()
+    columns = ["value", "routing_key", "headers", "properties"] + ([] if given.exchange is not None else ["exchange"])
+    if given.routing_key is not None:
+        columns.remove("routing_key")
+    # The same rows in the same task in the same order, at every run.
+    lanes = rows.repartition(given.lanes, "queue", "shard").sortWithinPartitions("queue", "shard", "offset")
+    writer = lanes.select(*columns).write.format("shardmq").mode("append").options(**options(given))
+    writer.save()
+    return {"rows": count, "exchange": given.exchange if given.exchange is not None else "of each row"}
+
+
+def options(given: argparse.Namespace) -> dict[str, str]:
+    found = command.connector_options(given)
+    for name, value in [
+        ("exchange", given.exchange),
+        ("routingKey", given.routing_key),
+        ("producerName", None if given.name is None else f"replay-{given.name}"),
+        ("rowsPerSecondPerTask", None if given.rate is None else max(1, given.rate // given.lanes)),
+    ]:
+        if value is not None:
+            found[name] = str(value)
+    return {**found, **command.pairs(given.option, "--option")}
+
+
+def archived(spark: SparkSession, archive: Archive, queues: list[str]) -> DataFrame:
+    names = sorted({name for piece in archive.pieces() for name in piece.files})
+    files = [f"file://{(archive.path / name).resolve()}" for name in names]
+    if not files:
+        raise command.JobError(f"{archive.path} holds no archived rows")
+    rows = spark.read.parquet(*files)
+    return rows.where(rows.queue.isin(queues)) if queues else rows
+
+
+def chosen(rows: DataFrame, given: argparse.Namespace) -> DataFrame:
+    if given.from_offset is not None:
+        rows = rows.where(rows.offset >= given.from_offset)
+    if given.to_offset is not None:
+        rows = rows.where(rows.offset < given.to_offset)
+    if given.since is not None:
+        rows = rows.where(f"timestamp >= {moment(given.since)}")
+    if given.until is not None:
+        rows = rows.where(f"timestamp < {moment(given.until)}")
+    return rows
+
+
+def moment(text: str) -> str:
+    """A time of the command line as SQL; without a zone it is UTC."""
+    from datetime import UTC, datetime
+
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise command.JobError(f"{text!r} is no time: write it as 2026-11-20T12:00:00Z") from None
+    found = found if found.tzinfo else found.replace(tzinfo=UTC)
+    return f"timestamp_micros({int(found.timestamp() * 1_000_000)})"
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("replay", arguments(), job))

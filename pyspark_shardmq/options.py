@@ -1,0 +1,388 @@
+"""Options of the reader and the writer: their names, defaults and checks.
+
+Names are Kafka's where Kafka has the thing (`subscribe`, `startingOffsets`, `maxOffsetsPerTrigger` ...). An option
+nobody knows is an error: a misspelt `maxOffsetPerTrigger` must not silently mean "no limit". Spark hands all options
+as text and without regard to case. Pure: no Spark, no network, no clock.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+EARLIEST, LATEST = -2, -1  # in place of an offset, as in Kafka's options
+
+NAMED_OFFSETS = {"earliest": EARLIEST, "first": EARLIEST, "latest": LATEST, "next": LATEST}
+DURATION = re.compile(r"(\d+)\s*(ms|s|m|h)")
+DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+
+# By queue and shard; a single number stands for all of them.
+Offsets = int | Mapping[str, Mapping[int, int]]
+
+
+class OptionError(ValueError):
+    """An option is unknown, missing, or not of the form it must have."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the broker's HTTP API is and who asks. The password stays out of `repr`, and so out of logs."""
+
+    urls: tuple[str, ...]
+    vhost: str
+    user: str
+    password: str = field(repr=False)
+    retries: int
+    retry_wait_ms: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    connection: Connection
+    subscribe: tuple[str, ...]
+    subscribe_pattern: str | None
+    assign: Mapping[str, tuple[int, ...]] | None
+    starting: Offsets | None
+    starting_times_ms: Offsets | None
+    starting_time_strategy: str
+    ending: Offsets | None
+    ending_times_ms: Offsets | None
+    rows_per_trigger_max: int | None
+    bytes_per_trigger_max: int | None
+    rows_per_trigger_min: int | None
+    trigger_delay_max_ms: int
+    partitions_min: int | None
+    rows_per_partition_max: int | None
+    fail_on_data_loss: bool
+    columns: tuple[str, ...] | None
+    include_headers: bool
+    include_properties: bool
+    row_format: str
+    filter_routing_key: str | None
+    poll_timeout_ms: int
+    archive_path: str | None
+    push_filters: bool
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    connection: Connection
+    exchange: str | None
+    routing_key: str | None
+    mandatory: bool
+    delivery: str
+    producer: str | None
+    batch_rows: int
+    rows_per_second: int | None
+
+
+# -- one option's text to its value --------------------------------------------------------------------
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text.lower() == "true"
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d+", text.strip()) or int(text) < least:
+            raise ValueError(f"must be an integer of at least {least}")
+        return int(text)
+
+    return parse
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return text.lower()
+
+    return parse
+
+
+def _duration_ms(text: str) -> int:
+    found = DURATION.fullmatch(text.strip())
+    if not found:
+        raise ValueError("must be a number with ms, s, m or h behind it, such as 15m")
+    return int(found[1]) * DURATION_MS[found[2]]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ValueError("must name at least one queue")
+    return names
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return text
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("must be a JSON object")
+    return found
+
+
+def _assignment(text: str) -> dict[str, tuple[int, ...]]:
+    found = _object(text)
+    for shards in found.values():
+        if not isinstance(shards, list) or not shards or not all(type(s) is int and s >= 0 for s in shards):
+            raise ValueError('must be of the form {"orders":[0,2]}')
+    return {queue: tuple(sorted(set(shards))) for queue, shards in found.items()}
+
+
+def _by_shard(text: str, least: int) -> dict[str, dict[int, int]]:
+    found = _object(text)
+    for shards in found.values():
+        right = isinstance(shards, dict) and all(
+            key.isdecimal() and type(value) is int and value >= least for key, value in shards.items()
+        )
+        if not right:
+            raise ValueError('must be of the form {"orders":{"0":23,"1":40}}')
+    return {queue: {int(shard): value for shard, value in shards.items()} for queue, shards in found.items()}
+
+
+def _offsets(text: str) -> Offsets:
+    if text.lower() in NAMED_OFFSETS:
+        return NAMED_OFFSETS[text.lower()]
+    try:
+        return _by_shard(text, EARLIEST)
+    except ValueError as error:
+        raise ValueError(f"must be earliest, latest or JSON: {error}") from None
+
+
+def _times_by_shard(text: str) -> Offsets:
+    return _by_shard(text, 0)
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    urls = tuple(url.strip().rstrip("/") for url in text.split(",") if url.strip())
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be http://host:port, several with commas between them")
+        if parts.username or parts.password:
+            raise ValueError("must not hold a password: use shardmq.user and shardmq.passwordFile")
+    if not urls:
+        raise ValueError("must name at least one address")
+    return urls
+
+
+def _text(text: str) -> str:
+    return text
+
+
+# Option to (how it is read, its default); None: not given.
+CONNECTION: dict[str, tuple[Callable[[str], Any], Any]] = {
+    "shardmq.url": (_urls, ("http://127.0.0.1:15672",)),
+    "shardmq.vhost": (_text, "/"),
+    "shardmq.user": (_text, None),
+    "shardmq.password": (_text, None),
+    "shardmq.passwordFile": (_text, None),
+    "fetchOffset.numRetries": (_at_least(0), 10),
+    "fetchOffset.retryIntervalMs": (_at_least(1), 200),
+    "requestTimeoutMs": (_at_least(100), 60_000),
+}
+READ: dict[str, tuple[Callable[[str], Any], Any]] = {
+    **CONNECTION,
+    "path": (_names, None),  # what .load("orders") says
+    "subscribe": (_names, None),
+    "subscribePattern": (_pattern, None),
+    "assign": (_assignment, None),
+    "startingOffsets": (_offsets, None),
+    "startingTimestamp": (_at_least(0), None),
+    "startingOffsetsByTimestamp": (_times_by_shard, None),
+    "startingOffsetsByTimestampStrategy": (_one_of("error", "latest"), "error"),
+    "endingOffsets": (_offsets, None),
+    "endingTimestamp": (_at_least(0), None),
+    "endingOffsetsByTimestamp": (_times_by_shard, None),
+    "maxOffsetsPerTrigger": (_at_least(1), None),
+    "maxBytesPerTrigger": (_at_least(1), None),
+    "minOffsetsPerTrigger": (_at_least(1), None),
+    "maxTriggerDelay": (_duration_ms, 15 * 60_000),
+    "minPartitions": (_at_least(1), None),
+    "maxRecordsPerPartition": (_at_least(1), None),
+    "failOnDataLoss": (_boolean, True),
+    "columns": (_columns, None),
+    "includeHeaders": (_boolean, False),
+    "includeProperties": (_boolean, False),
+    "rowFormat": (_one_of("amqp", "kafka"), "amqp"),
+    "filter.routingKey": (_text, None),
+    "pollTimeoutMs": (_at_least(0), 500),
+    "archivePath": (_text, None),
+    "pushFilters": (_boolean, False),
+}
+WRITE: dict[str, tuple[Callable[[str], Any], Any]] = {
+    **CONNECTION,
+    "exchange": (_text, None),
+    "routingKey": (_text, None),
+    "mandatory": (_boolean, True),
+    "delivery": (_one_of("idempotent", "atleastonce"), "idempotent"),
+    "producerName": (_text, None),
+    "publishBatchRows": (_at_least(1), 10_000),
+    "rowsPerSecondPerTask": (_at_least(1), None),
+}
+# Spark's own, handed to every writer.
+IGNORED = {"checkpointlocation", "queryname"}
+
+
+def _parse(
+    known: dict[str, tuple[Callable[[str], Any], Any]], given: Mapping[str, str]
+) -> tuple[dict[str, Any], set[str]]:
+    """Every option's value, and which were given."""
+    by_lower = {name.lower(): name for name in known}
+    values = {name: default for name, (_, default) in known.items()}
+    said: set[str] = set()
+    for key, text in given.items():
+        if key.lower() in IGNORED:
+            continue
+        name = by_lower.get(key.lower())
+        if name is None:
+            raise OptionError(_unknown(key, by_lower))
+        try:
+            values[name] = known[name][0](str(text))
+        except ValueError as error:
+            raise OptionError(f"option {name}={'***' if 'password' in name else text!r}: {error}") from None
+        said.add(name)
+    return values, said
+
+
+def _unknown(key: str, by_lower: Mapping[str, str]) -> str:
+    near = difflib.get_close_matches(key.lower(), by_lower, 1)
+    hint = f"; did you mean {by_lower[near[0]]}?" if near else ""
+    return f"unknown option {key!r}{hint} (known: {', '.join(sorted(by_lower.values()))})"
+
+
+def _at_most_one(said: set[str], *names: str) -> str | None:
+    given = [name for name in names if name in said]
+    if len(given) > 1:
+        raise OptionError(f"give only one of {' and '.join(given)}")
+    return given[0] if given else None
+
+
+def _connection(values: Mapping[str, Any], said: set[str], environment: Mapping[str, str]) -> Connection:
+    _at_most_one(said, "shardmq.password", "shardmq.passwordFile")
+    password = values["shardmq.password"]
+    if path := values["shardmq.passwordFile"]:
+        try:
+            with open(path, encoding="utf-8") as file:
+                password = file.read().strip()
+        except OSError as error:
+            raise OptionError(f"option shardmq.passwordFile: {error}") from None
+    return Connection(
+        values["shardmq.url"],
+        values["shardmq.vhost"],
+        values["shardmq.user"] or environment.get("SHARDMQ_USER", "guest"),
+        password if password is not None else environment.get("SHARDMQ_PASSWORD", "guest"),
+        values["fetchOffset.numRetries"],
+        values["fetchOffset.retryIntervalMs"],
+        values["requestTimeoutMs"],
+    )
+
+
+def read_options(given: Mapping[str, str], environment: Mapping[str, str] | None = None) -> ReadOptions:
+    values, said = _parse(READ, given)
+    which = _at_most_one(said, "path", "subscribe", "subscribePattern", "assign")
+    if which is None:
+        raise OptionError("say what to read: subscribe, subscribePattern, assign, or load(NAME)")
+    start = _at_most_one(said, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+    end = _at_most_one(said, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+    _at_most_one(said, "maxOffsetsPerTrigger", "maxBytesPerTrigger")
+    _at_most_one(said, "columns", "rowFormat")
+    _check_limits(values)
+    return ReadOptions(
+        connection=_connection(values, said, os.environ if environment is None else environment),
+        subscribe=values["subscribe"] or values["path"] or (),
+        subscribe_pattern=values["subscribePattern"],
+        assign=values["assign"],
+        starting=values["startingOffsets"],
+        starting_times_ms=values[start] if start and start != "startingOffsets" else None,
+        starting_time_strategy=values["startingOffsetsByTimestampStrategy"],
+        ending=values["endingOffsets"],
+        ending_times_ms=values[end] if end and end != "endingOffsets" else None,
+        rows_per_trigger_max=values["maxOffsetsPerTrigger"],
+        bytes_per_trigger_max=values["maxBytesPerTrigger"],
+        rows_per_trigger_min=values["minOffsetsPerTrigger"],
+        trigger_delay_max_ms=values["maxTriggerDelay"],
+        partitions_min=values["minPartitions"],
+        rows_per_partition_max=values["maxRecordsPerPartition"],
+        fail_on_data_loss=values["failOnDataLoss"],
+        columns=values["columns"],
+        include_headers=values["includeHeaders"],
+        include_properties=values["includeProperties"],
+        row_format=values["rowFormat"],
+        filter_routing_key=values["filter.routingKey"],
+        poll_timeout_ms=values["pollTimeoutMs"],
+        archive_path=values["archivePath"],
+        push_filters=values["pushFilters"],
+    )
+
+
+def _check_limits(values: Mapping[str, Any]) -> None:
+    least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
+    if least and most and least > most:
+        raise OptionError(f"minOffsetsPerTrigger={least} is more than maxOffsetsPerTrigger={most}")
+    starting = values["startingOffsets"]
+    if values["endingOffsets"] == EARLIEST:
+        raise OptionError("endingOffsets=earliest would read nothing")
+    if isinstance(starting, dict) and values["assign"]:
+        more = set(starting) - set(values["assign"])
+        if more:
+            raise OptionError(f"startingOffsets names {', '.join(sorted(more))}, assign does not")
+
+
+def for_batch(options: ReadOptions) -> ReadOptions:
+    if options.starting == LATEST:
+        raise OptionError("startingOffsets=latest reads nothing in a batch")
+    for name, value in [
+        ("maxOffsetsPerTrigger", options.rows_per_trigger_max),
+        ("maxBytesPerTrigger", options.bytes_per_trigger_max),
+        ("minOffsetsPerTrigger", options.rows_per_trigger_min),
+    ]:
+        if value is not None:
+            raise OptionError(f"{name} is for streaming reads")
+    return options
+
+
+def for_stream(options: ReadOptions) -> ReadOptions:
+    if options.ending is not None or options.ending_times_ms is not None:
+        raise OptionError("endingOffsets and endingTimestamp are for batch reads")
+    return options
+
+
+def write_options(given: Mapping[str, str], environment: Mapping[str, str] | None = None) -> WriteOptions:
+    values, said = _parse({**WRITE, "path": (_text, None)}, given)
+    _at_most_one(said, "path", "exchange")
+    return WriteOptions(
+        connection=_connection(values, said, os.environ if environment is None else environment),
+        exchange=values["exchange"] if "exchange" in said else values["path"],
+        routing_key=values["routingKey"],
+        mandatory=values["mandatory"],
+        delivery=values["delivery"],
+        producer=values["producerName"],
+        batch_rows=values["publishBatchRows"],
+        rows_per_second=values["rowsPerSecondPerTask"],
+    )

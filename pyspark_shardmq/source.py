@@ -1,0 +1,297 @@
+"""Streams read by Spark: a range of offsets of one shard is one task.
+
+What there is to read is asked of the broker on the driver, the rows come over HTTP to the tasks. The decisions (where
+to begin, how much in one trigger, what is lost) are functions of `offsets`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from pyspark_shardmq import offsets, schema
+from pyspark_shardmq.archive import Archive
+from pyspark_shardmq.fetch import Broker, Gone
+from pyspark_shardmq.offsets import Place, Positions, Range, ShardState
+from pyspark_shardmq.options import EARLIEST, LATEST, Offsets, OptionError, ReadOptions, for_batch, for_stream
+from pyspark_shardmq.pushdown import Pushed, push
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter
+
+ROWS_SAMPLED = 256  # to know the size of a row
+
+
+@dataclass
+class Task(InputPartition):
+    """What one task reads."""
+
+    range: Range
+
+    def __init__(self, one: Range) -> None:
+        super().__init__(None)
+        self.range = one
+
+
+# -- what the driver asks ----------------------------------------------------------------------------------
+
+
+def subscribed(broker: Broker, options: ReadOptions) -> list[str]:
+    if options.subscribe_pattern is not None:
+        return [name for name in broker.names() if re.fullmatch(options.subscribe_pattern, name)]
+    return sorted(options.assign or set(options.subscribe))
+
+
+def states(
+    broker: Broker, options: ReadOptions, seen: Mapping[Place, int] | None = None, wait_ms: int = 0
+) -> list[ShardState]:
+    """Of all shards that are read. Waits at most `wait_ms` for news behind `seen`, if one name is read (else it only
+    asks).
+    """
+    names = subscribed(broker, options)
+    found: list[ShardState] = []
+    for name in names:
+        after = {shard: n for (queue, shard), n in (seen or {}).items() if queue == name}
+        wanted = None if options.assign is None else options.assign[name]
+        patience = wait_ms if len(names) == 1 and wanted is None else 0
+        all_shards = broker.states(name, after or None, patience)
+        if wanted is not None and (missing := set(wanted) - {state.shard for state in all_shards}):
+            raise OptionError(f"assign names shard {sorted(missing)[0]} of {name}: it has {len(all_shards)}")
+        found += [state for state in all_shards if wanted is None or state.shard in wanted]
+    return found
+
+
+def by_time(broker: Broker, times_ms: Offsets, default: int, there: list[ShardState], strategy: str) -> Positions:
+    asked = {}
+    for state in there:
+        time_ms = times_ms.get(state.queue, {}).get(state.shard) if isinstance(times_ms, Mapping) else times_ms
+        if time_ms is not None and (state.queue, time_ms) not in asked:
+            asked[state.queue, time_ms] = broker.offsets_at(state.queue, time_ms)
+    found: dict[Place, int | None] = {}
+    for state in there:
+        time_ms = times_ms.get(state.queue, {}).get(state.shard) if isinstance(times_ms, Mapping) else times_ms
+        offset = state.next if time_ms is None else asked[state.queue, time_ms].get(state.shard, state.next)
+        found[state.place] = offset if offset < state.next else None
+    return offsets.at_times(times_ms, default, there, found, strategy)
+
+
+def starting(broker: Broker, options: ReadOptions, there: list[ShardState], default: int) -> Positions:
+    if options.starting_times_ms is not None:
+        return by_time(broker, options.starting_times_ms, default, there, options.starting_time_strategy)
+    found = offsets.resolve(options.starting, default, there, "startingOffsets")
+    if options.archive_path is not None and options.starting in (EARLIEST, None) and default == EARLIEST:
+        return Archive(options.archive_path).earliest(found)
+    return found
+
+
+def ending(broker: Broker, options: ReadOptions, there: list[ShardState]) -> Positions:
+    if options.ending_times_ms is not None:
+        return by_time(broker, options.ending_times_ms, LATEST, there, "latest")
+    return offsets.resolve(options.ending, LATEST, there, "endingOffsets")
+
+
+# -- what a task does --------------------------------------------------------------------------------------
+
+
+def rows(options: ReadOptions, one: Range, filters: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """The rows of one range in the form that was asked for, older ones from the archive where there is one."""
+    names = schema.columns(options)
+    wanted = schema.arrow_schema(names)
+    for batch in _from_log_or_archive(options, one, names, _filters(options, filters)):
+        conformed = schema.conform(batch, wanted)
+        yield schema.as_kafka(conformed, options.include_headers) if options.row_format == "kafka" else conformed
+
+
+def _filters(options: ReadOptions, more: Sequence[str]) -> list[str]:
+    topic = options.filter_routing_key
+    return [*([f"routing_key:{topic}"] if topic is not None else []), *more]
+
+
+def _from_log_or_archive(
+    options: ReadOptions, one: Range, names: list[str], filters: list[str]
+) -> Iterator[pa.RecordBatch]:
+    broker = Broker(options.connection)
+    try:
+        if options.archive_path is None:
+            yield from broker.scan(one, names, filters, options.fail_on_data_loss)
+            return
+        at = one.start
+        try:
+            for batch in broker.scan(one, [*names, "offset"] if "offset" not in names else names, filters):
+                at = batch.column(batch.schema.get_field_index("offset"))[-1].as_py() + 1
+                yield batch
+        except Gone as gone:
+            # Retention may have come between the plan and the scan, or in the middle of it.
+            cold = replace(one, start=at, end=min(gone.first, one.end))
+            hot = replace(one, start=max(at, gone.first))
+            archive = Archive(options.archive_path)
+            yield from archive.scan(cold, names, filters, options.fail_on_data_loss)
+            if hot.start < hot.end:
+                yield from _from_log_or_archive(options, hot, names, filters)
+    finally:
+        broker.close()
+
+
+# -- a batch -----------------------------------------------------------------------------------------------
+
+
+class ShardmqReader(DataSourceReader):
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = for_batch(options)
+        self._pushed = Pushed()
+        schema.ddl(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options, broker = self._options, Broker(self._options.connection)
+        try:
+            there = states(broker, options)
+            start = starting(broker, options, there, EARLIEST)
+            start, _ = offsets.checked(start, there, options.fail_on_data_loss, options.archive_path is not None)
+            end = ending(broker, options, there)
+        finally:
+            broker.close()
+        _refuse_beyond(there, end)
+        start, end = self._pushed.narrow(start, end)
+        found = offsets.ranges(start, end, options.partitions_min, options.rows_per_partition_max)
+        return [Task(one) for one in found]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        if not isinstance(partition, Task):
+            return iter(())  # Spark makes one partition of nothing where there are none
+        return rows(self._options, partition.range, self._pushed.filters)
+
+
+class PushingReader(ShardmqReader):
+    """Only with pushFilters=true: Spark refuses readers that take filters unless
+    spark.sql.python.filterPushdown.enabled is set.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._pushed, rest = push(filters, self._options)
+        return rest
+
+
+def _refuse_beyond(there: Iterable[ShardState], end: Positions) -> None:
+    for state in there:
+        if end[state.place].next > state.next:
+            raise OptionError(
+                f"endingOffsets: {state.queue}/{state.shard} has offsets up to {state.next - 1}, "
+                f"{end[state.place].next} was asked for"
+            )
+
+
+# -- a stream ----------------------------------------------------------------------------------------------
+
+
+class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Spark keeps one of these in a process beside the driver for the life of a query; its tasks get copies."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = for_stream(options)
+        self._target: Positions | None = None  # Trigger.AvailableNow: where the streams ended at its start
+        self._latest: Positions | None = None
+        self._since: float | None = None  # since when rows wait for minOffsetsPerTrigger, on the monotonic clock
+        self._broker: Broker | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_broker": None}
+
+    def _driver(self) -> Broker:
+        if self._broker is None:
+            self._broker = Broker(self._options.connection)
+        return self._broker
+
+    def initialOffset(self) -> dict[str, Any]:
+        there = states(self._driver(), self._options)
+        return offsets.encode(starting(self._driver(), self._options, there, LATEST))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.rows_per_trigger_max is not None:
+            return ReadMaxRows(self._options.rows_per_trigger_max)
+        if self._options.bytes_per_trigger_max is not None:
+            return ReadMaxBytes(self._options.bytes_per_trigger_max)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = {
+            state.place: offsets.Position(state.id, state.next) for state in states(self._driver(), self._options)
+        }
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begun = offsets.decode(start)
+        wait_ms = 0 if self._target is not None else self._options.poll_timeout_ms
+        there = states(self._driver(), self._options, {p: position.next for p, position in begun.items()}, wait_ms)
+        options = self._options
+        at, losses = offsets.checked(begun, there, options.fail_on_data_loss, options.archive_path is not None)
+        for loss in losses:
+            print(f"shardmq: {loss}", file=sys.stderr)
+        self._latest = {state.place: offsets.Position(state.id, state.next) for state in there}
+        end = self._latest if self._target is None else {**at, **offsets.at_most(self._latest, self._target)}
+        if self._is_too_little(at, end):
+            return start
+        return offsets.encode(self._admitted(at, end, limit, there))
+
+    def _admitted(self, at: Positions, end: Positions, limit: ReadLimit, there: list[ShardState]) -> Positions:
+        if isinstance(limit, ReadMaxRows):
+            return offsets.admit_rows(at, end, limit.max_rows)
+        if isinstance(limit, ReadMaxBytes):
+            sized = [replace(state, row_bytes=self._row_bytes(state, at)) for state in there]
+            return offsets.admit_bytes(at, end, limit.max_bytes, sized)
+        return end
+
+    def _row_bytes(self, state: ShardState, at: Positions) -> float:
+        """Of the next rows on average; 0 where there are none."""
+        begin = max(at[state.place].next, state.first)
+        sample = Range(state.queue, state.shard, state.id, begin, min(begin + ROWS_SAMPLED, state.next))
+        batches = list(self._driver().scan(sample, schema.columns(self._options), fail_on_data_loss=False))
+        count = sum(batch.num_rows for batch in batches)
+        return sum(batch.nbytes for batch in batches) / count if count else 0.0
+
+    def _is_too_little(self, at: Positions, end: Positions) -> bool:
+        least = self._options.rows_per_trigger_min
+        waiting = sum(offsets.lag(at, end).values())
+        if least is None or self._target is not None or waiting >= least or not waiting:
+            self._since = None
+            return False
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since < self._options.trigger_delay_max_ms / 1000:
+            return True
+        self._since = None
+        return False
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._latest is None else offsets.encode(self._latest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        options = self._options
+        begun, until = offsets.decode(start), offsets.decode(end)
+        # A stream made anew is read from its beginning; that this is allowed was decided in latestOffset.
+        begun = {place: position for place, position in begun.items() if _same(position, until.get(place))}
+        found = offsets.ranges(begun, until, options.partitions_min, options.rows_per_partition_max)
+        return [Task(one) for one in found]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        return rows(self._options, partition.range) if isinstance(partition, Task) else iter(())
+
+    def stop(self) -> None:
+        if self._broker is not None:
+            self._broker.close()
+
+
+def _same(position: offsets.Position, other: offsets.Position | None) -> bool:
+    return other is not None and position.id == other.id

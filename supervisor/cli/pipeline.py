@@ -1,0 +1,40 @@
+"""pipeline run, pipeline list: jobs on Spark, in a process of their own, by the package pyspark_shardmq."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Annotated
+
+import typer
+
+from supervisor.cli.api import USAGE, fail
+from supervisor.cli.processes import module_command, module_environment
+
+JOBS = {
+    "archive": "streams to Parquet files, exactly once",
+    "replay": "archived rows to an exchange",
+    "process": "SQL over streams, what it gives to an exchange",
+    "analytics": "rates, hot keys and skew of streams, as tables and as a page",
+    "backfill": "Parquet, CSV or JSON files to an exchange",
+}
+
+app = typer.Typer(no_args_is_help=True, help="Run jobs over streams on Spark (pip install 'shardmq[spark]').")
+
+
+@app.command("list")
+def list_jobs() -> None:
+    """The jobs there are."""
+    for name, text in JOBS.items():
+        typer.echo(f"{name:10} {text}")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    epilog="shardctl pipeline run NAME --help says what a job takes.",
+)
+def run(context: typer.Context, name: Annotated[str, typer.Argument(help="Of the job.")]) -> None:
+    """Run a job with the arguments behind its name; its exit status is that of the job."""
+    if name not in JOBS:
+        fail(f"no job {name}: there are {', '.join(JOBS)}", USAGE)
+    command = module_command(f"pyspark_shardmq.jobs.{name}", *context.args)
+    raise typer.Exit(subprocess.run(command, env=module_environment(), check=False).returncode)

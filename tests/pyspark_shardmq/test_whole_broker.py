@@ -1,0 +1,218 @@
+"""Over a whole broker: what stream exchanges hold comes through Spark exactly once, whoever is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+
+from pyspark_shardmq.jobs import archive, replay
+from tests.pyspark_shardmq.conftest import ROOT
+from tests.support.real_broker import RealBroker, wait_until
+
+pytestmark = pytest.mark.timeout(600)  # Spark starts slowly on a busy machine
+
+WAIT_S = 200
+LARGE_BYTES = 10 << 20
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    pytest.importorskip("pyarrow")
+    made = RealBroker(tmp_path_factory.mktemp("broker") / "data")
+    try:
+        yield made
+        made.stop()
+    finally:
+        made.clean_up()
+
+
+@pytest.fixture
+def channel(broker: RealBroker) -> Iterator[Any]:
+    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    yield channel
+    if connection.is_open:
+        connection.close()
+
+
+def url(broker: RealBroker) -> str:
+    return f"http://{broker.http}"
+
+
+def stream_exchange(channel: Any, name: str, shards: int) -> None:
+    arguments = {"x-shards": shards, "x-shard-arguments": {"x-queue-type": "stream"}}
+    channel.exchange_declare(name, "x-modulus-hash", durable=True, arguments=arguments)
+
+
+def publish(channel: Any, exchange: str, numbers: range) -> None:
+    for number in numbers:
+        properties = pika.BasicProperties(delivery_mode=2, headers={"n": number, "deep": {"list": [1, "two", None]}})
+        channel.basic_publish(exchange, f"key.{number}", b"%d" % number, properties)
+
+
+def sink(channel: Any, exchange: str) -> None:
+    channel.exchange_declare(exchange, "fanout", durable=True)
+    channel.queue_declare(f"{exchange}-queue", durable=True)
+    channel.queue_bind(f"{exchange}-queue", exchange)
+
+
+def depth(broker: RealBroker, queue: str) -> int:
+    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+    try:
+        return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
+    finally:
+        connection.close()
+
+
+def taken(broker: RealBroker, queue: str) -> list[tuple[Any, pika.BasicProperties, bytes]]:
+    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+    channel, found = connection.channel(), []
+    while True:
+        method, properties, body = channel.basic_get(queue, auto_ack=True)
+        if method is None:
+            connection.close()
+            return found
+        found.append((method, properties, body))
+
+
+def begin(job: str, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", f"pyspark_shardmq.jobs.{job}", *words]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
+
+
+def children(pid: int) -> list[int]:
+    """All that descend from a process: Spark's JVM and the Python workers, whatever groups they put themselves into."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *children(child)]
+    return found
+
+
+def kill_driver(process: subprocess.Popen[bytes]) -> None:
+    """The job and its JVM die at once; workers may live on and publish what they have, for a while."""
+    family = children(process.pid)
+    for pid in [process.pid, *family]:
+        if "java" in Path(f"/proc/{pid}/comm").read_text() or pid == process.pid:
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), "the workers to end", WAIT_S)
+
+
+def kill_a_worker(process: subprocess.Popen[bytes]) -> None:
+    workers = [pid for pid in children(process.pid) if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(workers[-1], signal.SIGKILL)
+
+
+def test_a_stream_processor_publishes_each_row_once_through_kills(
+    broker: RealBroker, channel: Any, spark: Any, tmp_path: Path
+) -> None:
+    """Killed: a shard, a Python worker, the driver with its JVM; then it runs to its end."""
+    total = 6000
+    stream_exchange(channel, "orders", 2)
+    sink(channel, "checked")
+    publish(channel, "orders", range(total))
+    sql = tmp_path / "query.sql"
+    sql.write_text("select concat('seen ', string(value)) as value, routing_key from input")
+    words = ["orders", "--sql", str(sql), "--exchange", "checked", "--checkpoint", str(tmp_path / "checkpoint")]
+    words += ["--url", url(broker), "--master", "local[2,3]", "--option", "maxOffsetsPerTrigger=400"]
+
+    def until(count: int) -> Callable[[], bool]:
+        return lambda: process.poll() is not None or depth(broker, "checked-queue") >= count
+
+    process = begin("process", *words)
+    wait_until(until(400), "the first rows", WAIT_S)
+    broker.kill("shard", 0)
+    wait_until(until(depth(broker, "checked-queue") + 400), "more rows", WAIT_S)
+    kill_a_worker(process)
+    wait_until(until(depth(broker, "checked-queue") + 400), "rows after a worker died", WAIT_S)
+    assert process.poll() is None, "nothing is left to be killed"
+    kill_driver(process)
+    before = depth(broker, "checked-queue")
+    assert 0 < before < total
+    assert begin("process", *words).wait(WAIT_S) == 0
+    found = Counter(body for _, _, body in taken(broker, "checked-queue"))
+    assert found == Counter(b"seen %d" % number for number in range(total))
+
+
+def test_archived_and_replayed_messages_are_what_they_were(
+    broker: RealBroker, channel: Any, spark: Any, tmp_path: Path
+) -> None:
+    stream_exchange(channel, "logs", 2)
+    sink(channel, "again")
+    publish(channel, "logs", range(500))
+    everything = pika.BasicProperties(
+        content_type="text/plain",
+        content_encoding="gzip",
+        headers={"n": -1, "t": True, "b": b"\0\xff", "d": Decimal("1.5"), "nested": {"a": [None, {"x": 2**40}]}},
+        delivery_mode=2,
+        priority=5,
+        correlation_id="c",
+        reply_to="r",
+        expiration="60000",
+        message_id="m",
+        timestamp=1_700_000_000,
+        type="t",
+        user_id="guest",
+        app_id="a",
+    )
+    bodies = [bytes(range(256)), b"", os.urandom(LARGE_BYTES)]
+    for body in bodies:
+        channel.basic_publish("logs", "binary", body, everything)
+    path = str(tmp_path / "cold")
+    done = archive.job(spark, archive.arguments(["logs", path, "--url", url(broker), "--rows-per-epoch", "200"]))
+    assert done["rows"] == 503
+    words = [path, "--url", url(broker), "--exchange", "again", "--name", "one"]
+    for _ in range(2):
+        replay.job(spark, replay.arguments(words))
+    found = taken(broker, "again-queue")
+    assert Counter(body for _, _, body in found) == Counter([*bodies, *(b"%d" % n for n in range(500))])
+    for method, properties, body in found:
+        headers = dict(properties.headers)
+        assert headers.pop("x-producer-id").startswith("replay-one/") and headers.pop("x-sequence") >= 0
+        if method.routing_key == "binary":
+            properties.headers = headers
+            assert properties == everything
+        else:
+            assert headers == {"n": int(body), "deep": {"list": [1, "two", None]}}
+            assert method.routing_key == f"key.{int(body)}"
+
+
+def test_rows_that_go_nowhere_and_users_without_rights_are_refused(
+    broker: RealBroker, channel: Any, spark: Any
+) -> None:
+    channel.exchange_declare("nowhere", "direct")
+    stream_exchange(channel, "private", 1)
+    rows = spark.range(10).selectExpr("string(id) as value", "'lost' as routing_key")
+    with pytest.raises(Exception, match=r"10 of 10 rows went to no queue, such as .*lost"):
+        rows.coalesce(1).write.format("shardmq").mode("append").options(
+            exchange="nowhere", **{"shardmq.url": url(broker)}
+        ).save()
+    reader = spark.read.format("shardmq").option("shardmq.url", url(broker)).option("subscribe", "private")
+    with pytest.raises(Exception, match="401"):
+        reader.option("shardmq.user", "nobody").load().collect()
+
+
+def test_counts_agree_with_what_the_broker_says(broker: RealBroker, channel: Any, spark: Any) -> None:
+    stream_exchange(channel, "counted", 3)
+    publish(channel, "counted", range(100))
+    reader = spark.read.format("shardmq").option("shardmq.url", url(broker)).option("subscribe", "counted")
+    found = {row.shard: row["count"] for row in reader.load().groupBy("shard").count().collect()}
+    request = urllib.request.Request(f"{url(broker)}/api/streams/%2F/counted")
+    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    shards = json.load(urllib.request.urlopen(request))["shards"]
+    assert found == {s["shard"]: s["next"] - s["first"] for s in shards if s["next"] > s["first"]}
+    assert sum(found.values()) == 100

@@ -1,0 +1,220 @@
+"""The broker's HTTP of streams and Arrow, in memory: what the Spark connector talks to, with faults on order.
+
+Streams are lists of rows; published rows are kept by queue, once for each producer and sequence, as queues do it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pyarrow as pa
+
+from pyspark_shardmq.matching import matches
+from pyspark_shardmq.schema import COLUMNS, arrow_schema
+
+BATCH_ROWS = 1000
+
+
+class Shard:
+    def __init__(self) -> None:
+        self.id, self.first, self.rows = str(uuid.uuid4()), 0, []
+
+    @property
+    def next(self) -> int:
+        return self.first + len(self.rows)
+
+    def truncate(self, first: int) -> None:
+        self.rows, self.first = self.rows[first - self.first :], first
+
+
+class FakeStreams:
+    """faults: how many of the next requests to a path holding that text end without an answer, or in its middle."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, list[Shard]] = {}
+        self.published: dict[str, list[dict[str, Any]]] = {}
+        self.seen: dict[str, int] = {}  # the highest sequence of each producer
+        self.duplicates = 0
+        self.faults: dict[str, int] = {}
+        self.requests: list[str] = []
+        self.lock = threading.Lock()
+
+    def declare(self, name: str, shards: int = 1) -> list[Shard]:
+        self.streams[name] = [Shard() for _ in range(shards)]
+        return self.streams[name]
+
+    def append(self, name: str, count: int, **more: Any) -> None:
+        """To the shards in turn; row i has the body "i"."""
+        shards = self.streams[name]
+        with self.lock:
+            total = sum(shard.next for shard in shards)
+            for number in range(total, total + count):
+                row = {"exchange": name, "routing_key": f"key.{number % 7}", "value": b"%d" % number, "headers": None}
+                row |= {"timestamp": 1_700_000_000_000_000 + number * 1000, "properties": None}
+                shards[number % len(shards)].rows.append(row | more)
+
+    def takes_fault(self, path: str) -> bool:
+        with self.lock:
+            for text, left in self.faults.items():
+                if text in path and left:
+                    self.faults[text] -= 1
+                    return True
+        return False
+
+    def take(self, exchange: str, rows: list[dict[str, Any]], producer: str | None, sequence: int) -> None:
+        with self.lock:
+            kept = self.published.setdefault(exchange, [])
+            for i, row in enumerate(rows):
+                if producer is not None and sequence + i <= self.seen.get(producer, -1):
+                    self.duplicates += 1
+                    continue
+                if producer is not None:
+                    self.seen[producer] = sequence + i
+                kept.append(row)
+
+
+@contextmanager
+def serving(streams: FakeStreams) -> Iterator[str]:
+    class Handler(_Handler):
+        state = streams
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    state: FakeStreams
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        parts, query = self._parts()
+        self.state.requests.append(self.path)
+        if self.state.takes_fault(self.path) and parts[-1] != "arrow":
+            self.close_connection = True
+            return
+        if len(parts) == 2:
+            self._json(200, [{"name": n, "kind": "queue", "shards": len(s)} for n, s in self.state.streams.items()])
+        elif parts[2] not in self.state.streams:
+            self._json(404, {"error": "Object Not Found", "reason": f"no stream {parts[2]}"})
+        elif parts[-1] == "arrow":
+            self._scan(parts[2], int(parts[3]), query)
+        elif parts[-1] == "offset-for-time":
+            self._at_time(parts[2], int(query["timestamp"][0]))
+        else:
+            self._json(200, {"name": parts[2], "shards": self._shards(parts[2])})
+
+    def do_POST(self) -> None:
+        parts, query = self._parts()
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        rows = pa.ipc.open_stream(body).read_all().to_pylist()
+        producer = query.get("producer", [None])[0]
+        if "unroutable" in parts[2]:
+            sample = [{"row": 0, "exchange": parts[2], "routing_key": ""}]
+            self._json(422, {"rows": len(rows), "confirmed": len(rows), "unroutable": len(rows), "sample": sample})
+            return
+        self.state.take(parts[2], rows, producer, int(query.get("seq", ["0"])[0]))
+        if self.state.takes_fault(self.path):  # taken, and nobody is told
+            self.close_connection = True
+            return
+        self._json(200, {"rows": len(rows), "confirmed": len(rows)})
+
+    def _parts(self) -> tuple[list[str], dict[str, list[str]]]:
+        """What stands behind /api/, and the query: of /api/streams/VHOST/NAME/... NAME is the third part."""
+        split = urlsplit(self.path)
+        return [unquote(part) for part in split.path.split("/")[2:]], parse_qs(split.query)
+
+    def _shards(self, name: str) -> list[dict[str, Any]]:
+        return [
+            {"shard": i, "queue": name, "id": s.id, "first": s.first, "next": s.next, "state": "running"}
+            for i, s in enumerate(self.state.streams[name])
+        ]
+
+    def _json(self, status: int, found: Any) -> None:
+        text = json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def _at_time(self, name: str, ms: int) -> None:
+        shards = {}
+        for i, shard in enumerate(self.state.streams[name]):
+            later = (n for n, row in enumerate(shard.rows, shard.first) if row["timestamp"] >= ms * 1000)
+            shards[str(i)] = next(later, shard.next)
+        self._json(200, {"timestamp": ms, "shards": shards})
+
+    def _scan(self, name: str, index: int, query: dict[str, list[str]]) -> None:
+        shard = self.state.streams[name][index]
+        start, end = int(query["from"][0]), int(query["to"][0])
+        facts = {"first": shard.first, "next": shard.next, "id": shard.id}
+        if query.get("id", [shard.id])[0] != shard.id:
+            self._json(409, facts)
+        elif start < shard.first:
+            self._json(410, facts)
+        elif not start <= end <= shard.next:
+            self._json(416, facts)
+        else:
+            self._send_rows(name, index, shard, start, end, query)
+
+    def _send_rows(
+        self, name: str, index: int, shard: Shard, start: int, end: int, query: dict[str, list[str]]
+    ) -> None:
+        asked = query["columns"][0].split(",")
+        names = [column for column in COLUMNS if column in asked]
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        cut = self.state.takes_fault(self.path)
+        out = _Chunks(self.wfile)
+        with pa.ipc.new_stream(out, arrow_schema(names)) as writer:
+            for low in range(start, end, BATCH_ROWS):
+                high = min(low + BATCH_ROWS, end)
+                rows = [
+                    {"queue": name, "shard": index, "offset": n, **shard.rows[n - shard.first]}
+                    for n in range(low, high)
+                ]
+                batch = pa.RecordBatch.from_pylist(rows, schema=arrow_schema(list(COLUMNS)))
+                kept = batch.filter(matches(batch, query.get("filter", [])))
+                writer.write_batch(kept.select(names))
+                if cut:
+                    out.closed = True
+                    self.close_connection = True
+                    return
+        self.wfile.write(b"0\r\n\r\n")
+
+
+class _Chunks:
+    """A file whose writes are the chunks of an HTTP answer."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        data = bytes(data)
+        if data and not self.closed:
+            self._file.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        pass
