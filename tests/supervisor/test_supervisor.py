@@ -19,7 +19,7 @@ import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
-from supervisor.config import ConfigError, FrontDoors, Listen, Settings, Shards, Supervision
+from supervisor.config import ConfigError, FrontDoors, Listen, Reader, Settings, Shards, Supervision
 from supervisor.directories import DataDirectory, RuntimeDirectory
 from supervisor.plan import ChildPlan, Listening, children
 from supervisor.reload import flat, nested
@@ -36,6 +36,7 @@ def settings_for(tmp_path: Path, **supervision: Any) -> Settings:
         listen=Listen(bind="127.0.0.1", amqp_port=0, http_port=0, metrics_port=0),
         front_doors=FrontDoors(count=2),
         shards=Shards(count=2),
+        reader=Reader(enabled=False),  # the same children whether pyarrow is installed or not
         supervision=Supervision(**supervision),
     )
 
