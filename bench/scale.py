@@ -85,7 +85,7 @@ class Client:
         found: list[bytes] = []
         at = 0
         while len(found) < count:
-            while len(self._got) - at >= 7:
+            while len(found) < count and len(self._got) - at >= 7:
                 kind, _, size = struct.unpack_from(">BHI", self._got, at)
                 if len(self._got) - at < size + 8:
                     break
