@@ -70,6 +70,8 @@ class Listener(Protocol):
 
     def close_connection(self, owner: str, code: int, text: str) -> None: ...
 
+    def totals(self) -> dict[str, float]: ...
+
     def alarmed(self, reason: str) -> None:
         """Of the whole broker; "": over."""
 
@@ -214,6 +216,8 @@ class CatalogLink:
                 case Snapshot():
                     await self._replace(message)
                     self._in_step(told)
+                case Query() if message.totals_only:
+                    self._send(DoorReport(message.query, [], [], self._listener.totals()))
                 case Query():
                     self._send(DoorReport(message.query, *self._listener.report()))
                 case SeatOrders():

@@ -107,7 +107,8 @@ class ConsumeTerms(msgspec.Struct, array_like=True, frozen=True):
 
 class DoorReport(ControlMessage, tag="report", frozen=True):
     """Answers Query. connections: per connection {owner, channels, send_oct, recv_oct, state, ...};
-    channels: per channel {owner, number, prefetch_count, unacked, confirm, ...}; counters: totals of this door."""
+    channels: per channel {owner, number, prefetch_count, unacked, confirm, ...}; counters: totals of this
+    door, "connections" and "channels" among them."""
 
     query: int
     connections: list[dict[str, Any]]
@@ -304,9 +305,11 @@ class Alarmed(ControlMessage, tag="alarmed", frozen=True):
 
 
 class Query(ControlMessage, tag="query", frozen=True):
-    """Answered by DoorReport."""
+    """Answered by DoorReport. `totals_only`: with nothing of single connections and channels, of which there may be
+    thousands."""
 
     query: int
+    totals_only: bool = False
 
 
 AnyControl = (

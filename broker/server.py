@@ -28,12 +28,14 @@ from broker.client import Client
 from broker.config import BrokerConfig, ConfigError, read_config
 from broker.consuming import Consuming
 from broker.control import ConsumerHere, SeatOrder
+from broker.counts import Counts
 from broker.dead_letters import DeadLettering
 from broker.logins import Logins
 from broker.output import Stream
 from broker.pace import Pace
 from broker.proxy import Balancers, Greeting
 from broker.publishing import Publishing
+from broker.rewinding import Rewinding
 from broker.shard_link import ShardLinks
 from broker.tls import Handshake
 from broker.tracing import Tracing
@@ -80,10 +82,12 @@ class Door:
         )
         self.logins = Logins()
         self.server_properties = login.server_properties(config.shown_cluster_name)
+        self.counts = Counts()
         self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
-        self.publishing = Publishing(self.catalog_link, self.links, set_timestamp=config.set_timestamp)
-        self.consuming = Consuming(self.links, self.catalog_link.say)
+        self.publishing = Publishing(self.catalog_link, self.links, self.counts, set_timestamp=config.set_timestamp)
+        self.consuming = Consuming(self.links, self.catalog_link.say, self.counts)
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
+        self.rewinding = Rewinding(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
         self.dirty: list[Client] = []
         self._dead_letters_scheduled = False
@@ -250,6 +254,23 @@ class Door:
             if client.owner == owner:
                 client.close(ConnectionException(code, text, 0, 0))
 
+    def totals(self) -> dict[str, float]:
+        """Of everything since the start, and how many there are now."""
+        channels = [
+            channel
+            for client in self.clients.values()
+            if client.is_open and not client.trusted
+            for channel in client.channels.values()
+        ]
+        counters = {**self.counts.report(), "unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        counters["duplicates"] = float(self.publishing.duplicates)
+        counters["connections"] = sum(client.is_open and not client.trusted for client in self.clients.values())
+        counters["channels"] = len(channels)
+        counters["publishers"] = sum(channel.has_published for channel in channels)
+        for reason, count in self.dead_lettering.published.items():
+            counters[f"dead_lettered_{reason}"] = float(count)
+        return counters
+
     def consumers_here(self) -> list[ConsumerHere]:
         return self.consuming.virtual.here()
 
@@ -265,13 +286,7 @@ class Door:
                 continue
             connections.append(client.report())
             channels += [channel.report(client.owner) for channel in client.channels.values()]
-        counters = {
-            "unroutable_dropped": float(self.publishing.unroutable_dropped),
-            "duplicates": float(self.publishing.duplicates),
-        }
-        for reason, count in self.dead_lettering.published.items():
-            counters[f"dead_lettered_{reason}"] = float(count)
-        return connections, channels, counters
+        return connections, channels, self.totals()
 
     # -- start and stop --------------------------------------------------------------------------------------
 
@@ -456,6 +471,7 @@ class Door:
         for client in list(self.clients.values()):
             client.disconnect()
         self.end_of_pass()
+        self.rewinding.close()
         self.links.stop()
         self._linking.cancel()
 

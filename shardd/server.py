@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
@@ -31,8 +31,9 @@ from shardd.peers import Outgoing
 from shardd.shard import Shard
 from shardd.store import DiskFull, SegmentStore, StoreError, StreamCache
 from shardd.store.files import OsFiles
-from shardd.store.queue_log import QueueLog, Ranges
+from shardd.store.queue_log import QueueLog
 from shardd.store.stream_segment import SEGMENT_BYTES_MIN
+from shardd.store.told_log import Ranges, ToldLog
 from shardd.upkeep import Step
 from shardd.wire import envelope
 from shardd.wire import messages as wire
@@ -114,6 +115,32 @@ class Syncer:
         self.usual_s += (took - self.usual_s) / USUAL_OF
 
 
+class Remover:
+    """A thread that removes files: of half a gigabyte each takes a quarter of a second."""
+
+    def __init__(self, files: WatchedFiles) -> None:
+        self._files = files
+        self._paths: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="remove", daemon=True).start()
+
+    def remove(self, path: str) -> None:
+        self._paths.put((path, False))
+
+    def remove_directory(self, path: str) -> None:
+        """If it is there, and nothing is in it."""
+        self._paths.put((path, True))
+
+    def _run(self) -> None:
+        while True:
+            path, is_directory = self._paths.get()
+            try:
+                (self._files.remove_directory if is_directory else self._files.remove)(path)
+            except FileNotFoundError:
+                pass  # by then it was empty, and has gone with its last file
+            except OSError as error:  # nobody needs it: tried again at the next start
+                log.warning("%s stays: %s", path, error)
+
+
 class Stores:
     """Where the stores of a shard lie: a directory for each vhost, by the hash of its name. `Home` of shard.py."""
 
@@ -123,6 +150,7 @@ class Stores:
         self._files = WatchedFiles(OsFiles(), calls)
         self._streams = StreamCache(self._files)
         self._ranges = ranges
+        self._remover = Remover(self._files)
         self._next_progress = 0.0
 
     def _path(self, vhost: str) -> str:
@@ -157,21 +185,17 @@ class Stores:
             if VHOST_DIRECTORY.fullmatch(name) and path not in wanted:
                 self._remove(path)
 
-    def _log(self, path: str, segment_bytes: int, queue_id: int = 0) -> QueueLog:
-        """`queue_id`: of the queue whose log it is, 0 when it only is to be removed."""
-        return QueueLog(
-            path,
-            files=self._files,
-            segment_bytes=segment_bytes,
-            sync=self._config.durability == "fsync",
-            cache=self._streams,
-            queue_id=queue_id,
-            ranges=self._ranges if queue_id else None,
-        )
+    def _log_settings(self, segment_bytes: int) -> dict[str, Any]:
+        durable = self._config.durability == "fsync"
+        return {"files": self._files, "segment_bytes": segment_bytes, "sync": durable, "cache": self._streams}
 
     def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
         notify.watchdog()
-        opened = self._log(stream_directory(self._path(vhost), queue_id), segment_bytes, queue_id)
+        path, settings = stream_directory(self._path(vhost), queue_id), self._log_settings(segment_bytes)
+        if self._ranges is None:
+            opened = QueueLog(path, remover=self._remover, **settings)
+        else:
+            opened = ToldLog(path, remover=self._remover, queue_id=queue_id, ranges=self._ranges, **settings)
         opened.recover()
         self._tell_damage(vhost, opened)
         return opened
@@ -183,7 +207,7 @@ class Stores:
         for name in os.listdir(path) if os.path.isdir(path) else ():
             found = STREAM_DIRECTORY.fullmatch(name)
             if found is not None and int(found[1]) not in but:
-                self._log(f"{path}/{name}", SEGMENT_BYTES_MIN).delete_all()
+                QueueLog(f"{path}/{name}", **self._log_settings(SEGMENT_BYTES_MIN)).delete_all()
                 log.info("removed %s/%s, of a stream that is gone", path, name)
 
     def recovered(self, vhost: str, store: SegmentStore) -> None:

@@ -129,6 +129,7 @@ class Reader(Struct, frozen=True, forbid_unknown_fields=True):
 class Users(Struct, frozen=True, forbid_unknown_fields=True):
     default_user: Text = "guest"
     default_pass: Text = "guest"
+    http_without_tls: bool = False
 
 
 class Supervision(Struct, frozen=True, forbid_unknown_fields=True):

@@ -74,6 +74,7 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "http_address": listening.http_address,
         "default_user": settings.users.default_user,
         "default_pass": settings.users.default_pass,
+        "http_without_tls": settings.users.http_without_tls,
         "channel_max_per_node": settings.front_doors.channel_max_per_node,
         "load_definitions": settings.load_definitions,
         "connections_max": settings.front_doors.connections_max,

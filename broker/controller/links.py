@@ -224,14 +224,14 @@ class DoorLinks:
 
     # -- reports ---------------------------------------------------------------------------------------
 
-    async def reports(self) -> list[DoorReport]:
+    async def reports(self, totals_only: bool = False) -> list[DoorReport]:
         """What the doors say of their connections and channels; those that are silent for REPORT_S_MAX are left out."""
         self._query += 1
         gathering = self._reports[self._query] = _Gathering(len(self._doors))
         query = self._query
         try:
             for door in self._doors.values():
-                door.send(Query(query))
+                door.send(Query(query, totals_only))
             await asyncio.wait_for(gathering.complete.wait(), REPORT_S_MAX)
         except TimeoutError:
             log.warning("%d front doors did not report", gathering.wanted - len(gathering.reports))

@@ -22,8 +22,10 @@ class Presence:
     def __init__(self) -> None:
         self.connections_max = 0  # of the broker; 0: no limit
         self._connections: dict[str, ConnectionInfo] = {}
+        self.opened = 0  # since the controller's start, those it found open among them
 
     def up(self, info: ConnectionInfo) -> None:
+        self.opened += info.owner not in self._connections
         self._connections[info.owner] = info
 
     def channels_beside(self, owner: str, user: str) -> tuple[int, int]:
@@ -41,9 +43,10 @@ class Presence:
 
     def door_up(self, door: int, connections: Iterable[ConnectionInfo]) -> None:
         """What the door has is what it says now."""
-        self.door_gone(door)
+        known = set(self.door_gone(door))
         for info in connections:
             self.up(info)
+            self.opened -= info.owner in known
 
     def door_gone(self, door: int) -> list[str]:
         """The owners that went with it."""

@@ -170,10 +170,11 @@ class Server:
             self._turns.release()
 
     def _publish(self, caller: socket.socket, call: Publish) -> None:
-        body = receive_parts(caller, BODY_BYTES_MAX)
+        """Not before its turn are the rows taken in: they are what takes memory."""
         if not self._publishing.acquire(timeout=TURN_S_MAX):
             raise Refused(Answer(503, "busy", f"{self._config.scans_max} calls publish already"))
         try:
+            body = receive_parts(caller, BODY_BYTES_MAX)
             answer(caller, publisher()(call, body, CONFIRMS_S_MAX))
         finally:
             self._publishing.release()

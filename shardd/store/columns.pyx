@@ -162,14 +162,15 @@ cdef inline int push_bytes(Text *text, const uint8_t *at, size_t size) except -1
     return push32(&text.ends, <int32_t>text.data.used)
 
 
-cdef int push_text(Text *text, const uint8_t *at, size_t size) except -1 nogil:
+cdef int push_replaced(Text *text, const uint8_t *at, size_t size) except -1 with gil:
+    """A function of its own: one that may take the interpreter's lock does something for it at each call."""
+    cdef bytes said = (<const char*>at)[:size].decode("utf-8", "replace").encode()
+    return push_bytes(text, <const uint8_t*><const char*>said, len(said))
+
+
+cdef inline int push_text(Text *text, const uint8_t *at, size_t size) except -1 nogil:
     """As UTF-8, which Arrow asks for: bytes that are none are replaced."""
-    if is_ascii(at, size):
-        return push_bytes(text, at, size)
-    with gil:
-        said = (<const char*>at)[:size].decode("utf-8", "replace").encode()
-        push_bytes(text, <const uint8_t*><const char*>said, len(said))
-    return 0
+    return push_bytes(text, at, size) if is_ascii(at, size) else push_replaced(text, at, size)
 
 
 cdef int push_maybe(Text *text, const uint8_t *at, size_t size, bint there) except -1 nogil:

@@ -6,6 +6,7 @@ none of the values wanted is passed over unread, and of the others only those me
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +14,12 @@ from typing import Any, Protocol
 
 from shardd.store import intake
 from shardd.store.chunk import expanded
-from shardd.store.files import Files
-from shardd.store.stream import StreamLog, StreamSync, wanted_filters
-from shardd.store.stream_reading import COUNT_MAX, StreamCache
+from shardd.store.files import is_missing
+from shardd.store.stream import StreamLog, wanted_filters
+from shardd.store.stream_reading import COUNT_MAX
 
-
-class Ranges(Protocol):
-    """Who is told where streams begin and end."""
-
-    def put(self, queue: int, first: int, next: int) -> None: ...
-    def remove(self, queue: int) -> None: ...
+_RECORD = struct.Struct("<I16xIH")  # of a record (drawn in record.pyx): length, messages, queues
+_RECORD_HEADER = 28
 
 
 @dataclass(slots=True)
@@ -35,52 +32,61 @@ class Batch:
     next_offset: int
 
 
+# What a file is called that is about to be removed.
+GONE_PREFIX = "gone."
+
+
+class Remover(Protocol):
+    """Removes what nobody needs any more, in that order, whenever it comes to it: a large file takes long."""
+
+    def remove(self, path: str) -> None: ...
+    def remove_directory(self, path: str) -> None: ...
+
+
 class QueueLog(StreamLog):
-    def __init__(
-        self,
-        directory: str,
-        *,
-        files: Files | None = None,
-        segment_bytes: int = 500_000_000,
-        sync: bool = True,
-        cache: StreamCache | None = None,
-        queue_id: int = 0,
-        ranges: Ranges | None = None,
-    ) -> None:
-        super().__init__(directory, files=files, segment_bytes=segment_bytes, sync=sync, cache=cache)
-        self._queue_id = queue_id
-        self._ranges = ranges
+    def __init__(self, directory: str, *, remover: Remover | None = None, **more: Any) -> None:
+        """`more`: as a StreamLog has it. Without a remover files are removed at once."""
+        super().__init__(directory, **more)
+        self._remover = remover
 
     def recover(self) -> None:
         super().recover()
-        self._tell()
+        self._quietly(self._remove_left_behind)
 
-    def flush(self) -> None:
-        super().flush()
-        self._tell()
+    def _remove_left_behind(self) -> None:
+        """What a former process did not come to."""
+        for name in self._files.list(self.directory):
+            if name.startswith(GONE_PREFIX):
+                self._hand_over(f"{self.directory}/{name}")
 
-    def finish_sync(self, job: StreamSync) -> None:
-        super().finish_sync(job)
-        self._tell()
+    def _hand_over(self, path: str) -> None:
+        if self._remover is None:
+            self._files.remove(path)
+        else:
+            self._remover.remove(path)
 
-    def retain(self, now: int, **bounds: Any) -> int:
-        gone = super().retain(now, **bounds)
-        if gone:
-            self._tell()
-        return gone
-
-    def truncate(self) -> None:
-        super().truncate()
-        self._tell()
+    def _remove(self, path: str) -> None:
+        directory, _, name = path.rpartition("/")
+        if self._remover is None or not name.startswith("log."):
+            super()._remove(path)
+            return
+        try:
+            self._files.rename(path, f"{directory}/{GONE_PREFIX}{name}")
+        except OSError as error:
+            if not is_missing(error):
+                raise
+        else:
+            self._remover.remove(f"{directory}/{GONE_PREFIX}{name}")
 
     def delete_all(self) -> None:
-        if self._ranges is not None:
-            self._ranges.remove(self._queue_id)
+        self._remove_left_behind()
+        if self._remover is not None:
+            for name in self._files.list(self.directory):
+                if name.startswith("log."):
+                    self._remove(f"{self.directory}/{name}")
         super().delete_all()
-
-    def _tell(self) -> None:
-        if self._ranges is not None:
-            self._ranges.put(self._queue_id, self.first_offset, self.committed_offset)
+        if self._remover is not None:
+            self._remover.remove_directory(self.directory)
 
     def append_records(self, records: memoryview, queue_id: int, alone: bool) -> int:
         """Take those of the records that name the queue (`alone`: all do); how many messages."""
@@ -88,6 +94,21 @@ class QueueLog(StreamLog):
         before = self.next_offset
         self.append(own, intake.filters_of(own))
         return self.next_offset - before
+
+    def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]:
+        """Of the messages in the records that name the queue, those whose record names `other`, too: (ordinal of the
+        first, count) of each record. To be asked for a short time only: it looks at each record."""
+        found: list[tuple[int, int]] = []
+        at = ordinal = 0
+        while at < len(records):
+            length, count, queues = _RECORD.unpack_from(records, at)
+            ids = struct.unpack_from(f"<{queues}I", records, at + _RECORD_HEADER)
+            if queue_id in ids:
+                if other in ids:
+                    found.append((ordinal, count))
+                ordinal += count
+            at += length
+        return found
 
     def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None:
         """What `batch` takes as `wanted`; None: everything."""

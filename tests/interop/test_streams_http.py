@@ -7,6 +7,8 @@ import http.client
 import json
 import os
 import signal
+import socket
+import ssl
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -17,8 +19,18 @@ import pika
 import pyarrow as pa
 import pytest
 
+from tests.support.certificates import Authority
 from tests.support.real_broker import RealBroker, wait_until
 
+SETTINGS = """
+[reader]
+bytes_per_s = 8000000
+[listen]
+amqps_port = 0
+https_port = 0
+[tls]
+cert = "{directory}/server.pem"
+"""
 STREAM = {"x-queue-type": "stream"}
 SETTLE_S = 20.0
 
@@ -27,7 +39,8 @@ SETTLE_S = 20.0
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
     """One of its own: its processes are killed. Slow enough that a scan can be met on its way."""
     directory: Path = tmp_path_factory.mktemp("streams-http")
-    (directory / "broker.toml").write_text("[reader]\nbytes_per_s = 8000000\n")
+    Authority(directory, "servers").make("server.pem", "CN=localhost", hosts=("localhost", "127.0.0.1"))
+    (directory / "broker.toml").write_text(SETTINGS.format(directory=directory))
     made = RealBroker(directory / "data", more=("--config", str(directory / "broker.toml")))
     wait_until(lambda: made.is_replaced("reader", 0, 0), "the reader", SETTLE_S)
     try:
@@ -257,6 +270,34 @@ def test_rows_that_are_repeated_are_stored_once(broker: RealBroker, channel: Any
     assert [body for _, _, body in got[:160]] == [b"%d" % n for n in range(160)]
     assert got[160] == (None, None, None)
     assert got[7][1].headers == {"x-producer-id": name, "x-sequence": 7}
+
+
+def old_client(broker: RealBroker, path: str, secure: bool) -> bytes:
+    """The body an HTTP/1.0 client is given, or by TLS one of 1.1."""
+    login = base64.b64encode(b"guest:guest").decode()
+    if secure:
+        port = int(broker.addresses["https"].rpartition(":")[2])
+        context = ssl._create_unverified_context()
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
+        connection.request("GET", path, headers={"Authorization": f"Basic {login}"})
+        return connection.getresponse().read()
+    with socket.create_connection(("127.0.0.1", int(broker.http.rpartition(":")[2])), 60) as plain:
+        plain.sendall(f"GET {path} HTTP/1.0\r\nAuthorization: Basic {login}\r\n\r\n".encode())
+        with plain.makefile("rb") as file:
+            head, _, body = file.read().partition(b"\r\n\r\n")
+    assert b"200" in head.split(b"\r\n")[0] and b"chunked" not in head.lower()
+    return body
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["HTTP/1.0", "HTTPS"])
+def test_who_cannot_be_written_to_directly_gets_the_same_bytes(
+    broker: RealBroker, channel: Any, name: str, secure: bool
+) -> None:
+    rows = filled(broker, channel, name, 6000)
+    path = arrow(name)
+    direct = Http(broker).get(path)
+    assert pa.ipc.open_stream(direct).read_all().num_rows == rows
+    assert old_client(broker, f"/api{path}", secure) == direct
 
 
 # -- kills -------------------------------------------------------------------------------------------------

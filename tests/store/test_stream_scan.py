@@ -17,6 +17,7 @@ from shardd.store.columns import OFFSET, VALUE, Columns, Filter
 from shardd.store.files import OsFiles
 from shardd.store.stream_scan import Places, Scan, Truncated, find, segments_of
 from shardd.store.stream_segment import file_name
+from shardd.store.told_log import ToldLog
 from tests.reader.rows import KEYS, plain, random_values
 from tests.reference import topic
 from tests.reference.columns import encode_props, row
@@ -172,6 +173,38 @@ def test_damage_costs_its_own_chunks_only(tmp_path_factory: pytest.TempPathFacto
         offset = read.next_offset
     assert found == expected
     assert len(found) >= len(stream.rows) - 5
+
+
+def test_others_are_told_of_what_is_on_stable_storage_and_of_nothing_else(tmp_path: Path) -> None:
+    told: list[tuple[int, int, int]] = []
+
+    class Told:
+        def put(self, queue: int, first: int, next: int) -> None:
+            told.append((queue, first, next))
+
+        def remove(self, queue: int) -> None:
+            told.append((queue, -1, -1))
+
+    batch = Record((7,), (encode_message(bytes(1000)),) * 3, T0).encode()
+    log = ToldLog(str(tmp_path / "stream"), segment_bytes=4096, queue_id=7, ranges=Told())
+    log.recover()
+    log.append_records(memoryview(batch), 7, True)
+    log.flush()
+    job = log.begin_sync()
+    assert job is not None
+    log.append_records(memoryview(batch), 7, True)
+    job.run()
+    assert set(told) == {(7, 0, 0)}
+    log.finish_sync(job)
+    assert told[-1] == (7, 0, 3)
+    sync(log)
+    assert told[-1] == (7, 0, 6)
+    log.retain(0, max_messages=1)
+    assert told[-1] == (7, log.first_offset, 6) and log.first_offset > 0
+    log.truncate()
+    assert told[-1] == (7, 6, 6)
+    log.delete_all()
+    assert told[-1] == (7, -1, -1)
 
 
 def test_a_message_larger_than_a_window_is_one_batch(tmp_path: Path) -> None:

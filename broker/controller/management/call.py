@@ -26,7 +26,8 @@ from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
-from broker.controller.management.gathered import Gatherer
+from broker.controller.management.gathered import Gatherer, Rates
+from broker.controller.management.imports import Imports
 from broker.controller.memory import MemoryWatch
 from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
@@ -43,6 +44,7 @@ TAGS: Final[dict[str, set[str]]] = {
     "administrator": {"administrator"},
 }
 OPEN = "open"  # no login
+BODY_BYTES_MAX = 8 << 20
 LOCAL: Final = UserPut("shardctl", "", "", ["administrator"])  # in the catalog there is no such user, or another
 AMQP_STATUS: Final = {
     404: (404, "Object Not Found"),
@@ -72,6 +74,10 @@ def not_found(reason: str = "Not Found") -> ApiError:
     return ApiError(404, "Object Not Found", reason)
 
 
+def too_large(bytes_max: int) -> ApiError:
+    return ApiError(413, "payload_too_large", f"the body has more than {bytes_max} bytes")
+
+
 def not_authorised(reason: str) -> ApiError:
     return ApiError(401, "not_authorised", reason)
 
@@ -90,6 +96,8 @@ class Context:
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     logins: Logins = field(default_factory=Logins)
     streams: StreamRanges = field(default_factory=StreamRanges)
+    imports: Imports = field(default_factory=Imports)
+    churn_rates: Rates = field(default_factory=Rates)
 
     @property
     def catalog(self) -> Catalog:
@@ -111,13 +119,27 @@ class Call:
     def flag(self, name: str) -> bool:
         return self.request.query.get(name, "").lower() in ("true", "1")
 
+    async def raw_body(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+        if (self.request.content_length or 0) > bytes_max:
+            raise too_large(bytes_max)
+        body = bytearray()
+        async for chunk in self.request.content.iter_any():
+            body += chunk
+            if len(body) > bytes_max:
+                raise too_large(bytes_max)
+        return bytes(body)
+
     async def body(self, type: type[T]) -> T:
         """The JSON body, or 400 with the path of the key that is wrong. No body is an empty one."""
-        raw = await self.request.read()
+        raw = await self.raw_body()
         try:
             return msgspec.json.decode(raw or b"{}", type=type, strict=False)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise bad_request(str(error)) from None
+        except UnicodeDecodeError:
+            raise bad_request("not UTF-8") from None
+        except RecursionError:
+            raise bad_request("nested too deep") from None
 
     async def json(self) -> dict[str, Any]:
         """The JSON body, an object of any keys."""

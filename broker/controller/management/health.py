@@ -49,7 +49,7 @@ async def alarms(call: Call) -> Any:
     found += [{"process": name, "alarm": FEW_FILES} for name in short_of_files(call.context)]
     if found:
         raise Unhealthy("There are alarms in effect", alarms=found)
-    stats = await call.context.stats.now()
+    stats = await call.context.stats.of_shards()
     warned: list[dict[str, Any]] = [{"warning": text} for text in near_limits(call.context)]
     warned += [{"shard": shard, "warning": text} for shard, row in stats.shards.items() for text in warnings(row)]
     return {**OK, "warnings": warned} if warned else OK
@@ -113,6 +113,8 @@ ROUTES = [
     Route("GET", f"{CHECKS}/local-alarms", alarms),
     Route("GET", f"{CHECKS}/virtual-hosts", ok),
     Route("GET", f"{CHECKS}/node-is-quorum-critical", ok),
+    Route("GET", f"{CHECKS}/metadata-store/initialized", ok),
+    Route("GET", f"{CHECKS}/reached-target-cluster-size", ok),
     Route("GET", f"{CHECKS}/is-in-service", in_service),
     Route("GET", f"{CHECKS}/ready-to-serve-clients", in_service),
     Route("GET", f"{CHECKS}/port-listener/{{port}}", port_listener),

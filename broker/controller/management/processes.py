@@ -11,6 +11,8 @@ from typing import Any
 
 from broker.controller.management.call import NODE, Call, Context, Route, not_found
 from broker.controller.management.gathered import Stats
+from broker.login import MECHANISMS
+from broker.routing.types import TYPES
 from shardd.wire.messages import LOW_ON_DISK
 
 # Of what the supervisor writes; `status` and `last_end` are words for people.
@@ -105,7 +107,7 @@ def warnings(numbers: dict[str, float]) -> list[str]:
 
 
 async def shards(call: Call) -> list[dict[str, Any]]:
-    queues, stats = queues_per_shard(call.context), await call.context.stats.now()
+    queues, stats = queues_per_shard(call.context), await call.context.stats.of_shards()
     return [
         {
             "shard": shard.number,
@@ -129,6 +131,10 @@ def disk_room(stats: Stats) -> dict[str, int]:
     return {} if free is None or least is None else {"disk_free": int(free), "disk_free_limit": int(least)}
 
 
+def node_uptime_s(context: Context) -> float:
+    return max((row.get("uptime", 0.0) for row in rows(context)), default=0.0)
+
+
 def node(context: Context, stats: Stats) -> dict[str, Any]:
     alarms = {shard.alarm for shard in context.shards.shards} | {context.memory.alarm}
     children = [row for row in rows(context) if row.get("rss_bytes")]
@@ -148,22 +154,38 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
         "alarms": sorted(alarms - {""}),
         **disk_room(stats),
         "partitions": [],
+        "sockets_used": len(context.presence.connections()),
+        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
+        "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in MECHANISMS.decode().split()],
+        "db_dir": os.path.abspath(context.config.data_dir),
+        "log_files": [],
+        "config_files": [],
         "uptime": int(max((row.get("uptime", 0) for row in children), default=0) * 1000),
         "rates_mode": "basic",
     }
 
 
 async def nodes(call: Call) -> list[dict[str, Any]]:
-    return [node(call.context, await call.context.stats.now())]
+    return [node(call.context, await call.context.stats.of_shards())]
 
 
 async def one_node(call: Call) -> dict[str, Any]:
     if call.part("node") != NODE:
         raise not_found()
-    return node(call.context, await call.context.stats.now())
+    return node(call.context, await call.context.stats.of_shards())
+
+
+async def memory(call: Call) -> dict[str, Any]:
+    """What each process holds."""
+    if call.part("node") != NODE:
+        raise not_found()
+    held = {row["name"]: row["rss_bytes"] for row in rows(call.context) if row.get("rss_bytes")}
+    total = sum(held.values())
+    return {"memory": {**held, "strategy": "rss", "total": {"rss": total, "allocated": total, "erlang": 0}}}
 
 
 ROUTES = [
+    Route("GET", "/api/nodes/{node}/memory", memory, "monitoring"),
     Route("GET", "/api/processes", get_all, "monitoring"),
     Route("GET", "/api/shards", shards, "monitoring"),
     Route("GET", "/api/nodes", nodes, "monitoring"),

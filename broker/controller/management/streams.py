@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 from typing import Any
 
 from aiohttp import HttpVersion11, web
@@ -195,7 +194,7 @@ async def _send(call: Call, reader: stream_reader.Connection, answer: Answer, id
 
 async def _may_hand_over(request: web.Request, transport: asyncio.Transport) -> bool:
     """Whether all that was written here has left this process, and nobody else would have to see the rest."""
-    if isinstance(transport.get_extra_info("ssl_object"), ssl.SSLObject) or request.version < HttpVersion11:
+    if transport.get_extra_info("sslcontext") is not None or request.version < HttpVersion11:
         return False
     loop = asyncio.get_running_loop()
     end = loop.time() + HAND_OVER_S_MAX

@@ -47,12 +47,12 @@ def row(vhost: Vhost, stats: Stats) -> dict[str, Any]:
 
 
 async def get_all(call: Call) -> Listing:
-    stats = await call.context.stats.now()
+    stats = await call.context.stats.now(totals_only=True)
     return Listing(row(vhost, stats) for vhost in call.visible_vhosts())
 
 
 async def get(call: Call) -> dict[str, Any]:
-    return row(call.vhost(), await call.context.stats.now())
+    return row(call.vhost(), await call.context.stats.now(totals_only=True))
 
 
 async def put(call: Call) -> Any:
