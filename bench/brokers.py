@@ -32,14 +32,15 @@ def own_broker(data_parent: Path | None, python: str = sys.executable) -> Iterat
         with log.open("w") as errors:
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
         try:
-            addresses = ready_addresses(process, log)
-            yield Target(OWN_NAME, f"amqp://guest:guest@{addresses['amqp']}/", process.pid, addresses["http"])
+            line = ready_line(process, log)
+            amqp, http = (address_of(line, name) for name in ("amqp", "http"))
+            yield Target(OWN_NAME, f"amqp://guest:guest@{amqp}/", process.pid, http)
         finally:
             end(process)
 
 
-def ready_addresses(process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:
-    """HOST:PORT by name, out of the line `ready: amqp=HOST:PORT http=HOST:PORT ...`."""
+def ready_line(process: subprocess.Popen[bytes], log: Path) -> str:
+    """`ready: amqp=HOST:PORT http=HOST:PORT ...`"""
     assert process.stdout
     give_up = time.monotonic() + READY_S_MAX
     text = b""
@@ -50,8 +51,7 @@ def ready_addresses(process: subprocess.Popen[bytes], log: Path) -> dict[str, st
             text += piece
             for line in text.decode(errors="replace").splitlines(keepends=True):
                 if line.startswith("ready:") and line.endswith("\n"):
-                    words = (word.split("=", 1) for word in line.split()[1:] if "=" in word)
-                    return {name: reachable(address) for name, address in words}
+                    return line
             if not piece:
                 break
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
@@ -60,8 +60,10 @@ def ready_addresses(process: subprocess.Popen[bytes], log: Path) -> dict[str, st
     raise RunFailed(f"{what}; it said:\n{tail}")
 
 
-def reachable(address: str) -> str:
-    host, _, port = address.rpartition(":")
+def address_of(ready_line: str, name: str) -> str:
+    """HOST:PORT to connect to."""
+    words = dict(word.split("=", 1) for word in ready_line.split()[1:] if "=" in word)
+    host, _, port = words[name].rpartition(":")
     return f"{'127.0.0.1' if host in ('', '0.0.0.0', '[::]') else host}:{port}"
 
 

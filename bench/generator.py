@@ -38,7 +38,7 @@ class Target:
     name: str
     url: str
     pid: int | None = None
-    http: str = ""  # HOST:PORT of its HTTP API, of this broker only
+    http: str = ""  # HOST:PORT of the HTTP API, where it is known
 
     def processes(self) -> list[int]:
         return machine.tree(self.pid) if self.pid else []

@@ -31,7 +31,7 @@ from typing import Any
 
 import generator
 import machine
-from brokers import ROOT, end, ready_addresses
+from brokers import ROOT, address_of, end, ready_line
 
 READ_BYTES = 1 << 20
 SILENCE_S_MAX = 120.0  # of the broker, while something is asked of it
@@ -88,7 +88,7 @@ class Client:
         found: list[bytes] = []
         at = 0
         while len(found) < count:
-            while len(self._got) - at >= 7:
+            while len(found) < count and len(self._got) - at >= 7:
                 kind, _, size = struct.unpack_from(">BHI", self._got, at)
                 if len(self._got) - at < size + 8:
                     break
@@ -183,7 +183,7 @@ class Broker:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
             )
-        self.address = ready_addresses(self.process, log)["amqp"]
+        self.address = address_of(ready_line(self.process, log), "amqp")
         return time.monotonic() - begun
 
     def stop(self) -> float:

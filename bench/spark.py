@@ -160,7 +160,7 @@ def main() -> None:
         scenarios: dict[str, Callable[[], dict[str, float]]] = {
             "read, 7 columns, into noop": lambda: bench.read(None),
             "read, 3 columns, into noop": lambda: bench.read("offset,timestamp,value"),
-            "read by AMQP, a consumer a shard": lambda: bench.read_by_amqp(queues),
+            "AMQP, a client that counts bytes": lambda: bench.read_by_amqp(queues),
             "write into 4 queues, confirms": bench.write,
         }
         bench.read("offset")  # starts the workers

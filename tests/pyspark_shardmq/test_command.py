@@ -1,0 +1,48 @@
+"""The jobs' command lines: what is missing or wrong is one line and an exit status. No Spark."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pyspark_shardmq.jobs import archive, command
+from supervisor.cli.app import app
+
+
+def test_a_job_nobody_knows_is_status_2_and_those_known_are_listed() -> None:
+    refused = CliRunner().invoke(app, ["pipeline", "run", "archve", "orders"])
+    assert refused.exit_code == 2 and "there are archive, replay, process, analytics, backfill" in refused.output
+    assert CliRunner().invoke(app, ["pipeline", "list"]).output.count("\n") == 5
+
+
+@pytest.mark.parametrize(("lacking", "hint"), [("pyspark", "shardmq[spark]"), ("java", "apt-get install")])
+def test_what_spark_lacks_is_status_69_and_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lacking: str, hint: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == lacking else object())
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    given = archive.arguments(["orders", "/tmp/never-made"])
+    assert command.run("archive", given, lambda *_: pytest.fail("no Spark was to be had")) == command.UNAVAILABLE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert hint in line
+
+
+def test_the_line_that_says_why_is_found_in_sparks_pages() -> None:
+    text = (
+        "[STREAM_FAILED] Query ...\nTraceback\n  File x\npyspark_shardmq.offsets.DataLoss: orders/0 is gone\n\tat org"
+    )
+    assert command.reason(RuntimeError(text)) == "orders/0 is gone"
+    assert command.reason(RuntimeError("one\ntwo")) == "one"
+
+
+@pytest.mark.parametrize(
+    "words", [["orders"], ["orders", "/x", "--rows-per-epoch", "0"], ["a", "b", "--table-format", "x"]]
+)
+def test_wrong_arguments_are_status_2(words: list[str], capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        archive.arguments(words)
+    assert ended.value.code == 2
