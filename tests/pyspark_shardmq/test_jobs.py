@@ -13,6 +13,8 @@ import pytest
 
 from pyspark_shardmq.jobs import analytics, archive, backfill, command, process, replay
 
+pytestmark = pytest.mark.minutes
+
 pytestmark = pytest.mark.timeout(400)  # Spark starts slowly on a busy machine
 
 if TYPE_CHECKING:

@@ -53,6 +53,7 @@ def test_a_batch_with_a_name_may_be_run_again(spark: Any, url: str, streams: Fak
     assert sum(values(streams, "out").values()) == 200
 
 
+@pytest.mark.minutes
 def test_what_goes_nowhere_or_says_too_little_is_an_error(spark: Any, url: str, streams: FakeStreams) -> None:
     frame = spark.range(10).selectExpr("string(id) as value")
     with pytest.raises(Exception, match=r"rows went to no queue, such as .*routing_key"):
@@ -67,6 +68,7 @@ def test_what_goes_nowhere_or_says_too_little_is_an_error(spark: Any, url: str, 
             writing(wrong, url, exchange)
 
 
+@pytest.mark.minutes
 def test_an_epoch_that_is_repeated_is_published_once(
     spark: Any, url: str, streams: FakeStreams, tmp_path: Path
 ) -> None:
