@@ -13,9 +13,7 @@ import pytest
 
 from pyspark_shardmq.jobs import analytics, archive, backfill, command, process, replay
 
-pytestmark = pytest.mark.minutes
-
-pytestmark = pytest.mark.timeout(400)  # Spark starts slowly on a busy machine
+pytestmark = [pytest.mark.minutes, pytest.mark.timeout(400)]  # Spark starts slowly on a busy machine
 
 if TYPE_CHECKING:
     from tests.support.fake_streams import FakeStreams

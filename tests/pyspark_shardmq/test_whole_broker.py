@@ -21,9 +21,7 @@ from pyspark_shardmq.jobs import archive, replay
 from tests.pyspark_shardmq.conftest import ROOT
 from tests.support.real_broker import RealBroker, wait_until
 
-pytestmark = pytest.mark.minutes
-
-pytestmark = pytest.mark.timeout(600)  # Spark starts slowly on a busy machine
+pytestmark = [pytest.mark.minutes, pytest.mark.timeout(600)]  # Spark starts slowly on a busy machine
 
 WAIT_S = 200
 LARGE_BYTES = 10 << 20
