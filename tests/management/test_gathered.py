@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from broker.changes import QueuePut
+from broker.controller.authority import ShardSilent
 from broker.controller.management import gathered
 from broker.controller.management.gathered import Gatherer, message_stats
 from shardd.wire import messages as wire
@@ -82,6 +85,25 @@ async def test_a_dear_look_at_everything_is_kept_longer(shards: FakeShards) -> N
     clock.now += gatherer.fresh_s
     await gatherer.now()
     assert len(shards.asked) == 2 * asked
+
+
+async def test_a_look_that_waited_for_a_silent_shard_is_not_kept_longer(shards: FakeShards) -> None:
+    clock = Clock()
+    gatherer = Gatherer(shards, FakeDoors(), clock)
+    before = shards.stats
+
+    def silent(shard: int, asked: wire.Stats):  # type: ignore[no-untyped-def]
+        if shard == 0:
+            clock.now += gathered.STATS_S_MAX
+            reply = asyncio.get_running_loop().create_future()
+            reply.set_exception(ShardSilent("shard 0"))
+            return reply
+        return before(shard, asked)
+
+    shards.stats = silent  # type: ignore[method-assign]
+    stats = await gatherer.now()
+    assert sorted(stats.queues) == [10, 11, 12, 13]
+    assert gatherer.fresh_s == gathered.STATS_FRESH_S
 
 
 def test_rates_are_made_of_looks_that_are_not_too_close() -> None:

@@ -145,7 +145,8 @@ class Gatherer:
         before = self._last if self._last.at else None
         if before is not None:
             before.before = None
-        looks = [self._look_over(shard.number) for shard in self._shards.shards if shard.ready]
+        asked = [shard.number for shard in self._shards.shards if shard.ready]
+        looks = map(self._look_over, asked)
         reports, seen = await asyncio.gather(_in_time(self._doors.reports(totals_only), []), asyncio.gather(*looks))
         stats = Stats(at=self._clock(), before=before, totals_only=totals_only)
         for each in seen:
@@ -153,7 +154,9 @@ class Gatherer:
         for report in reports:
             _add_door(stats, report)
         _set_apart(stats, self._hidden_queues())
-        self._last, self._took = stats, stats.at - begun
+        # To wait for a shard that is silent is no work; the others' news must not get old for it.
+        self._took = stats.at - begun if stats.shards.keys() >= set(asked) else 0.0
+        self._last = stats
         return stats
 
     async def _look_over(self, shard: int) -> Stats:
