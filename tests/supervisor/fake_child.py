@@ -42,8 +42,11 @@ def main() -> int:
         notify.watchdog()
     lifeline = notify.lifeline_fd()
     assert lifeline is not None
+    poll = select.poll()  # knows descriptors of any number
+    poll.register(wake_read, select.POLLIN)
+    poll.register(lifeline, select.POLLIN)
     while True:
-        readable, _, _ = select.select([wake_read, lifeline], [], [])
+        readable = [fd for fd, _ in poll.poll()]
         if lifeline in readable or set(os.read(wake_read, 16)) != {signal.SIGHUP}:
             break
         if (new := notify.new_section()) is not None:
