@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,6 +35,17 @@ def sync(log: StreamLog) -> None:
         log.finish_sync(job)
 
 
+OPEN: list[StreamLog] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Each of two thousand examples has its descriptors, until its test ends."""
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
 class Stream:
     """A log of random messages, and the rows they are."""
 
@@ -41,6 +53,7 @@ class Stream:
         self.rng = random.Random(seed)
         self.directory = str(directory)
         self.log = StreamLog(self.directory, segment_bytes=segment_bytes)
+        OPEN.append(self.log)
         self.log.recover()
         self.rows: list[dict[str, object]] = []
 
