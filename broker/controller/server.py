@@ -45,7 +45,7 @@ from broker.controller.shard_sets import NODE
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.routing.placement import place
 from shardd.wire import messages as wire
-from shardd.wire.memory import AfterBursts
+from shardd.wire.memory import AfterBursts, give_back
 from supervisor import notify
 from supervisor.logs import set_level
 
@@ -90,6 +90,7 @@ class Controller:
         watchdog = asyncio.create_task(self._watchdog())
         drained = asyncio.create_task(draining.run(self.authority.catalog, self.shards, self.authority))
         notify.ready()
+        give_back()
         log.info("controller is ready, %d queues known", len(list(self.authority.catalog.queues())))
         await stop.wait()
         notify.stopping()
