@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
 
-from broker import checks, reading
+from broker import checks, own_letters, reading
 from broker.amqp import ChannelException, ConnectionException, frames, properties
 from broker.consumers import Consumer, Part, Virtual
 from broker.counts import Counts
@@ -395,6 +395,8 @@ class Consuming:
         """`elsewhere`: messages ready at other shards of the same virtual queue."""
         epoch, got = in_epoch
         message, redelivered = got.message, True
+        if message:
+            message = bytes(properties.without_header_in_each(message, 1, own_letters.BCC))
         if isinstance(got, wire.GotAgain):
             message = properties.with_delivery_count(message, 1, got.times)
         else:
@@ -429,9 +431,9 @@ class Consuming:
 
     # -- deliveries -----------------------------------------------------------------------------------------
 
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int]) -> None:
+    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]) -> None:
         """Messages of one consumer, on their way to its client."""
-        _connection, _channel, number, first_number, redelivered, count, blob, times = section
+        _connection, _channel, number, first_number, redelivered, count, blob, times, hides = section
         consumer = self.consumers.get(number)
         if consumer is None:
             # Released, and requeued there; its connection's window is of no interest any more, unless others share it.
@@ -441,6 +443,8 @@ class Consuming:
             self._announce(consumer)
         channel, client = consumer.channel, consumer.client
         size = len(blob)
+        if hides:
+            blob = memoryview(properties.without_header_in_each(blob, count, own_letters.BCC))
         if consumer.reading is not None:
             blob = self._numbered(consumer, first_number, count, blob)
         tag = channel.next_tag

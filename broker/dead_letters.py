@@ -18,11 +18,13 @@ from typing import NamedTuple, Protocol
 from broker.amqp import deaths, frames, properties
 from broker.catalog import Catalog, Vhost
 from broker.changes import QueuePut
+from broker.reading import is_stream
 from broker.releasing import Releasing
 from broker.routing import Message, delaying, goes_by_key, keeping, route_message
 from broker.routing.spreading import HASH_PROPERTIES
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
+from shardd.wire import packer
 
 DUE = "delayed"  # the reason of what did not die, but has waited long enough (releasing.py)
 
@@ -59,8 +61,11 @@ class Copy(NamedTuple):
 
     names: _Names
     headers: bytes  # with their length before them
+    shown: bytes  # the same without BCC, which lies in queues only
     keys: list[str]
     deaths: list[tuple[str, str]]
+    exchange: str
+    by_key: bool  # where it goes is decided once for all that look alike
     to: To  # without targets where each message is routed for itself
 
 
@@ -70,6 +75,7 @@ class To(NamedTuple):
     targets: tuple[_Target, ...]
     persistent: bool
     priority: int
+    marks: int = 0
 
 
 class Answer:
@@ -144,23 +150,26 @@ class DeadLettering:
         self._last_channel = (self._last_channel + 1) % CHANNELS
         answer = Answer(self._links, shard, batch, first_seq, self._last_channel)
         vhost = self._source.catalog.vhost(batch.vhost)
-        if vhost is None or batch.exchange not in vhost.exchanges:
-            self._no_exchange(batch)
+        if vhost is None:
+            self.dropped += batch.count
         else:
             now_s = time.time()
             self._links.use_vhost(batch.vhost)
-            if batch.reason == DUE:
-                self._release(vhost, batch, answer.channel, now_s)
-            else:
+            if batch.reason != DUE:
                 first_seq = first_seq if batch.insist else 0
                 _Publishing(self._links, vhost, batch, answer.channel, first_seq, now_s, self).run()
+            elif batch.exchange is not None and batch.exchange in vhost.exchanges:
+                self._release(vhost, batch, batch.exchange, answer.channel, now_s)
+            else:
+                self.dropped += batch.count
+                self.no_exchange(batch.vhost, batch.queue, batch.exchange)
             touched = self._links.packer.take_touched()
             answer.shards += touched.bit_count()
             self._links.wait_for(touched, answer)
         answer.confirmed()
 
-    def _release(self, vhost: Vhost, batch: wire.DeadLetters, channel: int, now_s: float) -> None:
-        releasing = Releasing(self._links, vhost, batch, channel, now_s)
+    def _release(self, vhost: Vhost, batch: wire.DeadLetters, exchange: str, channel: int, now_s: float) -> None:
+        releasing = Releasing(self._links, vhost, batch, exchange, channel, now_s)
         releasing.run()
         self.released += batch.count
 
@@ -172,19 +181,19 @@ class DeadLettering:
         self._told_of.add(what)
         return True
 
-    def _no_exchange(self, batch: wire.DeadLetters) -> None:
-        self.dropped += batch.count
-        if self._is_news("exchange", batch.vhost, batch.exchange):
+    def no_exchange(self, vhost: str, queue: str | int, exchange: str | None) -> None:
+        """None: it has no dead-letter exchange, which is no news."""
+        if exchange is not None and self._is_news("exchange", vhost, exchange):
             log.warning(
                 "dead letters of queue '%s' in vhost '%s' are dropped: there is no exchange '%s'",
-                batch.queue, batch.vhost, batch.exchange,
+                queue, vhost, exchange,
             )  # fmt: skip
 
-    def cycle(self, batch: wire.DeadLetters, queue: str) -> None:
-        if self._is_news("cycle", batch.vhost, queue):
+    def cycle(self, vhost: str, source: str, queue: str) -> None:
+        if self._is_news("cycle", vhost, queue):
             log.warning(
                 "messages dead-lettered from queue '%s' in vhost '%s' would go round to '%s' for ever: dropped",
-                batch.queue, batch.vhost, queue,
+                source, vhost, queue,
             )  # fmt: skip
 
 
@@ -209,7 +218,7 @@ class _Publishing:
         self._now_s = now_s
         self._owner = owner
         self._copies: dict[_Look, Copy] = {}
-        self._by_key = goes_by_key(vhost.table, batch.exchange)
+        self._queue = batch.queue if isinstance(batch.queue, str) else _name_of(vhost, batch.queue)
 
     def run(self) -> None:
         """Neighbours that go to the same queues leave together."""
@@ -220,8 +229,9 @@ class _Publishing:
             copy = self._copies.get(look)
             if copy is None:
                 copy = self._copies[look] = self._copy(*look)
-            props = (_U16.pack(flags & ~EXPIRATION | HEADERS), before, copy.headers, middle, after)
-            to = copy.to if self._by_key else self._to_alone(copy, b"".join(props))
+            word = _U16.pack(flags & ~EXPIRATION | HEADERS)
+            to = copy.to if copy.by_key else self._to_alone(copy, b"".join((word, before, copy.shown, middle, after)))
+            props = (word, before, copy.headers if to.marks else copy.shown, middle, after)
             if to != of:
                 self._pack(of, parts, first, ordinal - first)
                 parts, of, first = [], to, ordinal
@@ -253,27 +263,36 @@ class _Publishing:
                 to.persistent,
                 durable,  # whatever the message is: the old one is settled for it
                 count,
+                marks=to.marks,
             )
 
     def _copy(self, names: _Names, inside: bytes, expiration: bytes | None, mode: int, priority: int) -> Copy:
         exchange, key = _split_names(names)
-        batch, given = self._batch, self._batch.routing_key
+        batch, wish = self._batch, deaths.wish_of(inside)
+        given = batch.routing_key if wish.routing_key is None else wish.routing_key
+        to_exchange = batch.exchange if wish.exchange is None else wish.exchange
         said = None if expiration is None else expiration.decode("utf-8", "replace")
-        death = deaths.Death(batch.queue, batch.reason, int(self._now_s), exchange, key)
+        death = deaths.Death(self._queue, batch.reason, int(self._now_s), exchange, key)
         recorded = deaths.record(inside, said, death, without_cc=given is not None)
-        keys = [given] if given is not None else [key, *recorded.cc]
+        keys = [given] if given is not None else [key, *recorded.more_keys]
         key_bytes = _short(given.encode()) if given is not None else names[1 + names[0] :]
-        return Copy(
-            _short(batch.exchange.encode()) + key_bytes,
+        is_there = to_exchange is not None and to_exchange in self._vhost.exchanges
+        copy = Copy(
+            _short((to_exchange or "").encode()) + key_bytes,
             recorded.headers,
+            recorded.shown,
             keys,
             recorded.deaths,
-            To(
-                self._targets(Message(keys[0], more_keys=tuple(keys[1:])), recorded.deaths) if self._by_key else (),
-                mode == PERSISTENT,
-                priority,
-            ),
+            to_exchange or "",
+            not is_there or goes_by_key(self._vhost.table, to_exchange or ""),
+            To((), mode == PERSISTENT, priority, packer.HAS_BCC if recorded.headers != recorded.shown else 0),
         )
+        if not is_there:
+            self._owner.no_exchange(batch.vhost, self._queue, to_exchange)
+        elif copy.by_key:
+            targets = self._to(copy, Message(keys[0], more_keys=tuple(keys[1:])))
+            return copy._replace(to=targets)
+        return copy
 
     def _to_alone(self, copy: Copy, props: bytes) -> To:
         """Where an exchange on the way looks at headers or properties, or asks chance."""
@@ -285,16 +304,16 @@ class _Publishing:
         if not delaying.is_possible(delay_ms, int(self._now_s * 1000)):
             delay_ms = 0  # nobody is there to be told
         message = Message(key, headers, facts, random.getrandbits(64), tuple(more), delay_ms)
-        return copy.to._replace(targets=self._targets(message, copy.deaths))
+        return self._to(copy, message)
 
-    def _targets(self, message: Message, died: list[tuple[str, str]]) -> tuple[_Target, ...]:
+    def _to(self, copy: Copy, message: Message) -> To:
         by_shard: dict[int, tuple[tuple[int, ...], bool]] = {}
         found: list[QueuePut] = []
         waits: list[_Target] = []
-        routed = route_message(self._vhost.table, self._batch.exchange, message)
+        routed = route_message(self._vhost.table, copy.exchange, message)
         for name in (*routed.queues, *routed.kept):
-            if self._batch.reason != deaths.REJECTED and deaths.is_cycle(name, died):
-                self._owner.cycle(self._batch, name)
+            if self._batch.reason != deaths.REJECTED and deaths.is_cycle(name, copy.deaths):
+                self._owner.cycle(self._batch.vhost, self._queue, name)
                 continue
             queue = self._vhost.queues.get(name)
             if queue is None:  # a stream of which nothing is known yet
@@ -306,7 +325,7 @@ class _Publishing:
         for shard, queue in keeping.named(found):
             ids, durable = by_shard.get(shard, ((), False))
             by_shard[shard] = ((*ids, queue.id), durable or queue.durable)
-        return (
+        targets = (
             *waits,
             *(
                 (shard, ids[at : at + QUEUES_MAX], durable, 0)
@@ -314,6 +333,13 @@ class _Publishing:
                 for at in range(0, len(ids), QUEUES_MAX)
             ),
         )
+        to_stream = any(is_stream(queue.arguments) for queue in found)
+        return copy.to._replace(targets=targets, marks=0 if to_stream else copy.to.marks)
+
+
+def _name_of(vhost: Vhost, queue_id: int) -> str:
+    """ "" when it is gone."""
+    return next((name for name, queue in vhost.queues.items() if queue.id == queue_id), "")
 
 
 def _split_names(names: _Names) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
-from broker import checks
+from broker import checks, own_letters
 from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
 from broker.catalog import Catalog, Vhost
 from broker.changes import ExchangePut, QueuePut
@@ -26,6 +26,7 @@ from broker.checks import type_name
 from broker.confirms import Confirms
 from broker.counts import Counts
 from broker.deduplication import Copy, Rule, Seen
+from broker.reading import is_stream
 from broker.routing import Message as Routable
 from broker.routing import delaying, goes_by_key, keeping, route, route_message, spread_of
 from broker.routing.spreading import HASH_PROPERTIES
@@ -370,6 +371,7 @@ class Publishing:
             message = Message(event, at)
             self._check(client.scope, message.exchange, message.keys)
             message.check(client.user, self._may_impersonate(client.user))
+            self._check_letters(client.scope, message)
             message.direct_replies_to(channel)
             targets = self._route_one(client.scope, message, now_ms)
             if channel.transaction is not None:
@@ -379,6 +381,13 @@ class Publishing:
             client.fail(error, channel.number)
             return
         self.send_one(client, channel, message, targets, now_ms)
+
+    def _check_letters(self, scope: Scope, message: Message) -> None:
+        """Who sends its dead letter to an exchange must be allowed to publish there."""
+        exchange = own_letters.exchange_of(message.headers)
+        if exchange is not None and not self.catalog.may(scope.user, scope.vhost, "write", exchange):
+            thing = f"exchange '{exchange or 'amq.default'}' in vhost '{scope.vhost}'"
+            raise ChannelException(403, f"write access to {thing} refused for user '{scope.user}'", *PUBLISH)
 
     def _may_impersonate(self, user: str) -> bool:
         known = self.catalog.users.get(user)
@@ -404,7 +413,7 @@ class Publishing:
             channel.confirms.in_sequence = True
         self._account(client, channel, 1, copies)
         if self.tracing is not None:
-            self.tracing.published(client, channel.number, message.stored, message.keys, targets)
+            self.tracing.published(client, channel.number, message.without_bcc(), message.keys, targets)
 
     def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         """All publishes of a transaction. The future: whether all shards have all of them."""
@@ -427,7 +436,7 @@ class Publishing:
         committed.confirmed()
         if self.tracing is not None:
             for message, targets in held:
-                self.tracing.published(client, channel.number, message.stored, message.keys, targets)
+                self.tracing.published(client, channel.number, message.without_bcc(), message.keys, targets)
         return committed.future
 
     def _await(self, client: Publisher, committed: Committed, copies: list[Copy]) -> None:
@@ -471,11 +480,14 @@ class Publishing:
         self.links.use_vhost(client.scope.vhost)
         if not reached and not message.mandatory:
             self.unroutable_dropped += 1
+        keeps_bcc = not any(is_stream(queue.arguments) for queue in takers)
+        stored = message.stored if keeps_bcc else message.without_bcc()
+        marks = own_letters.marks_of(message.headers, keeps_bcc=keeps_bcc)
         for shard, (ids, durable) in by_shard.items():
             self.links.packer.add_stored(
                 shard,
                 ids,
-                message.without_bcc(),
+                stored,
                 client.id,
                 channel.number,
                 seq,
@@ -485,6 +497,7 @@ class Publishing:
                 message.persistent,
                 message.persistent and durable,
                 in_sequence=message.in_sequence,
+                marks=marks,
             )
         return copies
 
@@ -587,8 +600,6 @@ class Message:
                 text = f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(more)}}}'
                 raise ChannelException(406, text, *PUBLISH)
             self.keys += [key for key in more if isinstance(key, str)]  # of what else is there RabbitMQ says nothing
-        if "BCC" in self.headers and not self.delay_ms:
-            self.stored = properties.without_header(self.stored, "BCC")
 
     def check_delay(self, now_ms: int) -> None:
         """Of one that is to wait: a time that cannot be is refused, for to come at once would be wrong."""
@@ -600,10 +611,8 @@ class Message:
             raise ChannelException(406, text, *PUBLISH)
 
     def without_bcc(self) -> bytes:
-        """As those get it whom it does not wait for: where it waits its keys are still needed."""
-        if self.delay_ms and "BCC" in self.headers:
-            return properties.without_header(self.stored, "BCC")
-        return self.stored
+        """As anybody sees it. Where it lies its keys are still needed."""
+        return properties.without_header(self.stored, "BCC") if "BCC" in self.headers else self.stored
 
     def routable(self) -> Routable:
         found = self._properties

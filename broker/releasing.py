@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from broker import checks
+from broker import checks, own_letters
 from broker.amqp import frames, properties
 from broker.amqp.released import released
 from broker.catalog import Vhost
+from broker.reading import is_stream
 from broker.routing import Message, goes_by_key, keeping, route_message
 from broker.routing.spreading import HASH_PROPERTIES
 from broker.shard_link import ShardLinks
@@ -23,13 +24,18 @@ from shardd.wire import messages as wire
 CONNECTION = 0
 NO_TTL = 0xFFFFFFFF
 PERSISTENT = 2
-MORE_KEYS = 7  # of a Run: it has some, and nobody is to see those of BCC
+ALONE = 7  # of a Run: it has more keys (nobody is to see those of BCC), or says where it goes when it dies
 QUEUES_MAX = 65535  # ids in one record: their count is a u16
 
-# Start, stop, messages, names, expiration, delivery mode, priority, whether it has more keys: amqp/released.pyx
+# Start, stop, messages, names, expiration, delivery mode, priority, whether it is alone: amqp/released.pyx
 Run = tuple[int, int, int, bytes, bytes | None, int, int, bool]
-# (shard, queue ids, whether one of them is durable)
-Targets = tuple[tuple[int, tuple[int, ...], bool], ...]
+
+
+class Targets(NamedTuple):
+    """Queues by shard: (shard, queue ids, whether one of them is durable); whether one of them is a stream."""
+
+    by_shard: tuple[tuple[int, tuple[int, ...], bool], ...]
+    to_stream: bool
 
 
 class _Together(NamedTuple):
@@ -44,13 +50,16 @@ class _Together(NamedTuple):
 class Releasing:
     """One batch, being packed. `channel`: by which the batch knows what is refused of it."""
 
-    def __init__(self, links: ShardLinks, vhost: Vhost, batch: wire.DeadLetters, channel: int, now_s: float) -> None:
+    def __init__(
+        self, links: ShardLinks, vhost: Vhost, batch: wire.DeadLetters, exchange: str, channel: int, now_s: float
+    ) -> None:
         self._packer = links.packer
         self._vhost = vhost
         self._batch = batch
+        self._exchange = exchange
         self._channel = channel
         self._now_ms = int(now_s * 1000)
-        self._by_key = goes_by_key(vhost.table, batch.exchange, is_due=True)
+        self._by_key = goes_by_key(vhost.table, exchange, is_due=True)
         self._known: dict[bytes, Targets] = {}  # by names
         self.dropped = 0
 
@@ -61,12 +70,12 @@ class Releasing:
             start = stop = count = 0
             for run in runs if self._by_key else self._singly(data, runs):
                 together = self._together(view, run)
-                if together != of or run[MORE_KEYS]:
+                if together != of or run[ALONE]:
                     self._pack(of, view[start:stop], count)
                     of, start, count = together, run[0], 0
                 stop, count = run[1], count + run[2]
-                if run[MORE_KEYS]:
-                    self._pack(together, properties.without_header(bytes(view[start:stop]), "BCC"), 1)
+                if run[ALONE]:
+                    self._pack_one(together, bytes(view[start:stop]))
                     of, count = None, 0
             self._pack(of, view[start:stop], count)
 
@@ -103,24 +112,34 @@ class Releasing:
 
     def _targets(self, message: Message) -> Targets:
         by_shard: dict[int, tuple[tuple[int, ...], bool]] = {}
-        routed = route_message(self._vhost.table, self._batch.exchange, message)
+        routed = route_message(self._vhost.table, self._exchange, message)
         there = self._vhost.queues
-        for shard, queue in keeping.named([there[name] for name in (*routed.queues, *routed.kept) if name in there]):
+        found = [there[name] for name in (*routed.queues, *routed.kept) if name in there]
+        for shard, queue in keeping.named(found):
             ids, durable = by_shard.get(shard, ((), False))
             by_shard[shard] = ((*ids, queue.id), durable or queue.durable)
-        return tuple(
+        parts = tuple(
             (shard, ids[at : at + QUEUES_MAX], durable)
             for shard, (ids, durable) in by_shard.items()
             for at in range(0, len(ids), QUEUES_MAX)
         )
+        return Targets(parts, any(is_stream(queue.arguments) for queue in found))
 
-    def _pack(self, together: _Together | None, data: memoryview | bytes, count: int) -> None:
+    def _pack_one(self, together: _Together, stored: bytes) -> None:
+        """What its headers say decides how it lies in its queues."""
+        headers = properties.read(frames.read_stored(stored)[2]).headers or {}
+        keeps_bcc = not together.targets.to_stream
+        if not keeps_bcc:
+            stored = properties.without_header(stored, own_letters.BCC)
+        self._pack(together, stored, 1, own_letters.marks_of(headers, keeps_bcc=keeps_bcc))
+
+    def _pack(self, together: _Together | None, data: memoryview | bytes, count: int, marks: int = 0) -> None:
         if together is None or not count:
             return
-        if not together.targets:
+        if not together.targets.by_shard:
             self.dropped += count
             return
-        for shard, ids, durable in together.targets:
+        for shard, ids, durable in together.targets.by_shard:
             self._packer.add_stored(
                 shard,
                 list(ids),
@@ -134,6 +153,7 @@ class Releasing:
                 together.persistent,
                 durable,  # whatever the message is: the old one is settled for it
                 count,
+                marks=marks,
             )
 
 

@@ -32,6 +32,7 @@ from broker.routing.spreading import HASH_PROPERTIES, Spread
 from broker.routing.types import TYPES
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
+from shardd.wire import packer
 
 log = logging.getLogger("broker.rewinding")
 
@@ -231,7 +232,7 @@ class _Copying:
             if not self._matches(names, props):
                 continue
             facts = frames.facts(props)
-            if alike is not None and facts[:3] != alike[:3]:
+            if alike is not None and _alike(facts) != _alike(alike):
                 yield alike, self._numbered(parts, numbers), len(parts)
                 parts, numbers = [], []
             alike = facts
@@ -258,10 +259,11 @@ class _Copying:
         for _ in range(TRIES_MAX):
             waiting = _Stored()
             self._links.use_vhost(self.wish.vhost)
-            ttl_ms, mode, priority, _flags = facts
+            ttl_ms, mode, priority, flags = facts
+            marks = packer.OWN_LETTERS if flags & frames.MAY_HAVE_LETTERS else 0
             self._links.packer.add_stored(
                 self._target.shard, [self._target.id], blob, CONNECTION, 0, 0, int(time.time() * 1000),
-                ttl_ms, priority, mode == PERSISTENT, mode == PERSISTENT and self._target.durable, count,
+                ttl_ms, priority, mode == PERSISTENT, mode == PERSISTENT and self._target.durable, count, marks=marks,
             )  # fmt: skip
             self._links.wait_for(self._links.packer.take_touched(), waiting)
             self._links.flush()
@@ -280,6 +282,10 @@ def _matcher(vhost: Vhost, wish: Wish) -> Matcher:
             matcher.add(one.routing_key, one.arguments, Target(one.kind, one.destination))
     matcher.add(wish.key, wish.arguments, Target("queue", wish.queue))
     return matcher
+
+
+def _alike(facts: frames.Facts) -> tuple[int, ...]:
+    return (*facts[:3], facts[3] & frames.MAY_HAVE_LETTERS)
 
 
 def _stored(names: bytes, props: bytes, body: bytes) -> bytes:

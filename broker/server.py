@@ -188,7 +188,7 @@ class Door:
 
     # -- what the shards say -------------------------------------------------------------------------------
 
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int]) -> None:
+    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]) -> None:
         self.consuming.delivery(shard, section)
 
     def restarted(self, shard: int) -> None:

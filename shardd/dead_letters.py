@@ -29,7 +29,7 @@ class Source(NamedTuple):
     """A queue as clients know it."""
 
     vhost: str
-    name: str
+    name: str | int  # its id, where that is enough: few queues have messages that say themselves where they go
 
 
 class _Batch(NamedTuple):
@@ -53,9 +53,12 @@ class DeadLetters:
         self._door: tuple[int, int] | None = None  # number and incarnation of the front door that has them
         self._last_number = 0
 
-    def know(self, queue_id: int, vhost: str, name: str) -> None:
+    def know(self, queue_id: int, vhost: str, name: str | int) -> None:
         """Of a queue with a dead-letter exchange, before it lets anything go."""
         self._sources[queue_id] = Source(vhost, name)
+
+    def knows(self, queue_id: int) -> bool:
+        return queue_id in self._sources
 
     def forget(self, queue: Queue) -> None:
         """It is deleted; what departs from it still does."""
@@ -106,7 +109,7 @@ class DeadLetters:
             del self._waiting[queue]
             if queue.departures is None or not queue.departures.waits:
                 continue
-            if queue.limits.dead_letters is None:
+            if queue.limits.dead_letters is None and not queue.letters_differ:
                 _give_up(queue)
                 continue
             self._hand_over_some(peer, queue)
@@ -134,7 +137,7 @@ class DeadLetters:
 
     def _hand_over_some(self, peer: Peer, queue: Queue) -> None:
         to, source, departures = queue.limits.dead_letters, self._sources[queue.id], queue.departures
-        assert to is not None and departures is not None
+        assert departures is not None
         reason, entries = departures.first(BATCH_MESSAGES)
         blob, sizes = queue.store.read(entries, BATCH_BYTES)
         self._last_number = number = self._last_number + 1
@@ -144,7 +147,15 @@ class DeadLetters:
         self._in_flight_messages += len(sizes)
         peer.tell(
             m.DeadLetters(
-                number, source.vhost, source.name, reason, to.exchange, to.routing_key, to.insist, len(sizes), blob
+                number,
+                source.vhost,
+                source.name,
+                reason,
+                to.exchange if to else None,
+                to.routing_key if to else None,
+                bool(to and to.insist),
+                len(sizes),
+                blob,
             )
         )
 

@@ -494,7 +494,7 @@ class Shard:
         self._timer_of.pop(queue.id, None)
         self._used.discard(queue.id)
         if queue.departures is not None and queue.departures.waits:
-            self.dead_letters.have_come(queue)
+            self._have_died(queue)
         self.dead_letters.forget(queue)
         self._gone.add(queue.counters)
         count = queue.drop()
@@ -714,14 +714,18 @@ class Shard:
         assert isinstance(peer, Peer)
         self._given += len(blob)
         peer.has_news = True
-        peer.writer.add(consumer.connection, consumer.channel, consumer.number, first_number, redelivered, count, blob)
+        hides = consumer.queue.hides
+        connection, channel, number = consumer.connection, consumer.channel, consumer.number
+        peer.writer.add(connection, channel, number, first_number, redelivered, count, blob, 0, hides)
 
     def deliver_again(self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes) -> None:
         peer = consumer.peer
         assert isinstance(peer, Peer)
         self._given += len(blob)
         peer.has_news = True
-        peer.writer.add(consumer.connection, consumer.channel, consumer.number, first_number, True, count, blob, times)
+        hides = consumer.queue.hides
+        connection, channel, number = consumer.connection, consumer.channel, consumer.number
+        peer.writer.add(connection, channel, number, first_number, True, count, blob, times, hides)
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
         assert isinstance(consumer.peer, Peer)
@@ -756,7 +760,15 @@ class Shard:
             self._dirty[queue] = None
             self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
         if queue.departures is not None and queue.departures.waits:
-            self.dead_letters.have_come(queue)
+            self._have_died(queue)
+
+    def _have_died(self, queue: Queue) -> None:
+        if not self.dead_letters.knows(queue.id):
+            vhost = next((vhost for vhost, store in self.stores.items() if store is queue.store), None)
+            if vhost is None:
+                return  # about to be deleted, and all that is in it
+            self.dead_letters.know(queue.id, vhost, queue.id)
+        self.dead_letters.have_come(queue)
 
     def _set_timer(self, queue: Queue, due: int) -> None:
         if due < self._timer_of.get(queue.id, due + 1):

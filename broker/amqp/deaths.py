@@ -16,6 +16,9 @@ from typing import Any, Final, NamedTuple
 from broker.amqp.methods import decode_table, skip_value
 
 REJECTED = "rejected"
+# Headers by which a message says where it goes when it dies: exchange and key.
+WISHES: Final = (b"x-dead-letter-exchange", b"x-dead-letter-routing-key")
+NAME_BYTES_MAX = 255
 _U32 = struct.Struct(">I")
 _LONG = struct.Struct(">cq")
 _TIMESTAMP = struct.Struct(">cQ")
@@ -35,17 +38,38 @@ class Death(NamedTuple):
 
 class Recorded(NamedTuple):
     """`headers`: of the copy, with their length before them. `deaths`: (queue, reason), newest first, this one among
-    them. `cc`: the CC header's keys of the message."""
+    them. `more_keys`: those of the headers CC and BCC. `shown`: `headers` without BCC."""
 
     headers: bytes
     deaths: list[tuple[str, str]]
-    cc: list[str]
+    more_keys: list[str]
+    shown: bytes
+
+
+class Wish(NamedTuple):
+    """What a message says itself of its dead letter."""
+
+    exchange: str | None
+    routing_key: str | None
+
+
+NO_WISH: Final = Wish(None, None)
+
+
+def wish_of(inside: bytes) -> Wish:
+    """`inside`: its headers, without their length."""
+    if b"x-dead-letter-" not in inside:
+        return NO_WISH
+    pairs = _pairs(inside)
+    return Wish(*(_long_string(pairs.get(name, b"")) for name in WISHES))
 
 
 def record(inside: bytes, expiration: str | None, death: Death, *, without_cc: bool) -> Recorded:
     """`inside`: the message's headers, without their length. `without_cc`: the copy goes by another key than the
-    message came with, and its CC header counts no more."""
+    message came with, and its headers CC and BCC count no more."""
     pairs = _pairs(inside)
+    for name in WISHES:
+        pairs.pop(name, None)
     cc = _texts(pairs.get(b"CC", b""))
     table, old = _death_table(pairs.get(b"x-death", b""), death, cc, expiration)
     first_ever = pairs.get(b"x-death", b"")[:1] != b"A"
@@ -54,10 +78,15 @@ def record(inside: bytes, expiration: str | None, death: Death, *, without_cc: b
     if first_ever:
         pairs.update(zip(_FIRST, map(_string, values), strict=True))
     pairs.update(zip(_LAST, map(_string, values), strict=True))
+    more_keys = [*cc, *_texts(pairs.get(b"BCC", b""))]
     if without_cc:
         pairs.pop(b"CC", None)
+        pairs.pop(b"BCC", None)
     deaths = [(death.queue, death.reason), *((queue, reason) for queue, reason, _ in old)]
-    return Recorded(_table(pairs), deaths, cc)
+    headers = shown = _table(pairs)
+    if pairs.pop(b"BCC", None) is not None:
+        shown = _table(pairs)
+    return Recorded(headers, deaths, more_keys, shown)
 
 
 def is_cycle(queue: str, deaths: Iterable[tuple[str, str]]) -> bool:
@@ -138,6 +167,16 @@ def _count(value: Any) -> int:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _long_string(raw: bytes) -> str | None:
+    """None: it is none, or can be no name."""
+    if raw[:1] != b"S" or len(raw) - 5 > NAME_BYTES_MAX:
+        return None
+    try:
+        return raw[5:].decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _texts(array: bytes) -> list[str]:

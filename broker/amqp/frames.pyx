@@ -27,6 +27,7 @@ BAD_EXPIRATION = 8
 DIRECT_REPLY_TO = 16
 BAD_PROPERTIES = 32
 MAY_HAVE_SEQUENCE = 64
+MAY_HAVE_LETTERS = 128
 
 # States of a channel that matter here; the others are states.py's.
 CHANNEL_OPEN = 1
@@ -44,6 +45,7 @@ cdef enum:
     C_DIRECT_REPLY_TO = 16
     C_BAD_PROPERTIES = 32
     C_MAY_HAVE_SEQUENCE = 64
+    C_MAY_HAVE_LETTERS = 128
     NO_TTL = 0xffffffff
     ROWS_MAX = 2048         # of one event: 96 KiB of rows, which stay in the cache
     RANGES_MAX = 4096       # of one Settles event
@@ -143,6 +145,19 @@ cdef int may_have_sequence(const uint8_t *p, uint32_t size) noexcept nogil:
         c += 1
     return 0
 
+cdef int may_have_letters(const uint8_t *p, uint32_t size) noexcept nogil:
+    """Is "x-dead-letter-exchange", with its length before it, anywhere in the table."""
+    cdef const uint8_t *end = p + size
+    cdef const uint8_t *c = p
+    while c < end:
+        c = <const uint8_t *>memchr(c, 22, end - c)
+        if c == NULL:
+            return 0
+        if end - c >= 23 and memcmp(c + 1, <const char *>b"x-dead-letter-exchange", 22) == 0:
+            return 1
+        c += 1
+    return 0
+
 cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept nogil:
     """Fill ttl_ms, delivery_mode, priority, flags. Every length is checked; nothing may be left over."""
     cdef const uint8_t *end = p + size
@@ -174,6 +189,8 @@ cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept no
                 row.flags |= C_MAY_HAVE_CC
             if length >= 12 and may_have_sequence(p + 4, length):
                 row.flags |= C_MAY_HAVE_SEQUENCE
+            if length >= 23 and may_have_letters(p + 4, length):
+                row.flags |= C_MAY_HAVE_LETTERS
             p += 4 + length
         elif bit == 12 or bit == 11:
             if end - p < 1:

@@ -98,6 +98,19 @@ def without_header(message: bytes, name: str) -> bytes:
     return _stored(exchange, key, props, body)
 
 
+def without_header_in_each(blob: bytes | memoryview, count: int, name: str) -> bytes | memoryview:
+    """`count` stored messages back to back, each without one header."""
+    said = bytes([len(name)]) + name.encode()
+    if said not in bytes(blob):
+        return blob
+    parts: list[bytes] = []
+    for names, props, body in split(blob, count):
+        if said in props and (inside := headers_inside(props)):
+            props = with_headers(props, _without_key(inside, name.encode()))
+        parts += (_STORED.pack(len(body), len(props)), names, props, body)
+    return b"".join(parts)
+
+
 def with_reply_to(message: bytes, name: str) -> bytes:
     """The stored message with this in place of the reply_to it has; everything else stays as it was, byte for byte."""
     exchange, key, props, body = read_stored(message)

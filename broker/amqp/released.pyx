@@ -103,7 +103,8 @@ cdef int mend_headers(uint8_t *at, size_t left, Look *look) noexcept nogil:
             return -1
         if n == 7 and memcmp(at + 1, b"x-delay", 7) == 0:
             negate(at + 1 + n, size)
-        elif (n == 2 and memcmp(at + 1, b"CC", 2) == 0) or (n == 3 and memcmp(at + 1, b"BCC", 3) == 0):
+        elif (n == 2 and memcmp(at + 1, b"CC", 2) == 0) or (n == 3 and memcmp(at + 1, b"BCC", 3) == 0) \
+                or (n == 22 and memcmp(at + 1, b"x-dead-letter-exchange", 22) == 0):
             look.alone = True
         at += 1 + n + size
         left -= 1 + n + size
@@ -175,9 +176,9 @@ cdef tuple run_of(const Look *look, size_t start, size_t stop, uint32_t messages
 
 def released(const uint8_t[::1] blob not None, uint32_t count):
     """`count` stored messages back to back, as they are to be published again, and runs of neighbours that are alike:
-    (start, stop, messages, names, expiration or None, delivery mode or 0, priority or 255, whether it has more keys).
+    (start, stop, messages, names, expiration or None, delivery mode or 0, priority or 255, whether it is alone).
 
-    A message with more keys (CC, BCC) is a run of its own.
+    A message with more keys (CC, BCC) or an exchange of its own for its dead letter is a run of its own.
     """
     cdef size_t total = blob.shape[0], at = 0, start = 0, names_len
     cdef uint64_t size

@@ -16,6 +16,9 @@ PLACE = ~15
 EXPIRY = (1 << 56) - 1
 # Runs of facts kept before a look whether the oldest are still needed pays.
 FACT_RUNS_MIN = 1024
+# Of the flags of a record, what a queue remembers of all that came to it (Arrival.marks).
+HAS_BCC = 4  # a header that no consumer is to see
+OWN_LETTERS = 8  # it says itself to which exchange it goes when it dies
 # Shared by all that hold nothing, and never added to.
 NOTHING = array("Q")
 

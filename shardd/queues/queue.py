@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
 from shardd.queues.consumers import Consumer, Consumers
 from shardd.queues.departures import Departures
-from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED, Facts
+from shardd.queues.entry import EXPIRY, HAS_BCC, OWN_LETTERS, PLACE, REDELIVERED, Facts
 from shardd.queues.limits import DELIVERY_LIMIT, EXPIRED, MAXLEN, REFUSED, REJECTED, Limits
 from shardd.queues.overdue import handed, take_overdue
 from shardd.queues.ready import Ready, marked, merged, same_mark, total
@@ -83,6 +83,7 @@ class Queue:
         "is_watched",
         "last_used",
         "limits",
+        "marks",
         "may_refuse",
         "ready_bytes",
         "ready_count",
@@ -117,6 +118,7 @@ class Queue:
         self.unacked_count = 0
         self.unacked_bytes = 0
         self.last_used = now
+        self.marks = 0  # of all it has had since it was empty
         self._holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
         self._levels = [Ready() for _ in range(limits.max_priority + 1)]
         self._facts: Facts | None = None  # until a message has one
@@ -136,13 +138,30 @@ class Queue:
         limits = self.limits
         self.may_refuse = limits.reject_publish and limits.bounded
         self._counts_returns = limits.delivery_limit is not None or limits.retry is not None
-        self.is_watched = bool(limits.dead_letters or limits.consumer_timeout or self.departures)
+        self.is_watched = bool(limits.dead_letters or limits.consumer_timeout or self.departures or self.letters_differ)
         self._is_timed = limits.expires is not None or limits.consumer_timeout is not None
         self._is_plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
+
+    @property
+    def hides(self) -> bool:
+        """Some of its messages may have what no consumer is to see."""
+        return bool(self.marks & HAS_BCC)
+
+    @property
+    def letters_differ(self) -> bool:
+        """Some of its messages may say themselves where they go when they die."""
+        return bool(self.marks & OWN_LETTERS)
+
+    def _mark_as(self, marks: int) -> None:
+        is_empty = not (self.ready_count or self.unacked_count or (self.departures and self.departures.count))
+        self.marks = marks if is_empty else self.marks | marks
+        self._decide()
 
     def publish(self, arrival: Arrival, now: int) -> list[int] | None:
         """Take the messages in; ordinals within the batch of those refused, if some were."""
         self.counters.published += len(arrival.entries)
+        if arrival.marks != self.marks:
+            self._mark_as(arrival.marks)
         if self._is_plain and arrival.facts is None and not self._facts:
             self._levels[0].push_many(arrival.entries)
             self.ready_count += len(arrival.entries)
@@ -164,6 +183,8 @@ class Queue:
 
     def restore(self, arrival: Arrival, now: int) -> None:
         """What the store still had."""
+        if arrival.marks:
+            self._mark_as(arrival.marks)
         if self._is_plain and arrival.facts is None and not self._facts:
             self._levels[0].push_many(arrival.entries)
             self.ready_count += len(arrival.entries)
@@ -536,7 +557,7 @@ class Queue:
     def let_go(self, entries: array[int], reason: str) -> None:
         """These leave without having been consumed; to where dead letters go, if the queue has such a place."""
         self.counters.let_go += len(entries)
-        if self.limits.dead_letters is None or reason is REFUSED:
+        if reason is REFUSED or (self.limits.dead_letters is None and not self.letters_differ):
             self._forget(entries)
             return
         if self.departures is None:

@@ -8,6 +8,7 @@ class Arrival:
     facts: array[int] | None
     indexes: array[int] | None
     times: array[int] | None
+    marks: int
     def __init__(
         self,
         queue_id: int,
@@ -16,6 +17,7 @@ class Arrival:
         facts: array[int] | None = None,
         indexes: array[int] | None = None,
         times: array[int] | None = None,
+        marks: int = 0,
     ) -> None: ...
 
 def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int: ...

@@ -40,6 +40,8 @@ cdef extern from "../crc32c.h" nogil:
 crc32c_start()
 
 cdef uint32_t NONE = 0xFFFFFFFF
+# Flags of a record that its queues are told of (queues/entry.py).
+cdef uint8_t MARKS = 4 | 8
 cdef uint64_t POSITION_LIMIT = 1 << 28
 # Room that a segment's own header may take before the first record.
 cdef uint64_t SEGMENT_HEADER_MAX = 64
@@ -60,14 +62,16 @@ cdef class Arrival:
     cdef readonly object facts
     cdef readonly object indexes
     cdef readonly object times
+    cdef readonly int marks  # MARKS of the flags of its records, all together
 
-    def __init__(self, queue_id, entries, body_bytes, facts=None, indexes=None, times=None):
+    def __init__(self, queue_id, entries, body_bytes, facts=None, indexes=None, times=None, marks=0):
         self.queue_id = queue_id
         self.entries = entries
         self.body_bytes = body_bytes
         self.facts = facts
         self.indexes = indexes
         self.times = times
+        self.marks = marks
 
     def __repr__(self):
         return f"Arrival(queue_id={self.queue_id}, entries={self.entries!r}, body_bytes={self.body_bytes})"
@@ -191,6 +195,7 @@ cdef inline uint64_t fact_of(const uint8_t *record) noexcept nogil:
 cdef struct Slot:
     uint32_t queue_id
     bint has_facts
+    uint8_t marks
     uint64_t count
     uint64_t body_bytes
     uint64_t *entries
@@ -298,6 +303,7 @@ cdef class Batch:
             slot = <Slot*>self.slots.data + slot_number
             slot.count += count
             slot.body_bytes += bodies
+            slot.marks |= record[27] & MARKS
             if fact != 0:
                 slot.has_facts = True
             refs[i] = <uint32_t>slot_number
@@ -404,7 +410,7 @@ cdef class Batch:
             if indexes:
                 ordinals = array.clone(_I, slots[i].count, False)
                 slots[i].indexes = <uint32_t*>ordinals.data.as_uints
-            arrivals.append(Arrival(slots[i].queue_id, entries, slots[i].body_bytes, None, ordinals, None))
+            arrivals.append(Arrival(slots[i].queue_id, entries, slots[i].body_bytes, None, ordinals, None, slots[i].marks))
         return arrivals
 
     cdef void _index(self, Seen *seen, uint64_t base, bint indexes) noexcept:
@@ -680,6 +686,7 @@ cdef struct Found:  # what recovery found for one queue
     size_t room
     uint64_t body_bytes
     bint timed
+    uint8_t marks
 
 
 cdef int found_reserve(Found *found, size_t more) except -1:
@@ -798,6 +805,8 @@ cdef class Collector:
             for i in range(before, at):
                 found.times[i] = u64(abstract)
         found.count = at
+        if at > before:
+            found.marks |= abstract[19] & MARKS
         return at - before
 
     def take(self) -> list:
@@ -811,7 +820,7 @@ cdef class Collector:
                 entries = moved_out(&found.entries, found.count)
                 facts = moved_out(&found.facts, found.count) if found.facts != NULL else None
                 times = moved_out(&found.times, found.count) if found.timed else None
-                arrivals.append(Arrival(self.queue_ids[i], entries, found.body_bytes, facts, None, times))
+                arrivals.append(Arrival(self.queue_ids[i], entries, found.body_bytes, facts, None, times, found.marks))
                 found.count = found.room = 0
         return arrivals
 

@@ -23,7 +23,8 @@ cdef enum:
     RUN = 24
     RECORD_HEADER = 28
     SECTION = 32
-    TIMES_MAX = 0x7fff
+    TIMES_MAX = 0x3fff
+    HIDES = 0x8000
     # A writer that was once larger than this does not keep its memory.
     KEPT_BYTES_MAX = 4 << 20
 
@@ -123,11 +124,14 @@ cdef class DeliveryWriter:
         free(self.out.data)
 
     def add(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number, bint redelivered,
-            uint32_t count, const unsigned char[::1] blob not None, uint32_t times=0):
+            uint32_t count, const unsigned char[::1] blob not None, uint32_t times=0, bint hides=False):
         """`blob`: `count` stored messages; their delivery numbers are first_number, first_number + 1, ... `times`: how
-        often each of them came back before; more than TIMES_MAX is told as that."""
+        often each of them came back before; more than TIMES_MAX is told as that. `hides`: some may have a header BCC, which no consumer
+        is to see."""
         cdef uint8_t *p
-        cdef uint16_t flags = <uint16_t> (min(times, TIMES_MAX) << 1 | (1 if redelivered else 0))
+        cdef uint16_t flags = <uint16_t> (
+            min(times, TIMES_MAX) << 1 | (1 if redelivered else 0) | (HIDES if hides else 0)
+        )
         cdef uint32_t size = <uint32_t> blob.shape[0]
         if not self.sections:
             self.out.used = 24
@@ -173,7 +177,7 @@ cdef class DeliveryWriter:
 
 
 def read_deliveries(const unsigned char[::1] message not None):
-    """[(connection, channel, consumer, first number, redelivered, count, blob, times)]; blobs look into the message."""
+    """[(connection, channel, consumer, first number, redelivered, count, blob, times, hides)]; blobs look into the message."""
     cdef const uint8_t *p
     cdef size_t at = 24
     cdef size_t end = message.shape[0]
@@ -199,6 +203,7 @@ def read_deliveries(const unsigned char[::1] message not None):
         at += SECTION
         if at + size > end:
             raise ValueError("DELIVER of another length than it says")
-        found.append((connection, channel, consumer, number, (flags & 1) != 0, count, view[at:at + size], flags >> 1))
+        found.append((connection, channel, consumer, number, (flags & 1) != 0, count, view[at:at + size],
+                      flags >> 1 & TIMES_MAX, (flags & HIDES) != 0))
         at += (size + 7) & ~<size_t> 7
     return found

@@ -494,7 +494,9 @@ class Purge(Message, tag="purge", frozen=True):
 
 class DeadLetters(Message, tag="dead-letters", frozen=True):
     """Shard to one front door: messages that left `queue` for `reason` ("expired", "rejected", "maxlen",
-    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have. Reason "delayed":
+    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have, unless they say
+    where themselves; those that do not are dropped where `exchange` is None. `queue`: its id, where the shard does not
+    know its name. Reason "delayed":
     they have waited for `exchange` and are due, which is no death. `messages`:
     `count` stored messages back to back. Answered by Departed(number) when their copies last; until then the shard
     keeps them, and gives them to another front door if this one goes. `insist`: what its only queue refuses is not
@@ -502,9 +504,9 @@ class DeadLetters(Message, tag="dead-letters", frozen=True):
 
     number: int
     vhost: str
-    queue: str
+    queue: str | int
     reason: str
-    exchange: str
+    exchange: str | None
     routing_key: str | None
     insist: bool
     count: int

@@ -20,6 +20,9 @@ class Routes:
     def learn_spread(self, exchange: bytes, how: int, members: list[tuple[int, int, int, int, bool]]) -> bool: ...
     def learn(self, line: bytes, kind: int, targets: list[tuple[int, list[int]]], durable: bool) -> None: ...
 
+HAS_BCC: int
+OWN_LETTERS: int
+
 class Packer:
     shards: int
     in_sequence: bool
@@ -49,6 +52,7 @@ class Packer:
         needs_sync: bool,
         count: int = 1,
         in_sequence: bool = False,
+        marks: int = 0,
     ) -> None: ...
     def take_touched(self) -> int: ...
     def waiting(self) -> int: ...

@@ -10,7 +10,7 @@ Little endian throughout. After the 16-byte header (messages.py):
              .. records, each a multiple of 8 bytes:
                  0 u32 length with padding   4 u32 crc32c of [8, length)    8 u64 ms since epoch
                 16 u32 ttl_ms (0xffffffff none)    20 u32 messages   24 u16 queues   26 u8 priority (0xff none)
-                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.h)     28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
+                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.h), 4 = HAS_BCC, 8 = OWN_LETTERS (entry.py)     28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
     stored message: u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m], properties, body
 
 A record holds publishes of one channel to the same queues with the same flags, priority and ttl, in their order; a
@@ -56,13 +56,18 @@ cdef enum:
     ROUTES_MAX = 1 << 16
     # Exchanges remembered that choose one queue for each key.
     SPREADS_MAX = 64
-    # flags of a table row that need a look by the caller: CC, user_id, bad expiration, reply-to, bad properties
-    SPECIAL = 2 | 4 | 8 | 16 | 32
+    # flags of a table row that need a look by the caller: CC, user_id, bad expiration, reply-to, bad properties, a
+    # dead-letter exchange of its own
+    SPECIAL = 2 | 4 | 8 | 16 | 32 | 128
     # flag of one that may be in a sequence
     MAY_HAVE_SEQUENCE = 64
     # flags of a record
     PERSISTENT = 1
     IN_SEQUENCE = 2
+
+# Flags of a record of which its queues remember that they have some.
+HAS_BCC = 4
+OWN_LETTERS = 8
 
 # Why Packer.pack stopped.
 DONE = 0  # the table's end
@@ -698,14 +703,15 @@ cdef class Packer:
     def add_stored(self, int shard, list ids not None, const unsigned char[::1] message not None,
                    uint32_t connection, uint16_t channel, uint64_t seq, uint64_t now_ms, uint32_t ttl_ms,
                    uint8_t priority, bint persistent, bint needs_sync, uint32_t count=1,
-                   bint in_sequence=False):
+                   bint in_sequence=False, uint8_t marks=0):
         """Stored messages back to back as a run of their own: what the caller decided about (CC, headers, transactions,
-        dead letters). `seq` is that of the first. `in_sequence`: they are stored once, by what their headers say."""
+        dead letters). `seq` is that of the first. `in_sequence`: they are stored once, by what their headers say. `marks`: HAS_BCC,
+        OWN_LETTERS."""
         cdef Writer *w
         cdef Row row
         cdef Target target
         cdef uint32_t i
-        cdef uint8_t flags = (PERSISTENT if persistent else 0) | (IN_SEQUENCE if in_sequence else 0)
+        cdef uint8_t flags = (PERSISTENT if persistent else 0) | (IN_SEQUENCE if in_sequence else 0) | marks
         if not 0 <= shard < self.shards:
             raise ValueError(f"shard {shard} of {self.shards}")
         w = &self.writers[shard]

@@ -33,6 +33,9 @@ HEADERS = st.fixed_dictionaries(
         "x-death": st.one_of(st.lists(st.one_of(TABLES, VALUES), max_size=4), VALUES),
         "x-first-death-queue": st.text(max_size=3),
         "CC": st.one_of(st.lists(st.text(max_size=3), max_size=3), VALUES),
+        "BCC": st.one_of(st.lists(st.text(max_size=3), max_size=3), VALUES),
+        "x-dead-letter-exchange": st.one_of(st.text(max_size=3), VALUES),
+        "x-dead-letter-routing-key": st.one_of(st.text(max_size=300), VALUES),
         "other": VALUES,
     },
 )
@@ -61,7 +64,20 @@ def test_the_headers_of_the_copy_are_those_of_the_rule(
         without_cc=without_cc,
     )
     assert decode_table(found.headers) == expected
+    assert decode_table(found.shown) == {name: value for name, value in expected.items() if name != "BCC"}
+    more = [headers.get(name, []) for name in ("CC", "BCC")]
+    assert found.more_keys == [key for keys in more if isinstance(keys, list) for key in keys if isinstance(key, str)]
     assert found.deaths[0] == (queue, reason) and len(found.deaths) == len(expected["x-death"])
+
+
+@given(HEADERS)
+def test_a_message_says_by_two_headers_where_it_goes_as_far_as_they_are_names(headers: dict[str, Any]) -> None:
+    def name(of: str) -> str | None:
+        value = headers.get(of)
+        return value if isinstance(value, str) and len(value.encode()) <= 255 else None
+
+    found = deaths.wish_of(encode_table(headers)[4:])
+    assert found == (name("x-dead-letter-exchange"), name("x-dead-letter-routing-key"))
 
 
 def test_counts_are_64_bit_and_times_are_timestamps_for_clients_that_look_at_types() -> None:

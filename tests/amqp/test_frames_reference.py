@@ -23,7 +23,9 @@ PROPS = st.fixed_dictionaries(
         "delivery_mode": st.integers(1, 2),
         "priority": st.integers(0, 9),
         "expiration": st.sampled_from(["0", "60000", "4294967295", "4294967294", "99999999999", "x", ""]),
-        "headers": st.dictionaries(st.sampled_from(["CC", "BCC", "aCC", "b"]), st.sampled_from(["x", 1]), max_size=2),
+        "headers": st.dictionaries(
+            st.sampled_from(["CC", "BCC", "aCC", "b", "x-dead-letter-exchange"]), st.sampled_from(["x", 1]), max_size=2
+        ),
         "reply_to": st.sampled_from(["q", "amq.rabbitmq.reply-to", "amq.rabbitmq.reply-to.1"]),
         "user_id": SHORT,
         "message_type": SHORT,

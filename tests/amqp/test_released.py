@@ -37,7 +37,9 @@ INNER = b"F" + struct.pack(">I", 10) + b"\x07x-delayt\0"  # in a table of its ow
 MORE = st.lists(
     st.sampled_from([b"\1a" + b"t\1", b"\1b" + INNER, b"\1c" + b"A" + struct.pack(">I", 2) + b"t\0"]), max_size=2
 )
-KEYS = st.sampled_from([b"", b"\2CC" + b"A" + bytes(4), b"\3BCC" + b"A" + bytes(4)])
+KEYS = st.sampled_from(
+    [b"", b"\2CC" + b"A" + bytes(4), b"\3BCC" + b"A" + bytes(4), b"\x16x-dead-letter-exchange" + b"S" + bytes(4)]
+)
 
 
 @st.composite

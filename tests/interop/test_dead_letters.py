@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -333,3 +335,110 @@ def test_without_an_exchange_what_came_back_too_often_is_dropped(bench: Bench) -
     bench.reject(requeue=True)
     bench.reject(requeue=True)
     assert bench.is_empty(bench.name)
+
+
+@pytest.fixture
+def watched(bench: Bench) -> str:
+    """An exchange that gives all it gets to the queue `dead`."""
+    bench.channel.exchange_declare(f"{bench.name}-own", "fanout")
+    bench.channel.queue_bind(bench.dead, f"{bench.name}-own")
+    return f"{bench.name}-own"
+
+
+@pytest.mark.row("C2.6")
+@pytest.mark.parametrize("other", [None, "amq.fanout"], ids=["a queue without one", "a queue that has another"])
+def test_a_message_says_itself_where_it_goes_when_it_dies(bench: Bench, watched: str, other: str | None) -> None:
+    bench.source(x_dead_letter_exchange=other, x_dead_letter_routing_key=None)
+    wish = {"x-dead-letter-exchange": watched, "x-dead-letter-routing-key": "its own", "mine": 1}
+    bench.publish(b"without a wish")
+    bench.publish(b"with a wish", headers=wish)
+    bench.reject()
+    bench.reject()
+    method, properties, body = bench.take()
+    assert (body, method.exchange, method.routing_key) == (b"with a wish", watched, "its own")
+    assert not {*wish} - {"mine"} & {*properties.headers} and properties.headers["mine"] == 1
+    assert properties.headers["x-death"][0]["queue"] == bench.name
+    assert bench.is_empty(bench.dead)
+
+
+@pytest.mark.row("C2.6")
+def test_its_own_key_wins_over_that_of_the_queue_and_its_exchange_goes_with_that_of_the_queue(
+    bench: Bench, watched: str
+) -> None:
+    bench.source(x_dead_letter_exchange="amq.fanout", x_dead_letter_routing_key="of the queue")
+    bench.publish(headers={"x-dead-letter-exchange": watched})
+    bench.reject()
+    assert bench.take()[0].routing_key == "of the queue"
+    bench.source(f"{bench.name}-2")
+    bench.publish(queue=f"{bench.name}-2", headers={"x-dead-letter-routing-key": f"{bench.name}-3"})
+    bench.channel.queue_declare(f"{bench.name}-3")
+    bench.reject(f"{bench.name}-2")
+    assert "x-dead-letter-routing-key" not in bench.take(f"{bench.name}-3")[1].headers
+
+
+@pytest.mark.row("C2.6")
+@pytest.mark.parametrize("value", [5, "n" * 256, ["amq.fanout"]])
+def test_what_is_no_name_says_nothing_of_where_it_goes(bench: Bench, value: Any) -> None:
+    bench.source()
+    bench.publish(headers={"x-dead-letter-exchange": value, "x-dead-letter-routing-key": value})
+    bench.reject()
+    assert bench.take()[0].routing_key == bench.dead
+
+
+def put(broker: RealBroker, path: str, body: dict[str, str]) -> None:
+    request = urllib.request.Request(f"http://{broker.http}{path}", json.dumps(body).encode(), method="PUT")
+    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status in (201, 204)
+
+
+@pytest.mark.row("C2.6", "I5")
+def test_who_may_not_publish_to_an_exchange_sends_no_dead_letters_there(bench: Bench, broker: RealBroker) -> None:
+    user, may = f"{bench.name}-user", bench.name
+    put(broker, f"/api/users/{user}", {"password": "secret", "tags": ""})
+    put(broker, f"/api/permissions/%2F/{user}", {"configure": "", "write": f"^(amq\\.default|{may})$", "read": ""})
+    credentials = pika.PlainCredentials(user, "secret")
+    with pika.BlockingConnection(pika.ConnectionParameters(port=broker.port, credentials=credentials)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        properties = pika.BasicProperties(headers={"x-dead-letter-exchange": "amq.fanout"})
+        text = f"ACCESS_REFUSED - write access to exchange 'amq.fanout' in vhost '/' refused for user '{user}'"
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+            channel.basic_publish("", bench.name, b"x", properties)
+        assert (refused.value.reply_code, refused.value.reply_text) == (403, text)
+
+
+@pytest.mark.row("A5.7", "C2.2")
+def test_a_dead_letter_goes_by_bcc_keys_too_and_nobody_sees_them(bench: Bench) -> None:
+    """Twice: they count for each of its deaths."""
+    exchange, second = f"{bench.name}-dlx", f"{bench.name}-2"
+    bench.channel.exchange_declare(exchange, "direct")
+    bench.source(x_dead_letter_exchange=exchange, x_dead_letter_routing_key=None)
+    bench.source(second, x_dead_letter_exchange=exchange, x_dead_letter_routing_key=None, x_message_ttl=50)
+    bench.channel.queue_bind(second, exchange, "bcc-key")
+    bench.publish(headers={"CC": ["cc-key"], "BCC": ["bcc-key"], "mine": 1})
+    method, properties, _ = bench.take_unacked()
+    assert properties.headers == {"CC": ["cc-key"], "mine": 1}
+    bench.channel.basic_reject(method.delivery_tag, requeue=True)
+    for method, properties, _ in bench.channel.consume(bench.name):
+        assert method.redelivered and properties.headers == {"CC": ["cc-key"], "mine": 1}
+        bench.channel.basic_reject(method.delivery_tag, requeue=False)
+        break
+    bench.channel.cancel()
+    wait_until(lambda: not bench.is_empty(second), "the first dead letter", WAIT_S)
+    bench.channel.queue_bind(bench.dead, exchange, "bcc-key")
+    headers = bench.take()[1].headers
+    assert "BCC" not in headers and headers["CC"] == ["cc-key"] and headers["mine"] == 1
+    assert [death["queue"] for death in headers["x-death"]] == [second, bench.name]
+    assert [death["routing-keys"] for death in headers["x-death"]] == [[bench.name, "cc-key"]] * 2
+
+
+@pytest.mark.row("A5.7")
+def test_with_a_key_of_its_queue_a_dead_letter_goes_by_no_other(bench: Bench) -> None:
+    bench.source()
+    bench.channel.queue_declare(other := f"{bench.name}-bcc")
+    bench.publish(headers={"BCC": [other]})
+    assert bench.take(other)[1].headers == {}
+    bench.reject()
+    assert "BCC" not in bench.take()[1].headers
+    assert bench.is_empty(other)

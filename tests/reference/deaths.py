@@ -17,7 +17,7 @@ def headers_after(
     key: str,
     without_cc: bool,
 ) -> dict[str, Any]:
-    after = dict(headers)
+    after = {k: v for k, v in headers.items() if k not in ("x-dead-letter-exchange", "x-dead-letter-routing-key")}
     said = after.get("x-death")
     tables = grouped(said) if isinstance(said, list) else []
     same = [t for t in tables if isinstance(t, dict) and (t.get("queue"), t.get("reason")) == (queue, reason)]
@@ -44,6 +44,7 @@ def headers_after(
     after |= {f"x-last-death-{name}": value for name, value in place.items()}
     if without_cc:
         after.pop("CC", None)
+        after.pop("BCC", None)
     return after
 
 

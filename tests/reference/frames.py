@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 INCOMPLETE, OTHER, SETTLE, FULL = range(4)
 HAS_HEADERS, MAY_HAVE_CC, HAS_USER_ID, BAD_EXPIRATION, DIRECT_REPLY_TO, BAD_PROPERTIES = 1, 2, 4, 8, 16, 32
-MAY_HAVE_SEQUENCE = 64
+MAY_HAVE_SEQUENCE, MAY_HAVE_LETTERS = 64, 128
 ROWS_MAX, WHOLE_BYTES_MAX = 2048, 65536
 NONE = 0xFFFFFFFF
 ROW = struct.Struct("<IHHIIIIQIBBBBQ")
@@ -59,6 +59,8 @@ def facts(props: bytes) -> Facts:
                 flags |= MAY_HAVE_CC
             if b"\x0ax-sequence" in value:
                 flags |= MAY_HAVE_SEQUENCE
+            if b"\x16x-dead-letter-exchange" in value:
+                flags |= MAY_HAVE_LETTERS
         elif bit == 12:
             mode = value[0]
         elif bit == 11:

@@ -46,7 +46,7 @@ def released(blob: bytes, count: int, delay_of: Any) -> tuple[bytes, list[tuple[
             props = props[:at] + negated(value) + props[at + len(value) :]
         start = len(out)
         out += struct.pack("<II", len(body), len(props)) + names + props + body
-        more = any(name in (said.headers or {}) for name in ("CC", "BCC"))
+        more = any(name in (said.headers or {}) for name in ("CC", "BCC", "x-dead-letter-exchange"))
         expiration = None if said.expiration is None else said.expiration.encode()
         priority = 255 if said.priority is None else said.priority
         look = (names, expiration, said.delivery_mode or 0, priority, more)

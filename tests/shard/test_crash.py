@@ -132,7 +132,7 @@ class Life:
         if kind == m.CONFIRMED:
             self.confirmed(*envelope.read_confirmed(message))
         elif kind == m.DELIVER:
-            for _, _, queue, first, _, count, blob, _ in codec.read_deliveries(message):
+            for _, _, queue, first, _, count, blob, *_ in codec.read_deliveries(message):
                 for i, body in enumerate(bodies_of(bytes(blob), count)):
                     self.held[queue][first + i] = body
 

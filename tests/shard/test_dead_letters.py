@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shardd import dead_letters
+from shardd.queues import entry
 from shardd.wire import envelope
 from shardd.wire import messages as m
 from tests.shard.test_shard import MESSAGE, Bench
@@ -182,3 +183,20 @@ def test_a_refused_publish_dies_only_if_asked_to(overflow: str, dies: bool) -> N
     bench.publish(1)
     bench.sync()
     assert [batch.reason for batch in bench.letters()] == ["maxlen"] * dies
+
+
+def test_of_a_queue_without_an_exchange_only_what_may_say_where_it_goes_is_handed_over() -> None:
+    """By the queue's id: its name was of no use until then."""
+    bench = Bench(**{"x-max-length": 0})
+    bench.publish(1)
+    bench.publish(2, marks=entry.OWN_LETTERS)
+    bench.publish(3)
+    said = [envelope.read_control(o.message) for o in bench.shard.turn_end(NOW) if Dying._is_control(o, 0)]
+    (batch,) = [what for what in said if isinstance(what, m.DeadLetters)]
+    assert (batch.queue, batch.exchange, batch.routing_key, batch.insist) == (1, None, None, False)
+    assert batch.count in (5, 6)  # it does not look into them
+    bench.tell(m.Departed(batch.number))
+    assert not bench.store.live.get(1)
+    bench.publish(1)  # it was empty: what was before is forgotten
+    bench.turn()
+    assert not bench.shard.queues[1].letters_differ and not bench.store.live.get(1)

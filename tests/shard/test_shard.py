@@ -38,11 +38,11 @@ class Bench:
     def tell(self, what: Any, peer: int = 0, incarnation: int = 5) -> None:
         self.shard.receive(envelope.control(peer, incarnation, EPOCH, 0, what), 1000)
 
-    def publish(self, count: int = 1, sync: bool = True) -> int:
+    def publish(self, count: int = 1, sync: bool = True, marks: int = 0) -> int:
         self.batch += 1
         packer = packing.Packer(1)
         for i in range(count):
-            packer.add_stored(0, [1], MESSAGE, 9, 1, i + 1, 1000, 0xFFFFFFFF, 0xFF, True, sync)
+            packer.add_stored(0, [1], MESSAGE, 9, 1, i + 1, 1000, 0xFFFFFFFF, 0xFF, True, sync, marks=marks)
         data = packer.take(0, 0, 5, EPOCH, self.batch)
         assert data is not None
         self.shard.receive(data, 1000)

@@ -209,3 +209,22 @@ def test_the_real_disk_serves_too(tmp_path: object) -> None:
     assert store.read(found[1].entries, 1 << 30)[0] == b"".join(split_messages(blob)[30:])
     store.delete_all()
     assert OsFiles().list(f"{tmp_path}/deep") == []
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "index"])
+def test_a_queue_is_told_again_what_marks_its_messages_have(end: str) -> None:
+    """4 and 8 of a record's flags; of queues whose messages with them are all settled it does not matter."""
+    files = FaultyFiles()
+    store = opened(files, (1, 2, 3))
+    message = (encode_message(b"x", b"", b"k"),)
+    flags = {(1, 2): 1 | 8, (2, 3): 1, (2,): 4}
+    records = [Record(queues, message, flags=flags[queues]) for queues in flags]
+    arrivals = store.append(b"".join(record.encode() for record in records))
+    assert {arrival.queue_id: arrival.marks for arrival in arrivals} == {1: 8, 2: 12, 3: 0}
+    if end == "index":
+        store.append(b"".join(one(b"y" * 900) for _ in range(8)))
+    sync(store)
+    if end == "stop":
+        store.close({1: array("Q", arrivals[0].entries), 2: array("Q", arrivals[1].entries), 3: arrivals[2].entries})
+    found = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=4096).recover([1, 2, 3])
+    assert {queue: arrival.marks for queue, arrival in found.items()} == {1: 8, 2: 12, 3: 0}

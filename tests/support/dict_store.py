@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from shardd.queues.entry import HAS_BCC, OWN_LETTERS
 from shardd.store import StreamCache
 from shardd.store.queue_log import QueueLog
 from shardd.store.sequences import Screened, Sequences
@@ -21,6 +22,7 @@ class DictArrival:
     facts: array[int] | None = None
     indexes: array[int] | None = None
     times: array[int] | None = None
+    marks: int = 0
 
 
 class DictJob:
@@ -65,7 +67,7 @@ class DictStore:
             raise NoRoom
         found: dict[int, DictArrival] = {}
         ordinal = 0
-        for stamp, ttl, priority, _, ids, messages, _ in records_of(bytes(records)):
+        for stamp, ttl, priority, flags, ids, messages, _ in records_of(bytes(records)):
             fact = (0 if ttl == 0xFFFFFFFF else stamp + ttl) | (0 if priority == 0xFF else priority) << 56
             for message in messages:
                 entry = self.put(ids, message)
@@ -73,6 +75,7 @@ class DictStore:
                     arrival = found.setdefault(queue_id, DictArrival(queue_id, array("Q"), 0, array("Q"), array("I")))
                     assert arrival.facts is not None and arrival.indexes is not None
                     arrival.entries.append(entry)
+                    arrival.marks |= flags & (HAS_BCC | OWN_LETTERS)
                     arrival.body_bytes += int.from_bytes(message[:4], "little")
                     arrival.facts.append(fact)
                     arrival.indexes.append(ordinal)

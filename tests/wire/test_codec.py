@@ -174,7 +174,8 @@ sections = st.lists(
         st.booleans(),
         st.integers(0, 2**32 - 1),
         st.binary(max_size=50),
-        st.integers(0, 2**15 - 1),
+        st.integers(0, 2**14 - 1),
+        st.booleans(),
     ),
     max_size=8,
 )
@@ -190,7 +191,7 @@ def test_deliveries_come_out_as_they_went_in(given_sections: list[Any]) -> None:
         assert not given_sections
         return
     assert envelope.read(message) == (wire.DELIVER, 1, 2, 3, 4)
-    assert [(*one[:6], bytes(one[6]), one[7]) for one in codec.read_deliveries(message)] == given_sections
+    assert [(*one[:6], bytes(one[6]), *one[7:]) for one in codec.read_deliveries(message)] == given_sections
     assert writer.take() is None
 
 
