@@ -38,7 +38,7 @@ from broker.channel import HANDLERS, Channel, Work
 from broker.control import ChannelOpen, ConnectionInfo, ConnectionOpen
 from broker.logins import TakesLong
 from broker.output import OUT_BYTES_MAX, Output, Stream, close_behind_output
-from broker.publishing import Scope
+from broker.scope import Scope
 
 if TYPE_CHECKING:
     from broker.catalog import Catalog

@@ -30,6 +30,7 @@ from broker.reading import is_stream
 from broker.routing import Message as Routable
 from broker.routing import delaying, goes_by_key, keeping, route, route_message, spread_of
 from broker.routing.spreading import HASH_PROPERTIES
+from broker.scope import PLACES_MAX, Alone, Places, Scope
 from broker.shard_link import ShardLinks
 from shardd.wire import packer
 
@@ -142,15 +143,6 @@ class CatalogSource(Protocol):
     catalog: Catalog
 
 
-class Scope:
-    """Routes learnt for one user in one vhost."""
-
-    def __init__(self, vhost: str, user: str) -> None:
-        self.vhost = vhost
-        self.user = user
-        self.routes = packer.Routes(random.getrandbits(64))
-
-
 class Publishing:
     """All publishing of this front door."""
 
@@ -182,7 +174,7 @@ class Publishing:
     def catalog_changed(self) -> None:
         """Every route is looked up anew."""
         for scope in list(self._scopes.values()):
-            scope.routes.clear()
+            scope.forget()
         for kind, vhost, name in list(self._seen):
             there = self.catalog.exchange if kind == EXCHANGE else self.catalog.queue
             if there(vhost, name) is None:
@@ -277,6 +269,10 @@ class Publishing:
 
     def _learn(self, scope: Scope, line: bytes) -> None:
         """Look the line's exchange and key up, once per catalog version. Raises what the publisher did wrong."""
+        known = scope.exchanges.get(line[1 : line[0] + 1])
+        if known is not None:
+            self._learn_key(scope, known, line)
+            return
         exchange, key = _exchange_and_key(line)
         self._check(scope, exchange, (key,))
         vhost = self._vhost(scope)
@@ -289,6 +285,11 @@ class Publishing:
         if once or not goes_by_key(vhost.table, exchange):
             scope.routes.learn(line, packer.CALLER, [], False)
             return
+        alone = Alone.of(vhost, exchange)
+        if alone is not None:
+            scope.exchanges[exchange.encode()] = alone
+            self._learn_key(scope, alone, line)
+            return
         routed = route(vhost.table, exchange, key, None)
         is_returned = routed.kept and not routed.queues and line[-1] & MANDATORY
         if is_returned or any(_rule(vhost.queues[name]) for name in routed.queues):
@@ -296,6 +297,30 @@ class Publishing:
             return
         targets, durable = self._targets(vhost, (*routed.queues, *routed.kept))
         scope.routes.learn(line, packer.TARGETS if targets else packer.NOWHERE, targets, durable)
+
+    def _learn_key(self, scope: Scope, exchange: Alone, line: bytes) -> None:
+        """Of an exchange that is known already."""
+        key = line[line[0] + 2 : -1].decode("utf-8", "replace")
+        if exchange.is_topic and self.catalog.has_topic_permissions(scope.user, scope.vhost):
+            self._check_topics(scope, exchange.name, (key,))
+        names = exchange.queues(key)
+        try:
+            places = scope.places[names]
+        except KeyError:
+            places = self._places(scope, names)
+        if places is None:
+            scope.routes.learn(line, packer.CALLER, [], False)
+        else:
+            scope.routes.learn(line, packer.TARGETS if names else packer.NOWHERE, *places)
+
+    def _places(self, scope: Scope, names: tuple[str, ...]) -> tuple[Places, bool] | None:
+        """Where these queues lie; None if one of them wants each message once."""
+        vhost = self._vhost(scope)
+        if len(scope.places) >= PLACES_MAX:
+            scope.places.clear()
+        wants_once = any(_rule(vhost.queues[name]) for name in names)
+        places = scope.places[names] = None if wants_once else self._targets(vhost, names)
+        return places
 
     @staticmethod
     def _learn_spread(scope: Scope, vhost: Vhost, exchange: str) -> bool:

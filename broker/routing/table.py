@@ -128,9 +128,18 @@ class SetBinding(NamedTuple):
     exists: bool
 
 
-Step = SetAttributes | SetExchange | SetQueue | SetBinding
 # The bindings that lead to one target, by their source too.
 Into = dict[tuple[str, Identity], Binding]
+
+
+class SetInto(NamedTuple):
+    """All bindings that lead to a target, at once: there may be tens of thousands, and everybody waits."""
+
+    target: Target
+    into: Into
+
+
+Step = SetAttributes | SetExchange | SetQueue | SetBinding | SetInto
 
 
 class _State:
@@ -154,6 +163,8 @@ class _State:
             identity, binding, exists = step
             (self.bind if exists else self.unbind)(identity, binding)
             return SetBinding(identity, binding, not exists)
+        if isinstance(step, SetInto):
+            return self._set_into(step.target, step.into)
         if isinstance(step, SetQueue):
             (self.queues.add if step.exists else self.queues.remove)(step.name)
             return SetQueue(step.name, not step.exists)
@@ -176,6 +187,19 @@ class _State:
             for identity, binding in step.exchange.bindings.items():
                 self.into.setdefault(binding.target, {})[name, identity] = binding
         return SetExchange(name, old)
+
+    def _set_into(self, target: Target, into: Into) -> Step:
+        """From none to all of these, or from all to none."""
+        before = self.into.pop(target, {})
+        assert not (before and into)
+        exchanges = self.exchanges
+        for (source, identity), binding in before.items():
+            exchanges[source].unbind(identity, binding)
+        for (source, identity), binding in into.items():
+            exchanges[source].bind(identity, binding)
+        if into:
+            self.into[target] = into
+        return SetInto(target, before)
 
     def bind(self, identity: Identity, binding: Binding) -> None:
         self.exchanges[binding.source].bind(identity, binding)
@@ -252,7 +276,7 @@ class RoutingTable:
         state = self._reached()
         if name == DEFAULT_EXCHANGE or name not in state.exchanges:
             return self
-        return self._changed([*_unbound(state.into.get(Target("exchange", name), {})), SetExchange(name, None)])
+        return self._changed([SetInto(Target("exchange", name), {}), SetExchange(name, None)])
 
     def with_queue(self, name: str) -> RoutingTable:
         if name in self._reached().queues:
@@ -264,7 +288,7 @@ class RoutingTable:
         state = self._reached()
         if name not in state.queues:
             return self
-        return self._changed([*_unbound(state.into.get(Target("queue", name), {})), SetQueue(name, False)])
+        return self._changed([SetInto(Target("queue", name), {}), SetQueue(name, False)])
 
     def with_binding(
         self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
@@ -333,7 +357,3 @@ class NoTable(RoutingTable):
         self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
     ) -> RoutingTable:
         return self
-
-
-def _unbound(bindings: Into) -> list[Step]:
-    return [SetBinding(identity, binding, False) for (_, identity), binding in bindings.items()]

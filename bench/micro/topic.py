@@ -1,0 +1,190 @@
+"""A topic exchange with many bindings: keys routed per second of CPU, and what unbinding them all holds up.
+
+    PYTHONPATH=. python bench/micro/topic.py [--bindings 10000] [--messages 200000]
+
+The front door's own publishing, in one process: frames of a socket read are scanned, each key is routed (or known
+from before), the message is packed for its shard; nobody is behind the packer. Keys `repeated` are as many as there
+are bindings, `new` ones come once each. Every tenth binding has a `*`, every hundredth a `#`. Unbinding is timed one
+change of the catalog at a time, as the front door applies them; between two it may publish, so the longest counts
+and not the sum. Times are of this process's CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import struct
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from broker.amqp import Publishes, frames
+from broker.catalog import Catalog
+from broker.changes import (
+    BindingDelete,
+    BindingPut,
+    ExchangePut,
+    PermissionPut,
+    QueueDelete,
+    QueuePut,
+    UserPut,
+    VhostPut,
+)
+from broker.publishing import Publishing
+from shardd.wire import packer
+
+QUEUES = 100
+SHARDS = 2
+READ_BYTES = 256 << 10
+STATES = b"\0\1"
+EXCHANGE = b"topic"
+BODY = b"x" * 16
+
+
+class Links:
+    """As much of the shard links as publishing needs; what was packed is taken and forgotten."""
+
+    def __init__(self) -> None:
+        self.packer = packer.Packer(SHARDS)
+        self._batch = 0
+
+    def use_vhost(self, vhost: str) -> None:
+        assert vhost == "/"
+
+    def wait_for(self, shards: int, waiting: Any) -> None:
+        raise AssertionError("nobody asked for confirms")
+
+    def flush(self) -> int:
+        taken = 0
+        self._batch += 1
+        for shard in range(SHARDS):
+            taken += len(self.packer.take(shard, 0, 1, 1, self._batch) or b"")
+        return taken
+
+
+class Client:
+    """A publisher with one channel."""
+
+    id = 9
+    user = "guest"
+    vhost = "/"
+
+    def __init__(self, publishing: Publishing) -> None:
+        self.scope = publishing.scope("/", "guest")
+        self._channel = SimpleNamespace(number=1, has_published=False, confirms=None, transaction=None, reply_to="")
+
+    def publishing_channel(self, number: int) -> Any:
+        return self._channel
+
+    def feeds(self, shards: int) -> None:
+        pass
+
+    def fail(self, error: Exception, channel: int) -> None:
+        raise error
+
+
+def patterns(count: int) -> list[str]:
+    found = []
+    for n in range(count):
+        words = ["site", str(n % 97), "sensor", str(n)]
+        if n % 10 == 0:
+            words[2] = "*"
+        if n % 100 == 0:
+            words[3:] = [str(n), "#"]
+        found.append(".".join(words))
+    return found
+
+
+def keys(count: int, bindings: int) -> list[bytes]:
+    """Each is let through by a binding; behind `bindings` of them they have a fifth word, and half match no more."""
+    found = []
+    for n in range(count):
+        b = n % bindings
+        more = f".{n}" if n >= bindings else ""
+        found.append(f"site.{b % 97}.sensor.{b}{more}".encode())
+    return found
+
+
+def catalog_with(bindings: int) -> Catalog:
+    catalog = Catalog()
+    catalog.apply(VhostPut("/"))
+    catalog.apply(UserPut("guest", ""))
+    catalog.apply(PermissionPut("/", "guest", ".*", ".*", ".*"))
+    catalog.apply(ExchangePut("/", EXCHANGE.decode(), "topic"))
+    for n in range(QUEUES):
+        catalog.apply(QueuePut("/", f"q{n}", n + 1, n % SHARDS))
+    for n, pattern in enumerate(patterns(bindings)):
+        catalog.apply(BindingPut("/", EXCHANGE.decode(), "queue", f"q{n % QUEUES}", pattern))
+    return catalog
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    return struct.pack(">BHI", kind, 1, len(payload)) + payload + b"\xce"
+
+
+def publish(key: bytes) -> bytes:
+    line = bytes([len(EXCHANGE)]) + EXCHANGE + bytes([len(key)]) + key + b"\0"
+    header = struct.pack(">HHQH", 60, 0, len(BODY), 0)
+    return frame(1, struct.pack(">HHH", 60, 40, 0) + line) + frame(2, header) + frame(3, BODY)
+
+
+def reads(messages: list[bytes]) -> list[bytes]:
+    """The bytes as they would be read."""
+    found, size = [[]], 0  # type: ignore[var-annotated]
+    for message in messages:
+        if size + len(message) > READ_BYTES:
+            found.append([])
+            size = 0
+        found[-1].append(message)
+        size += len(message)
+    return [b"".join(each) for each in found]
+
+
+def run(publishing: Publishing, links: Links, client: Client, data: list[bytes]) -> float:
+    """Seconds of CPU."""
+    started = time.process_time()
+    for read in data:
+        at = 0
+        while at < len(read):
+            at, table, count, _, _ = frames.scan(read, at, len(read), STATES, 131072, 1 << 27)
+            assert count
+            publishing.publishes(client, Publishes(read, table, count))  # type: ignore[arg-type]
+        links.flush()
+    return time.process_time() - started
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--bindings", type=int, default=10_000)
+    arguments.add_argument("--messages", type=int, default=200_000)
+    asked = arguments.parse_args()
+    catalog = catalog_with(asked.bindings)
+    links = Links()
+    publishing = Publishing(SimpleNamespace(catalog=catalog), links)  # type: ignore[arg-type]
+    client = Client(publishing)
+    random.seed(1)
+    known = keys(asked.bindings, asked.bindings)
+    repeated = reads([publish(random.choice(known)) for _ in range(asked.messages)])
+    run(publishing, links, client, reads([publish(key) for key in known]))
+    print(f"keys that repeat: {asked.messages / run(publishing, links, client, repeated):,.0f}/s")
+    new = reads([publish(key) for key in keys(asked.bindings + asked.messages, asked.bindings)[asked.bindings :]])
+    print(f"keys that never repeat: {asked.messages / run(publishing, links, client, new):,.0f}/s")
+    longest = total = 0.0
+    for n, pattern in enumerate(patterns(asked.bindings)):
+        started = time.process_time()
+        catalog.apply(BindingDelete("/", EXCHANGE.decode(), "queue", f"q{n % QUEUES}", pattern))
+        publishing.catalog_changed()
+        took = time.process_time() - started
+        longest, total = max(longest, took), total + took
+    print(f"unbinding {asked.bindings:,}: {total * 1000:,.0f} ms, the longest {longest * 1000:.2f} ms")
+    for pattern in patterns(asked.bindings):
+        catalog.apply(BindingPut("/", EXCHANGE.decode(), "queue", "q0", pattern))
+    run(publishing, links, client, repeated[:4])
+    started = time.process_time()
+    catalog.apply(QueueDelete("/", "q0"))
+    publishing.catalog_changed()
+    print(f"deleting a queue with {asked.bindings:,} bindings: {(time.process_time() - started) * 1000:.1f} ms at once")
+
+
+if __name__ == "__main__":
+    main()
