@@ -1,4 +1,4 @@
-"""What is remembered of an exchange so that new keys are looked up quickly says what the way through the catalog says."""
+"""What is remembered of an exchange, for keys that are new, says what the way through the catalog says."""
 
 from __future__ import annotations
 
