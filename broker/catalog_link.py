@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 SENT_MAX = 16_384  # requests on their way at once: what the controller may have to buffer for this door
 WAITING_MAX = 262_144  # requests behind them, and while the controller is away
 READ_BYTES = 256 << 10
+MESSAGES_MAX = 100  # of the controller, taken in between two looks at the sockets: a read holds thousands of small ones
 SLICE = 500  # changes applied between two looks at the sockets: a listing of 100,000 queues delays no message
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.2  # a look at a socket on the same host; a controller that is back is missed by all doors
@@ -204,7 +205,9 @@ class CatalogLink:
         # Who is connected while the hello is answered is told in _in_step: the hello is a picture of now.
         told = set(self._connections)
         self._send(hello)
-        async for message in self._messages(reader):
+        async for at, message in self._messages(reader):
+            if at % MESSAGES_MAX == 0:
+                await asyncio.sleep(0)
             match message:
                 case Answer():
                     self._answered(message)
@@ -229,16 +232,18 @@ class CatalogLink:
                 case _:
                     raise msgspec.DecodeError(f"{type(message).__name__} is nothing a controller says")
 
-    async def _messages(self, reader: asyncio.StreamReader) -> AsyncIterator[AnyControl]:
-        """Whole messages, many per read: thousands of answers a second are no thousand wake-ups."""
+    async def _messages(self, reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, AnyControl]]:
+        """Whole messages, counted, many per read: thousands of answers a second are no thousand wake-ups."""
         buffer = bytearray()
+        count = 0
         while True:
             data = await reader.read(READ_BYTES)
             if not data:
                 raise ConnectionResetError("end of stream")
             buffer += data
             for message in self._split(buffer):
-                yield message
+                count += 1
+                yield count, message
 
     def _split(self, buffer: bytearray) -> Iterator[AnyControl]:
         """The complete messages at the buffer's front, which are taken off it at the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -347,5 +348,27 @@ def test_arguments_of_every_kind_of_table_value_can_be_asked(tmp_path: Path) -> 
         asked = await stream.hear()
         assert isinstance(asked, Ask)
         assert asked.what.arguments == arguments  # type: ignore[union-attr]
+
+    run(tmp_path, play)
+
+
+def test_thousands_of_changes_said_at_once_let_others_have_their_turn(tmp_path: Path) -> None:
+    """Each is small: one read holds them all."""
+    most = 3000
+
+    async def play(scene: Scene) -> None:
+        stream = await scene.in_step(VhostPut("/"))
+        applied = []  # at each turn of another task
+
+        async def another() -> None:
+            while len(scene.heard.changes) < 1 + most:
+                applied.append(len(scene.heard.changes))
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(another())
+        stream.say(*(Changes(2 + n, [QueuePut("/", f"q{n}", n + 1, 0)]) for n in range(most)))
+        await other
+        steps = [after - before for before, after in itertools.pairwise([*applied, 1 + most])]
+        assert max(steps) <= catalog_link.MESSAGES_MAX
 
     run(tmp_path, play)
