@@ -422,11 +422,14 @@ def measure_delayed(options: argparse.Namespace) -> None:
             raise Lost("some were due before all were published: give a longer --delay-s")
         time.sleep(max(0.0, due - time.time()))
         released, most_mb = 0, 0.0
+        used = machine.cpu_seconds(machine.tree(own.process.pid))
         while released < options.delayed and time.time() < due + SILENCE_S_MAX:
             time.sleep(COUNT_EACH_S)
             released = client.declare(["delayed"], passive=True)
             most_mb = max(most_mb, machine.memory(machine.tree(own.process.pid)).rss_mb)
         say("delayed: released", released / (time.time() - due), "/s")
+        used = machine.cpu_seconds(machine.tree(own.process.pid)) - used
+        say("delayed: released per second of CPU, all processes'", released / used, "/s")
         say("delayed: most RSS added meanwhile", most_mb - before.rss_mb, "MB")
         client.close()
         if released != options.delayed:

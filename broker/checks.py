@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker.catalog import Catalog
@@ -20,7 +20,8 @@ from broker.routing.types import TYPES
 
 NAME_BYTES_MAX = 255  # a shortstr
 NAME_PREFIX_BYTES_MAX = 64
-EXPIRY_MS_MAX = 0xFFFFFFFF
+EXPIRY_MS_MAX = 315_360_000_000  # ten years, as in RabbitMQ
+RECORD_TTL_MS_MAX = 0xFFFFFFFE  # a record has 32 bits for it, one number of which says never
 PRIORITY_MAX = 255
 DEDUPLICATION_CACHE_MAX = 1_000_000  # ids that one exchange remembers
 RESERVED_PREFIX = "amq."
@@ -235,7 +236,21 @@ def check_binding(exchange_type: str, key: str, arguments: dict[str, Any]) -> No
         )
 
 
+def in_record(ttl_ms: int) -> tuple[int, int]:
+    """(ms to be added to the time of a message's record, the record's ttl), for together they say when it expires."""
+    late_ms = max(ttl_ms - RECORD_TTL_MS_MAX, 0)
+    return late_ms, ttl_ms - late_ms
+
+
 # -- queues ---------------------------------------------------------------------------------------------
+
+
+def check_consume_arguments(vhost: str, name: str, arguments: Mapping[str, Any]) -> None:
+    """Those that any consumer may give."""
+    for key, check in CONSUME_ARGUMENTS.items():
+        wrong = check(arguments[key], {}) if key in arguments else ""
+        if wrong:
+            raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('queue', name, vhost)}: {wrong}")
 
 
 def overdue(channel: int, timeout_ms: int) -> str:
@@ -272,6 +287,9 @@ def check_new_queue(vhost: str, name: str, arguments: dict[str, Any]) -> None:
 
 def check_queue_arguments(vhost: str, name: str, arguments: dict[str, Any]) -> None:
     kind = arguments.get("x-queue-type", "classic")
+    if not isinstance(exchange := arguments.get("x-dead-letter-exchange", ""), str):
+        wrong = f"invalid type '{type_name(exchange)}' for arg 'x-dead-letter-exchange'"
+        raise Refusal(PRECONDITION_FAILED, f"{wrong} in {named('queue', name, vhost)}")
     for key, value in arguments.items():
         if (kind == "stream" and key in QUEUE_ARGUMENTS and key not in ONLY_STREAMS | STREAMS_TOO) or (
             kind != "stream" and key in ONLY_STREAMS
@@ -337,7 +355,7 @@ def _with_type(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _non_negative(value: Any, _: dict[str, Any]) -> str:
     if type(value) is not int:
-        return _unacceptable(value)
+        return _no_integer(value)
     return f"{{value_negative,{value}}}" if value < 0 else ""
 
 
@@ -347,7 +365,7 @@ def _positive(value: Any, arguments: dict[str, Any]) -> str:
 
 def _ttl(value: Any, arguments: dict[str, Any]) -> str:
     wrong = _non_negative(value, arguments)
-    return wrong or (f"{{value_too_big,{value}}}" if value > EXPIRY_MS_MAX else "")
+    return wrong or (f"{{value_too_large,{value}}}" if value > EXPIRY_MS_MAX else "")
 
 
 def _expires(value: Any, arguments: dict[str, Any]) -> str:
@@ -384,7 +402,7 @@ def _boolean(value: Any, _: dict[str, Any]) -> str:
 
 
 def _integer(value: Any, _: dict[str, Any]) -> str:
-    return "" if type(value) is int else _unacceptable(value)
+    return "" if type(value) is int else _no_integer(value)
 
 
 def _any(value: Any, _: dict[str, Any]) -> str:
@@ -398,6 +416,10 @@ def _one_of(words: frozenset[str], wrong: str) -> Callable[[Any, dict[str, Any]]
         return "" if value in words else wrong.format(value)
 
     return check
+
+
+def _no_integer(value: Any) -> str:
+    return f'"expected integer, got {type_name(value)}"'
 
 
 def _unacceptable(value: Any) -> str:
@@ -417,6 +439,11 @@ DEDUPLICATION_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] 
 }
 
 
+CONSUME_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
+    "x-priority": _integer,
+    "x-cancel-on-ha-failover": _boolean,
+}
+
 RETRY_TYPES: Final = frozenset(("disabled", "all", "failed", "returned"))
 
 # Also the list of what a redeclare compares. What older brokers knew (queue mode, version, in-memory limits) is taken
@@ -435,7 +462,7 @@ QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
     "x-max-in-memory-bytes": _non_negative,
     "x-max-priority": _priority,
     "x-overflow": _one_of(frozenset(("drop-head", "reject-publish", "reject-publish-dlx")), "invalid_overflow"),
-    "x-queue-mode": _one_of(frozenset(("default", "lazy")), "invalid_queue_mode"),
+    "x-queue-mode": _one_of(frozenset(("default", "lazy")), "\"unsupported queue mode '{}'\""),
     "x-queue-version": _any,
     "x-single-active-consumer": _boolean,
     "x-delivery-limit": _integer,

@@ -632,12 +632,12 @@ def _check_get(vhost: str, queue: QueuePut) -> None:
 
 
 def _priority(arguments: Mapping[str, object], queue: str, vhost: str) -> int:
+    try:
+        checks.check_consume_arguments(vhost, queue, arguments)
+    except checks.Refusal as refusal:
+        raise _refused(refusal, CONSUME) from None
     value = arguments.get("x-priority", 0)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ChannelException(
-            406, f"invalid arg 'x-priority' for queue '{queue}' in vhost '{vhost}': unacceptable_type", *CONSUME
-        )
-    return value
+    return value if isinstance(value, int) else 0
 
 
 def _refusal(refused: ShardRefused, queue: str, vhost: str, method: tuple[int, int] = CONSUME) -> ChannelException:

@@ -505,9 +505,9 @@ class Publishing:
         self.links.use_vhost(client.scope.vhost)
         if not reached and not message.mandatory:
             self.unroutable_dropped += 1
-        keeps_bcc = not any(is_stream(queue.arguments) for queue in takers)
-        stored = message.stored if keeps_bcc else message.without_bcc()
-        marks = own_letters.marks_of(message.headers, keeps_bcc=keeps_bcc)
+        no_stream = not any(is_stream(queue.arguments) for queue in takers)
+        stored = message.stored if no_stream else message.without_bcc()
+        marks = own_letters.marks_of(message.headers, keeps_bcc=no_stream)
         for shard, (ids, durable) in by_shard.items():
             self.links.packer.add_stored(
                 shard,
@@ -516,7 +516,7 @@ class Publishing:
                 client.id,
                 channel.number,
                 seq,
-                now_ms,
+                now_ms + message.late_ms if no_stream else now_ms,  # streams find messages by it
                 message.ttl_ms,
                 message.priority,
                 message.persistent,
@@ -583,6 +583,7 @@ class Message:
         "headers",
         "in_sequence",
         "keys",
+        "late_ms",
         "mandatory",
         "persistent",
         "priority",
@@ -601,13 +602,16 @@ class Message:
         self.headers: dict[str, Any] = self._properties.headers or {}
         self.keys = [key]
         self.in_sequence = False
+        self.late_ms = 0  # to be added to its time: its ttl is more than a record has room for
         self.delay_ms = delaying.delay_of(self.headers) if delaying.HEADER in self.headers else 0
 
     def check(self, user: str, may_impersonate: bool) -> None:
         """What only this message's properties tell: expiration, user_id, sequence, CC and BCC."""
         expiration = self._properties.expiration
         if self._row_flags & FLAG_BAD_EXPIRATION and expiration is not None:
-            raise ChannelException(406, _bad_expiration(expiration), *PUBLISH)
+            if not (expiration.isascii() and expiration.isdigit()) or int(expiration) > checks.EXPIRY_MS_MAX:
+                raise ChannelException(406, _bad_expiration(expiration), *PUBLISH)
+            self.late_ms, self.ttl_ms = checks.in_record(int(expiration))
         claimed = self._properties.user_id
         if claimed is not None and claimed != user and not may_impersonate:
             text = f"user_id property set to '{claimed}' but authenticated user was '{user}'"
@@ -664,7 +668,7 @@ def _bad_expiration(value: str) -> str:
     if value.startswith("-") and value[1:].isdigit():
         return f"invalid expiration '{value}': {{value_negative,{value}}}"
     if value.isascii() and value.isdigit():
-        return f"invalid expiration '{value}': {{value_too_big,{value}}}"
+        return f"invalid expiration '{value}': {{value_too_large,{value}}}"
     digits = len(value) - len(value.lstrip("0123456789"))
     if digits:
         return f"invalid expiration '{value}': {{leftover_string,\"{value[digits:]}\"}}"

@@ -42,7 +42,7 @@ class _Together(NamedTuple):
     """What a run of neighbours has in common."""
 
     targets: Targets
-    ttl_ms: int
+    ttl_ms: int | None
     persistent: bool
     priority: int
 
@@ -139,6 +139,9 @@ class Releasing:
         if not together.targets.by_shard:
             self.dropped += count
             return
+        late_ms, ttl_ms = (0, NO_TTL) if together.ttl_ms is None else checks.in_record(together.ttl_ms)
+        if together.targets.to_stream:
+            late_ms = 0  # streams find messages by their time
         for shard, ids, durable in together.targets.by_shard:
             self._packer.add_stored(
                 shard,
@@ -147,8 +150,8 @@ class Releasing:
                 CONNECTION,
                 self._channel,
                 0,
-                self._now_ms,
-                together.ttl_ms,
+                self._now_ms + late_ms,
+                ttl_ms,
                 together.priority,
                 together.persistent,
                 durable,  # whatever the message is: the old one is settled for it
@@ -165,8 +168,8 @@ def _texts(value: object) -> list[str]:
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
-def _ttl_ms(expiration: bytes | None) -> int:
+def _ttl_ms(expiration: bytes | None) -> int | None:
     """It was checked when it was published, unless a dead letter brought it."""
     if expiration is None or not expiration.isdigit():
-        return NO_TTL
+        return None
     return min(int(expiration), checks.EXPIRY_MS_MAX)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 from pamqp import commands
 
+from broker import checks
 from broker.amqp import ChannelException
 from broker.consumers import Consumer, Part, Virtual
 from broker.control import (
@@ -293,7 +294,10 @@ def terms_of(whole: Virtual, arguments: Mapping[str, Any], exclusive: bool) -> C
     def checked(name: str, kind: type, default: Any) -> Any:
         value = arguments.get(name, default)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise invalid(name, queue, vhost, "unacceptable_type")
+            said = f"{{unacceptable_type,{checks.type_name(value)}}}"
+            if kind is int:
+                said = f'"expected integer, got {checks.type_name(value)}"'
+            raise invalid(name, queue, vhost, said)
         return value
 
     assignment = checked("x-shard-assignment", str, "group")

@@ -68,7 +68,7 @@ REFUSALS: list[tuple[str, str, base.Frame, int, str]] = [
     ("A4.6", "negative", Queue.Declare(queue="new-NAME", arguments={"x-message-ttl": -1}), 406,
      INVALID.format("x-message-ttl", "{value_negative,-1}")),
     ("A4.6", "type", Queue.Declare(queue="new-NAME", arguments={"x-max-length": "many"}), 406,
-     INVALID.format("x-max-length", "{unacceptable_type,longstr}")),
+     INVALID.format("x-max-length", '"expected integer, got longstr"')),
     ("A4.6", "zero", Queue.Declare(queue="new-NAME", arguments={"x-expires": 0}), 406,
      INVALID.format("x-expires", "{value_zero,0}")),
     ("A4.8", "passive", Queue.Declare(queue="", passive=True), 404, "NOT_FOUND - no previously declared queue"),
