@@ -269,9 +269,12 @@ def check_owner(queue: QueuePut, owner: str) -> None:
 def check_same_queue(
     current: QueuePut, durable: bool, auto_delete: bool, owner: str, exclusive: bool, arguments: dict[str, Any]
 ) -> None:
-    """A declare of a queue that exists: only arguments that mean something are compared."""
+    """A declare of a queue that exists: only arguments that mean something are compared. An exclusive one lasts as long
+    as its connection, whatever it says of being durable."""
     if current.owner != (owner if exclusive else ""):
         raise _locked(current)
+    if exclusive:
+        durable = current.durable
     if durable is current.durable and auto_delete is current.auto_delete and arguments == current.arguments == {}:
         return
     thing = named("queue", current.name, current.vhost)

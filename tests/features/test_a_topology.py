@@ -344,3 +344,10 @@ def test_an_auto_delete_queue_goes_with_its_last_consumer(client: RawClient, nam
     client.ask(1, Basic.Cancel(consumer_tag="b"), Basic.CancelOk)
     client.send(method(2, Basic.Consume(queue=name)))
     client.expect_channel_close(2, 404, f"NOT_FOUND - no queue '{name}' in vhost '/'")
+
+
+@pytest.mark.row("A4.5")
+@pytest.mark.parametrize("durable", [True, False])
+def test_whether_an_exclusive_queue_is_durable_is_not_compared(client: RawClient, name: str, durable: bool) -> None:
+    for said in (durable, not durable):
+        client.ask(1, Queue.Declare(queue=name, exclusive=True, durable=said), Queue.DeclareOk)
