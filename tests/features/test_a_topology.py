@@ -61,8 +61,8 @@ REFUSALS: list[tuple[str, str, base.Frame, int, str]] = [
     ("A4.3", "passive", Queue.Declare(queue="new-NAME", passive=True), 404,
      "NOT_FOUND - no queue 'new-NAME' in vhost '/'"),
     ("A4.2", "reserved", Queue.Declare(queue="amq.x"), 403, RESERVED.format("queue")),
-    ("A4.5", "durable", Queue.Declare(queue="NAME", durable=True, exclusive=True), 406,
-     SAME.format("durable", "queue 'NAME'", "'true'", "'false'")),
+    ("A4.5", "auto-delete", Queue.Declare(queue="NAME", auto_delete=True, exclusive=True), 406,
+     SAME.format("auto_delete", "queue 'NAME'", "'true'", "'false'")),
     ("A4.5", "argument", Queue.Declare(queue="NAME", exclusive=True, arguments={"x-message-ttl": 1}), 406,
      SAME.format("x-message-ttl", "queue 'NAME'", "the value '1' of type 'signedint'", "none")),
     ("A4.6", "negative", Queue.Declare(queue="new-NAME", arguments={"x-message-ttl": -1}), 406,
@@ -351,3 +351,11 @@ def test_an_auto_delete_queue_goes_with_its_last_consumer(client: RawClient, nam
 def test_whether_an_exclusive_queue_is_durable_is_not_compared(client: RawClient, name: str, durable: bool) -> None:
     for said in (durable, not durable):
         client.ask(1, Queue.Declare(queue=name, exclusive=True, durable=said), Queue.DeclareOk)
+
+
+@pytest.mark.row("A4.5")
+def test_whether_a_shared_queue_is_durable_is_compared(client: RawClient, name: str) -> None:
+    client.ask(1, Queue.Declare(queue=name, durable=True), Queue.DeclareOk)
+    client.send(method(2, Queue.Declare(queue=name)))
+    client.expect_channel_close(2, 406, SAME.format("durable", f"queue '{name}'", "'false'", "'true'"))
+    client.ask(1, Queue.Delete(queue=name), Queue.DeleteOk)
