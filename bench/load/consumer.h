@@ -8,7 +8,8 @@ typedef struct {
     unsigned index;
     connection *c;
     counter consumed;
-    buffer acks;               /* whole ack frames that are to be written */
+    buffer acks;               /* whole ack frames (of --rpc, replies) that are to be written */
+    char reply_to[256];        /* of the request being read */
     uint64_t acked_tag, now;
     uint32_t *next;            /* [producers * queues]: sequence number that comes next */
     uint8_t *pattern;
@@ -66,7 +67,9 @@ static inline bool subscribe(consumer *k) {
         else queue_name(queue, sizeof queue, (k->index * opt.consumer_queues + i) % opt.queues);
         snprintf(tag, sizeof tag, "c%llu", (unsigned long long)i);
         begin_method(&b, 1, BASIC_CONSUME);
-        put16(&b, 0), put_short(&b, queue), put_short(&b, tag), put8(&b, opt.ack_every ? 0 : 2), put32(&b, 0);
+        put16(&b, 0), put_short(&b, queue), put_short(&b, tag), put8(&b, opt.ack_every ? 0 : 2);
+        if (opt.stream_queue) put32(&b, 26), put_short(&b, "x-stream-offset"), put8(&b, 'S'), put_long(&b, "first", 5);
+        else put32(&b, 0);
         end_frame(&b);
         done = call(k->c, &b, BASIC_CONSUME_OK, "basic.consume");
     }
@@ -108,6 +111,8 @@ static inline void *consume(void *argument) {
         s->ack_every = s->until_ack = opt.ack_every;
         s->look = opt.check || opt.latency;
     }
+    if (opt.backlog) k->ready = true;
+    while (opt.backlog && !filled && !stop) usleep(1000);
     bool subscribed = k->c && subscribe(k);
     k->ready = true;
     if (subscribed && !opt.stall) read_until_told(k);
