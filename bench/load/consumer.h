@@ -21,7 +21,7 @@ typedef struct {
 
 static inline void on_ack_due(scanner *s) {
     consumer *k = ((connection *)s->owner)->owner;
-    put_ack(&k->acks, s->last_tag);
+    put_ack(&k->acks, s->last_tag, opt.ack_every > 1); /* as clients do it: each its own, or many at once */
     k->acked_tag = s->last_tag;
 }
 
@@ -85,6 +85,8 @@ static inline void flush_acks(consumer *k) {
 static inline void read_until_told(consumer *k) {
     connection *c = k->c;
     scanner *s = &c->scan;
+    flush_acks(k); /* deliveries may come together with consume-ok, as many as the prefetch allows */
+    count(&k->consumed, s->messages, s->message_bytes);
     while (!stop && !drained) {
         ssize_t waiting = 1;
         /* the time of arrival must be known before the bodies are scanned */
@@ -94,7 +96,7 @@ static inline void read_until_told(consumer *k) {
             count(&k->consumed, s->messages, s->message_bytes);
         }
     }
-    if (opt.ack_every && !failed && s->last_tag > k->acked_tag) put_ack(&k->acks, s->last_tag), flush_acks(k);
+    if (opt.ack_every && !failed && s->last_tag > k->acked_tag) put_ack(&k->acks, s->last_tag, true), flush_acks(k);
 }
 
 static inline void *consume(void *argument) {

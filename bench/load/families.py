@@ -56,8 +56,28 @@ BODIES = tuple(
 SMALL = (
     CORE["small"],
     CORE["single"],
-    rate("acks-100", "16 B, prefetch 2,000, ack(multiple) every 100", "--body 16 --prefetch 2000 --ack-every 100"),
-    rate("acks-1", "16 B, prefetch 100, each message acknowledged", "--body 16 --prefetch 100 --ack-every 1"),
+    counted(
+        "acks-100",
+        "16 B out of a backlog, prefetch 2,000, ack(multiple) every 100",
+        "--body 16 --backlog --prefetch 2000 --ack-every 100 --messages {count}",
+        2_000_000,
+        400_000,
+        RATE,
+    ),
+    counted(
+        "acks-1",
+        "16 B out of a backlog, prefetch 100, each message acknowledged",
+        "--body 16 --backlog --prefetch 100 --ack-every 1 --messages {count}",
+        1_000_000,
+        200_000,
+        RATE,
+    ),
+    rate(
+        "flooded",
+        "a consumer with prefetch 100 and an ack for each while a producer without confirms floods its queue",
+        "--body 16 --prefetch 100 --ack-every 1",
+        ("consumed_per_s", "published_per_s", "cores"),
+    ),
     *(
         rate(
             f"pairs-{n}",

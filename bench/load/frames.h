@@ -104,9 +104,9 @@ static inline size_t put_publish(buffer *b, const char *exchange, const char *ke
     return put_content(b, exchange, key, persistent ? "\x10\0\2" : "\0\0", persistent ? 3 : 2, body, body_bytes, frame_bytes_max);
 }
 
-static inline void put_ack(buffer *b, uint64_t tag) {
+static inline void put_ack(buffer *b, uint64_t tag, bool multiple) {
     begin_method(b, 1, BASIC_ACK);
-    put64(b, tag), put8(b, 1); /* multiple */
+    put64(b, tag), put8(b, multiple);
     end_frame(b);
 }
 
