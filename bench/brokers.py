@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import machine
 import pamqp.exceptions
 import pamqp.frame
 from generator import RunFailed, Target
@@ -76,6 +77,23 @@ def address_of(ready_line: str, name: str) -> str:
 
 def port_of(url: str) -> int:
     return urlsplit(url).port or AMQP_PORT
+
+
+def supervisor_of(pid: int | None) -> int | None:
+    """Of a process of this broker, the one above all: a front door listens, but has not started the shards."""
+    while pid is not None and (fields := machine.stat_fields(pid)):
+        parent = int(fields[1])
+        if b"supervisor" not in command_line(parent):
+            return pid
+        pid = parent
+    return None
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return (machine.PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def server_properties(url: str) -> dict[str, str]:

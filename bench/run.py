@@ -23,7 +23,7 @@ from typing import Any
 
 import machine
 import report
-from brokers import OWN_NAME, ROOT, own_broker, port_of, server_properties
+from brokers import OWN_NAME, ROOT, own_broker, port_of, server_properties, supervisor_of
 from generator import OVERTIME_S_MAX, Figures, RunFailed, Target, build_generator, measure
 from load.families import BY_NAME, FAMILIES
 from load.scenarios import SCENARIOS, SMOKE, Scenario
@@ -63,7 +63,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     groups = f"all, {', '.join(FAMILIES)} (core)"
     parser.add_argument("--group", type=families, default=[], metavar="NAME,...", help=groups)
     parser.add_argument("--self", dest="self_url", metavar="URL", help="do not start this broker, it is there")
-    parser.add_argument("--self-pid", type=int, metavar="PID", help="its topmost process, for CPU and memory")
+    parser.add_argument("--self-pid", type=int, metavar="PID", help="its topmost process (found by its port)")
     parser.add_argument("--peer", type=pair, action="append", default=[], metavar="NAME=URL", help="another broker")
     pid_help = "its topmost process (found by its port when it is on this host)"
     parser.add_argument("--peer-pid", type=pair, action="append", default=[], metavar="NAME=PID", help=pid_help)
@@ -118,7 +118,8 @@ def peer_pid(url: str, given: int | None) -> int | None:
 
 def own(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Target]:
     if arguments.self_url:
-        return contextlib.nullcontext(Target(OWN_NAME, arguments.self_url, arguments.self_pid))
+        pid = arguments.self_pid or supervisor_of(machine.listener(port_of(arguments.self_url)))
+        return contextlib.nullcontext(Target(OWN_NAME, arguments.self_url, pid))
     return own_broker(arguments.data)
 
 
