@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -113,6 +114,7 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with rabbitmq(arguments.port) as peer:
         added = ["--peer", f"{peer.name}={peer.url}", "--peer-pid", f"{peer.name}={peer.pid}"]
         added += ["--peer-restarts", peer.name]

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -38,7 +39,9 @@ def main() -> int:
     build_generator()
     if arguments.smoke:
         return smoke(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end by a time limit takes the broker along
     outcome = heading(arguments)
+    path = arguments.output or RESULTS / f"{outcome['date'][:19].replace(':', '')}.json"
     print(report.machine_lines(outcome), flush=True)
     for scenario in arguments.only:
         note_versions(arguments, outcome)
@@ -47,9 +50,9 @@ def main() -> int:
         except RunFailed as failure:  # this broker did not start; what was measured before is still worth its table
             taken = not_run(arguments, scenario, failure)
         outcome["scenarios"][scenario.name] = taken
+        save(outcome, path)
         print(report.progress(scenario, taken), file=sys.stderr, flush=True)
     print(report.table(outcome))
-    path = save(outcome, arguments.output)
     print(f"\nwritten to {', '.join(map(str, [path, *report.write(outcome, path)]))}")
     return 1 if any(broker["failures"] for taken in outcome["scenarios"].values() for broker in taken.values()) else 0
 
@@ -238,11 +241,10 @@ def commit() -> str:
         return "unknown"  # measured from an unpacked archive
 
 
-def save(outcome: dict[str, Any], wanted: Path | None) -> Path:
-    path = wanted or RESULTS / f"{outcome['date'][:19].replace(':', '')}.json"
+def save(outcome: dict[str, Any], path: Path) -> None:
+    """After each scenario: what was measured is there, whatever becomes of the rest."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(outcome, indent=1) + "\n")
-    return path
 
 
 def smoke(arguments: argparse.Namespace) -> int:
