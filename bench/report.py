@@ -159,7 +159,7 @@ def pictures(outcome: dict[str, Any]) -> dict[str, str]:
     sizes = {name: f"body-{name}" for name in SIZES}
     durable = {name: f"body-{name}-durable" for name in SIZES}
     throughput = series(outcome, sizes, "rate", brokers, ", transient")
-    throughput |= series(outcome, durable, "rate", brokers, ", durable, confirms")
+    throughput |= series(outcome, durable, "rate", brokers, ", durable")
     costs = {broker: cpu_us(outcome, broker) for broker in brokers}
     shards = {str(n): f"stream-{n}" for n in (1, 2, 4, 8)}
     scaling = series(outcome, shards, "rate", brokers, ": messages/s")
