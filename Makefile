@@ -1,6 +1,7 @@
 # setup  virtual environment in .venv, compiled modules     run   a broker with data in ./data
 # test   all tests                                          lint  format, style, types, import contracts
-# bench  measure (bench-smoke: whether it works; bench-scale: start-up and memory; bench-spark)     crash kill it and count    wheel  dist/*.whl
+# bench  measure, ARGS='--group all' (bench-smoke: whether it works; bench-scale: start-up and memory; bench-spark)
+# bench-guard  instructions a message costs, against those checked in     crash kill it and count     wheel  dist/*.whl
 # test-spark  all of the tests of the data pipeline: minutes of Spark, with kills
 # rows   which rows of the feature table have a test: ARGS='A1 B' for some sections
 # torture  thousands of random lives of a store, 100 rounds of kills; ARGS='--seed N --histories N --rounds N'
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test test-asan test-spark rows lint crash torture bench bench-smoke bench-scale bench-spark wheel clean
+.PHONY: setup run test test-asan test-spark rows lint crash torture bench bench-smoke bench-guard bench-scale bench-spark wheel clean
 
 setup: $(VENV)/.dev
 
@@ -57,10 +58,14 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev
-	$(BIN)/python bench/run.py
+	$(BIN)/python bench/run.py $(ARGS)
 
 bench-smoke: $(VENV)/.dev
 	$(BIN)/python bench/run.py --smoke
+
+bench-guard: $(VENV)/.run
+	.ci/valgrind
+	$(BIN)/python bench/guard.py $(ARGS)
 
 bench-scale: $(VENV)/.dev
 	$(BIN)/python bench/scale.py

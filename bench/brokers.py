@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -12,7 +14,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import machine
+import pamqp.exceptions
+import pamqp.frame
 from generator import RunFailed, Target
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +26,8 @@ OWN_NAME = "shardmq"
 READY_S_MAX = 60.0
 DRAIN_S_MAX = 30.0
 LOG_LINES_SHOWN = 20
+ANSWER_S_MAX = 10.0
+AMQP_PORT = 5672
 
 
 @contextmanager
@@ -65,6 +73,44 @@ def address_of(ready_line: str, name: str) -> str:
     words = dict(word.split("=", 1) for word in ready_line.split()[1:] if "=" in word)
     host, _, port = words[name].rpartition(":")
     return f"{'127.0.0.1' if host in ('', '0.0.0.0', '[::]') else host}:{port}"
+
+
+def port_of(url: str) -> int:
+    return urlsplit(url).port or AMQP_PORT
+
+
+def supervisor_of(pid: int | None) -> int | None:
+    """Of a process of this broker, the one above all: a front door listens, but has not started the shards."""
+    while pid is not None and (fields := machine.stat_fields(pid)):
+        parent = int(fields[1])
+        if b"supervisor" not in command_line(parent):
+            return pid
+        pid = parent
+    return None
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return (machine.PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def server_properties(url: str) -> dict[str, str]:
+    """What a broker says of itself in connection.start: product, version, platform; empty when it does not answer."""
+    try:
+        with socket.create_connection((urlsplit(url).hostname or "", port_of(url)), ANSWER_S_MAX) as own:
+            own.sendall(b"AMQP\0\0\x09\x01")
+            got = b""
+            while len(got) < 7 or len(got) < 8 + struct.unpack_from(">I", got, 3)[0]:
+                if not (piece := own.recv(4096)):
+                    return {}
+                got += piece
+            start = pamqp.frame.unmarshal(got)[2]
+    except (OSError, pamqp.exceptions.UnmarshalingException):
+        return {}
+    said = getattr(start, "server_properties", {})
+    return {name: str(said[name]) for name in ("product", "version", "platform", "information") if name in said}
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-from load.scenarios import BY_NAME
+from load.families import BY_NAME
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MB = 1_000_000
 PROBE_SYNCS = 200
+LISTENING = "0A"  # in /proc/net/tcp
 
 
 def tree(pid: int) -> list[int]:
@@ -54,6 +55,30 @@ def process_cpu_seconds(pid: int) -> float:
         return sum(exact) / 1e9
     fields = stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
+
+
+def listener(port: int) -> int | None:
+    """The process on this host that listens on the TCP port; the oldest of several, that others may have it from."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        for line in (PROC / "net" / table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{fields[9]}]")
+    pids = (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
+    return min((pid for pid in pids if has_socket(pid, inodes)), key=started_at, default=None)
+
+
+def has_socket(pid: int, inodes: set[str]) -> bool:
+    try:
+        return any(os.readlink(fd) in inodes for fd in (PROC / str(pid) / "fd").iterdir())
+    except OSError:
+        return False  # gone, or another user's
+
+
+def started_at(pid: int) -> int:
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields else 0
 
 
 @dataclass(frozen=True, slots=True)

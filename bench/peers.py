@@ -2,17 +2,20 @@
 
     python bench/peers.py [--port 35672] -- python bench/run.py --runs 3
 
-runs the command with `--peer rabbitmq=URL --peer-pid rabbitmq=PID` added. Other brokers are given to run.py by URL.
+runs the command with `--peer rabbitmq=URL --peer-pid rabbitmq=PID --peer-restarts rabbitmq` added. Other brokers are
+given to run.py by URL.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,26 +26,58 @@ from generator import RunFailed, Target
 
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # not the one in /usr/sbin: that changes to another user
 READY_S_MAX = 60.0
+WATCH_S = 0.05  # how long a killed server is not noticed
 
 
 @contextmanager
 def rabbitmq(port: int) -> Iterator[Target]:
-    """Listens on `port`; the two ports after it are Erlang's."""
+    """Listens on `port`; the two ports after it are Erlang's. When it is killed it is started anew on its data."""
     if not SERVER.exists():
         raise RunFailed(f"{SERVER} is missing: apt-get install rabbitmq-server")
     with tempfile.TemporaryDirectory(prefix="bench-rabbitmq-") as directory:
         environment = settings(Path(directory), port)
-        with (Path(directory) / "out").open("w") as out:
-            process = subprocess.Popen(
-                [str(SERVER)], env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        peer = Peer(Path(directory) / "out", environment)
         try:
-            wait_for_port(process, port)
-            yield Target("rabbitmq", f"amqp://guest:guest@127.0.0.1:{port}/", process.pid)
+            peer.start()
+            wait_for_port(peer.process, port)
+            peer.watch()
+            yield Target("rabbitmq", f"amqp://guest:guest@127.0.0.1:{port}/", peer.process.pid)
         finally:
-            end(process)
+            peer.stop()
             # its port mapper is a daemon that outlives it
             subprocess.run(["epmd", "-kill"], env=environment, capture_output=True, check=False)
+
+
+class Peer:
+    """The server's process, and its successors after it was killed."""
+
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, out: Path, environment: dict[str, str]) -> None:
+        self._out = out
+        self._environment = environment
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self) -> None:
+        with self._out.open("a") as out:
+            self.process = subprocess.Popen(
+                [str(SERVER)], env=self._environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def watch(self) -> None:
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(WATCH_S):
+            if self.process.poll() is not None:
+                self.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        end(self.process)
 
 
 def settings(directory: Path, port: int) -> dict[str, str]:
@@ -79,8 +114,10 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with rabbitmq(arguments.port) as peer:
         added = ["--peer", f"{peer.name}={peer.url}", "--peer-pid", f"{peer.name}={peer.pid}"]
+        added += ["--peer-restarts", peer.name]
         return subprocess.run([*command, *added], check=False).returncode if command else 0
 
 

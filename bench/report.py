@@ -1,11 +1,22 @@
-"""Results as text: the Markdown table of a run, one row for each figure, a column for each broker."""
+"""Results as text and pictures: the Markdown table of a run, a row for each figure, a column for each broker; charts.
+
+    python bench/report.py results/2026-11-21T061921.json     writes the .md and the charts beside it
+
+A ratio is this broker's figure over the peer's where more is better, the other way round where less is: above 1 this
+broker is ahead.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from load.scenarios import BY_NAME, Bar, Scenario
+import charts
+from load.families import BY_NAME, SIZES
+from load.scenarios import Bar, Scenario
 
 TITLES = {
     "rate": "messages/s",
@@ -15,7 +26,15 @@ TITLES = {
     "rss_added_mb": "RSS added, MB",
     "pss_added_mb": "PSS added, MB",
     "rss_max_mb": "RSS at most, MB",
+    "rss_each_bytes": "RSS of each, bytes",
+    "mb_per_s": "MB/s",
+    "consumed_per_s": "delivered/s",
+    "recovered_per_s": "messages/s of it",
+    "start_s": "from kill to there, s",
 }
+MORE_IS_BETTER = ("rate", "per_cpu_s", "mb_per_s", "published_per_s", "consumed_per_s", "recovered_per_s")
+LESS_IS_BETTER = ("rss_each_bytes", "rss_max_mb")
+PERCENTILES = ("p50", "p90", "p99", "p99.9")
 
 
 def title(metric: str) -> str:
@@ -29,6 +48,11 @@ def amount(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
+def versions(outcome: dict[str, Any]) -> str:
+    said = outcome.get("brokers", {})
+    return "; ".join(f"{name}: {' '.join(properties.values())}" for name, properties in said.items())
+
+
 def machine_lines(outcome: dict[str, Any]) -> str:
     facts = outcome["machine"]
     return (
@@ -40,7 +64,7 @@ def machine_lines(outcome: dict[str, Any]) -> str:
 
 
 def progress(scenario: Scenario, taken: dict[str, Any]) -> str:
-    metric = scenario.bars[0].metric
+    metric = scenario.metrics[0]
     parts = [f"{name} {figure(broker, metric)}" for name, broker in taken.items()]
     return f"{scenario.name} ({title(metric)}): {', '.join(parts)}"
 
@@ -66,20 +90,142 @@ def verdict(bar: Bar | None, broker: dict[str, Any]) -> str:
     return "ok" if bar.holds(value) else "short"
 
 
+def ratio(metric: str, itself: dict[str, Any], peer: dict[str, Any]) -> str:
+    ours, theirs = itself["median"].get(metric), peer["median"].get(metric)
+    more = metric in MORE_IS_BETTER
+    if (
+        not ours
+        or not theirs
+        or ours < 0
+        or theirs < 0
+        or not (more or metric in LESS_IS_BETTER or metric.endswith("_us"))
+    ):
+        return ""
+    return amount(ours / theirs if more else theirs / ours)
+
+
 def rows(name: str, taken: dict[str, Any]) -> Iterator[list[str]]:
     scenario = BY_NAME[name]
-    itself = next(iter(taken.values()))
+    itself, *peers = taken.values()
     figures: list[tuple[str, Bar | None]] = [(bar.metric, bar) for bar in scenario.bars]
     for metric, bar in figures + [(metric, None) for metric in scenario.shown]:
         limit = f"{'>=' if bar.wanted == 'at least' else '<'} {amount(bar.limit)}" if bar else ""
         cells = [figure(broker, metric) for broker in taken.values()]
-        yield [name, title(metric), *cells, limit, verdict(bar, itself)]
+        yield [
+            name,
+            title(metric),
+            *cells,
+            *(ratio(metric, itself, peer) for peer in peers),
+            limit,
+            verdict(bar, itself),
+        ]
 
 
 def table(outcome: dict[str, Any]) -> str:
     taken = outcome["scenarios"]
     brokers = list(next(iter(taken.values()))) if taken else []
-    lines = [["scenario", "figure", *brokers, "bar", ""], ["---"] * (len(brokers) + 4)]
+    heads = ["scenario", "figure", *brokers, *(f"ratio to {name}" for name in brokers[1:]), "bar", ""]
+    lines = [heads, ["---"] * len(heads)]
     for name, figures in taken.items():
-        lines.extend(rows(name, figures))
+        if name in BY_NAME:
+            lines.extend(rows(name, figures))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# -- the page and its charts ------------------------------------------------------------------------------------------
+
+
+def median(outcome: dict[str, Any], scenario: str, broker: str, metric: str) -> float:
+    """0 when it was not measured."""
+    taken = outcome["scenarios"].get(scenario, {}).get(broker, {})
+    return float(taken.get("median", {}).get(metric, 0.0))
+
+
+def series(
+    outcome: dict[str, Any], points: dict[str, str], metric: str, brokers: list[str], of: str = ""
+) -> charts.Series:
+    """By broker; `points`: name on the axis to scenario."""
+    found = {}
+    for broker in brokers:
+        line = {point: median(outcome, name, broker, metric) for point, name in points.items()}
+        if any(line.values()):
+            found[f"{broker}{of}"] = {point: value for point, value in line.items() if value}
+    return found
+
+
+def pictures(outcome: dict[str, Any]) -> dict[str, str]:
+    """SVG by name; only of what was measured."""
+    brokers = list(dict.fromkeys(name for taken in outcome["scenarios"].values() for name in taken))
+    sizes = {name: f"body-{name}" for name in SIZES}
+    durable = {name: f"body-{name}-durable" for name in SIZES}
+    throughput = series(outcome, sizes, "rate", brokers, ", transient")
+    throughput |= series(outcome, durable, "rate", brokers, ", durable")
+    costs = {broker: cpu_us(outcome, broker) for broker in brokers}
+    shards = {str(n): f"stream-{n}" for n in (1, 2, 4, 8)}
+    scaling = series(outcome, shards, "rate", brokers, ": messages/s")
+    scaling |= series(outcome, shards, "per_cpu_s", brokers, ": messages/broker-CPU-s")
+    drawn = {"throughput": throughput, "cpu": costs, "latency": latencies(outcome, brokers), "shards": scaling}
+    return {name: picture(name, data) for name, data in drawn.items() if any(data.values())}
+
+
+def picture(name: str, data: charts.Series) -> str:
+    match name:
+        case "throughput":
+            return charts.lines("Messages a second by body", data, "logarithmic; bytes of a body", "body")
+        case "cpu":
+            return charts.bars("Broker CPU, microseconds a delivery or operation", data, "logarithmic; less is better")
+        case "latency":
+            return charts.lines("Publish to deliver, microseconds", data, "logarithmic; by percentile", "percentile")
+        case _:
+            about = "cores are shared with the generator: more shards than cores show what a shard costs"
+            return charts.lines("A stream exchange of 1 to 8 shards, 16 B", data, about, "shards", from_zero=True)
+
+
+def cpu_us(outcome: dict[str, Any], broker: str) -> dict[str, float]:
+    found = {}
+    for name, taken in outcome["scenarios"].items():
+        per_s = taken.get(broker, {}).get("median", {}).get("per_cpu_s", 0.0)
+        if name in BY_NAME and BY_NAME[name].kind == "rate" and BY_NAME[name].peers and per_s:
+            found[name] = 1e6 / per_s
+    return found
+
+
+def latencies(outcome: dict[str, Any], brokers: list[str]) -> charts.Series:
+    found: charts.Series = {}
+    for scenario, load in (("latency-1k", "1,000/s"), ("latency-20k", "20,000/s")):
+        for broker in brokers:
+            line = {p: median(outcome, scenario, broker, f"latency_{p}_us") for p in PERCENTILES}
+            if any(line.values()):
+                found[f"{broker}, {load}"] = line
+    return found
+
+
+def page(outcome: dict[str, Any], drawn: dict[str, str]) -> str:
+    """`drawn`: file by title of each picture."""
+    parts = [f"# Measured on {outcome['date'][:10]}", machine_lines(outcome), versions(outcome)]
+    parts += [f"![{name}]({file})" for name, file in drawn.items()]
+    parts += ["Above 1, a ratio says that this broker is ahead.", table(outcome), "## What was done"]
+    measured = [name for name in outcome["scenarios"] if name in BY_NAME]
+    parts.append("\n".join(f"- **{name}**: {BY_NAME[name].about}" for name in measured))
+    return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
+def write(outcome: dict[str, Any], path: Path) -> list[Path]:
+    """The page and its charts, named like the results."""
+    written = {}
+    for name, svg in pictures(outcome).items():
+        written[name] = path.with_name(f"{path.stem}-{name}.svg")
+        written[name].write_text(svg)
+    text = path.with_suffix(".md")
+    text.write_text(page(outcome, {name: file.name for name, file in written.items()}))
+    return [text, *written.values()]
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        path = Path(name)
+        print(*write(json.loads(path.read_text()), path), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

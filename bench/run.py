@@ -1,8 +1,9 @@
 """Measures this broker, and any number of others beside it: `make bench`.
 
 Brokers take turns (A B A B ...), so a busy minute of the machine hurts all of them alike; medians are compared. Prints
-a Markdown table with the bar of each scenario, writes everything to results/, and ends with status 1 when a run failed.
-A figure that is short of its bar is said, not punished: the machine may be another one.
+a Markdown table with the bar of each scenario and the ratio to each peer, writes everything to results/ (the table with
+charts, too), and ends with status 1 when a run failed. A figure that is short of its bar is said, not punished: the
+machine may be another one.
 """
 
 from __future__ import annotations
@@ -11,20 +12,26 @@ import argparse
 import contextlib
 import datetime
 import json
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import machine
 import report
-from brokers import OWN_NAME, ROOT, own_broker
-from generator import Figures, RunFailed, Target, build_generator, measure
-from load.scenarios import BY_NAME, SCENARIOS, SMOKE, Scenario
+from brokers import OWN_NAME, ROOT, own_broker, port_of, server_properties, supervisor_of
+from generator import OVERTIME_S_MAX, Figures, RunFailed, Target, build_generator, measure
+from load.families import BY_NAME, FAMILIES
+from load.scenarios import SCENARIOS, SMOKE, Scenario
+from recovery import recovered, recovered_own
 
 RESULTS = Path(__file__).parent / "results"
+COUNTED_S_MAX = 900.0  # of a run that ends when its work is done, with a slow peer
 
 
 def main() -> int:
@@ -32,34 +39,46 @@ def main() -> int:
     build_generator()
     if arguments.smoke:
         return smoke(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end by a time limit takes the broker along
     outcome = heading(arguments)
+    path = arguments.output or RESULTS / f"{outcome['date'][:19].replace(':', '')}.json"
     print(report.machine_lines(outcome), flush=True)
     for scenario in arguments.only:
+        note_versions(arguments, outcome)
         try:
             taken = run_scenario(arguments, scenario)
         except RunFailed as failure:  # this broker did not start; what was measured before is still worth its table
             taken = not_run(arguments, scenario, failure)
         outcome["scenarios"][scenario.name] = taken
+        save(outcome, path)
         print(report.progress(scenario, taken), file=sys.stderr, flush=True)
     print(report.table(outcome))
-    path = save(outcome, arguments.output)
-    print(f"\nwritten to {path}")
+    print(f"\nwritten to {', '.join(map(str, [path, *report.write(outcome, path)]))}")
     return 1 if any(broker["failures"] for taken in outcome["scenarios"].values() for broker in taken.values()) else 0
 
 
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="runs of each broker in each scenario (5)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="measured seconds of a timed run (5)")
-    parser.add_argument("--only", type=scenarios, default=list(SCENARIOS), metavar="NAME,...", help=", ".join(BY_NAME))
+    parser.add_argument("--runs", type=int, help="runs of each broker in each scenario (5; quick: 1)")
+    parser.add_argument("--seconds", type=float, help="measured seconds of a timed run (5; quick: 1)")
+    parser.add_argument("--quick", action="store_true", help="once, a second each, a tenth of all that is counted")
+    parser.add_argument("--only", type=scenarios, default=[], metavar="NAME,...", help=", ".join(BY_NAME))
+    groups = f"all, {', '.join(FAMILIES)} (core)"
+    parser.add_argument("--group", type=families, default=[], metavar="NAME,...", help=groups)
     parser.add_argument("--self", dest="self_url", metavar="URL", help="do not start this broker, it is there")
-    parser.add_argument("--self-pid", type=int, metavar="PID", help="its topmost process, for CPU and memory")
+    parser.add_argument("--self-pid", type=int, metavar="PID", help="its topmost process (found by its port)")
     parser.add_argument("--peer", type=pair, action="append", default=[], metavar="NAME=URL", help="another broker")
-    parser.add_argument("--peer-pid", type=pair, action="append", default=[], metavar="NAME=PID")
+    pid_help = "its topmost process (found by its port when it is on this host)"
+    parser.add_argument("--peer-pid", type=pair, action="append", default=[], metavar="NAME=PID", help=pid_help)
+    restarts = "this peer may be killed: somebody starts it anew (for `recovery`)"
+    parser.add_argument("--peer-restarts", action="append", default=[], metavar="NAME", help=restarts)
     parser.add_argument("--data", type=Path, metavar="DIR", help="where this broker's data goes (temporary directory)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="instead of results/<date>.json")
     parser.add_argument("--smoke", action="store_true", help="one second of a few scenarios: do messages flow at all")
     arguments = parser.parse_args(words)
+    arguments.runs = (1 if arguments.quick else 5) if arguments.runs is None else arguments.runs
+    arguments.seconds = (1.0 if arguments.quick else 5.0) if arguments.seconds is None else arguments.seconds
+    arguments.only = list(dict.fromkeys([*arguments.only, *arguments.group])) or list(SCENARIOS)
     if arguments.runs < 1:
         parser.error("--runs: at least one")
     if unknown := set(dict(arguments.peer_pid)) - set(dict(arguments.peer)):
@@ -76,6 +95,13 @@ def scenarios(text: str) -> list[Scenario]:
     return [BY_NAME[name] for name in names]
 
 
+def families(text: str) -> list[Scenario]:
+    names = list(FAMILIES) if text == "all" else text.split(",")
+    if unknown := [name for name in names if name not in FAMILIES]:
+        raise argparse.ArgumentTypeError(f"no group {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
+    return [scenario for name in names for scenario in FAMILIES[name]]
+
+
 def pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals and value):
@@ -84,13 +110,19 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def peers(arguments: argparse.Namespace) -> list[Target]:
-    pids = dict(arguments.peer_pid)
-    return [Target(name, url, int(pids[name]) if name in pids else None) for name, url in arguments.peer]
+    pids = {name: int(pid) for name, pid in arguments.peer_pid}
+    return [Target(name, url, peer_pid(url, pids.get(name))) for name, url in arguments.peer]
+
+
+def peer_pid(url: str, given: int | None) -> int | None:
+    """The one that was given, as long as it lives."""
+    return given if given and machine.stat_fields(given) else machine.listener(port_of(url))
 
 
 def own(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Target]:
     if arguments.self_url:
-        return contextlib.nullcontext(Target(OWN_NAME, arguments.self_url, arguments.self_pid))
+        pid = arguments.self_pid or supervisor_of(machine.listener(port_of(arguments.self_url)))
+        return contextlib.nullcontext(Target(OWN_NAME, arguments.self_url, pid))
     return own_broker(arguments.data)
 
 
@@ -102,14 +134,35 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
     """
     others = peers(arguments) if scenario.peers else []
     found: dict[str, dict[str, Any]] = {}
+    if scenario.kind == "recovery":
+        return run_recovery(arguments, scenario)
     rounds = [1] * arguments.runs if scenario.kind == "memory" else [arguments.runs]
     for runs in rounds:
         with own(arguments) as itself:
             for target in [itself, *others] * runs:
                 taken = found.setdefault(target.name, {"runs": [], "failures": [], "load_average": []})
-                run_once(target, scenario, arguments.seconds, taken)
-    for target in peers(arguments):
-        found.setdefault(target.name, {"runs": [], "failures": [], "load_average": []})
+                run_once(target, scenario, arguments, taken)
+    return with_medians(arguments, found)
+
+
+def run_recovery(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:
+    """Of this broker on a directory of its own, and of those peers that are started anew when they end."""
+    found: dict[str, dict[str, Any]] = {}
+    ours, theirs = scenario.count_of(False, arguments.quick), scenario.count_of(True, arguments.quick)
+    for _ in range(arguments.runs):
+        if not arguments.self_url:
+            kept(found, OWN_NAME, scenario, partial(recovered_own, arguments.data, ours))
+        for target in peers(arguments):
+            if target.name in arguments.peer_restarts:
+                kept(found, target.name, scenario, partial(recovered, target, theirs))
+    found.setdefault(OWN_NAME, {"runs": [], "failures": [], "load_average": []})
+    return with_medians(arguments, found)
+
+
+def with_medians(arguments: argparse.Namespace, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """And with an empty place for each peer that did not take part."""
+    for name, _ in arguments.peer:
+        found.setdefault(name, {"runs": [], "failures": [], "load_average": []})
     for taken in found.values():
         taken.update(summary(taken["runs"]))
     return found
@@ -121,14 +174,28 @@ def not_run(arguments: argparse.Namespace, scenario: Scenario, failure: RunFaile
     return {name: {"runs": [], "failures": [str(failure)], "load_average": [], **summary([])} for name in names}
 
 
-def run_once(target: Target, scenario: Scenario, seconds: float, taken: dict[str, Any]) -> None:
+def run_once(target: Target, scenario: Scenario, arguments: argparse.Namespace, taken: dict[str, Any]) -> None:
+    count = scenario.count_of(target.name != OWN_NAME, arguments.quick)
+    seconds = arguments.seconds
+    options = [*scenario.words(count), *(("--seconds", str(seconds)) if scenario.timed else ())]
+
+    def act() -> Figures:
+        figures = measure(target, options, seconds, OVERTIME_S_MAX if scenario.timed else COUNTED_S_MAX)
+        if count and "rss_added_mb" in figures:
+            figures["rss_each_bytes"] = figures["rss_added_mb"] * machine.MB / count
+        return figures
+
+    kept({target.name: taken}, target.name, scenario, act)
+
+
+def kept(found: dict[str, dict[str, Any]], name: str, scenario: Scenario, act: Callable[[], Figures]) -> None:
+    taken = found.setdefault(name, {"runs": [], "failures": [], "load_average": []})
     taken["load_average"].append(round(machine.load_average(), 2))
-    options = [*scenario.options, *(("--seconds", str(seconds)) if scenario.timed else ())]
     try:
-        taken["runs"].append(measure(target, options, seconds))
+        taken["runs"].append(act())
     except RunFailed as failure:
         taken["failures"].append(str(failure))
-        print(f"{scenario.name}, {target.name}: {failure}", file=sys.stderr, flush=True)
+        print(f"{scenario.name}, {name}: {failure}", file=sys.stderr, flush=True)
 
 
 def summary(runs: list[Figures]) -> dict[str, Figures]:
@@ -152,8 +219,18 @@ def heading(arguments: argparse.Namespace) -> dict[str, Any]:
         "syncs_per_s": round(machine.syncs_per_s(arguments.data or Path(tempfile.gettempdir()))),
         "runs": arguments.runs,
         "seconds": arguments.seconds,
+        "brokers": {},
         "scenarios": {},
     }
+
+
+def note_versions(arguments: argparse.Namespace, outcome: dict[str, Any]) -> None:
+    """What each broker says of itself, once it can be asked."""
+    if outcome["brokers"]:
+        return
+    with own(arguments) as itself:
+        for target in [itself, *peers(arguments)]:
+            outcome["brokers"][target.name] = server_properties(target.url)
 
 
 def commit() -> str:
@@ -164,11 +241,10 @@ def commit() -> str:
         return "unknown"  # measured from an unpacked archive
 
 
-def save(outcome: dict[str, Any], wanted: Path | None) -> Path:
-    path = wanted or RESULTS / f"{outcome['date'][:19].replace(':', '')}.json"
+def save(outcome: dict[str, Any], path: Path) -> None:
+    """After each scenario: what was measured is there, whatever becomes of the rest."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(outcome, indent=1) + "\n")
-    return path
 
 
 def smoke(arguments: argparse.Namespace) -> int:
@@ -177,7 +253,7 @@ def smoke(arguments: argparse.Namespace) -> int:
     with own(arguments) as itself:
         for name in SMOKE:
             try:
-                found = measure(itself, [*BY_NAME[name].options, "--check", "--seconds", "1"], 1)
+                found = measure(itself, [*BY_NAME[name].words(0), "--check", "--seconds", "1"], 1)
             except RunFailed as failure:
                 found, problem = {}, str(failure)
             else:

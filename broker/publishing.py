@@ -237,6 +237,8 @@ class Publishing:
             except (ChannelException, ConnectionException) as error:
                 client.fail(error, channel.number)
                 return packed + 1
+        elif why == packer.ASK and _asks_for_replies(event, packed) and channel.reply_to:
+            _name_repliers(client, event)
         elif why in (packer.ASK, packer.UNROUTABLE):
             self._decide(client, channel, event, packed, now_ms)
             return packed + 1
@@ -676,6 +678,22 @@ def _bad_expiration(value: str) -> str:
 
 
 Held = tuple[Message, Targets]
+
+
+def _asks_for_replies(event: Publishes, at: int) -> bool:
+    """And can be rewritten: with broken properties it is refused, one by one."""
+    flags = _FACTS.unpack_from(event.table, at * ROW)[3]
+    return bool(flags & FLAG_REPLY_TO) and not flags & frames.BAD_PROPERTIES
+
+
+def _name_repliers(client: Publisher, event: Publishes) -> None:
+    """All of the read at once: who asks for direct replies gets its channel's name; where there is none it stays."""
+    names = {}
+    for number in frames.asking(event.table):
+        channel = client.publishing_channel(number)
+        if channel is not None and channel.reply_to:
+            names[number] = channel.reply_to.encode()
+    event.buffer, event.table = frames.with_replies(event.buffer, event.table, names)
 
 
 def _there(vhost: Vhost, names: Iterable[str]) -> list[QueuePut]:

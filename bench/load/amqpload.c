@@ -10,7 +10,9 @@
 #include <sys/resource.h>
 
 #include "consumer.h"
+#include "operations.h"
 #include "producer.h"
+#include "rpc.h"
 
 enum { READY_MS_MAX = 60000, DELIVERY_STALL_MS_MAX = 10000, TICK_US = 2000 };
 
@@ -24,7 +26,8 @@ typedef struct {
 static totals total(void) {
     totals t = {.time = now_ns()};
     for (uint64_t i = 0; i < opt.producers; i++) t.published += producers[i].published.messages;
-    for (uint64_t i = 0; i < opt.consumers; i++) t.consumed += consumers[i].consumed.messages, t.bytes += consumers[i].consumed.bytes;
+    for (uint64_t i = 0; i < opt.producers; i++) t.consumed += producers[i].answered.messages, t.bytes += producers[i].answered.bytes;
+    if (!opt.rpc) for (uint64_t i = 0; i < opt.consumers; i++) t.consumed += consumers[i].consumed.messages, t.bytes += consumers[i].consumed.bytes;
     return t;
 }
 
@@ -51,7 +54,7 @@ static bool delete_one(connection *c, bool exchange, const char *name) {
 
 static bool delete_all(connection *c) {
     char name[256];
-    bool done = !opt.direct || delete_one(c, true, exchange_name());
+    bool done = !opt.named || delete_one(c, true, exchange_name());
     for (uint64_t i = 0; i < opt.queues && done; i++) queue_name(name, sizeof name, i), done = delete_one(c, false, name);
     return done;
 }
@@ -60,7 +63,9 @@ static bool declare_queue(connection *c, buffer *b, uint64_t i) {
     char name[256];
     queue_name(name, sizeof name, i);
     begin_method(b, 1, QUEUE_DECLARE);
-    put16(b, 0), put_short(b, name), put8(b, opt.durable ? 2 : 0), put32(b, 0);
+    put16(b, 0), put_short(b, name), put8(b, opt.durable ? 2 : 0);
+    if (opt.stream_queue) put32(b, 24), put_short(b, "x-queue-type"), put8(b, 'S'), put_long(b, "stream", 6);
+    else put32(b, 0);
     end_frame(b);
     return call(c, b, QUEUE_DECLARE_OK, "queue.declare");
 }
@@ -68,7 +73,7 @@ static bool declare_queue(connection *c, buffer *b, uint64_t i) {
 static bool bind_key(connection *c, buffer *b, uint64_t k) {
     char name[256], key[256];
     queue_name(name, sizeof name, k % opt.queues);
-    routing_key(key, sizeof key, k);
+    binding_key(key, sizeof key, k);
     begin_method(b, 1, QUEUE_BIND);
     put16(b, 0), put_short(b, name), put_short(b, exchange_name()), put_short(b, key), put8(b, 0), put32(b, 0);
     end_frame(b);
@@ -77,7 +82,7 @@ static bool bind_key(connection *c, buffer *b, uint64_t k) {
 
 static bool declare_exchange(connection *c, buffer *b) {
     begin_method(b, 1, EXCHANGE_DECLARE);
-    put16(b, 0), put_short(b, exchange_name()), put_short(b, opt.sharded ? "x-consistent-hash" : "direct");
+    put16(b, 0), put_short(b, exchange_name()), put_short(b, opt.exchange_type);
     put8(b, opt.durable ? 2 : 0);
     if (opt.sharded) put32(b, 14), put_short(b, "x-shards"), put8(b, 'I'), put32(b, (uint32_t)opt.queues);
     else put32(b, 0);
@@ -90,8 +95,8 @@ static bool declare_all(connection *c) {
     buffer b = {0};
     bool done = delete_all(c);
     for (uint64_t i = 0; i < opt.queues && done && !opt.sharded; i++) done = declare_queue(c, &b, i);
-    if (opt.direct && done) done = declare_exchange(c, &b);
-    if (opt.direct && !opt.sharded) {
+    if (opt.named && done) done = declare_exchange(c, &b);
+    if (opt.named && !opt.sharded && !opt.operation) {
         uint64_t keys = opt.keys > opt.queues ? opt.keys : opt.queues; /* with --keys 1 producer p takes key p */
         for (uint64_t k = 0; k < keys && done; k++) done = bind_key(c, &b, k);
     }
@@ -115,12 +120,12 @@ static bool all_published(void) {
 static void start_threads(pthread_t *threads) {
     for (uint64_t i = 0; i < opt.consumers; i++) {
         consumers[i].index = (unsigned)i;
-        pthread_create(&threads[opt.producers + i], NULL, consume, &consumers[i]);
+        pthread_create(&threads[opt.producers + i], NULL, opt.rpc ? answer_requests : consume, &consumers[i]);
     }
     for (uint64_t i = 0; i < opt.producers; i++) {
         producers[i].index = (unsigned)i;
         producers[i].limit = opt.messages ? opt.messages / opt.producers + (i < opt.messages % opt.producers) : UINT64_MAX;
-        pthread_create(&threads[i], NULL, produce, &producers[i]);
+        pthread_create(&threads[i], NULL, opt.operation ? operate : opt.rpc ? ask : produce, &producers[i]);
     }
     uint64_t give_up = now_ns() + (uint64_t)READY_MS_MAX * 1000000u;
     while (!all_ready() && !stop) {
@@ -137,30 +142,41 @@ static void wait_to_the_end(uint64_t until) {
         if (!opt.messages) continue;
         totals t = total();
         if (t.consumed + t.published != moved) moved = t.consumed + t.published, moved_at = t.time;
-        if (all_published() && (!opt.consumers || opt.stall || t.consumed >= t.published)) return;
+        if (all_published() && (!opt.consumers || opt.stall || t.consumed >= t.published * copies())) return;
         if (all_published() && t.time - moved_at > (uint64_t)DELIVERY_STALL_MS_MAX * 1000000u) return; /* reported as missing */
     }
 }
 
 static void drain(void) {
     uint64_t moved_at = now_ns(), moved = 0;
-    for (totals t = total(); !stop && t.consumed < t.published; t = total()) {
+    for (totals t = total(); !stop && t.consumed < t.published * copies(); t = total()) {
         if (t.consumed != moved) moved = t.consumed, moved_at = t.time;
         if (t.time - moved_at > (uint64_t)DELIVERY_STALL_MS_MAX * 1000000u) return;
         usleep(TICK_US);
     }
 }
 
+/* Until all is published; the seconds that took. */
+static double fill(void) {
+    uint64_t since = now_ns();
+    while (!all_published() && !stop) usleep(TICK_US);
+    return (double)(now_ns() - since) / 1e9;
+}
+
+static double fill_seconds;
+
 static void run(totals *from, totals *to) {
     pthread_t *threads = calloc(opt.producers + opt.consumers + 1, sizeof *threads);
     start_threads(threads);
     go = true;
+    if (opt.backlog) fill_seconds = fill();
     uint64_t begun = now_ns(), warm = begun + (uint64_t)(opt.warmup * 1e9);
     while (!stop && now_ns() < warm) usleep(TICK_US);
     mark("@start");
     *from = total();
     if (opt.messages) from->time = begun, from->published = from->consumed = from->bytes = 0;
     measuring = true;
+    filled = true;
     wait_to_the_end(from->time + (uint64_t)(opt.seconds * 1e9));
     measuring = false;
     *to = total();
@@ -178,7 +194,7 @@ static void run(totals *from, totals *to) {
 
 typedef struct {
     uint64_t published, consumed, confirmed, nacked, duplicates, gaps, damaged, missing;
-    double seconds, published_per_s, consumed_per_s, bytes_per_s, blocked_s;
+    double seconds, rate, published_per_s, consumed_per_s, bytes_per_s, blocked_s;
     histogram confirm_times, delivery_times;
 } report;
 
@@ -190,16 +206,20 @@ static report *summary(const totals *from, const totals *to) {
     r->published_per_s = (double)(to->published - from->published) / r->seconds;
     r->consumed_per_s = (double)(to->consumed - from->consumed) / r->seconds;
     r->bytes_per_s = (double)(to->bytes - from->bytes) / r->seconds;
+    if (opt.backlog) r->published_per_s = fill_seconds > 0 ? (double)r->published / fill_seconds : 0;
+    /* publishes a second that arrived at all their queues; of a backlog, what is taken out of it */
+    r->rate = fmin(opt.backlog ? INFINITY : r->published_per_s, opt.consumers ? r->consumed_per_s / (double)copies() : INFINITY);
+    if (!opt.producers) r->rate = 0;
     for (uint64_t i = 0; i < opt.producers; i++) {
         r->confirmed += producers[i].confirmed, r->nacked += producers[i].nacked, r->blocked_s += (double)producers[i].blocked_ns / 1e9;
-        histogram_merge(&r->confirm_times, &producers[i].confirm_times);
+        histogram_merge(opt.operation || opt.rpc ? &r->delivery_times : &r->confirm_times, &producers[i].confirm_times);
     }
     for (uint64_t i = 0; i < opt.consumers; i++) {
         r->duplicates += consumers[i].duplicates, r->gaps += consumers[i].gaps, r->damaged += consumers[i].damaged;
         histogram_merge(&r->delivery_times, &consumers[i].delivery_times);
     }
     bool whole = opt.consumers && !opt.stall && (opt.check || opt.messages);
-    if (whole && r->published > r->consumed) r->missing = r->published - r->consumed;
+    if (whole && r->published * copies() > r->consumed) r->missing = r->published * copies() - r->consumed;
     return r;
 }
 
@@ -212,10 +232,10 @@ static void judge(const report *r) {
 }
 
 static void print_json(const report *r) {
-    printf("{\"published\": %" PRIu64 ", \"consumed\": %" PRIu64 ", \"seconds\": %.4f, \"published_per_s\": %.1f, \"consumed_per_s\": %.1f, "
+    printf("{\"published\": %" PRIu64 ", \"consumed\": %" PRIu64 ", \"seconds\": %.4f, \"rate\": %.1f, \"published_per_s\": %.1f, \"consumed_per_s\": %.1f, "
            "\"bytes_per_s\": %.0f, \"confirmed\": %" PRIu64 ", \"nacked\": %" PRIu64 ", \"missing\": %" PRIu64 ", \"duplicates\": %" PRIu64
            ", \"gaps\": %" PRIu64 ", \"damaged\": %" PRIu64 ", \"blocked_s\": %.3f",
-           r->published, r->consumed, r->seconds, r->published_per_s, r->consumed_per_s, r->bytes_per_s, r->confirmed, r->nacked, r->missing,
+           r->published, r->consumed, r->seconds, r->rate, r->published_per_s, r->consumed_per_s, r->bytes_per_s, r->confirmed, r->nacked, r->missing,
            r->duplicates, r->gaps, r->damaged, r->blocked_s);
     histogram_json(stdout, "confirm_us", &r->confirm_times);
     histogram_json(stdout, "latency_us", &r->delivery_times);
@@ -224,10 +244,11 @@ static void print_json(const report *r) {
 }
 
 static void print_text(const report *r) {
-    printf("%.3f s: published %.0f/s, consumed %.0f/s (%.1f MB/s); in all %" PRIu64 " and %" PRIu64 "\n", r->seconds, r->published_per_s,
+    if (opt.operation) printf("%.3f s: %.0f operations/s\n", r->seconds, r->rate);
+    else printf("%.3f s: published %.0f/s, consumed %.0f/s (%.1f MB/s); in all %" PRIu64 " and %" PRIu64 "\n", r->seconds, r->published_per_s,
            r->consumed_per_s, r->bytes_per_s / 1e6, r->published, r->consumed);
     histogram_text(stdout, "confirm", &r->confirm_times);
-    histogram_text(stdout, "publish to deliver", &r->delivery_times);
+    histogram_text(stdout, opt.operation ? "one operation" : opt.rpc ? "request to reply" : "publish to deliver", &r->delivery_times);
     if (r->blocked_s > 0) printf("blocked by the broker for %.3f s\n", r->blocked_s);
     if (failed) fprintf(stderr, "amqpload: %s\n", failure);
 }
@@ -276,6 +297,7 @@ int main(int argc, char **argv) {
     parse_options(argc, argv, &file, &piece);
     if (file) return scan_file(file, piece);
     signal(SIGPIPE, SIG_IGN);
+    sem_init(&logins, 0, LOGINS_AT_ONCE);
     prctl(PR_SET_TIMERSLACK, 1); /* paced publishing at 50 us steps */
     allow_many_connections();
     producers = aligned_alloc(64, (opt.producers + 1) * sizeof *producers);
@@ -290,6 +312,7 @@ int main(int argc, char **argv) {
     report *r = summary(&from, &to);
     judge(r);
     for (uint64_t i = 0; i < opt.consumers; i++) if (consumers[i].c) close(consumers[i].c->fd);
+    if (opt.operation == OP_QUEUE && declared && !control->closed && !opt.keep) delete_declared(control, producers);
     if (declared && !control->closed && opt.producers + opt.consumers && !opt.keep) delete_all(control);
     if (control && !control->closed) close_politely(control, CLOSE_MS);
     opt.json ? print_json(r) : print_text(r);

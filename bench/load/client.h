@@ -11,6 +11,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
@@ -95,6 +96,7 @@ typedef struct connection {
     scanner scan;
     bool blocked, closed;     /* closed: close-ok came, or the broker hung up while we waited for it */
     uint32_t awaited;         /* the answer a call waits for, 0 when it came */
+    uint64_t awaited_more;    /* as many of it again, of a pipeline */
     bool channel_may_close;   /* a refusal of the present call is an answer, not a failure */
     bool refused;
     void (*on_confirm)(struct connection *, uint64_t tag, bool multiple, bool positive);
@@ -151,6 +153,7 @@ static inline void tune(connection *c, const uint8_t *arguments) {
 static inline void on_method(scanner *s, unsigned channel, uint32_t method, const uint8_t *arguments, size_t bytes) {
     connection *c = s->owner;
     if (method == c->awaited) {
+        if (c->awaited_more) { c->awaited_more--; return; }
         c->awaited = 0;
         if (method == CONNECTION_TUNE && bytes >= 8) tune(c, arguments);
         if (method == CONNECTION_CLOSE_OK) c->closed = true;
@@ -211,6 +214,12 @@ static inline bool call(connection *c, buffer *b, uint32_t answer, const char *w
     return !c->refused && !c->closed && c->awaited == 0;
 }
 
+/* `count` requests of one kind in `b`, all sent before the first answer is read. */
+static inline bool call_many(connection *c, buffer *b, uint64_t count, uint32_t answer, const char *what) {
+    c->awaited_more = count - 1;
+    return call(c, b, answer, what);
+}
+
 static inline int connect_to(const address *a) {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found, *i;
     int error = getaddrinfo(a->host, a->port, &hints, &found), fd = -1;
@@ -249,7 +258,7 @@ static inline bool login(connection *c, const address *a, buffer *b) {
     end_frame(b);
     if (!call(c, b, CONNECTION_TUNE, "connection.start-ok (wrong user or password?)")) return false;
     begin_method(b, 0, CONNECTION_TUNE_OK);
-    put16(b, 1), put32(b, (uint32_t)c->frame_bytes_max), put16(b, 0);
+    put16(b, 2), put32(b, (uint32_t)c->frame_bytes_max), put16(b, 0); /* channel 2 comes and goes, with --ops channel */
     end_frame(b);
     begin_method(b, 0, CONNECTION_OPEN);
     put_short(b, a->vhost), put_short(b, ""), put8(b, 0);
@@ -266,16 +275,22 @@ static inline bool open_channel(connection *c) {
     return done;
 }
 
+/* Brokers give a handshake ten seconds or so, however many come at once. */
+enum { LOGINS_AT_ONCE = 16 };
+static sem_t logins;
+
 /* A connection with channel 1 open, or NULL after a failure. */
 static inline connection *open_connection(const address *a) {
+    while (sem_wait(&logins)) {}
     int fd = connect_to(a);
-    if (fd < 0) return NULL;
+    if (fd < 0) return sem_post(&logins), NULL;
     connection *c = calloc(1, sizeof *c);
     *c = (connection){.fd = fd, .input = malloc(INPUT_BYTES), .frame_bytes_max = FRAME_BYTES_WANTED};
     c->scan = (scanner){.frame_bytes_max = FRAME_BYTES_WANTED, .owner = c, .on_method = on_method};
     buffer b = {0};
     bool opened = login(c, a, &b) && open_channel(c);
     free(b.bytes);
+    sem_post(&logins);
     return opened ? c : NULL;
 }
 

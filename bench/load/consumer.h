@@ -8,7 +8,8 @@ typedef struct {
     unsigned index;
     connection *c;
     counter consumed;
-    buffer acks;               /* whole ack frames that are to be written */
+    buffer acks;               /* whole ack frames (of --rpc, replies) that are to be written */
+    char reply_to[256];        /* of the request being read */
     uint64_t acked_tag, now;
     uint32_t *next;            /* [producers * queues]: sequence number that comes next */
     uint8_t *pattern;
@@ -20,7 +21,7 @@ typedef struct {
 
 static inline void on_ack_due(scanner *s) {
     consumer *k = ((connection *)s->owner)->owner;
-    put_ack(&k->acks, s->last_tag);
+    put_ack(&k->acks, s->last_tag, opt.ack_every > 1); /* as clients do it: each its own, or many at once */
     k->acked_tag = s->last_tag;
 }
 
@@ -66,7 +67,9 @@ static inline bool subscribe(consumer *k) {
         else queue_name(queue, sizeof queue, (k->index * opt.consumer_queues + i) % opt.queues);
         snprintf(tag, sizeof tag, "c%llu", (unsigned long long)i);
         begin_method(&b, 1, BASIC_CONSUME);
-        put16(&b, 0), put_short(&b, queue), put_short(&b, tag), put8(&b, opt.ack_every ? 0 : 2), put32(&b, 0);
+        put16(&b, 0), put_short(&b, queue), put_short(&b, tag), put8(&b, opt.ack_every ? 0 : 2);
+        if (opt.stream_queue) put32(&b, 26), put_short(&b, "x-stream-offset"), put8(&b, 'S'), put_long(&b, "first", 5);
+        else put32(&b, 0);
         end_frame(&b);
         done = call(k->c, &b, BASIC_CONSUME_OK, "basic.consume");
     }
@@ -82,6 +85,8 @@ static inline void flush_acks(consumer *k) {
 static inline void read_until_told(consumer *k) {
     connection *c = k->c;
     scanner *s = &c->scan;
+    flush_acks(k); /* deliveries may come together with consume-ok, as many as the prefetch allows */
+    count(&k->consumed, s->messages, s->message_bytes);
     while (!stop && !drained) {
         ssize_t waiting = 1;
         /* the time of arrival must be known before the bodies are scanned */
@@ -91,7 +96,7 @@ static inline void read_until_told(consumer *k) {
             count(&k->consumed, s->messages, s->message_bytes);
         }
     }
-    if (opt.ack_every && !failed && s->last_tag > k->acked_tag) put_ack(&k->acks, s->last_tag), flush_acks(k);
+    if (opt.ack_every && !failed && s->last_tag > k->acked_tag) put_ack(&k->acks, s->last_tag, true), flush_acks(k);
 }
 
 static inline void *consume(void *argument) {
@@ -108,6 +113,8 @@ static inline void *consume(void *argument) {
         s->ack_every = s->until_ack = opt.ack_every;
         s->look = opt.check || opt.latency;
     }
+    if (opt.backlog) k->ready = true;
+    while (opt.backlog && !filled && !stop) usleep(1000);
     bool subscribed = k->c && subscribe(k);
     k->ready = true;
     if (subscribed && !opt.stall) read_until_told(k);

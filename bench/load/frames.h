@@ -78,17 +78,15 @@ static inline void end_frame(buffer *b) {
     put8(b, FRAME_END);
 }
 
-/* One publish: method, header and as many body frames as the agreed frame size asks for.
+/* One publish: method, header and as many body frames as the agreed frame size asks for. `properties`: flags and values.
  * Returns the offset of the body's first byte (of the end, when the body is empty). */
-static inline size_t put_publish(buffer *b, const char *exchange, const char *key, const uint8_t *body, size_t body_bytes,
-                                 bool persistent, size_t frame_bytes_max) {
+static inline size_t put_content(buffer *b, const char *exchange, const char *key, const void *properties, size_t properties_bytes,
+                                 const uint8_t *body, size_t body_bytes, size_t frame_bytes_max) {
     begin_method(b, 1, BASIC_PUBLISH);
     put16(b, 0), put_short(b, exchange), put_short(b, key), put8(b, 0);
     end_frame(b);
     begin_frame(b, FRAME_HEADER, 1);
-    put16(b, 60), put16(b, 0), put64(b, body_bytes);
-    if (persistent) put16(b, 0x1000), put8(b, 2); /* delivery_mode is the only property */
-    else put16(b, 0);
+    put16(b, 60), put16(b, 0), put64(b, body_bytes), put_bytes(b, properties, properties_bytes);
     end_frame(b);
     size_t first = b->size + 7, piece_max = frame_bytes_max - FRAME_OVERHEAD;
     for (size_t at = 0; at < body_bytes; at += piece_max) {
@@ -100,9 +98,15 @@ static inline size_t put_publish(buffer *b, const char *exchange, const char *ke
     return body_bytes ? first : b->size;
 }
 
-static inline void put_ack(buffer *b, uint64_t tag) {
+/* delivery_mode is the only property, if any. */
+static inline size_t put_publish(buffer *b, const char *exchange, const char *key, const uint8_t *body, size_t body_bytes,
+                                 bool persistent, size_t frame_bytes_max) {
+    return put_content(b, exchange, key, persistent ? "\x10\0\2" : "\0\0", persistent ? 3 : 2, body, body_bytes, frame_bytes_max);
+}
+
+static inline void put_ack(buffer *b, uint64_t tag, bool multiple) {
     begin_method(b, 1, BASIC_ACK);
-    put64(b, tag), put8(b, 1); /* multiple */
+    put64(b, tag), put8(b, multiple);
     end_frame(b);
 }
 
@@ -142,6 +146,7 @@ typedef struct scanner {
     void *owner;
     void (*on_method)(struct scanner *, unsigned channel, uint32_t method, const uint8_t *arguments, size_t bytes);
     void (*on_ack_due)(struct scanner *);
+    void (*on_header)(struct scanner *, const uint8_t *properties, size_t bytes); /* flags and values; NULL: nobody wants them */
     void (*on_body)(struct scanner *, const uint8_t *piece, size_t bytes);
 } scanner;
 
@@ -174,6 +179,7 @@ static inline void scan_header(scanner *s, const uint8_t *frame, uint32_t bytes)
     if (s->state != AWAITING_HEADER || bytes < 14) { s->error = "content header out of place"; return; }
     s->body_bytes = be64(frame + 11);
     s->body_at = 0;
+    if (s->on_header) s->on_header(s, frame + 19, bytes - 12);
     if (s->body_bytes) { s->state = AWAITING_BODY; return; }
     if (s->look) s->on_body(s, frame, 0);
     message_done(s);

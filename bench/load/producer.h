@@ -19,8 +19,8 @@ typedef struct {
 
 typedef struct {
     unsigned index;
-    connection *c;
-    counter published;
+    connection *c, **fleet;      /* fleet: c is the one whose turn it is */
+    counter published, answered; /* answered: replies of --rpc */
     block *blocks;
     unsigned block_count, block_at;
     uint64_t at, write_messages; /* message in the block; messages of a full write */
@@ -28,6 +28,9 @@ typedef struct {
     uint32_t *sequences;         /* [queues] */
     uint64_t *sent_at;           /* ring: time of each message that is not confirmed, 0 when it is */
     uint64_t ring_mask, lowest, outstanding, confirmed, nacked;
+    uint8_t *request;            /* of --rpc, encoded */
+    size_t request_bytes, request_body;
+    buffer output;
     uint64_t due_from, behind_since, blocked_ns;
     histogram confirm_times;
     atomic_bool ready, done;
@@ -192,9 +195,16 @@ static inline bool publish_some(producer *p, uint64_t n) {
     return true;
 }
 
+static inline bool open_fleet(producer *p) {
+    p->fleet = calloc(opt.fleet, sizeof *p->fleet);
+    for (uint64_t i = 0; i < opt.fleet; i++) if (!(p->fleet[i] = i ? open_connection(&opt.broker) : p->c)) return false;
+    return true;
+}
+
 static inline bool publish_until_told(producer *p) {
     for (unsigned writes = 0; !stop && publishing && p->sent < p->limit; writes++) {
         uint64_t n = p->write_messages, left = p->limit - p->sent, since;
+        if (p->fleet) p->c = p->fleet[p->sent % opt.fleet];
         if (p->c->blocked) {
             since = now_ns();
             receive(p->c, 0);
@@ -232,6 +242,7 @@ static inline void *produce(void *argument) {
     p->c = open_connection(&opt.broker);
     if (p->c && opt.confirms) prepare_confirms(p);
     if (p->c) encode_blocks(p);
+    if (p->c && opt.fleet > 1 && !open_fleet(p)) p->c = NULL;
     p->ready = true;
     while (!go && !stop) usleep(1000);
     p->due_from = now_ns();

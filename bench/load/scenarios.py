@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["rate", "latency", "memory"]
+Kind = Literal["rate", "latency", "memory", "recovery"]
+
+
+QUICK = 10  # how much less there is of everything that is counted, in a quick run
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,19 @@ class Scenario:
     shown: tuple[str, ...]  # metrics printed beside those with a bar
     timed: bool = True  # measured for --seconds; otherwise it ends when its work is done
     peers: bool = True  # others can do it too
+    count: int = 0  # stands for {count} in the options; of messages, queues, connections
+    count_peers: int = 0  # what others do instead, where the same would take them minutes
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (*(bar.metric for bar in self.bars), *self.shown)
+
+    def count_of(self, is_peer: bool, quick: bool = False) -> int:
+        count = self.count_peers if is_peer and self.count_peers else self.count
+        return count // QUICK if quick else count
+
+    def words(self, count: int) -> list[str]:
+        return [option.format(count=count) for option in self.options]
 
 
 def at_least(metric: str, limit: float) -> Bar:
@@ -193,5 +209,4 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
 )
 
-BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 SMOKE = ("small", "single", "confirms")

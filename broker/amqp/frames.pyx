@@ -689,17 +689,21 @@ def letters(const uint8_t[::1] blob not None, uint32_t count):
     return found
 
 
-# -- timestamps ---------------------------------------------------------------------------------------------------------
+# -- properties put in --------------------------------------------------------------------------------------------------
 
-cdef uint32_t timestamp_at(const uint8_t *props, uint32_t size) noexcept nogil:
-    """Where the timestamp of a property list would be, 0 if it has one or is none."""
+cdef enum:
+    B_REPLY_TO = 9
+    B_TIMESTAMP = 6
+
+cdef uint32_t property_at(const uint8_t *props, uint32_t size, uint32_t wanted) noexcept nogil:
+    """Where the property of that bit is in a property list, or would be; 0 if it is none."""
     cdef uint32_t flags, bit, field, at = 2
     if size < 2:
         return 0
     flags = get16(props)
-    if flags & 0x43:  # bit 6: the timestamp; bits 1 and 0 are not used
+    if flags & 3:  # bits that are not used
         return 0
-    for bit in range(15, 6, -1):
+    for bit in range(15, wanted, -1):
         if not flags >> bit & 1:
             continue
         if at >= size:
@@ -716,6 +720,12 @@ cdef uint32_t timestamp_at(const uint8_t *props, uint32_t size) noexcept nogil:
         else:
             at += 1 + props[at]
     return at if at <= size else 0
+
+cdef inline uint32_t timestamp_at(const uint8_t *props, uint32_t size) noexcept nogil:
+    """Where the timestamp of a property list would be, 0 if it has one or is none."""
+    if size < 2 or get16(props) >> B_TIMESTAMP & 1:
+        return 0
+    return property_at(props, size, B_TIMESTAMP)
 
 def stamped(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, uint64_t seconds):
     """(buffer, table) in which every publish has a timestamp: those that came without have this one. None: all have."""
@@ -748,4 +758,58 @@ def stamped(const uint8_t[::1] buffer not None, const uint8_t[::1] table not Non
         r[i].props_len += 8
         p = put64(put(put16(p, get16(props) | 0x40), props + 2, at - 2), seconds)
         p = put(p, props + at, r[i].props_len - 8 - at)
+    return new_buffer, new_table
+
+def asking(const uint8_t[::1] table not None):
+    """Channels of the publishes that ask for direct replies."""
+    cdef const Row *r = <const Row *>&table[0] if table.shape[0] else NULL
+    cdef size_t i
+    cdef set found = set()
+    for i in range(table.shape[0] // sizeof(Row)):
+        if r[i].flags & C_DIRECT_REPLY_TO:
+            found.add(r[i].channel)
+    return found
+
+def with_replies(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, dict names not None):
+    """(buffer, table) in which the publishes that ask for direct replies have their channel's name of `names` as
+    reply_to, and ask no more. Those of other channels, or with broken properties, stay as they are."""
+    cdef size_t count = table.shape[0] // sizeof(Row), extra = 0, i
+    cdef size_t used = buffer.shape[0]
+    cdef Row *r
+    cdef uint8_t *data
+    cdef uint8_t *p
+    cdef const uint8_t *props
+    cdef uint32_t at, behind
+    cdef bytes name
+    new_table = PyBytes_FromStringAndSize(<const char *>&table[0] if count else NULL, count * sizeof(Row))
+    r = <Row *>PyBytes_AS_STRING(new_table)
+    for i in range(count):
+        if r[i].flags & C_DIRECT_REPLY_TO and not r[i].flags & C_BAD_PROPERTIES:
+            name = names.get(r[i].channel)
+            if name is not None:
+                at = property_at(&buffer[0] + r[i].props_off, r[i].props_len, B_REPLY_TO)
+                if not at or len(name) > 255:
+                    raise ValueError("no reply_to, or no short string to put there")
+                extra += r[i].props_len - buffer[r[i].props_off + at] + len(name)
+    new_buffer = PyBytes_FromStringAndSize(NULL, used + extra)
+    data = <uint8_t *>PyBytes_AS_STRING(new_buffer)
+    if used:
+        memcpy(data, &buffer[0], used)
+    p = data + used
+    for i in range(count):
+        if not r[i].flags & C_DIRECT_REPLY_TO or r[i].flags & C_BAD_PROPERTIES:
+            continue
+        name = names.get(r[i].channel)
+        if name is None:
+            continue
+        props = data + r[i].props_off
+        at = property_at(props, r[i].props_len, B_REPLY_TO)
+        behind = at + 1 + props[at]
+        r[i].props_off = <uint32_t>(p - data)
+        p = put(p, props, at)
+        p[0] = <uint8_t>len(name)
+        p = put(p + 1, <const uint8_t *>PyBytes_AS_STRING(name), len(name))
+        p = put(p, props + behind, r[i].props_len - behind)
+        r[i].props_len = <uint32_t>(p - data - r[i].props_off)
+        r[i].flags ^= C_DIRECT_REPLY_TO
     return new_buffer, new_table

@@ -1,7 +1,7 @@
 """shardctl perf: a load on a running broker, and what comes through; for a first figure.
 
-One process plays all publishers and consumers, so it measures this program as much as the broker: `make bench` has a
-generator written in C, which is the one to compare brokers with.
+One process plays all publishers and consumers, so it measures this program as much as the broker. `--scenarios` runs
+those of bench/ instead, with its generator written in C: the one to compare brokers with (scenarios.py).
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import asyncio
 import time
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pamqp.frame
 import typer
 from pamqp import commands, header
 
+from supervisor.cli import scenarios as played
 from supervisor.cli.amqp import FRAME_BYTES_MAX, FRAME_END, HEAD, READ_BYTES, Connection, Counts, Lost
 from supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail
 
@@ -56,12 +57,20 @@ def perf(
     prefetch: Annotated[int, typer.Option("--prefetch", min=0, max=65535, help="0: no limit.")] = 1000,
     seconds: Annotated[float, typer.Option("--time", "-z", min=0.1, help="Seconds to publish.")] = 10.0,
     keep: Annotated[bool, typer.Option(help="Leave the queues, and what is in them.")] = False,
+    scenarios: Annotated[str, typer.Option(help="Instead: families of bench/, in C: all, small, rpc ...")] = "",
+    peer: Annotated[list[str] | None, typer.Option(help="NAME=URL: that broker too, in turns (scenarios).")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Of each scenario; medians are shown.")] = 3,
+    quick: Annotated[bool, typer.Option(help="Of scenarios: once, a second each.")] = False,
+    output: Annotated[str, typer.Option(help="Of scenarios: a JSON file; the table and charts lie beside it.")] = "",
 ) -> Rows:
     """Publish and consume as fast as one process can, and say how fast that was."""
     names = [queue] if queues == 1 else [f"{queue}-{at}" for at in range(queues)]
     load = Load(producers, consumers, size, names, persistent, confirm, rate, auto_ack, prefetch, seconds)
+    target = _target(uri, api)
+    if scenarios:
+        raise typer.Exit(played.run(target.uri, scenarios, peer or [], runs, seconds, quick, output))
     try:
-        counts, took = asyncio.run(_run(_target(uri, api), load, keep))
+        counts, took = asyncio.run(_run(target, load, keep))
     except Lost as lost:
         fail(f"the broker ends the connection: {lost}", FAILED)
     except OSError as error:
@@ -77,6 +86,12 @@ class Target(NamedTuple):
     user: str
     password: str
     vhost: str
+
+    @property
+    def uri(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        user, password, vhost = (quote(text, safe="") for text in (self.user, self.password, self.vhost))
+        return f"amqp://{user}:{password}@{host}:{self.port}/{vhost}"
 
 
 def _target(uri: str, api: Api) -> Target:

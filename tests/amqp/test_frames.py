@@ -195,6 +195,43 @@ def test_who_has_no_timestamp_gets_this_one_and_nothing_else_changes(
             assert name == "timestamp" or getattr(new, name) == getattr(old, name)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.booleans(), PROPERTIES, BODY), min_size=1, max_size=6),
+    st.dictionaries(st.integers(0, 3), st.binary(min_size=1, max_size=255)),
+)
+def test_who_asks_for_direct_replies_gets_its_channels_name_and_nothing_else_changes(
+    messages: list[tuple[int, bool, dict[str, object], bytes]], names: dict[int, bytes]
+) -> None:
+    buffer, table = b"", b""
+    for channel, asks, said, content in messages:
+        more = {"reply_to": "amq.rabbitmq.reply-to"} if asks else {}
+        line, props = b"\x01e\x01k\x00", commands.Basic.Properties(**(said | more)).marshal()
+        at = len(buffer)
+        buffer += line + props + (raw_frame(3, 1, content) if content else b"")
+        body_at = at + len(line) + len(props)
+        place = at, len(line), channel, at + len(line), len(props), body_at, len(content)
+        table += frames.row(*place, frames.facts(props))
+    assert frames.asking(table) == {channel for channel, asks, _, _ in messages if asks}
+    made = frames.with_replies(buffer, table, names)
+    assert frames.asking(made[1]) == {channel for channel, asks, _, _ in messages if asks} - set(names)
+    for number, (channel, asks, _, _) in enumerate(messages):
+        before = frames.read_stored(frames.stored(buffer, table, number))
+        after = frames.read_stored(frames.stored(*made, number))
+        wanted = before[2]
+        if asks and channel in names:
+            given_name = bytes([len(names[channel])]) + names[channel]
+            wanted = before[2].replace(b"\x15amq.rabbitmq.reply-to", given_name)
+            assert frames.facts(after[2]) == (*frames.facts(before[2])[:3], frames.facts(before[2])[3] ^ 16)
+        assert after == (*before[:2], wanted, before[3])
+
+
+def test_a_name_that_is_no_short_string_is_not_put_in() -> None:
+    props = commands.Basic.Properties(reply_to="amq.rabbitmq.reply-to").marshal()
+    table = frames.row(0, 5, 1, 5, len(props), 0, 0, frames.facts(props))
+    with pytest.raises(ValueError, match="short string"):
+        frames.with_replies(b"\x01e\x01k\x00" + props, table, {1: b"x" * 256})
+
+
 @given(st.binary(min_size=1, max_size=80))
 def test_properties_that_are_none_stay_as_they_are(props: bytes) -> None:
     """They were refused, or will be, by who knows the words; whatever they are is not read past its end."""

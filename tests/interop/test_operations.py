@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -195,6 +196,17 @@ def test_a_load_goes_through_and_leaves_nothing_behind(operated: Operated, more:
     if "--confirm" in more:
         assert row["confirmed/s"] == row["published/s"]
     assert operated.ctl("-s", "list_queues", "name") == ""
+
+
+@pytest.mark.row("H20")
+@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("make")), reason="the generator is compiled")
+def test_the_scenarios_of_bench_run_on_a_broker_that_runs(operated: Operated, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    table = operated.ctl("perf", "--scenarios", "latency", "--quick", "--output", str(result))
+    (run,) = json.loads(result.read_text())["scenarios"]["latency-1k"]["shardmq"]["runs"]
+    assert "| latency-1k | latency p50, us |" in table
+    assert run["consumed_per_s"] > 0 and run["cpu_s"] > 0  # its processes were found by its port
+    assert result.with_suffix(".md").exists()
 
 
 @pytest.mark.row("H20")

@@ -1,0 +1,167 @@
+"""Counts the instructions a message costs in the hot loops, compares them with those checked in: `make bench-guard`.
+
+Time on a shared machine is noise; a count of instructions is the same each time. Valgrind's callgrind counts them
+stage by stage on a message's way through one process (micro/path.py), user space only, what Python does around the
+loops included. A stage that takes more than `tolerance` above its baseline ends this with status 1; one that takes as
+much less is said, so that the baseline follows: `python bench/guard.py --update`.
+
+Compilers differ by some percent: the baseline is of the one that instructions.json names, and for another the tolerance
+is twice as wide. One message a read is mostly Python, and compared with the same Python (3.11, say) only. Status 0 and
+a line when valgrind or a C compiler is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+BASELINE = HERE / "instructions.json"
+TOLERANCE = 0.10
+WAYS = {"16 B": (16, 0, False), "16 B, acks": (16, 0, True), "1 KiB": (1024, 0, False), "one a read": (16, 1, False)}
+WARM_TURNS = 3  # buffers grow, memories are filled
+TURNS = 8
+LIMIT_S = 300.0
+SAID = re.compile(r"^desc: Trigger: Client Request: (.*)$", re.MULTILINE)
+COUNT = re.compile(r"^(?:totals|summary): (\d+)", re.MULTILINE)
+
+Counts = dict[str, dict[str, float]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--update", action="store_true", help="what is counted now is the baseline")
+    parser.add_argument("--counted", metavar="DIR", help=argparse.SUPPRESS)  # this process is the one that is watched
+    arguments = parser.parse_args()
+    if arguments.counted:
+        play(Path(arguments.counted))
+        return 0
+    missing = [name for name in ("valgrind", "cc") if shutil.which(name) is None]
+    if missing:
+        print(f"instructions are not counted: {' and '.join(missing)} missing (apt-get install valgrind gcc)")
+        return 0
+    counts = counted()
+    if arguments.update:
+        BASELINE.write_text(json.dumps({"of": surroundings(), "instructions": counts}, indent=1) + "\n")
+        print(f"written to {BASELINE}")
+        return 0
+    return compare(json.loads(BASELINE.read_text()), counts)
+
+
+def surroundings() -> dict[str, str]:
+    compiler = subprocess.run(["cc", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
+    return {"compiler": f"cc {compiler}", "python": platform.python_version(), "machine": platform.machine()}
+
+
+def compare(baseline: dict[str, Any], counts: Counts) -> int:
+    same = baseline["of"] == surroundings()
+    tolerance = TOLERANCE if same else 2 * TOLERANCE
+    if not same:
+        print(f"baseline of {baseline['of']}, here {surroundings()}: tolerance {tolerance:.0%}")
+    slower = 0
+    print("| way | stage | instructions a message | baseline | |\n| --- | --- | ---: | ---: | --- |")
+    for way, stage, now, before in rows(baseline["instructions"], counts):
+        if WAYS[way][1] and python_of(baseline["of"]) != python_of(surroundings()):
+            continue
+        change = now / before - 1 if before else float("inf")
+        worse = change > tolerance
+        slower += worse
+        verdict = f"{change:+.1%} MORE" if worse else f"{change:+.1%} less: --update" if change < -tolerance else ""
+        print(f"| {way} | {stage} | {now:,.1f} | {before:,.1f} | {verdict} |")
+    if slower:
+        print(f"{slower} stages take more than {tolerance:.0%} above their baseline; is it worth it? then --update")
+    return 1 if slower else 0
+
+
+def python_of(surroundings: dict[str, str]) -> str:
+    """As far as its speed goes: 3.11."""
+    return surroundings["python"].rpartition(".")[0]
+
+
+def rows(baseline: Counts, counts: Counts) -> Iterator[tuple[str, str, float, float]]:
+    for way, stages in counts.items():
+        for stage, now in stages.items():
+            yield way, stage, now, baseline.get(way, {}).get(stage, 0.0)
+
+
+# -- counting ---------------------------------------------------------------------------------------------------------
+
+
+def counted() -> Counts:
+    """Instructions a message, by way and stage."""
+    with tempfile.TemporaryDirectory(prefix="guard-") as name:
+        directory = Path(name)
+        build = ["cc", "-shared", "-fPIC", "-O2", "-o", str(directory / "marks.so"), str(HERE / "micro" / "marks.c")]
+        subprocess.run(build, check=True)
+        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-atstart=no", "--combine-dumps=no"]
+        command += [f"--callgrind-out-file={directory}/out", "--quiet", sys.executable, __file__, "--counted", name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=fixed(), check=False)
+        if done.returncode:
+            sys.exit(f"the counted process failed:\n{done.stdout}\n{done.stderr}")
+        messages: dict[str, int] = json.loads((directory / "messages").read_text())
+        found: Counts = {way: {} for way in WAYS}
+        for out in directory.glob("out.*"):
+            text = out.read_text()
+            said, total = SAID.search(text), COUNT.search(text)
+            if said and total:
+                way, _, stage = said[1].partition("/")
+                found[way][stage] = round(int(total[1]) / messages[way], 2)
+        return {way: dict(sorted(stages.items())) for way, stages in found.items()}
+
+
+def fixed() -> dict[str, str]:
+    """What would differ from run to run, or from processor to processor, does not.
+
+    `rep movsb`, which the C library chooses on some processors, would be counted as one instruction a byte.
+    """
+    same = {"PYTHONHASHSEED": "0", "PYTHONMALLOC": "pymalloc", "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-ERMS,-FSRM"}
+    return {**os.environ, **same, "PYTHONPATH": str(HERE.parent)}
+
+
+def play(directory: Path) -> None:
+    """In the watched process: each stage of each way in a pass of its own, only it collected."""
+    from micro.path import STAGES
+    from micro.path import Path as Way
+
+    marks = ctypes.CDLL(str(directory / "marks.so"))
+    assert marks.watched()
+    messages: dict[str, int] = {}
+    for name, (body_bytes, count, acks) in WAYS.items():
+        turns = TURNS if not count else TURNS * 10
+        way = Way(str(directory / f"store-{len(messages)}"), body_bytes, count, acks)
+        for _ in range(WARM_TURNS):
+            way.turn(lambda stage, act: act())
+        marks.begin()
+        for wanted in STAGES if acks else STAGES[:-1]:
+            around = watching(marks, wanted)
+            messages[name] = sum(way.turn(around) for _ in range(turns))
+            marks.dump(f"{name}/{wanted}".encode())
+        way.close()
+    (directory / "messages").write_text(json.dumps(messages))
+
+
+def watching(marks: ctypes.CDLL, wanted: str) -> Callable[[str, Callable[[], Any]], Any]:
+    def around(stage: str, act: Callable[[], Any]) -> Any:
+        if stage != wanted:
+            return act()
+        marks.toggle()
+        result = act()
+        marks.toggle()
+        return result
+
+    return around
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""All workloads by family: those of scenarios.py, and what fills the table a sceptic asks for. `run.py --group NAME`.
+
+`{count}` in the options is the scenario's count; peers get `count_peers` where they would take minutes for the same. A
+rate or the bytes of one message do not depend on it, so they are compared all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from load.scenarios import CONFIRM_TIMES, DURABLE, SCENARIOS, Bar, Scenario, at_least, below, words
+
+CORE = {scenario.name: scenario for scenario in SCENARIOS}
+RATE = ("rate", "per_cpu_s", "cores")
+SIZES = {"16": 16, "256": 256, "1k": 1 << 10, "32k": 32 << 10, "1m": 1 << 20}
+IN_FLIGHT = {
+    "16": 1000,
+    "256": 1000,
+    "1k": 1000,
+    "32k": 500,
+    "1m": 64,
+}  # large windows of large bodies only fill memory
+OPERATION_TIMES = ("latency_p50_us", "latency_p99_us")
+
+
+def rate(name: str, about: str, options: str, shown: tuple[str, ...] = RATE, bars: tuple[Bar, ...] = ()) -> Scenario:
+    return Scenario(name, about, "rate", words(options), bars, shown)
+
+
+def counted(name: str, about: str, options: str, count: int, count_peers: int, shown: tuple[str, ...]) -> Scenario:
+    """Ends when its work is done."""
+    kept = Scenario(name, about, "rate", words(options), (), shown, timed=False)
+    return replace(kept, count=count, count_peers=count_peers)
+
+
+def memory(name: str, about: str, options: str, count: int, count_peers: int, bars: tuple[Bar, ...]) -> Scenario:
+    shown = ("rss_each_bytes", "pss_added_mb", "published_per_s")
+    kept = Scenario(name, about, "memory", words(options), bars, shown, timed=False)
+    return replace(kept, count=count, count_peers=count_peers)
+
+
+BODIES = tuple(
+    rate(f"body-{name}", f"bodies of {name}, transient, no acks", f"--body {size} --batch 64K", (*RATE, "mb_per_s"))
+    for name, size in SIZES.items()
+) + tuple(
+    rate(
+        f"body-{name}-durable",
+        f"bodies of {name}, persistent, {IN_FLIGHT[name]} unconfirmed, acks",
+        f"--body {size} --batch 64K {DURABLE} --confirms {IN_FLIGHT[name]} --prefetch {IN_FLIGHT[name]}"
+        f" --ack-every {IN_FLIGHT[name] // 10}",
+        (*RATE, "mb_per_s", "confirm_p50_us"),
+    )
+    for name, size in SIZES.items()
+)
+
+SMALL = (
+    CORE["small"],
+    CORE["single"],
+    counted(
+        "acks-100",
+        "16 B out of a backlog, prefetch 2,000, ack(multiple) every 100",
+        "--body 16 --backlog --prefetch 2000 --ack-every 100 --messages {count}",
+        2_000_000,
+        400_000,
+        RATE,
+    ),
+    counted(
+        "acks-1",
+        "16 B out of a backlog, prefetch 100, each message acknowledged",
+        "--body 16 --backlog --prefetch 100 --ack-every 1 --messages {count}",
+        1_000_000,
+        200_000,
+        RATE,
+    ),
+    rate(
+        "flooded",
+        "a consumer with prefetch 100 and an ack for each while a producer without confirms floods its queue",
+        "--body 16 --prefetch 100 --ack-every 1",
+        ("consumed_per_s", "published_per_s", "cores"),
+    ),
+    *(
+        rate(
+            f"pairs-{n}",
+            f"16 B, {n} producers, {n} queues, {n} consumers",
+            f"--producers {n} --consumers {n} --queues {n}",
+        )
+        for n in (1, 4, 16)
+    ),
+    counted(
+        "publish-only",
+        "16 B into a queue nobody consumes",
+        "--body 16 --no-consume --messages {count}",
+        3_000_000,
+        1_000_000,
+        RATE,
+    ),
+    counted(
+        "backlog",
+        "16 B, a backlog of 5 million (1 million for others) is consumed",
+        "--body 16 --backlog --messages {count}",
+        5_000_000,
+        1_000_000,
+        (*RATE, "published_per_s"),
+    ),
+)
+
+CONFIRMS = (
+    CORE["confirms-1"],
+    rate(
+        "confirms-1x16",
+        "16 B, persistent, 16 producers that each wait for every confirm",
+        f"--body 16 --batch 1 {DURABLE} --confirms 1 --producers 16 --prefetch 2000 --ack-every 1",
+        (*RATE, *CONFIRM_TIMES),
+    ),
+    rate(
+        "confirms-100",
+        "16 B, persistent, confirm window 100, ack(multiple) every 10",
+        f"--body 16 --batch 64K {DURABLE} --confirms 100 --prefetch 200 --ack-every 10",
+        (*RATE, *CONFIRM_TIMES),
+    ),
+    CORE["confirms"],
+    CORE["confirms-kib"],
+    rate(
+        "confirms-10000",
+        "16 B, persistent, confirm window 10,000, ack(multiple) every 1,000",
+        f"--body 16 --batch 64K {DURABLE} --confirms 10000 --prefetch 20000 --ack-every 1000",
+        (*RATE, *CONFIRM_TIMES),
+    ),
+)
+
+FANOUT = tuple(
+    rate(
+        f"fanout-{n}",
+        f"16 B to {n} queues each, all consumed by one connection; CPU by delivery",
+        f"--body 16 --exchange fanout --queues {n}",
+        ("rate", "consumed_per_s", "per_cpu_s", "cores"),
+    )
+    for n in (1, 4, 16)
+)
+
+TOPIC = (
+    rate(
+        "topic-1000",
+        "16 B, random keys, 1,000 bindings with wildcards to 10 queues",
+        "--body 16 --exchange topic --keys 1000 --queues 10",
+    ),
+    rate("direct-1000", "the same through a direct exchange", "--body 16 --exchange direct --keys 1000 --queues 10"),
+    CORE["routed"],
+)
+
+CONNECTIONS = (
+    replace(
+        rate(
+            "fleet-1000",
+            "1,000 connections that publish 10 messages of 16 B a second each, 1 consumer",
+            "--body 16 --batch 1 --fleet 1000 --rate 10000 --latency --warmup 1",
+            ("rate", "per_cpu_s", "cores", "latency_p50_us", "latency_p99_us"),
+        ),
+        kind="latency",
+    ),
+)
+
+STREAMS = (
+    CORE["stream-1"],
+    *(
+        replace(
+            CORE["stream-8"],
+            name=f"stream-{n}",
+            about=f"16 B, random keys to a stream exchange of {n} shard queues, 1 consumer",
+            options=words(f"--body 16 --batch 64K --exchange stream --queues {n} --keys 100000"),
+        )
+        for n in (2, 4)
+    ),
+    CORE["stream-8"],
+    CORE["virtual-8"],
+    CORE["stream-8-kib"],
+    counted(
+        "replay",
+        "100 B, a stream is filled, then read from its start",
+        "--body 100 --stream-queue --backlog --prefetch 10000 --ack-every 5000 --messages {count}",
+        3_000_000,
+        500_000,
+        (*RATE, "published_per_s"),
+    ),
+)
+
+RPC = (
+    rate("rpc-1", "one request at a time by amq.rabbitmq.reply-to", "--rpc 1", (*RATE, *OPERATION_TIMES)),
+    rate("rpc-100", "100 requests under way", "--rpc 100", (*RATE, *OPERATION_TIMES)),
+    rate(
+        "rpc-16x10",
+        "16 clients, 4 servers, 10 requests of each under way",
+        "--rpc 10 --producers 16 --consumers 4 --queues 1 --consumer-queues 1",
+        (*RATE, *OPERATION_TIMES),
+    ),
+)
+
+CHURN = (
+    rate(
+        "connect",
+        "connect, log in, open a channel, close: one after the other",
+        "--ops connect",
+        (*RATE, *OPERATION_TIMES),
+    ),
+    rate("connect-16", "the same, 16 at once", "--ops connect --producers 16", (*RATE, *OPERATION_TIMES)),
+    rate("channel", "open and close a channel", "--ops channel", (*RATE, *OPERATION_TIMES)),
+    rate("declare", "durable queues, one by one", "--ops queue --durable", (*RATE, *OPERATION_TIMES)),
+    rate("declare-pipelined", "durable queues, 200 at once", "--ops queue --durable --pipeline 200", RATE),
+    rate("bind", "bindings of a direct exchange, one by one", "--ops binding", (*RATE, *OPERATION_TIMES)),
+    rate(
+        "bind-pipelined",
+        "bindings, 200 at once",
+        "--ops binding --pipeline 200",
+        RATE,
+        (at_least("rate", 20_000),),
+    ),
+)
+
+MEMORY = (
+    CORE["rss-million"],
+    memory(
+        "rss-10-million",
+        "10 million messages of 100 B (1 million for others) waiting in a durable queue",
+        f"--body 100 {DURABLE} --messages {{count}} --no-consume --hold",
+        10_000_000,
+        1_000_000,
+        (below("rss_added_mb", 80),),
+    ),
+    CORE["idle-1000"],
+    memory(
+        "idle-8000",
+        "8,000 idle connections with a channel each (2,000 for others)",
+        "--idle {count} --seconds 1 --hold",
+        8_000,
+        2_000,
+        (below("rss_added_mb", 400),),
+    ),
+    memory(
+        "queues-100k",
+        "100,000 durable queues (5,000 for others)",
+        "--ops queue --durable --pipeline 1000 --messages {count} --hold",
+        100_000,
+        5_000,
+        (below("rss_added_mb", 100),),
+    ),
+    CORE["stalled"],
+)
+
+LATENCY = (CORE["latency-1k"], CORE["latency-20k"])
+
+RECOVERY = (
+    Scenario(
+        "recovery",
+        "10 million persistent messages of 100 B in 10 queues (1 million for others), kill -9, start",
+        "recovery",
+        (),
+        (below("start_s", 5),),
+        ("recovered_per_s",),
+        timed=False,
+        count=10_000_000,
+        count_peers=1_000_000,
+    ),
+)
+
+FAMILIES: dict[str, tuple[Scenario, ...]] = {
+    "core": SCENARIOS,
+    "small": SMALL,
+    "bodies": BODIES,
+    "confirms": CONFIRMS,
+    "fanout": FANOUT,
+    "topic": TOPIC,
+    "connections": CONNECTIONS,
+    "streams": STREAMS,
+    "rpc": RPC,
+    "churn": CHURN,
+    "memory": MEMORY,
+    "latency": LATENCY,
+    "recovery": RECOVERY,
+}
+BY_NAME = {scenario.name: scenario for family in FAMILIES.values() for scenario in family}

@@ -1,0 +1,153 @@
+"""What no broker on this machine is without: bytes through the loopback, bytes copied, a process woken, a disk synced.
+
+    PYTHONPATH=. python bench/micro/limits.py [--seconds 0.5] [--data DIR] > table.md
+
+CPU of this process, system calls included, best of some rounds. A broker takes every message in through one socket and
+gives it out through another: a receive and a send of the loopback are its share, the client's are not. A wake-up is the
+time from a byte in a socket pair until the other process, asleep in poll, has answered: half of the round trip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+from shardd.store import record
+
+PIECE_BYTES = 64 << 10
+SPREAD_BYTES = 64 << 20  # copies out of the cache go through so much
+ROUNDS = 5
+SYNC_BYTES = 4096
+SYNCS = 50
+
+
+def cpu_each(seconds: float, act: Callable[[], int]) -> float:
+    """Nanoseconds of this thread's CPU for one of what `act` did, the best round."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        done, until, since = 0, time.perf_counter() + seconds / ROUNDS, time.thread_time_ns()
+        while time.perf_counter() < until:
+            done += act()
+        best = min(best, (time.thread_time_ns() - since) / done)
+    return best
+
+
+def copied(size: int) -> Callable[[], int]:
+    source, target = memoryview(bytearray(os.urandom(size))), memoryview(bytearray(size))
+    at = 0
+
+    def act() -> int:
+        nonlocal at
+        target[at : at + PIECE_BYTES] = source[at : at + PIECE_BYTES]
+        at = (at + PIECE_BYTES) % size
+        return PIECE_BYTES
+
+    return act
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    for each in (one, other):
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return one, other
+
+
+def sending(own: socket.socket, far: socket.socket) -> Callable[[], int]:
+    """The far end is emptied by a thread that is not counted."""
+    room = bytearray(1 << 20)
+
+    def empty() -> None:
+        while far.recv_into(room):
+            pass
+
+    threading.Thread(target=empty, daemon=True).start()
+    piece = bytes(PIECE_BYTES)
+    return lambda: own.send(piece)
+
+
+def receiving(own: socket.socket, far: socket.socket) -> Callable[[], int]:
+    piece, room = bytes(PIECE_BYTES), bytearray(1 << 20)
+
+    def fill() -> None:
+        with contextlib.suppress(OSError):  # the run is over
+            while True:
+                far.sendall(piece)
+
+    threading.Thread(target=fill, daemon=True).start()
+    return lambda: own.recv_into(room)
+
+
+def woken_us(seconds: float) -> float:
+    """One way, of the clock: another process sleeps in poll and answers."""
+    own, far = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        own.close()
+        waiting = select.poll()
+        waiting.register(far, select.POLLIN)
+        while waiting.poll() and far.recv(1):
+            far.send(b"x")
+        os._exit(0)
+    far.close()
+    trips: list[int] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        time.sleep(0.001)  # both fall asleep, as at a low rate
+        since = time.perf_counter_ns()
+        own.send(b"x")
+        own.recv(1)
+        trips.append(time.perf_counter_ns() - since)
+    own.close()
+    os.waitpid(child, 0)
+    return sorted(trips)[len(trips) // 2] / 2000
+
+
+def synced_us(directory: str) -> float:
+    with tempfile.NamedTemporaryFile(dir=directory) as file:
+        os.posix_fallocate(file.fileno(), 0, SYNCS * SYNC_BYTES)
+        os.fsync(file.fileno())
+        took = []
+        for at in range(SYNCS):
+            since = time.perf_counter_ns()
+            os.pwrite(file.fileno(), bytes(SYNC_BYTES), at * SYNC_BYTES)
+            os.fdatasync(file.fileno())
+            took.append(time.perf_counter_ns() - since)
+        return sorted(took)[SYNCS // 2] / 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each row")
+    parser.add_argument("--data", default=tempfile.gettempdir(), help="directory on the disk to measure")
+    options = parser.parse_args()
+    data = os.urandom(PIECE_BYTES)
+
+    def sum_up() -> int:
+        record.crc32c(data)
+        return PIECE_BYTES
+
+    rows = {
+        "copy, in the cache, ns a byte": cpu_each(options.seconds, copied(2 * PIECE_BYTES)),
+        "copy, out of memory, ns a byte": cpu_each(options.seconds, copied(SPREAD_BYTES)),
+        "crc32c, in the cache, ns a byte": cpu_each(options.seconds, sum_up),
+        "loopback, send of 64 KiB, ns a byte": cpu_each(options.seconds, sending(*connected())),
+        "loopback, receive, ns a byte": cpu_each(options.seconds, receiving(*connected())),
+        "a sleeping process woken, us of the clock": woken_us(options.seconds),
+        "fdatasync of 4 KiB, us of the clock": synced_us(options.data),
+    }
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n\n| | |\n| --- | ---: |")
+    for what, value in rows.items():
+        print(f"| {what} | {value:.3g} |")
+
+
+if __name__ == "__main__":
+    main()

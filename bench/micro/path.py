@@ -1,0 +1,253 @@
+"""A message's way through the broker in one process, stage by stage: nanoseconds a message and a byte.
+
+    PYTHONPATH=. python bench/micro/path.py [--seconds 0.5] [--data DIR] > table.md
+
+The stages are the broker's own code on batches as a socket read gives them, without sockets, wake-ups and loops around
+it. Each turn takes one read through all of them: what a stage needs is what the one before it left, warm in the cache.
+
+    scan       frames.scan: publishes found in the read
+    pack       Packer.pack and take: routed, copied onto the wire with their crc32c
+    ring       put and taken out of shared memory, both ways: publishes there, deliveries back
+    enqueue    Shard.receive: the batch into a segment of the store, entries into the queue
+    dequeue    Shard.turn_end: the queue's first into a batch of deliveries; without acks also settled
+    frames     frames.deliveries: deliveries as AMQP frames
+    settle     (with acks) frames.settles and Shard.receive: an ack(multiple) for each hundred
+
+The last three rows are the model: what a batch costs whatever is in it (a read of one message, less that message), what
+each message adds, what each byte of its body adds (one message of 32 KiB a read against one of 16 B).
+
+`Path` is also what bench/guard.py counts instructions of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from broker.amqp import frames
+from shardd.shard import Shard
+from shardd.store import SegmentStore
+from shardd.wire import codec, envelope, packer
+from shardd.wire import messages as wire
+from shardd.wire.ring import CONTROL_BYTES, Reader, Writer
+
+READ_BYTES = 64 << 10
+SMALL, LARGE = 16, 32768
+SIZES = ((SMALL, 1), (SMALL, 0), (256, 0), (1024, 0), (LARGE, 0))  # body, publishes of a read (0: as many as fit)
+STAGES = ("scan", "pack", "ring", "enqueue", "dequeue", "frames", "settle")
+FRAME_BYTES_MAX = 131072
+RING_BYTES = 4 << 20
+ACK_EVERY = 100
+ROUNDS = 5
+
+QUEUE, CONNECTION, CHANNEL, CONSUMER = 1, 9, 1, 1
+DOOR, INCARNATION, EPOCH = 0, 5, 7
+CONTROLLER_INCARNATION = 3
+WHO = (DOOR, INCARNATION, EPOCH, 0)
+EXCHANGE, KEY, TAG = b"", b"bench-0", b"c0"
+LINE = bytes([len(EXCHANGE)]) + EXCHANGE + bytes([len(KEY)]) + KEY + b"\0"
+STATES = bytes([0, frames.CHANNEL_OPEN])
+
+
+def publish(body_bytes: int) -> bytes:
+    """One publish, transient, without properties; a body above a frame comes in several."""
+
+    def frame(kind: int, payload: bytes) -> bytes:
+        return struct.pack(">BHI", kind, CHANNEL, len(payload)) + payload + b"\xce"
+
+    body = bytes(body_bytes)
+    pieces = [body[at : at + FRAME_BYTES_MAX - 8] for at in range(0, body_bytes, FRAME_BYTES_MAX - 8)]
+    method = frame(1, struct.pack(">HHH", 60, 40, 0) + LINE)
+    return method + frame(2, struct.pack(">HHQH", 60, 0, body_bytes, 0)) + b"".join(frame(3, each) for each in pieces)
+
+
+class Home:
+    """One store, as the shard's process opens it."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def open(self, vhost: str) -> SegmentStore:
+        return SegmentStore(self.directory)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments, **named: None
+
+
+class Ring:
+    def __init__(self) -> None:
+        self._bell = socket.socketpair()
+        memory = mmap.mmap(-1, mmap.PAGESIZE + RING_BYTES)
+        place = (0, mmap.PAGESIZE, RING_BYTES)
+        assert place[1] >= CONTROL_BYTES
+        self._writer = Writer(memory, *place, self._bell[0].fileno())
+        self._reader = Reader(memory, *place)
+
+    def through(self, message: bytes) -> bytes:
+        assert self._writer.put(message)
+        (taken,), _ = self._reader.take(1)
+        return taken
+
+
+class Path:
+    """`turn` takes one read of publishes through all stages; `around(stage, act)` runs each of them."""
+
+    def __init__(self, directory: str, body_bytes: int, count: int = 0, acks: bool = False) -> None:
+        one = publish(body_bytes)
+        self.count = count or max(1, READ_BYTES // len(one))
+        self.body_bytes = body_bytes
+        self._read = memoryview(one * self.count)
+        self._acks = acks
+        self._routes = packer.Routes(1)
+        self._routes.learn(LINE, packer.TARGETS, [(0, [QUEUE])], True)
+        self._packer = packer.Packer(1)
+        self._out, self._back = Ring(), Ring()
+        self._shard = Shard(0, EPOCH, 1, Home(directory))  # type: ignore[arg-type] # no streams: their part is never asked
+        self._batch = self._tag = self._acked = 0
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._join(wire.CONTROLLER, CONTROLLER_INCARNATION)
+        queue = wire.QueueSpec(QUEUE, "/", "bench-0", True, arguments={})
+        self._shard.receive(
+            envelope.control(wire.CONTROLLER, CONTROLLER_INCARNATION, EPOCH, 0, wire.Assign([queue])), self._now()
+        )
+        self._join(DOOR, INCARNATION)
+        attach = wire.Attach(1, QUEUE, CONSUMER, CONNECTION, CHANNEL, "c0", not self._acks, False, 0, 0)
+        self._shard.receive(envelope.control(*WHO, attach), self._now())
+        self._shard.turn_end(self._now())
+
+    def _join(self, peer: int, incarnation: int) -> None:
+        self._shard.receive(envelope.control(peer, incarnation, 0, 0, wire.Join(f"peer-{peer}")), self._now())
+
+    @staticmethod
+    def _now() -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    # -- stages ----------------------------------------------------------------------------------------
+
+    def turn(self, around: Callable[[str, Callable[[], Any]], Any]) -> int:
+        """How many messages came out at the end."""
+        found = around("scan", self._scan)
+        batch = around("pack", lambda: self._pack(found))
+        batch = around("ring", lambda: self._out.through(batch))
+        around("enqueue", lambda: self._shard.receive(batch, self._now()))
+        messages = around("dequeue", lambda: self._shard.turn_end(self._now()))
+        given = [each.message for each in messages if envelope.read(each.message).kind == wire.DELIVER]
+        came = 0
+        for message in given:
+            arrived = around("ring", partial(self._back.through, message))
+            written, taken = around("frames", partial(self._frames, arrived))
+            came += written
+            self._shard.receive(envelope.credit(*WHO, [(CONNECTION, taken)]), self._now())
+        if self._acks:
+            acks = self._ack_frames()
+            around("settle", lambda: self._settle(acks))
+        return came
+
+    def _scan(self) -> list[tuple[bytes, int]]:
+        """Tables of the read, and how many publishes each has."""
+        at, found = 0, []
+        while at < len(self._read):
+            at, table, count, _, _ = frames.scan(self._read, at, len(self._read), STATES, FRAME_BYTES_MAX, 1 << 27)
+            found.append((table, count))
+        return found
+
+    def _pack(self, tables: list[tuple[bytes, int]]) -> bytes:
+        now_ms = time.time_ns() // 1_000_000
+        for table, count in tables:
+            packed, _ = self._packer.pack(self._routes, self._read, table, 0, CONNECTION, 0, now_ms)
+            assert packed == count
+            self._packer.take_touched()
+        self._batch += 1
+        message = self._packer.take(0, *WHO[:3], self._batch, False)
+        assert message is not None
+        return message
+
+    def _frames(self, message: bytes) -> tuple[int, int]:
+        """Messages and bytes of them."""
+        came = taken = 0
+        for _, _, _, _, redelivered, count, blob, _ in codec.read_deliveries(message):
+            data = frames.deliveries(blob, count, CHANNEL, TAG, self._tag + 1, redelivered, FRAME_BYTES_MAX)
+            assert len(data) > len(blob)
+            self._tag += count
+            came += count
+            taken += len(blob)
+        return came, taken
+
+    def _ack_frames(self) -> bytes:
+        tags = [*range(self._acked + ACK_EVERY, self._tag, ACK_EVERY), self._tag]
+        return b"".join(struct.pack(">BHIHHQBB", 1, CHANNEL, 13, 60, 80, tag, 1, 0xCE) for tag in tags)
+
+    def _settle(self, acks: bytes) -> None:
+        at = 0
+        while at < len(acks):
+            at, _, ranges = frames.settles(acks, at, len(acks), FRAME_BYTES_MAX)
+            settled = [(CONSUMER, wire.ACK, self._acked + 1 if not i else ranges[i - 1][1] + 1, each[1])
+                       for i, each in enumerate(ranges)]  # fmt: skip
+            self._shard.receive(envelope.settles(*WHO, settled), self._now())
+        self._acked = self._tag
+
+    def close(self) -> None:
+        for store in self._shard.stores.values():
+            store.close()
+
+
+def measured(directory: str, body_bytes: int, count: int, acks: bool, seconds: float) -> dict[str, float]:
+    """Nanoseconds a message of each stage: the best round, for others share the machine."""
+    with tempfile.TemporaryDirectory(dir=directory) as path:
+        way = Path(path, body_bytes, count, acks)
+        best: dict[str, float] = {}
+        for at in range(ROUNDS + 1):
+            spent = dict.fromkeys(STAGES, 0)
+
+            def timed(stage: str, act: Callable[[], Any], spent: dict[str, int] = spent) -> Any:
+                since = time.thread_time_ns()
+                result = act()
+                spent[stage] += time.thread_time_ns() - since
+                return result
+
+            messages, until = 0, time.perf_counter() + seconds / ROUNDS
+            while time.perf_counter() < until:
+                messages += way.turn(timed)
+            if at:  # the first warms up
+                best = {stage: min(best.get(stage, 1e18), spent[stage] / messages) for stage in STAGES}
+        way.close()
+        return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each row")
+    parser.add_argument("--data", default=None, help="directory for the store")
+    options = parser.parse_args()
+    print(f"Nanoseconds of CPU a message; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    print(f"| body | a read | acks | {' | '.join(STAGES)} | all |\n|{' ---: |' * (len(STAGES) + 4)}")
+    rows: dict[tuple[int, int], dict[str, float]] = {}
+    for body_bytes, count in SIZES:
+        for acks in (False, True) if (body_bytes, count) == (16, 0) else (False,):
+            row = measured(options.data or tempfile.gettempdir(), body_bytes, count, acks, options.seconds)
+            publishes = count or max(1, READ_BYTES // len(publish(body_bytes)))
+            show(f"{body_bytes} B | {publishes} | {'yes' if acks else ''}", row)
+            rows.setdefault((body_bytes, count), row)
+    small, single, large = rows[SMALL, 0], rows[SMALL, 1], rows[LARGE, 0]
+    show("**a batch** | | ", {stage: single[stage] - small[stage] for stage in STAGES})
+    show("**a message** | | ", small)
+    show("**a byte** | | ", {stage: (large[stage] - single[stage]) / (LARGE - SMALL) for stage in STAGES})
+
+
+def show(head: str, row: dict[str, float]) -> None:
+    cells = [f"{row[stage]:.3g}" for stage in STAGES]
+    print(f"| {head} | {' | '.join(cells)} | {sum(row.values()):.3g} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

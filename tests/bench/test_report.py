@@ -1,0 +1,62 @@
+"""A table and charts of a result: who reads them learns who is ahead; nothing that was not measured is drawn."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import charts
+import pytest
+import report
+
+
+def broker(**figures: float) -> dict[str, Any]:
+    return {"runs": [figures], "failures": [], "load_average": [0.0], "median": figures, "spread": {}}
+
+
+def outcome() -> dict[str, Any]:
+    facts = {"cpu": "x", "cores": 2, "memory_mb": 1, "kernel": "6"}
+    small = {"rate": 3e6, "per_cpu_s": 2e6, "cores": 1.5}
+    ours = {"latency_p50_us": 300.0, "latency_p99_us": 900.0}
+    theirs = {"latency_p50_us": 75.0, "latency_p99_us": 450.0}
+    return {
+        "date": "2026-01-01T00:00:00+00:00", "commit": "c", "machine": facts, "load_average": 0.1, "syncs_per_s": 1,
+        "runs": 1, "seconds": 1.0, "brokers": {"shardmq": {"product": "A", "version": "1"}},
+        "scenarios": {
+            "small": {"shardmq": broker(**small), "other": broker(rate=1e5, per_cpu_s=1e5)},
+            "body-1k": {"shardmq": broker(rate=3e5), "other": broker()},
+            "latency-1k": {"shardmq": broker(**ours), "other": broker(**theirs)},
+        },
+    }  # fmt: skip
+
+
+def test_a_ratio_above_one_says_that_this_broker_is_ahead_whatever_is_better() -> None:
+    lines = report.table(outcome()).splitlines()
+    assert lines[0] == "| scenario | figure | shardmq | other | ratio to other | bar |  |"
+    assert "| small | messages/s | 3,000,000 | 100,000 | 30 | >= 2,500,000 | ok |" in lines
+    assert "| latency-1k | latency p50, us | 300 | 75 | 0.25 | < 250 | short |" in lines
+    assert "| body-1k | messages/s | 300,000 | - |  |  |  |" in lines
+
+
+def test_the_page_shows_the_charts_that_were_written_and_says_what_was_done(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(outcome()))
+    page, *drawn = report.write(outcome(), path)
+    assert [file.name for file in drawn] == ["result-throughput.svg", "result-cpu.svg", "result-latency.svg"]
+    text = page.read_text()
+    assert all(f"({file.name})" in text for file in drawn)
+    assert "- **small**: 16 B, 64 KB a write" in text and "A 1" in text
+    for file in drawn:
+        ElementTree.parse(file)
+    assert "300k" in drawn[0].read_text() and "other" not in drawn[0].read_text()
+
+
+@pytest.mark.parametrize("values", [{"a": 1.0}, {"a": 0.2, "b": 7e9}, {"a": 5.0, "b": 0.0}, {}])
+@pytest.mark.parametrize("draw", [charts.bars, charts.lines])
+def test_any_numbers_make_a_picture(draw: Any, values: dict[str, float]) -> None:
+    svg = ElementTree.fromstring(draw("<title> & more", {"s": values}))
+    written = [element.text for element in svg.iter() if element.text]
+    assert "<title> & more" in written
+    assert all(charts.short(value) in written for value in values.values() if value)
