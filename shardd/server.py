@@ -37,6 +37,7 @@ from shardd.upkeep import Step
 from shardd.wire import envelope
 from shardd.wire import messages as wire
 from shardd.wire.board import Board, path_of
+from shardd.wire.histogram import Histogram
 from shardd.wire.lane import ALL, Lane, NoLane, accept, listen
 from shardd.wire.memory import give_back, keep_warm
 from supervisor import notify
@@ -90,6 +91,7 @@ class Syncer:
     def __init__(self, name: str) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.seconds = 0.0
+        self.took_us = Histogram()
         self.usual_s = QUICK_SYNC_S  # of late; not known to be quick at first
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -111,6 +113,7 @@ class Syncer:
             log.debug("%s failed", threading.current_thread().name, exc_info=True)
         took = time.monotonic() - began
         self.seconds += took
+        self.took_us.add(int(took * 1e6))
         self.usual_s += (took - self.usual_s) / USUAL_OF
 
 
@@ -151,6 +154,9 @@ class Stores:
         self._ranges = ranges
         self._remover = Remover(self._files)
         self._next_progress = 0.0
+        self._opened_at = 0.0  # when the first store was, to be recovered
+        self._recovery_s = 0.0
+        self._gone_through: dict[str, tuple[int, int]] = {}  # by vhost, bytes and messages, at the start
 
     def _path(self, vhost: str) -> str:
         return vhost_directory(self._directory, vhost)
@@ -160,6 +166,7 @@ class Stores:
         return SegmentStore(path, files=self._files, segment_bytes=self._config.segment_bytes, sync=durable)
 
     def open(self, vhost: str) -> SegmentStore:
+        self._opened_at = self._opened_at or time.monotonic()
         return self._store(self._path(vhost))
 
     def remove(self, vhost: str) -> None:
@@ -210,7 +217,17 @@ class Stores:
                 log.info("removed %s/%s, of a stream that is gone", path, name)
 
     def recovered(self, vhost: str, store: SegmentStore) -> None:
+        self._recovery_s = time.monotonic() - self._opened_at
         self._tell_damage(vhost, store)
+
+    def recovery(self) -> dict[str, float]:
+        """Of the stores at the start: how long it took, and what of it was gone through."""
+        gone_through = self._gone_through.values()
+        return {
+            "recovery_seconds": self._recovery_s,
+            "recovered_bytes": sum(size for size, _ in gone_through),
+            "recovered_messages": sum(messages for _, messages in gone_through),
+        }
 
     def _tell_damage(self, vhost: str, store: SegmentStore | QueueLog) -> None:
         """What was found broken, in words: the file, where, how much, and what became of it."""
@@ -225,6 +242,7 @@ class Stores:
     def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         notify.watchdog()
         now = time.monotonic()
+        self._gone_through[vhost] = bytes_done, messages
         if now >= self._next_progress:
             self._next_progress = now + PROGRESS_EACH_S
             percent = 100 * bytes_done // max(bytes_total, 1)
@@ -263,11 +281,13 @@ class Server:
         self._stall = StallWatch(self._calls, config.disk_stall_s, self._tell_stall, self._tell_status)
         self._status = "starting"
         self._low = False
+        self._rings_full = 0  # of lanes that are no more
+        self._stores = Stores(self._directory, config, self._calls, self._board)
         self.shard = Shard(
             config.shard,
             int.from_bytes(os.urandom(4), "little") >> 1 | 1,
             os.getpid(),
-            Stores(self._directory, config, self._calls, self._board),
+            self._stores,
             no_room=(DiskFull,),
             process_stats=self._process_stats,
             consumer_timeout=config.consumer_timeout_ms or None,
@@ -480,6 +500,7 @@ class Server:
         self._receive_near(lane, now, ALL)
         self._poll.unregister(lane.fd)
         del self._heard[lane.fd]
+        self._rings_full += lane.turned
         for lanes in (self._lanes, self._lanes_of):
             for key in [key for key, value in lanes.items() if value is lane]:
                 del lanes[key]  # type: ignore[arg-type] # each has keys of one kind
@@ -640,6 +661,10 @@ class Server:
             "disk_free_min_bytes": self.config.disk_free_min_bytes,
             "disk_free_warn_bytes": self.config.disk_free_warn_bytes,
             "sync_seconds": self._syncer.seconds,
+            "ring_bytes": sum(lane.waiting_bytes() for lane in self._heard.values()),
+            "ring_full": self._rings_full + sum(lane.turned for lane in self._heard.values()),
+            **self._stores.recovery(),
+            **self._syncer.took_us.report("sync_us"),
         }
 
 

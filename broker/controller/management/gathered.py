@@ -71,6 +71,7 @@ class Stats:
     streams: dict[int, StreamStats] = field(default_factory=dict)  # by queue
     readers: dict[tuple[int, int, int, int, str], ReaderStats] = field(default_factory=dict)  # by `reader_key`
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
+    sizes: dict[int, dict[str, float]] = field(default_factory=dict)  # by shard, what it tells as histograms
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
     channels: list[dict[str, Any]] = field(default_factory=list)
     active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
@@ -239,7 +240,8 @@ async def _in_time(answer: Awaitable[T], otherwise: T) -> T:
 def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
     stats.consumers.extend(reply.consumers)
     stats.active.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.active)
-    stats.shards[shard] = reply.process
+    stats.shards[shard] = {name: value for name, value in reply.process.items() if "." not in name}
+    stats.sizes[shard] = {name: value for name, value in reply.process.items() if "." in name}
     for queue in reply.queues:
         stats.queues[queue.id] = queue
     if isinstance(reply, StreamsReply):
@@ -254,6 +256,7 @@ def _add_shard(stats: Stats, seen: Stats) -> None:
     stats.consumers.extend(seen.consumers)
     stats.active.update(seen.active)
     stats.shards.update(seen.shards)
+    stats.sizes.update(seen.sizes)
     stats.streams.update(seen.streams)
     stats.readers.update(seen.readers)
     for name, value in seen.totals.items():
