@@ -876,15 +876,7 @@ class Shard:
     # -- numbers ---------------------------------------------------------------------------------------
 
     def _on_stats(self, peer: Peer, asked: m.Stats, now: int) -> None:
-        process = self._process_stats()
-        process["syncs"] = self._syncs_ended
-        process["dead_letters_waiting"] = self.dead_letters.count()
-        for store in self.stores.values():
-            for name, value in store.stats().items():
-                if name != "syncs":
-                    process[name] = process.get(name, 0) + value
-        process |= stats.of_gone(self._gone) | stats.of_peers(self.peers.values())
-        process |= self.batch_messages.report("batch_messages") | self.batch_bytes.report("batch_bytes")
+        process = self._process_numbers() if asked.passed == 0 else {}
         wanted, rest = asked.queues, 0
         if wanted is None:
             if asked.passed == 0:
@@ -897,6 +889,18 @@ class Shard:
             return
         streams, readers = self.streams.stats(wanted), self.streams.reader_stats(wanted)
         peer.tell(m.StreamsReply(asked.request, queues, consumers, process, rest, streams, readers))
+
+    def _process_numbers(self) -> dict[str, float]:
+        process = self._process_stats()
+        process["syncs"] = self._syncs_ended
+        process["dead_letters_waiting"] = self.dead_letters.count()
+        for store in self.stores.values():
+            for name, value in store.stats().items():
+                if name != "syncs":
+                    process[name] = process.get(name, 0) + value
+        process |= stats.of_gone(self._gone) | stats.of_peers(self.peers.values())
+        process |= self.batch_messages.report("batch_messages") | self.batch_bytes.report("batch_bytes")
+        return process
 
     def _on_list_queues(self, peer: Peer, asked: m.ListQueues, now: int) -> None:
         peer.tell(m.Queues(asked.request, self.queues.ids()))

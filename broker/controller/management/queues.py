@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -10,11 +11,11 @@ import msgspec
 
 from broker.changes import QueuePut
 from broker.checks import is_hidden_queue
-from broker.controller.management import consumers
+from broker.controller.management import consumers, queue_order
 from broker.controller.management.call import NODE, Call, Context, Route, check, not_found, put_status
 from broker.controller.management.gathered import Stats, message_stats
 from broker.controller.management.listing import Lazy
-from broker.policies import NOTHING
+from broker.policies import HIDDEN_PREFIXES, NOTHING
 
 SINGLE_ACTIVE = "x-single-active-consumer"
 
@@ -108,15 +109,15 @@ def _queue(call: Call) -> QueuePut:
 
 async def get_all(call: Call) -> Lazy[QueuePut]:
     vhosts, context = call.vhosts(), call.context
-    there = [queue for vhost in vhosts for queue in vhost.queues.values()]
+    there = [q for vhost in vhosts for q in vhost.queues.values() if not q.name.startswith(HIDDEN_PREFIXES)]
     order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
 
     async def look(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
         stats = await (context.stats.now(totals_only=True) if queues is None else context.stats.of(queues))
         return lambda queue: row(queue, stats, context)
 
-    shown = (queue for queue in there if not is_hidden_queue(queue.name))
-    return Lazy(shown, lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order)
+    keys = partial(queue_order.keys, context)
+    return Lazy(there, lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order, keys)
 
 
 async def get(call: Call) -> dict[str, Any]:
