@@ -13,7 +13,6 @@ import queue
 import re
 import resource
 import select
-import signal
 import socket
 import sys
 import threading
@@ -28,6 +27,7 @@ from shardd.directories import shard_directory, stream_directory, vhost_director
 from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
 from shardd.shard import Shard
+from shardd.signals import Signals
 from shardd.store import DiskFull, SegmentStore, StoreError, StreamCache
 from shardd.store.files import OsFiles
 from shardd.store.queue_log import QueueLog
@@ -269,7 +269,6 @@ class Server:
         self._poll = select.poll()
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
         self._draining = False
-        self._reload = False
         self._syncing = False
         self._next_tick = 0
         self._next_sweep = 0
@@ -313,12 +312,12 @@ class Server:
         self._listener = self._listen_for_lanes()
         self._inbox.bind(f"ipc://{self.config.runtime_dir}/shard-{self.config.shard}.sock")
         self._stall.start()
-        wake = self._on_signals()
-        self._watch(wake)
+        signals = Signals()
+        self._watch(signals)
         self._send_all([self.shard.greet(self._controller)])
         status = 1
         try:
-            self._serve(wake)
+            self._serve(signals)
             self._drain()
             status = 0
         except StoreError as error:
@@ -330,10 +329,10 @@ class Server:
         self._leave()
         return status
 
-    def _serve(self, wake: int) -> None:
+    def _serve(self, signals: Signals) -> None:
         ready = False
-        while not self._draining:
-            self._turn(wake)
+        while not self._draining and not signals.stop:
+            self._turn(signals)
             if self.shard.ready and not ready:
                 ready = True
                 self._board.show()
@@ -343,23 +342,8 @@ class Server:
                 self._tell_status()
                 log.info("ready: %d queues", len(self.shard.queues))
 
-    def _on_signals(self) -> int:
-        wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_stop)
-        signal.signal(signal.SIGHUP, self._on_reload)
-        return wake
-
-    def _on_stop(self, number: int, frame: object) -> None:
-        self._draining = True
-
-    def _on_reload(self, number: int, frame: object) -> None:
-        self._reload = True
-
     def _take_settings(self) -> None:
         """What can be changed while we run: the limits of the disk, and how much is logged."""
-        self._reload = False
         section = notify.new_section()
         if section is not None:
             self.config = read(section)
@@ -372,20 +356,20 @@ class Server:
             log.warning("no lanes, all goes through ZeroMQ: %s", error)
             return None
 
-    def _watch(self, wake: int) -> None:
+    def _watch(self, signals: Signals) -> None:
         """What a turn waits for."""
         self._lifeline = notify.lifeline_fd()
         listener = self._listener.fileno() if self._listener is not None else None
         inbox = self._inbox.fileno()
-        for fd in (inbox, listener, self._syncer.fd, self._reclaimer.fd, wake, self._lifeline):
+        for fd in (inbox, listener, self._syncer.fd, self._reclaimer.fd, signals.fd, self._lifeline):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
 
-    def _turn(self, wake: int) -> None:
+    def _turn(self, signals: Signals) -> None:
         events = self._wait()
         now = _now()
         if events:
-            self._look_at(events, wake, now)
+            self._look_at(events, signals, now)
         taken = self._receive(now)
         if now >= self._next_tick:
             self._tick(now)
@@ -409,7 +393,7 @@ class Server:
     def _inbox_speaks(self) -> bool:
         return bool(self._inbox.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # this option is an int
 
-    def _look_at(self, events: list[tuple[int, int]], wake: int, now: int) -> None:
+    def _look_at(self, events: list[tuple[int, int]], signals: Signals, now: int) -> None:
         for fd, _ in events:
             lane = self._heard.get(fd)
             if lane is not None:
@@ -419,9 +403,8 @@ class Server:
                 self._end_sync()
             elif fd == self._reclaimer.fd:
                 self._end_reclaim(now)
-            elif fd == wake:
-                os.read(wake, 4096)
-                if self._reload:
+            elif fd == signals.fd:
+                if signals.take():
                     self._take_settings()
             elif fd == self._lifeline:
                 log.warning("the supervisor is gone")

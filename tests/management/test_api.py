@@ -130,6 +130,7 @@ async def made(api: Api) -> Api:
     return api
 
 
+@pytest.mark.row("G1.8", "G1.10", "G1.15", "G1.16", "G1.20", "G3.6", "G3.7", "G3.8")
 async def test_every_read_answers(made: Api) -> None:
     for path in READS:
         status, found = await made.call("GET", f"/api/{path}")
@@ -200,6 +201,7 @@ async def test_a_wrong_method_is_405(made: Api) -> None:
     assert (await made.call("POST", "/api/overview"))[0] == 405
 
 
+@pytest.mark.row("G1.12", "G1.19", "G1.26")
 async def test_put_says_whether_it_made_something_and_delete_takes_it_away(made: Api) -> None:
     for path, body in (
         ("vhosts/v", {"description": "d", "tags": "a,b"}),
@@ -232,6 +234,7 @@ async def test_a_password_set_here_opens_and_an_empty_one_does_not(made: Api) ->
         assert (await made.call("GET", "/api/whoami"))[0] == status
 
 
+@pytest.mark.row("G1.17", "G1.18")
 async def test_bindings_are_named_by_key_and_arguments(made: Api) -> None:
     rows = await made.get("/api/bindings/%2F/e/e/q/q")
     keys = sorted(row["properties_key"] for row in rows)
@@ -244,6 +247,7 @@ async def test_bindings_are_named_by_key_and_arguments(made: Api) -> None:
     assert (await made.get(made.headers["Location"]))["destination_type"] == "exchange"
 
 
+@pytest.mark.row("G1.13")
 async def test_purge_asks_the_shard_and_a_close_carries_its_reason(made: Api) -> None:
     assert (await made.call("DELETE", "/api/queues/%2F/q/contents"))[0] == 204
     assert type(made.shards.sent[-1]).__name__ == "Purge"
@@ -314,6 +318,7 @@ async def test_a_silent_shard_is_left_out_and_not_waited_for(made: Api, monkeypa
     assert "messages" not in rows[0]
 
 
+@pytest.mark.row("G3.1")
 async def test_checks_fail_with_503_and_a_reason(made: Api) -> None:
     made.shards.shards[0].alarm = "low on disk"
     made.shards.shards[1].ready = False

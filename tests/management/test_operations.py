@@ -61,6 +61,7 @@ async def test_what_is_no_such_setting_or_value_asks_nothing(
     assert (found, asked) == (status, []) and said["reason"]
 
 
+@pytest.mark.row("M1.9", "N13")
 async def test_alarms_are_in_health_nodes_and_metrics(api: Api) -> None:
     api.context.memory.alarm = LOW_ON_MEMORY
     api.context.presence.connections_max = 1
