@@ -63,7 +63,8 @@ READS = [
     "user-limits", "user-limits/nobody", "cluster-name", "version", "extensions", "feature-flags",
     "deprecated-features", "auth", "auth/hash_password/x", "connections/username/guest", "queues/detailed",
     "all-configuration", "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
-    "health/checks/reached-target-cluster-size",
+    "health/checks/reached-target-cluster-size", "health/checks/below-node-connection-limit",
+    "health/checks/certificate-expiration/3/weeks",
 ]  # fmt: skip
 EMPTY = {
     "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions", "feature-flags",
