@@ -30,6 +30,7 @@ from broker.control import (
     AnyRequest,
     Applied,
     Ask,
+    CancelConsumer,
     Changes,
     CloseConnection,
     ConnectionDown,
@@ -69,6 +70,8 @@ class Listener(Protocol):
         """In force now: forget what was routed by the old catalog. None: a snapshot replaced everything."""
 
     def close_connection(self, owner: str, code: int, text: str) -> None: ...
+
+    def cancel_consumer(self, owner: str, channel: int, tag: str) -> None: ...
 
     def totals(self) -> dict[str, float]: ...
 
@@ -224,6 +227,8 @@ class CatalogLink:
                     self._listener.seat_orders(message.orders)
                 case CloseConnection():
                     self._listener.close_connection(message.owner, message.code, message.text)
+                case CancelConsumer():
+                    self._listener.cancel_consumer(message.owner, message.channel, message.consumer_tag)
                 case Alarmed():
                     self._listener.alarmed(message.reason)
                 case _:

@@ -285,6 +285,14 @@ class CloseConnection(ControlMessage, tag="close", frozen=True):
     text: str
 
 
+class CancelConsumer(ControlMessage, tag="cancel-consumer", frozen=True):
+    """An operator wants it gone: its client is told, as when its queue goes. One that is gone already is no error."""
+
+    owner: str
+    channel: int
+    consumer_tag: str
+
+
 class SeatOrder(msgspec.Struct, array_like=True, frozen=True):
     """`kind`: "give" a seat to consumer `number`, "take" it back (answered by SeatGivenUp), or "close": the virtual
     queue is no more, which the client is told."""
@@ -314,6 +322,6 @@ class Query(ControlMessage, tag="query", frozen=True):
 
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
-    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Alarmed | Query
+    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed | Query
     | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatOrders
 )  # fmt: skip

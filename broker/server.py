@@ -256,6 +256,11 @@ class Door:
             if client.owner == owner:
                 client.close(ConnectionException(code, text, 0, 0))
 
+    def cancel_consumer(self, owner: str, channel: int, tag: str) -> None:
+        for client in list(self.clients.values()):
+            if client.owner == owner:
+                client.cancel_consumer(channel, tag)
+
     def totals(self) -> dict[str, float]:
         """Of everything since the start, and how many there are now."""
         channels = [

@@ -27,6 +27,7 @@ from broker.control import (
     AnyControl,
     Applied,
     Ask,
+    CancelConsumer,
     Changes,
     CloseConnection,
     ConnectionDown,
@@ -192,6 +193,11 @@ class DoorLinks:
         door = self._doors.get(int(owner.split(".", 1)[0]))
         if door is not None:
             door.send(CloseConnection(owner, code, text))
+
+    def cancel_consumer(self, owner: str, channel: int, tag: str) -> None:
+        door = self._doors.get(int(owner.split(".", 1)[0]))
+        if door is not None:
+            door.send(CancelConsumer(owner, channel, tag))
 
     def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None:
         """To a front door that is gone there is nothing to say."""

@@ -98,6 +98,9 @@ class FakeDoors:
     def close_connection(self, owner: str, code: int, text: str) -> None:
         self.closed.append((owner, code, text))
 
+    def cancel_consumer(self, owner: str, channel: int, tag: str) -> None:
+        self.closed.append((owner, channel, tag))
+
     def doors(self) -> list[FakeDoor]:
         return [FakeDoor()]
 

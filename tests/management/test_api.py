@@ -506,3 +506,21 @@ async def test_an_import_stops_at_what_is_refused_and_names_it(made: Api) -> Non
     status, found = await made.call("POST", "/api/definitions", {"policies": [policy]})
     assert status == 400
     assert found["reason"] == 'Validation failed\n\n[{<<"zz">>,1}] are not recognised policy settings\n (//ip)'
+
+
+@pytest.mark.row("G2.6")
+async def test_a_consumer_is_cancelled_by_who_may_close_its_connection(made: Api) -> None:
+    path = f"/api/consumers/%2F/{NAME}/1/tag"
+    for other in (
+        f"/api/consumers/%2F/{NAME}/2/tag",
+        f"/api/consumers/%2F/{NAME}/1/other",
+        "/api/consumers/%2F/x/1/tag",
+    ):
+        assert (await made.call("DELETE", other))[0] == 404
+    assert (await made.call("DELETE", f"/api/consumers/%2F/{NAME}/one/tag"))[0] == 400
+    made.login = ("manager", "x")
+    assert (await made.call("DELETE", path))[0] in (401, 404)
+    assert made.doors.closed == []
+    made.login = ("guest", "guest")
+    assert (await made.call("DELETE", path))[0] == 204
+    assert made.doors.closed == [(OWNER, 1, "tag")]

@@ -137,6 +137,10 @@ class Gatherer:
         # One who gives up must not take the answer from the others.
         return await asyncio.shield(asking)
 
+    async def anew(self) -> Stats:
+        """Of everything as it is now, for who must not miss what has just come."""
+        return await self._begin(totals_only=True)
+
     async def lately(self) -> Stats:
         """Of everything, to put things in order: where a look takes long, one of a while ago, and the next begins
         while nobody waits for it."""
