@@ -75,6 +75,9 @@ class Listener(Protocol):
 
     def totals(self) -> dict[str, float]: ...
 
+    def unacked(self, queue_id: int) -> list[dict[str, Any]]:
+        """Deliveries of its consumers that wait for their ack, as DoorReport wants them."""
+
     def alarmed(self, reason: str) -> None:
         """Of the whole broker; "": over."""
 
@@ -219,6 +222,8 @@ class CatalogLink:
                 case Snapshot():
                     await self._replace(message)
                     self._in_step(told)
+                case Query() if message.unacked_of:
+                    self._send(DoorReport(message.query, [], [], {}, self._listener.unacked(message.unacked_of)))
                 case Query() if message.totals_only:
                     self._send(DoorReport(message.query, [], [], self._listener.totals()))
                 case Query():

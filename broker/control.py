@@ -114,6 +114,7 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     connections: list[dict[str, Any]]
     channels: list[dict[str, Any]]
     counters: dict[str, float]
+    unacked: list[dict[str, Any]] = []  # {owner, channel, consumer_tag, delivery_tag, unacked_for (ms)}
 
 
 class SeatName(msgspec.Struct, array_like=True, frozen=True):
@@ -314,10 +315,11 @@ class Alarmed(ControlMessage, tag="alarmed", frozen=True):
 
 class Query(ControlMessage, tag="query", frozen=True):
     """Answered by DoorReport. `totals_only`: with nothing of single connections and channels, of which there may be
-    thousands."""
+    thousands. `unacked_of`: a queue's id, with nothing but its deliveries that wait for their ack."""
 
     query: int
     totals_only: bool = False
+    unacked_of: int = 0
 
 
 AnyControl = (

@@ -282,6 +282,9 @@ class Door:
         counters |= self.links.numbers()
         return counters
 
+    def unacked(self, queue_id: int) -> list[dict[str, Any]]:
+        return self.consuming.unacked_of(queue_id, self.loop.time())
+
     def consumers_here(self) -> list[ConsumerHere]:
         return self.consuming.virtual.here()
 

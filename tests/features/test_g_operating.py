@@ -38,3 +38,22 @@ def test_a_cancelled_consumer_is_told_and_its_client_goes_on(client: RawClient, 
     assert (counts.message_count, counts.consumer_count) == (1, 0)
     with pytest.raises(urllib.error.HTTPError, match="404"):
         api(path, method="DELETE")
+
+
+@pytest.mark.row("G2.2")
+def test_what_is_not_acknowledged_is_listed_with_who_has_it_and_since_when(
+    client: RawClient, other: RawClient, api: Api, name: str
+) -> None:
+    client.ask(1, Queue.Declare(queue=name), Queue.DeclareOk)
+    client.ask(2, Basic.Consume(queue=name, consumer_tag="slow"), Basic.ConsumeOk)
+    for number in range(3):
+        other.send(publish(1, "", name, bytes([number])))
+    tags = [client.expect(Basic.Deliver).delivery_tag for _ in range(3)]
+    path = f"/api/queues/%2F/{name}/unacked"
+    rows = api(path)
+    assert sorted(row["delivery_tag"] for row in rows) == tags == [1, 2, 3]
+    assert {(row["channel"], row["consumer_tag"]) for row in rows} == {(2, "slow")}
+    assert all(row["channel_name"] == f"{row['connection_name']} (2)" for row in rows)
+    assert all(0 <= row["unacked_for"] < 60_000 for row in rows)
+    client.send(method(2, Basic.Ack(2)))
+    wait_until(lambda: [row["delivery_tag"] for row in api(path)] == [1, 3], "an ack is not seen", 10)

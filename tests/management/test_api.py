@@ -64,6 +64,7 @@ READS = [
     "deprecated-features", "auth", "auth/hash_password/x", "connections/username/guest", "queues/detailed",
     "all-configuration", "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
     "health/checks/reached-target-cluster-size", "health/checks/below-node-connection-limit",
+    "queues/%2F/q/unacked",
     "health/checks/certificate-expiration/3/weeks",
 ]  # fmt: skip
 EMPTY = {

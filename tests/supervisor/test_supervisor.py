@@ -252,6 +252,29 @@ async def test_systemd_hears_ready_after_all_are_ready_and_stopping_after_that(
     assert heard[0].startswith("EXTEND_TIMEOUT_USEC=")
 
 
+@pytest.mark.row("N2")
+@pytest.mark.parametrize("for_us", [True, False])
+async def test_systemds_watchdog_hears_that_we_live_if_it_watches_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_us: bool
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "100000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid() if for_us else os.getppid()))
+        broker = Broker(tmp_path)
+        await broker.ready.wait()
+        alive, end = 0, time.monotonic() + (30 if for_us else 1)
+        while alive < 3 and time.monotonic() < end:
+            try:
+                alive += systemd.recv(4096).decode().splitlines().count("WATCHDOG=1")
+            except BlockingIOError:
+                await asyncio.sleep(POLL_S)
+        await broker.stop()
+    assert alive == (3 if for_us else 0)
+
+
 @pytest.mark.row("N2", "N5")
 async def test_systemd_hears_when_a_reload_begins_and_when_it_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

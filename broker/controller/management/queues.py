@@ -13,8 +13,9 @@ from broker.changes import QueuePut
 from broker.checks import is_hidden_queue
 from broker.controller.management import consumers, queue_order
 from broker.controller.management.call import NODE, Call, Context, Route, check, not_found, put_status
+from broker.controller.management.channels import channel_name
 from broker.controller.management.gathered import Stats, message_stats
-from broker.controller.management.listing import Lazy
+from broker.controller.management.listing import Lazy, Listing
 from broker.policies import HIDDEN_PREFIXES, NOTHING
 
 SINGLE_ACTIVE = "x-single-active-consumer"
@@ -130,6 +131,19 @@ async def get(call: Call) -> dict[str, Any]:
     return shown
 
 
+async def unacked(call: Call) -> Listing:
+    """What its consumers have been given and not acknowledged, the oldest first; `unacked_for`: milliseconds."""
+    queue = _queue(call)
+    owners = {info.owner: info for info in call.context.presence.connections()}
+    rows = []
+    for row in sorted(await call.context.links.unacked(queue.id), key=lambda row: -row["unacked_for"]):
+        info = owners.get(row.pop("owner"))
+        row["connection_name"] = info.name if info is not None else None
+        row["channel_name"] = channel_name(info, row["channel"]) if info is not None else None
+        rows.append(row)
+    return Listing(rows)
+
+
 async def put(call: Call) -> Any:
     vhost, name, body = call.vhost_to_change(), call.part("queue"), await call.body(QueueBody)
     call.must(vhost, "configure", name)
@@ -171,6 +185,7 @@ ROUTES = [
     Route("GET", "/api/queues/detailed", get_all),
     Route("GET", "/api/queues/{vhost}", get_all),
     Route("GET", "/api/queues/{vhost}/{queue}", get),
+    Route("GET", "/api/queues/{vhost}/{queue}/unacked", unacked),
     Route("PUT", "/api/queues/{vhost}/{queue}", put),
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge),
