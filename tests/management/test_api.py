@@ -64,12 +64,12 @@ READS = [
     "deprecated-features", "auth", "auth/hash_password/x", "connections/username/guest", "queues/detailed",
     "all-configuration", "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
     "health/checks/reached-target-cluster-size", "health/checks/below-node-connection-limit",
-    "queues/%2F/q/unacked",
+    "queues/%2F/q/unacked", "config/effective",
     "health/checks/certificate-expiration/3/weeks",
 ]  # fmt: skip
 EMPTY = {
     "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions", "feature-flags",
-    "deprecated-features",
+    "deprecated-features", "config/effective",
 }  # fmt: skip
 ABSENT = [
     "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions", "permissions/%2F/x",
@@ -132,7 +132,7 @@ async def made(api: Api) -> Api:
     return api
 
 
-@pytest.mark.row("G1.8", "G1.10", "G1.15", "G1.16", "G1.20", "G3.6", "G3.7", "G3.8")
+@pytest.mark.row("G1.8", "G1.10", "G1.15", "G1.16", "G1.20", "G3.5", "G3.6", "G3.7", "G3.8")
 async def test_every_read_answers(made: Api) -> None:
     for path in READS:
         status, found = await made.call("GET", f"/api/{path}")
@@ -507,6 +507,13 @@ async def test_an_import_stops_at_what_is_refused_and_names_it(made: Api) -> Non
     status, found = await made.call("POST", "/api/definitions", {"policies": [policy]})
     assert status == 400
     assert found["reason"] == 'Validation failed\n\n[{<<"zz">>,1}] are not recognised policy settings\n (//ip)'
+
+
+@pytest.mark.row("G3.10")
+async def test_a_vhost_that_runs_is_started_and_one_that_is_not_there_is_not(made: Api) -> None:
+    assert (await made.call("POST", "/api/vhosts/%2F/start/shardmq@localhost"))[0] == 204
+    for absent in ("x/start/shardmq@localhost", "%2F/start/other"):
+        assert (await made.call("POST", f"/api/vhosts/{absent}"))[0] == 404
 
 
 @pytest.mark.row("G2.6")
