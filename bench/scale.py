@@ -2,7 +2,8 @@
 memory and time to start, what publishing feels of a large removal and of the HTTP API, how soon many consumers have
 divided many shards.
 
-    python bench/scale.py [messages] [queues] [bindings] [removals] [delayed] [consumers] [api]   all when none is named
+    python bench/scale.py [messages] [queues] [bindings] [removals] [delayed] [consumers] [api] [scrape]   all when none
+    is named
 
 Each part has a broker and a data directory of its own. Figures come a line each, as they are known; the exit status is
 1 when something was lost. Nothing here says whether a figure is good: the bars are in README.md.
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import json
 import os
 import random
 import signal
 import socket
+import statistics
 import struct
 import subprocess
 import sys
@@ -25,7 +28,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +47,14 @@ DELAY_SPREAD_MS = 1000  # delayed messages are due at random within this time
 DELAYED_BODY_BYTES = 100
 DELAYED_AT_ONCE = 10_000
 COUNT_EACH_S = 0.05
+SCRAPE_ROUNDS = 5  # each without scraping, then with
+SCRAPED = ("/metrics", "/metrics/per-object", "/api/queues?page=1&page_size=100&sort=messages&sort_reverse=true")
 PROBE_BEFORE_S = 1.5  # of publishing, before what it is to feel
 
 ONE_MESSAGE = {"routing_key": "", "properties": {}, "payload": "in each queue", "payload_encoding": "string"}
+
+PROBE_S = 4
+PROBE = ["--rate", "1000", "--latency", "--batch", "1", "--body", "16", "--warmup", "0.5", "--seconds", str(PROBE_S)]
 
 CLOSE = ((10, 50), (20, 40))
 
@@ -347,11 +355,7 @@ def measure_removals(options: argparse.Namespace) -> None:
 
 def measure_api(options: argparse.Namespace) -> None:
     """100,000 queues and bindings come in by HTTP, are each used, and are looked at; and what messages feel of that."""
-    names = [f"scale-{i}" for i in range(options.queues)]
-    rows = [{"name": name, "vhost": "/", "durable": True} for name in names]
-    ends = {"source": "amq.fanout", "vhost": "/", "destination_type": "queue"}
-    bound = [{**ends, "destination": name, "routing_key": f"key.{name}"} for name in names]
-    document = json.dumps({"queues": rows, "bindings": bound}).encode()
+    document = many_queues(options.queues)
     with broker(options) as own:
         acts: dict[str, Callable[[], object]] = {
             "nothing": lambda: None,
@@ -373,6 +377,59 @@ def measure_api(options: argparse.Namespace) -> None:
             "metrics of each queue": lambda: own.http("/metrics/per-object"),
         }
         _felt(own, acts)
+
+
+def measure_scrape(options: argparse.Namespace) -> None:
+    """1,000 messages a second while monitoring asks for everything as fast as it is answered, and while it does not,
+    in turn; queues that have each been used."""
+    with broker(options) as own:
+        own.http("/api/definitions", many_queues(options.queues))
+        own.http("/api/exchanges/%2F/amq.fanout/publish", json.dumps(ONE_MESSAGE).encode())
+        time.sleep(SETTLE_S)
+        found: dict[bool, list[generator.Figures]] = {False: [], True: []}
+        for _ in range(SCRAPE_ROUNDS):
+            for scraped, figures in found.items():
+                with scraping(own) if scraped else nullcontext([]) as seconds:
+                    figures.append(generator.measure(own.target(), PROBE, PROBE_S))
+                for path, took in zip(SCRAPED, zip(*seconds, strict=True), strict=False):
+                    say(f"scrape: {path.partition('&')[0]}", statistics.median(took), f"s, {len(took)} times")
+        for scraped, what in ((False, "without"), (True, "with")):
+            for name in ("p50", "p99"):
+                values = [figures[f"latency_{name}_us"] / 1000 for figures in found[scraped]]
+                told = ", ".join(f"{value:.2f}" for value in values)
+                say(f"scrape: {what}: latency {name}", statistics.median(values), f"ms of {told}")
+
+
+@contextmanager
+def scraping(own: Broker) -> Iterator[list[list[float]]]:
+    """Meanwhile all of SCRAPED again and again; in the end how long each took, round by round."""
+    done = threading.Event()
+    seconds: list[list[float]] = []
+
+    def scrape() -> None:
+        while not done.is_set():
+            times = [time.monotonic()]
+            for path in SCRAPED:
+                own.http(path)
+                times.append(time.monotonic())
+            seconds.append([end - begun for begun, end in itertools.pairwise(times)])
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield seconds
+    finally:
+        done.set()
+        thread.join()
+
+
+def many_queues(count: int) -> bytes:
+    """Definitions: so many durable queues, each bound to amq.fanout."""
+    names = [f"scale-{i}" for i in range(count)]
+    rows = [{"name": name, "vhost": "/", "durable": True} for name in names]
+    ends = {"source": "amq.fanout", "vhost": "/", "destination_type": "queue"}
+    bound = [{**ends, "destination": name, "routing_key": f"key.{name}"} for name in names]
+    return json.dumps({"queues": rows, "bindings": bound}).encode()
 
 
 def _felt(own: Broker, acts: dict[str, Callable[[], object]]) -> None:
@@ -438,7 +495,6 @@ def measure_delayed(options: argparse.Namespace) -> None:
 
 def while_publishing(own: Broker, act: Callable[[], object]) -> tuple[generator.Figures, float]:
     """Publish-to-deliver times of 1,000 messages a second, with `act` in their midst; and how long that took."""
-    load = ["--rate", "1000", "--latency", "--batch", "1", "--body", "16", "--warmup", "0.5", "--seconds", "4"]
     took: list[float] = []
 
     def do() -> None:
@@ -448,7 +504,7 @@ def while_publishing(own: Broker, act: Callable[[], object]) -> tuple[generator.
 
     timer = threading.Timer(PROBE_BEFORE_S, do)
     timer.start()
-    figures = generator.measure(own.target(), load, 4)
+    figures = generator.measure(own.target(), PROBE, PROBE_S)
     timer.join()
     return figures, took[0]
 
@@ -495,6 +551,7 @@ PARTS = {
     "api": measure_api,
     "consumers": measure_consumers,
     "delayed": measure_delayed,
+    "scrape": measure_scrape,
 }
 
 

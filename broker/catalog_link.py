@@ -30,6 +30,7 @@ from broker.control import (
     AnyRequest,
     Applied,
     Ask,
+    CancelConsumer,
     Changes,
     CloseConnection,
     ConnectionDown,
@@ -71,7 +72,12 @@ class Listener(Protocol):
 
     def close_connection(self, owner: str, code: int, text: str) -> None: ...
 
+    def cancel_consumer(self, owner: str, channel: int, tag: str) -> None: ...
+
     def totals(self) -> dict[str, float]: ...
+
+    def unacked(self, queue_id: int) -> list[dict[str, Any]]:
+        """Deliveries of its consumers that wait for their ack, as DoorReport wants them."""
 
     def alarmed(self, reason: str) -> None:
         """Of the whole broker; "": over."""
@@ -219,6 +225,8 @@ class CatalogLink:
                 case Snapshot():
                     await self._replace(message)
                     self._in_step(told)
+                case Query() if message.unacked_of:
+                    self._send(DoorReport(message.query, [], [], {}, self._listener.unacked(message.unacked_of)))
                 case Query() if message.totals_only:
                     self._send(DoorReport(message.query, [], [], self._listener.totals()))
                 case Query():
@@ -227,6 +235,8 @@ class CatalogLink:
                     self._listener.seat_orders(message.orders)
                 case CloseConnection():
                     self._listener.close_connection(message.owner, message.code, message.text)
+                case CancelConsumer():
+                    self._listener.cancel_consumer(message.owner, message.channel, message.consumer_tag)
                 case Alarmed():
                     self._listener.alarmed(message.reason)
                 case _:

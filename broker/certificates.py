@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from broker.config import ConfigError, Tls
@@ -30,6 +31,7 @@ SHORT_NAMES: Final = {
     "userId": "UID",
 }
 ALTERNATIVE_NAMES: Final = {"dns": "DNS", "email": "email", "uri": "URI", "ip": "IP Address"}
+CERTIFICATE_CHARS_MAX: Final = 1 << 20
 ESCAPED: Final = frozenset(',+"\\<>;')
 
 # A certificate as ssl.getpeercert gives it.
@@ -132,6 +134,50 @@ def _said(error: Exception) -> str:
         reason = (error.reason or "no PEM file").lower().replace("_", " ")
         return reason
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+# -- until when one is good ----------------------------------------------------------------------------------
+
+_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+_END: Final = "-----END CERTIFICATE-----"
+_VERSION_TAG, _UTC_TIME_TAG = 0xA0, 0x17
+_BEFORE_VALIDITY: Final = 3  # serial number, algorithm, issuer; RFC 5280, 4.1
+
+
+def expires_at(path: str) -> float:
+    """Of the first certificate in a PEM file, the one that is shown: seconds since the epoch. OSError, ValueError."""
+    with open(path, encoding="latin-1") as file:
+        text = file.read(CERTIFICATE_CHARS_MAX)
+    start, end = text.find(_BEGIN), text.find(_END)
+    if not 0 <= start < end:
+        raise ValueError("no certificate in PEM")
+    der = ssl.PEM_cert_to_DER_cert(text[start : end + len(_END)])
+    try:
+        return _not_after(der)
+    except IndexError:
+        raise ValueError("no certificate in DER") from None
+
+
+def _not_after(der: bytes) -> float:
+    inside = _element(der, _element(der, 0)[1])[1]  # of the certificate, of what is signed of it
+    if der[inside] == _VERSION_TAG:
+        inside = _element(der, inside)[2]
+    for _ in range(_BEFORE_VALIDITY):
+        inside = _element(der, inside)[2]
+    not_before = _element(der, inside)[1]
+    tag, start, end = _element(der, _element(der, not_before)[2])
+    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME_TAG else "%Y%m%d%H%M%SZ"
+    return datetime.strptime(der[start:end].decode("ascii"), form).replace(tzinfo=UTC).timestamp()
+
+
+def _element(der: bytes, at: int) -> tuple[int, int, int]:
+    """Tag, where its content begins, and where it ends."""
+    first = der[at + 1]
+    start, length = at + 2, first
+    if first & 0x80:
+        start += first & 0x7F
+        length = int.from_bytes(der[at + 2 : start])
+    return der[at], start, start + length
 
 
 # -- who a client's certificate says it is ------------------------------------------------------------------

@@ -669,6 +669,17 @@ class Client:
         capabilities = self.amqp.client_properties.get("capabilities")
         return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
+    def cancel_consumer(self, number: int, tag: str) -> None:
+        """By an operator, in its turn among what the client asks for."""
+        channel = self.channels.get(number)
+        if channel is not None:
+            self._do(channel, partial(self._cancel_consumer, channel, tag))
+
+    async def _cancel_consumer(self, channel: Channel, tag: str) -> None:
+        if tag in channel.consumers:
+            await self.door.consuming.cancel(self, channel, commands.Basic.Cancel(tag, True))
+            self.notify_cancel(channel.number, tag)
+
     def notify_cancel(self, channel: int, tag: str) -> None:
         if not self._can("consumer_cancel_notify"):
             return

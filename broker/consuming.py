@@ -9,12 +9,13 @@ queues (virtual.py) have parts that are consumers of shard queues like any other
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pamqp import commands
 
@@ -44,6 +45,9 @@ CANCEL = (60, 30)
 GET_TURNS_MAX = 1024
 # Of up to so many shards basic.get tells how many messages are left in all, else in one that has some.
 GET_COUNTS_MAX = 64
+RUN_S_MAX = 1.0
+# Deliveries that are listed of one queue.
+UNACKED_LISTED_MAX = 1_000
 
 
 class Run(NamedTuple):
@@ -54,6 +58,7 @@ class Run(NamedTuple):
     consumer: Consumer
     epoch: int
     first_number: int
+    at: float  # when the first of them was delivered, loop time; the others at most RUN_S_MAX later
 
 
 class UnknownTag(Exception):
@@ -72,15 +77,19 @@ class Unacked:
         self._firsts: list[int] = []  # first tag of each run
         self.count = 0
 
-    def add(self, first_tag: int, count: int, consumer: Consumer, epoch: int, first_number: int) -> None:
+    def add(
+        self, first_tag: int, count: int, consumer: Consumer, epoch: int, first_number: int, at: float = 0.0
+    ) -> None:
+        """`at`: loop time."""
         self.count += count
         if self._runs:
             run = self._runs[-1]
             follows = run.first_number + run.last_tag + 1 - run.first_tag == first_number
-            if follows and run.consumer is consumer and run.epoch == epoch and run.last_tag + 1 == first_tag:
+            follows = follows and run.consumer is consumer and run.epoch == epoch and run.last_tag + 1 == first_tag
+            if follows and at - run.at < RUN_S_MAX:
                 self._runs[-1] = run._replace(last_tag=first_tag + count - 1)
                 return
-        self._runs.append(Run(first_tag, first_tag + count - 1, consumer, epoch, first_number))
+        self._runs.append(Run(first_tag, first_tag + count - 1, consumer, epoch, first_number, at))
         self._firsts.append(first_tag)
 
     def take_through(self, tag: int) -> list[Run]:
@@ -122,6 +131,9 @@ class Unacked:
     def consumers(self) -> set[Consumer]:
         """Who has deliveries here."""
         return {run.consumer for run in self._runs}
+
+    def of(self, consumer: Consumer) -> Iterator[Run]:
+        return (run for run in self._runs if run.consumer is consumer)
 
     def first_number(self, consumer: Consumer, epoch: int) -> int | None:
         """Of the first delivery it has not settled."""
@@ -413,7 +425,7 @@ class Consuming:
             self._counts.got_auto += 1
         else:
             self._counts.got_manual += 1
-            channel.unacked.add(tag, 1, self._getter(client, channel, queue.shard), epoch, got.number)
+            channel.unacked.add(tag, 1, self._getter(client, channel, queue.shard), epoch, got.number, client.door.now)
         if self.tracing is not None:
             self.tracing.delivered(client, channel.number, queue.name, redelivered, 1, message)
         remaining = got.remaining + elsewhere
@@ -453,7 +465,7 @@ class Consuming:
             self._counts.delivered_auto += count
         else:
             self._counts.delivered_manual += count
-            channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number)
+            channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number, client.door.now)
             channel.outstanding += count
             if consumer.whole is not None:
                 self.virtual.delivered(consumer, count)
@@ -497,6 +509,23 @@ class Consuming:
         consumer.channel.cancelled.append(consumer)
         self.grants.stopped(consumer)
         consumer.client.notify_cancel(consumer.channel.number, consumer.tag)
+
+    def unacked_of(self, queue_id: int, now: float) -> list[dict[str, Any]]:
+        """Deliveries of its consumers that wait for their ack, the first UNACKED_LISTED_MAX; `now`: loop time."""
+        listed = (
+            {
+                "owner": consumer.client.owner,
+                "channel": consumer.channel.number,
+                "consumer_tag": consumer.tag,
+                "delivery_tag": tag,
+                "unacked_for": int((now - run.at) * 1000),
+            }
+            for consumer in self.consumers.values()
+            if consumer.queue_id == queue_id
+            for run in consumer.channel.unacked.of(consumer)
+            for tag in range(run.first_tag, run.last_tag + 1)
+        )
+        return [*itertools.islice(listed, UNACKED_LISTED_MAX)]
 
     def restarted(self, shard: int) -> None:
         """The shard knows nobody any more: attach all its consumers again."""

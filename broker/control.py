@@ -114,6 +114,7 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     connections: list[dict[str, Any]]
     channels: list[dict[str, Any]]
     counters: dict[str, float]
+    unacked: list[dict[str, Any]] = []  # {owner, channel, consumer_tag, delivery_tag, unacked_for (ms)}
 
 
 class SeatName(msgspec.Struct, array_like=True, frozen=True):
@@ -285,6 +286,14 @@ class CloseConnection(ControlMessage, tag="close", frozen=True):
     text: str
 
 
+class CancelConsumer(ControlMessage, tag="cancel-consumer", frozen=True):
+    """An operator wants it gone: its client is told, as when its queue goes. One that is gone already is no error."""
+
+    owner: str
+    channel: int
+    consumer_tag: str
+
+
 class SeatOrder(msgspec.Struct, array_like=True, frozen=True):
     """`kind`: "give" a seat to consumer `number`, "take" it back (answered by SeatGivenUp), or "close": the virtual
     queue is no more, which the client is told."""
@@ -306,14 +315,15 @@ class Alarmed(ControlMessage, tag="alarmed", frozen=True):
 
 class Query(ControlMessage, tag="query", frozen=True):
     """Answered by DoorReport. `totals_only`: with nothing of single connections and channels, of which there may be
-    thousands."""
+    thousands. `unacked_of`: a queue's id, with nothing but its deliveries that wait for their ack."""
 
     query: int
     totals_only: bool = False
+    unacked_of: int = 0
 
 
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
-    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Alarmed | Query
+    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed | Query
     | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatOrders
 )  # fmt: skip

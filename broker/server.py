@@ -96,6 +96,7 @@ class Door:
         self._feeders: list[set[Client]] = [set() for _ in range(config.shards)]
         self._fed = 0  # bit mask of the shards that have some
         self._held: list[set[Client]] = [set() for _ in range(config.shards)]
+        self._held_back = [0] * config.shards  # how often publishers had to wait
         self._last_id = 0
         self._in_pass = False
         self._end_scheduled = False
@@ -178,6 +179,7 @@ class Door:
                 if self.links.crowded(shard):
                     for client in feeders:
                         client.pause(1 << shard)
+                    self._held_back[shard] += len(feeders)
                     self._held[shard] |= feeders
                 feeders.clear()
 
@@ -254,6 +256,11 @@ class Door:
             if client.owner == owner:
                 client.close(ConnectionException(code, text, 0, 0))
 
+    def cancel_consumer(self, owner: str, channel: int, tag: str) -> None:
+        for client in list(self.clients.values()):
+            if client.owner == owner:
+                client.cancel_consumer(channel, tag)
+
     def totals(self) -> dict[str, float]:
         """Of everything since the start, and how many there are now."""
         channels = [
@@ -269,7 +276,14 @@ class Door:
         counters["publishers"] = sum(channel.has_published for channel in channels)
         for reason, count in self.dead_lettering.published.items():
             counters[f"dead_lettered_{reason}"] = float(count)
+        for shard, held_back in enumerate(self._held_back):
+            counters[f"publishers_waiting.{shard}"] = len(self._held[shard])
+            counters[f"publishers_held_back.{shard}"] = held_back
+        counters |= self.links.numbers()
         return counters
+
+    def unacked(self, queue_id: int) -> list[dict[str, Any]]:
+        return self.consuming.unacked_of(queue_id, self.loop.time())
 
     def consumers_here(self) -> list[ConsumerHere]:
         return self.consuming.virtual.here()

@@ -25,6 +25,7 @@ from broker.changes import QueuePut
 from broker.config import BrokerConfig
 from shardd.wire import codec, envelope, packer
 from shardd.wire import messages as wire
+from shardd.wire.histogram import Histogram
 from shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
 
 log = logging.getLogger("broker.shard_link")
@@ -99,6 +100,7 @@ class ShardLink:
         self.settles: list[tuple[int, int, int, int]] = []
         self.credits: dict[int, int] = {}
         self.credit_due = False
+        self.rings_full = 0  # of lanes that are no more
 
     def send(self, message: bytes) -> None:
         if self.lane is not None:
@@ -137,6 +139,7 @@ class ShardLinks:
         self._runtime_dir = config.runtime_dir
         self.links = [ShardLink(shard, self._socket(zmq.PUSH)) for shard in range(config.shards)]
         self._vhost = ""  # whose publishes the packer holds
+        self._batch_messages, self._batch_bytes = Histogram(), Histogram()
         self._requests: dict[int, tuple[int, wire.Message, asyncio.Future[wire.Control]]] = {}
         self._last_request = 0
         self._answered_in: dict[int, int] = {}  # epoch of answers to basic.get, until their caller runs
@@ -297,8 +300,10 @@ class ShardLinks:
             link.send(envelope.settles(*who, link.settles))
             link.settles.clear()
         wanted = bool(link.gathering)
+        messages = self.packer.messages(link.shard)
         message = self.packer.take(link.shard, self.peer, self.incarnation, link.epoch, link.batch + 1, wanted)
         if message is not None:
+            self._count_batch(messages, len(message))
             self._send_batch(link, message, link.gathering)
             link.gathering = []
         if link.credit_due:
@@ -326,11 +331,27 @@ class ShardLinks:
                         self._set_aside(link)
 
     def _set_aside(self, link: ShardLink) -> None:
+        messages = self.packer.messages(link.shard)
         message = self.packer.take(link.shard, self.peer, self.incarnation, 0, 0)
         if message is not None:
+            self._count_batch(messages, len(message))
             link.aside.append((message, link.gathering))
             link.in_flight += len(message)
             link.gathering = []
+
+    def _count_batch(self, messages: int, size: int) -> None:
+        self._batch_messages.add(messages)
+        self._batch_bytes.add(size)
+
+    def numbers(self) -> dict[str, float]:
+        """Sizes of batches, and how each link is: under names with its shard."""
+        told = self._batch_messages.report("batch_messages") | self._batch_bytes.report("batch_bytes")
+        for link in self.links:
+            lane = link.lane
+            told[f"publish_window_bytes.{link.shard}"] = link.in_flight
+            told[f"ring_bytes.{link.shard}"] = lane.waiting_bytes() if lane is not None else 0
+            told[f"ring_full.{link.shard}"] = link.rings_full + (lane.turned if lane is not None else 0)
+        return told
 
     def wait_for(self, shards: int, waiting: Unconfirmed) -> None:
         """`waiting` is told when the batches being packed for these shards (bit mask) are stored, once for each."""
@@ -416,6 +437,7 @@ class ShardLinks:
     def _close_lane(self, link: ShardLink) -> None:
         if link.lane is not None:
             lane, link.lane = link.lane, None
+            link.rings_full += lane.turned
             if self._loop is not None:
                 self._loop.remove_reader(lane.fd)
             lane.close()

@@ -13,7 +13,6 @@ import queue
 import re
 import resource
 import select
-import signal
 import socket
 import sys
 import threading
@@ -28,6 +27,7 @@ from shardd.directories import shard_directory, stream_directory, vhost_director
 from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
 from shardd.shard import Shard
+from shardd.signals import Signals
 from shardd.store import DiskFull, SegmentStore, StoreError, StreamCache
 from shardd.store.files import OsFiles
 from shardd.store.queue_log import QueueLog
@@ -37,6 +37,7 @@ from shardd.upkeep import Step
 from shardd.wire import envelope
 from shardd.wire import messages as wire
 from shardd.wire.board import Board, path_of
+from shardd.wire.histogram import Histogram
 from shardd.wire.lane import ALL, Lane, NoLane, accept, listen
 from shardd.wire.memory import give_back, keep_warm
 from supervisor import notify
@@ -90,6 +91,7 @@ class Syncer:
     def __init__(self, name: str) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.seconds = 0.0
+        self.took_us = Histogram()
         self.usual_s = QUICK_SYNC_S  # of late; not known to be quick at first
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -111,6 +113,7 @@ class Syncer:
             log.debug("%s failed", threading.current_thread().name, exc_info=True)
         took = time.monotonic() - began
         self.seconds += took
+        self.took_us.add(int(took * 1e6))
         self.usual_s += (took - self.usual_s) / USUAL_OF
 
 
@@ -151,6 +154,9 @@ class Stores:
         self._ranges = ranges
         self._remover = Remover(self._files)
         self._next_progress = 0.0
+        self._opened_at = 0.0  # when the first store was, to be recovered
+        self._recovery_s = 0.0
+        self._gone_through: dict[str, tuple[int, int]] = {}  # by vhost, bytes and messages, at the start
 
     def _path(self, vhost: str) -> str:
         return vhost_directory(self._directory, vhost)
@@ -160,6 +166,7 @@ class Stores:
         return SegmentStore(path, files=self._files, segment_bytes=self._config.segment_bytes, sync=durable)
 
     def open(self, vhost: str) -> SegmentStore:
+        self._opened_at = self._opened_at or time.monotonic()
         return self._store(self._path(vhost))
 
     def remove(self, vhost: str) -> None:
@@ -210,7 +217,17 @@ class Stores:
                 log.info("removed %s/%s, of a stream that is gone", path, name)
 
     def recovered(self, vhost: str, store: SegmentStore) -> None:
+        self._recovery_s = time.monotonic() - self._opened_at
         self._tell_damage(vhost, store)
+
+    def recovery(self) -> dict[str, float]:
+        """Of the stores at the start: how long it took, and what of it was gone through."""
+        gone_through = self._gone_through.values()
+        return {
+            "recovery_seconds": self._recovery_s,
+            "recovered_bytes": sum(size for size, _ in gone_through),
+            "recovered_messages": sum(messages for _, messages in gone_through),
+        }
 
     def _tell_damage(self, vhost: str, store: SegmentStore | QueueLog) -> None:
         """What was found broken, in words: the file, where, how much, and what became of it."""
@@ -225,6 +242,7 @@ class Stores:
     def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         notify.watchdog()
         now = time.monotonic()
+        self._gone_through[vhost] = bytes_done, messages
         if now >= self._next_progress:
             self._next_progress = now + PROGRESS_EACH_S
             percent = 100 * bytes_done // max(bytes_total, 1)
@@ -251,7 +269,6 @@ class Server:
         self._poll = select.poll()
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
         self._draining = False
-        self._reload = False
         self._syncing = False
         self._next_tick = 0
         self._next_sweep = 0
@@ -263,11 +280,13 @@ class Server:
         self._stall = StallWatch(self._calls, config.disk_stall_s, self._tell_stall, self._tell_status)
         self._status = "starting"
         self._low = False
+        self._rings_full = 0  # of lanes that are no more
+        self._stores = Stores(self._directory, config, self._calls, self._board)
         self.shard = Shard(
             config.shard,
             int.from_bytes(os.urandom(4), "little") >> 1 | 1,
             os.getpid(),
-            Stores(self._directory, config, self._calls, self._board),
+            self._stores,
             no_room=(DiskFull,),
             process_stats=self._process_stats,
             consumer_timeout=config.consumer_timeout_ms or None,
@@ -293,12 +312,12 @@ class Server:
         self._listener = self._listen_for_lanes()
         self._inbox.bind(f"ipc://{self.config.runtime_dir}/shard-{self.config.shard}.sock")
         self._stall.start()
-        wake = self._on_signals()
-        self._watch(wake)
+        signals = Signals()
+        self._watch(signals)
         self._send_all([self.shard.greet(self._controller)])
         status = 1
         try:
-            self._serve(wake)
+            self._serve(signals)
             self._drain()
             status = 0
         except StoreError as error:
@@ -310,10 +329,10 @@ class Server:
         self._leave()
         return status
 
-    def _serve(self, wake: int) -> None:
+    def _serve(self, signals: Signals) -> None:
         ready = False
-        while not self._draining:
-            self._turn(wake)
+        while not self._draining and not signals.stop:
+            self._turn(signals)
             if self.shard.ready and not ready:
                 ready = True
                 self._board.show()
@@ -323,23 +342,8 @@ class Server:
                 self._tell_status()
                 log.info("ready: %d queues", len(self.shard.queues))
 
-    def _on_signals(self) -> int:
-        wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_stop)
-        signal.signal(signal.SIGHUP, self._on_reload)
-        return wake
-
-    def _on_stop(self, number: int, frame: object) -> None:
-        self._draining = True
-
-    def _on_reload(self, number: int, frame: object) -> None:
-        self._reload = True
-
     def _take_settings(self) -> None:
         """What can be changed while we run: the limits of the disk, and how much is logged."""
-        self._reload = False
         section = notify.new_section()
         if section is not None:
             self.config = read(section)
@@ -352,20 +356,20 @@ class Server:
             log.warning("no lanes, all goes through ZeroMQ: %s", error)
             return None
 
-    def _watch(self, wake: int) -> None:
+    def _watch(self, signals: Signals) -> None:
         """What a turn waits for."""
         self._lifeline = notify.lifeline_fd()
         listener = self._listener.fileno() if self._listener is not None else None
         inbox = self._inbox.fileno()
-        for fd in (inbox, listener, self._syncer.fd, self._reclaimer.fd, wake, self._lifeline):
+        for fd in (inbox, listener, self._syncer.fd, self._reclaimer.fd, signals.fd, self._lifeline):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
 
-    def _turn(self, wake: int) -> None:
+    def _turn(self, signals: Signals) -> None:
         events = self._wait()
         now = _now()
         if events:
-            self._look_at(events, wake, now)
+            self._look_at(events, signals, now)
         taken = self._receive(now)
         if now >= self._next_tick:
             self._tick(now)
@@ -389,7 +393,7 @@ class Server:
     def _inbox_speaks(self) -> bool:
         return bool(self._inbox.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # this option is an int
 
-    def _look_at(self, events: list[tuple[int, int]], wake: int, now: int) -> None:
+    def _look_at(self, events: list[tuple[int, int]], signals: Signals, now: int) -> None:
         for fd, _ in events:
             lane = self._heard.get(fd)
             if lane is not None:
@@ -399,9 +403,8 @@ class Server:
                 self._end_sync()
             elif fd == self._reclaimer.fd:
                 self._end_reclaim(now)
-            elif fd == wake:
-                os.read(wake, 4096)
-                if self._reload:
+            elif fd == signals.fd:
+                if signals.take():
                     self._take_settings()
             elif fd == self._lifeline:
                 log.warning("the supervisor is gone")
@@ -480,6 +483,7 @@ class Server:
         self._receive_near(lane, now, ALL)
         self._poll.unregister(lane.fd)
         del self._heard[lane.fd]
+        self._rings_full += lane.turned
         for lanes in (self._lanes, self._lanes_of):
             for key in [key for key, value in lanes.items() if value is lane]:
                 del lanes[key]  # type: ignore[arg-type] # each has keys of one kind
@@ -640,6 +644,10 @@ class Server:
             "disk_free_min_bytes": self.config.disk_free_min_bytes,
             "disk_free_warn_bytes": self.config.disk_free_warn_bytes,
             "sync_seconds": self._syncer.seconds,
+            "ring_bytes": sum(lane.waiting_bytes() for lane in self._heard.values()),
+            "ring_full": self._rings_full + sum(lane.turned for lane in self._heard.values()),
+            **self._stores.recovery(),
+            **self._syncer.took_us.report("sync_us"),
         }
 
 

@@ -40,6 +40,7 @@ from shardd.streams import Streams
 from shardd.upkeep import Step, Upkeep
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
+from shardd.wire.histogram import Histogram
 
 # Deliveries of one queue before the next has its turn, and of all queues before messages are received again.
 QUEUE_PASS_BYTES = 256 << 10
@@ -152,6 +153,7 @@ class Shard:
         self.dead_letters = DeadLetters()
         self.alarm = ""
         self.refused_batches = 0  # for want of room
+        self.batch_messages, self.batch_bytes = Histogram(), Histogram()
         self._pid = pid
         self._home = home
         self._no_room = no_room
@@ -215,6 +217,8 @@ class Shard:
     def _on_publish(self, peer: Peer, message: bytes, now: int) -> None:
         publish = codec.read_publish(message)
         peer.took(len(message))
+        self.batch_messages.add(publish.messages)
+        self.batch_bytes.add(len(message))
         ids = codec.first_queue_ids(publish.records)
         known = [*filter(None, map(self.queues.get, ids))]
         held = peer.hold(publish.batch) if publish.wanted else Held(publish.batch)
@@ -884,14 +888,7 @@ class Shard:
     # -- numbers ---------------------------------------------------------------------------------------
 
     def _on_stats(self, peer: Peer, asked: m.Stats, now: int) -> None:
-        process = self._process_stats()
-        process["syncs"] = self._syncs_ended
-        process["dead_letters_waiting"] = self.dead_letters.count()
-        for store in self.stores.values():
-            for name, value in store.stats().items():
-                if name != "syncs":
-                    process[name] = process.get(name, 0) + value
-        process |= stats.of_gone(self._gone)
+        process = self._process_numbers() if asked.passed == 0 else {}
         wanted, rest = asked.queues, 0
         if wanted is None:
             if asked.passed == 0:
@@ -904,6 +901,18 @@ class Shard:
             return
         streams, readers = self.streams.stats(wanted), self.streams.reader_stats(wanted)
         peer.tell(m.StreamsReply(asked.request, queues, consumers, process, rest, streams, readers))
+
+    def _process_numbers(self) -> dict[str, float]:
+        process = self._process_stats()
+        process["syncs"] = self._syncs_ended
+        process["dead_letters_waiting"] = self.dead_letters.count()
+        for store in self.stores.values():
+            for name, value in store.stats().items():
+                if name != "syncs":
+                    process[name] = process.get(name, 0) + value
+        process |= stats.of_gone(self._gone) | stats.of_peers(self.peers.values())
+        process |= self.batch_messages.report("batch_messages") | self.batch_bytes.report("batch_bytes")
+        return process
 
     def _on_list_queues(self, peer: Peer, asked: m.ListQueues, now: int) -> None:
         peer.tell(m.Queues(asked.request, self.queues.ids()))

@@ -16,6 +16,15 @@ def of_gone(counters: Counters) -> dict[str, float]:
     return {f"gone_{name}": getattr(counters, name) for name in GONE}
 
 
+def of_peers(peers: Iterable[Peer]) -> dict[str, float]:
+    """How full the windows of deliveries to clients are, and of how many nothing goes on until they have read."""
+    windows = [window for peer in peers for window in peer.windows.values()]
+    return {
+        "delivery_window_bytes": float(sum(window.full - window.room for window in windows)),
+        "delivery_windows_full": float(sum(bool(window.blocked) for window in windows)),
+    }
+
+
 def of_queues(queues: Iterable[Queue]) -> tuple[list[m.QueueStats], list[m.ConsumerStats]]:
     found, consumers = [], []
     for queue in queues:

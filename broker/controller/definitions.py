@@ -104,14 +104,18 @@ class Definitions:
     def load(self) -> Catalog:
         """The catalog as of the last change that is whole on disk. Leaves the log compacted and open."""
         self._directory.mkdir(parents=True, exist_ok=True)
+        catalog = self.read()
+        self._run(self._compaction(catalog))
+        return catalog
+
+    def read(self) -> Catalog:
+        """The same, and nothing is changed."""
         catalog = Catalog(routes=False)
         for name in _JSON_FILES:
             for change in self._read_json(name):
                 catalog.apply(change)
-        same_boot = self._read_log(catalog)
-        if same_boot:
+        if self._read_log(catalog):
             catalog.version += RESTART_VERSION_GAP
-        self._run(self._compaction(catalog))
         return catalog
 
     @property

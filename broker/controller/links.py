@@ -27,6 +27,7 @@ from broker.control import (
     AnyControl,
     Applied,
     Ask,
+    CancelConsumer,
     Changes,
     CloseConnection,
     ConnectionDown,
@@ -193,6 +194,11 @@ class DoorLinks:
         if door is not None:
             door.send(CloseConnection(owner, code, text))
 
+    def cancel_consumer(self, owner: str, channel: int, tag: str) -> None:
+        door = self._doors.get(int(owner.split(".", 1)[0]))
+        if door is not None:
+            door.send(CancelConsumer(owner, channel, tag))
+
     def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None:
         """To a front door that is gone there is nothing to say."""
         found = self._doors.get(door)
@@ -226,12 +232,19 @@ class DoorLinks:
 
     async def reports(self, totals_only: bool = False) -> list[DoorReport]:
         """What the doors say of their connections and channels; those that are silent for REPORT_S_MAX are left out."""
+        return await self._gather(totals_only=totals_only)
+
+    async def unacked(self, queue_id: int) -> list[dict[str, Any]]:
+        """Deliveries of its consumers that wait for their ack."""
+        return [row for report in await self._gather(unacked_of=queue_id) for row in report.unacked]
+
+    async def _gather(self, **what: Any) -> list[DoorReport]:
         self._query += 1
         gathering = self._reports[self._query] = _Gathering(len(self._doors))
         query = self._query
         try:
             for door in self._doors.values():
-                door.send(Query(query, totals_only))
+                door.send(Query(query, **what))
             await asyncio.wait_for(gathering.complete.wait(), REPORT_S_MAX)
         except TimeoutError:
             log.warning("%d front doors did not report", gathering.wanted - len(gathering.reports))

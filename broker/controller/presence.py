@@ -21,6 +21,7 @@ class Presence:
 
     def __init__(self) -> None:
         self.connections_max = 0  # of the broker; 0: no limit
+        self.channels_max = 0  # the same
         self._connections: dict[str, ConnectionInfo] = {}
         self.opened = 0  # since the controller's start, those it found open among them
 

@@ -63,7 +63,7 @@ class Controller:
         self.config = config
         self.definitions = Definitions(Path(config.data_dir), config.boot)
         self.presence = Presence()
-        self.presence.connections_max = config.connections_max
+        self.presence.connections_max, self.presence.channels_max = config.connections_max, config.channel_max_per_node
         self.links = DoorLinks(config.boot, config.doors)
         self.shards = ShardLinks(config.shards, wire.incarnation_at(time.monotonic_ns()))
         self.authority = Authority(
@@ -113,6 +113,7 @@ class Controller:
         if (section := notify.new_section()) is not None:
             self.config = read_config(section)
             self.presence.connections_max = self.config.connections_max
+            self.presence.channels_max = self.config.channel_max_per_node
             set_level(self.config.log_level)
         if self.certificates is not None and self.config.tls is not None:
             try:
@@ -203,7 +204,7 @@ class Controller:
                 ask.user,
                 of_user + ask.channels,
                 in_all + ask.channels,
-                self.config.channel_max_per_node,
+                self.presence.channels_max,
                 NODE,
             )
         except Refusal as refusal:

@@ -15,6 +15,7 @@ import msgspec
 
 from shardd.reader.config import ReaderConfig, read
 from shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams, as_chunk, as_part, send_all
+from shardd.signals import Signals
 from shardd.store.errors import Corrupt
 from shardd.store.stream_scan import Truncated
 from shardd.wire.memory import keep_warm
@@ -43,7 +44,6 @@ CONFIRMS_S_MAX = 30.0
 SEND_S_MAX = 60.0
 NICENESS = 10
 WATCHDOG_MS = 1000
-WAKES_BYTES = 4096
 
 log = logging.getLogger(__name__)
 _answers = msgspec.json.Encoder()
@@ -57,7 +57,6 @@ class Server:
         self._turns = threading.BoundedSemaphore(config.scans_max)
         self._places = threading.BoundedSemaphore(config.scans_max + WAITING_MAX)
         self._publishing = threading.BoundedSemaphore(config.scans_max)
-        self._stopping = self._reload = False
         self._pacer = Pacer(config.bytes_per_s)
 
     def run(self) -> int:
@@ -65,44 +64,27 @@ class Server:
         _step_back()
         keep_warm()
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        listener, wake = socket.socket(fileno=self._config.listen_fd), self._on_signals()
+        listener, signals = socket.socket(fileno=self._config.listen_fd), Signals()
         poll = select.poll()
         lifeline = notify.lifeline_fd()
-        for fd in (listener.fileno(), wake, lifeline):
+        for fd in (listener.fileno(), signals.fd, lifeline):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
         notify.ready()
         while True:
             ready = [fd for fd, _ in poll.poll(WATCHDOG_MS)]
             notify.watchdog()
-            if wake in ready:
-                os.read(wake, WAKES_BYTES)
-            if self._stopping or lifeline in ready:
+            reload = signals.fd in ready and signals.take()
+            if signals.stop or lifeline in ready:
                 notify.stopping()
                 return 0
-            if self._reload:
+            if reload:
                 self._take_settings()
             if listener.fileno() in ready:
                 self._accept(listener)
 
-    def _on_signals(self) -> int:
-        """A descriptor that becomes readable when one came."""
-        wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_stop)
-        signal.signal(signal.SIGHUP, self._on_reload)
-        return wake
-
-    def _on_stop(self, number: int, frame: object) -> None:
-        self._stopping = True
-
-    def _on_reload(self, number: int, frame: object) -> None:
-        self._reload = True
-
     def _take_settings(self) -> None:
         """How much is logged; the rest holds from the next start on."""
-        self._reload = False
         section = notify.new_section()
         if section is not None:
             set_level(read(section).log_level)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import struct
 from collections.abc import Callable
 
 import msgspec
@@ -32,6 +33,10 @@ _RINGS_AT = mmap.PAGESIZE
 MEMORY_BYTES = _RINGS_AT + 2 * RING_BYTES
 # More messages than a ring holds.
 ALL = RING_BYTES
+
+# Of what a ring says of itself (ring.pyx), how far its two ends are.
+TAIL, HEAD = 0, 64
+_POSITION = struct.Struct("=Q")
 
 # Of the words that come with the memory.
 OFFER_BYTES_MAX = 4096
@@ -73,6 +78,9 @@ class Lane:
         to_shard = (_CONTROL_TO_SHARD, _RINGS_AT, ring_bytes)
         to_door = (_CONTROL_TO_DOOR, _RINGS_AT + ring_bytes, ring_bytes)
         out, in_ = (to_door, to_shard) if at_shard else (to_shard, to_door)
+        self.turned = 0  # how often there was no room in the ring
+        self._memory = memory
+        self._out_at = out[0]
         self.fd = bell.fileno()
         self._bell = bell
         self._far = far
@@ -91,12 +99,18 @@ class Lane:
                 return
             self._writer.turn()
             self._near = False
+            self.turned += 1
         elif self._met and self._writer.empty():
             self._far(self._goes_on)
             self._near = True
             self.send(message)
             return
         self._far(message)
+
+    def waiting_bytes(self) -> int:
+        """In the ring and not yet taken by the other end; for metrics, as it was a moment ago."""
+        tail, head = (_POSITION.unpack_from(self._memory, self._out_at + at)[0] for at in (TAIL, HEAD))
+        return max(0, int(tail - head))
 
     def came_far(self, kind: int) -> list[bytes]:
         """A message of this kind came the long way: what is to be taken before it."""

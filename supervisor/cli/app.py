@@ -169,6 +169,7 @@ app.add_typer(diagnostics.app, name="diagnostics")
 app.add_typer(routes.route, name="route")
 app.add_typer(routes.ring, name="ring")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(definitions.offline, name="definitions")
 app.add_typer(storage.app, name="store")
 app.add_typer(storage.app, name="storage", hidden=True)  # its former name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from supervisor.cli.api import USAGE, Api, fail
+from supervisor.cli.processes import module_command, module_environment
+from supervisor.config import ConfigError
+from supervisor.directories import DataDirectory
 
 STREAM = "-"
 MANY = ("exchanges", "queues", "bindings")  # of which there may be many; bindings come after what they bind
@@ -56,6 +60,41 @@ def import_definitions(
     with Progress(console=Console(stderr=True), transient=True, disable=len(parts) == 1) as progress:
         for part in progress.track(parts, description="importing"):
             api.post(*path, body=part)
+
+
+offline = typer.Typer(no_args_is_help=True, help="Definitions of a stopped broker, from its data directory.")
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The data directory.")]
+
+
+@offline.command("export")
+def export_offline(
+    directory: Directory, file: Annotated[str, typer.Argument(metavar="[FILE]", help="None: standard output.")] = ""
+) -> None:
+    """Write what exists as RabbitMQ's JSON. Changes nothing."""
+    _offline("export", directory, *([file] if file else []))
+
+
+@offline.command("import")
+def import_offline(directory: Directory, file: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
+    """Add what a file of definitions holds, for the next start; what is there already stays."""
+    _offline("import", directory, str(file))
+
+
+def _offline(verb: str, directory: Path, *others: str) -> None:
+    """By the controller's own code, in a process of its own, while no broker can start."""
+    if not directory.is_dir():
+        fail(f"{directory}: not a directory", USAGE)
+    locked = DataDirectory(directory)
+    try:
+        locked.open()
+    except ConfigError as error:
+        fail(str(error), USAGE)
+    try:
+        command = module_command("broker.controller.offline", verb, str(directory), *others)
+        status = subprocess.run(command, env=module_environment(), check=False).returncode
+    finally:
+        locked.close()
+    raise typer.Exit(status)
 
 
 def pieces(document: Any) -> list[Any]:

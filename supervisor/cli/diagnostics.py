@@ -49,6 +49,20 @@ def check_protocol_listener(api: Api, protocol: Protocol) -> None:
     _check(api, "protocol-listener", protocol)
 
 
+def check_certificate_expiration(
+    api: Api,
+    within: Annotated[int, typer.Option("--within", min=0, help="How many of --unit.")] = 4,
+    unit: Annotated[str, typer.Option("--unit", help="days, weeks, months or years.")] = "weeks",
+) -> None:
+    """No certificate of the broker ends within that time."""
+    _check(api, "certificate-expiration", str(within), unit)
+
+
+def check_if_node_is_below_connection_limit(api: Api) -> None:
+    """One more connection would be let in."""
+    _check(api, "below-node-connection-limit")
+
+
 def check_port_connectivity(api: Api) -> None:
     """Every listener can be connected to, from here."""
     failures = []
@@ -98,6 +112,7 @@ def _check(api: Api, *path: str) -> None:
     passed, said = api.health(*path)
     if not passed:
         more = [_alarm(one) for one in said.get("alarms", [])]
+        more += [one["certificate"] for one in said.get("expired", [])]
         fail("; ".join([str(said.get("reason")), *more]), FAILED)
 
 
@@ -118,6 +133,8 @@ COMMANDS: dict[str, Command] = {
     "check_port_listener": check_port_listener,
     "check_protocol_listener": check_protocol_listener,
     "check_port_connectivity": check_port_connectivity,
+    "check_certificate_expiration": check_certificate_expiration,
+    "check_if_node_is_below_connection_limit": check_if_node_is_below_connection_limit,
     "alarms": alarms,
     "listeners": listeners,
     "memory_breakdown": memory_breakdown,

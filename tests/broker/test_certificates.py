@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 
-from broker.certificates import Certificates, distinguished_name, login_name, matching
+from broker.certificates import Certificates, distinguished_name, expires_at, login_name, matching
 from broker.config import ConfigError, Sni, Tls
 from tests.support.certificates import Authority
 
@@ -136,3 +137,14 @@ def test_a_reload_with_other_settings_goes_by_them_from_then_on(authority: Autho
         certificates.reload(Tls(cert="/nonexistent"))
     certificates.reload()
     assert certificates.context.minimum_version == ssl.TLSVersion.TLSv1_3
+
+
+def test_the_end_of_a_certificate_is_the_one_it_says(authority: Authority, tmp_path: Path) -> None:
+    for path in (authority.make("ends.pem", "O=Example,CN=ends", hosts=("a.example.org",)), authority.ca):
+        said = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        assert expires_at(str(path)) == said.timestamp()
+    pem = authority.ca.read_text()
+    for text in ("", pem[:60], "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"):
+        (tmp_path / "broken.pem").write_text(text)
+        with pytest.raises(ValueError, match="certificate"):
+            expires_at(str(tmp_path / "broken.pem"))

@@ -135,6 +135,7 @@ async def test_refused_messages_are_named_before_the_batch_is_confirmed(pair: Pa
     assert waits.log == [(5, 1, 2, 2), "confirmed"]
 
 
+@pytest.mark.row("K14")
 async def test_while_a_disk_does_not_answer_who_waits_for_a_confirm_is_told_no(pair: Pair) -> None:
     before = pair.publish()
     pair.links.set_stalled(0, True)

@@ -351,7 +351,7 @@ def test_a_message_for_a_waiting_consumer_is_never_ready_in_between(client: RawC
     assert client.ask(2, Queue.Declare(queue=name, passive=True), Queue.DeclareOk).message_count == 0
 
 
-@pytest.mark.row("A6.16")
+@pytest.mark.row("A6.16", "N15")
 def test_a_publisher_is_held_back_while_a_shard_is_behind_and_nothing_is_lost(
     broker: RealBroker, client: RawClient, name: str, api: Api
 ) -> None:

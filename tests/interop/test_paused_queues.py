@@ -23,6 +23,7 @@ def ask(broker: RealBroker, method: str, path: str) -> Any:
         return json.loads(answer.read() or b"null")
 
 
+@pytest.mark.row("G2.1")
 @pytest.mark.row("C1.19")
 def test_a_paused_queue_gives_nothing_until_it_is_resumed(
     broker: RealBroker, connection: pika.BlockingConnection, name: str

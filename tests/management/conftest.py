@@ -98,6 +98,15 @@ class FakeDoors:
     def close_connection(self, owner: str, code: int, text: str) -> None:
         self.closed.append((owner, code, text))
 
+    def cancel_consumer(self, owner: str, channel: int, tag: str) -> None:
+        self.closed.append((owner, channel, tag))
+
+    async def unacked(self, queue_id: int) -> list[dict[str, Any]]:
+        return [
+            {"owner": owner, "channel": 1, "consumer_tag": "tag", "delivery_tag": tag, "unacked_for": 10 * tag}
+            for owner, tag in ((OWNER, 1), ("0.7.2", 2))
+        ]
+
     def doors(self) -> list[FakeDoor]:
         return [FakeDoor()]
 

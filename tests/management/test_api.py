@@ -63,11 +63,13 @@ READS = [
     "user-limits", "user-limits/nobody", "cluster-name", "version", "extensions", "feature-flags",
     "deprecated-features", "auth", "auth/hash_password/x", "connections/username/guest", "queues/detailed",
     "all-configuration", "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
-    "health/checks/reached-target-cluster-size",
+    "health/checks/reached-target-cluster-size", "health/checks/below-node-connection-limit",
+    "queues/%2F/q/unacked", "config/effective",
+    "health/checks/certificate-expiration/3/weeks",
 ]  # fmt: skip
 EMPTY = {
     "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions", "feature-flags",
-    "deprecated-features",
+    "deprecated-features", "config/effective",
 }  # fmt: skip
 ABSENT = [
     "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions", "permissions/%2F/x",
@@ -130,6 +132,7 @@ async def made(api: Api) -> Api:
     return api
 
 
+@pytest.mark.row("G1.8", "G1.10", "G1.15", "G1.16", "G1.20", "G3.5", "G3.6", "G3.7", "G3.8")
 async def test_every_read_answers(made: Api) -> None:
     for path in READS:
         status, found = await made.call("GET", f"/api/{path}")
@@ -200,6 +203,7 @@ async def test_a_wrong_method_is_405(made: Api) -> None:
     assert (await made.call("POST", "/api/overview"))[0] == 405
 
 
+@pytest.mark.row("G1.12", "G1.19", "G1.26")
 async def test_put_says_whether_it_made_something_and_delete_takes_it_away(made: Api) -> None:
     for path, body in (
         ("vhosts/v", {"description": "d", "tags": "a,b"}),
@@ -232,6 +236,7 @@ async def test_a_password_set_here_opens_and_an_empty_one_does_not(made: Api) ->
         assert (await made.call("GET", "/api/whoami"))[0] == status
 
 
+@pytest.mark.row("G1.17", "G1.18")
 async def test_bindings_are_named_by_key_and_arguments(made: Api) -> None:
     rows = await made.get("/api/bindings/%2F/e/e/q/q")
     keys = sorted(row["properties_key"] for row in rows)
@@ -244,6 +249,7 @@ async def test_bindings_are_named_by_key_and_arguments(made: Api) -> None:
     assert (await made.get(made.headers["Location"]))["destination_type"] == "exchange"
 
 
+@pytest.mark.row("G1.13")
 async def test_purge_asks_the_shard_and_a_close_carries_its_reason(made: Api) -> None:
     assert (await made.call("DELETE", "/api/queues/%2F/q/contents"))[0] == 204
     assert type(made.shards.sent[-1]).__name__ == "Purge"
@@ -314,6 +320,7 @@ async def test_a_silent_shard_is_left_out_and_not_waited_for(made: Api, monkeypa
     assert "messages" not in rows[0]
 
 
+@pytest.mark.row("G3.1")
 async def test_checks_fail_with_503_and_a_reason(made: Api) -> None:
     made.shards.shards[0].alarm = "low on disk"
     made.shards.shards[1].ready = False
@@ -500,3 +507,28 @@ async def test_an_import_stops_at_what_is_refused_and_names_it(made: Api) -> Non
     status, found = await made.call("POST", "/api/definitions", {"policies": [policy]})
     assert status == 400
     assert found["reason"] == 'Validation failed\n\n[{<<"zz">>,1}] are not recognised policy settings\n (//ip)'
+
+
+@pytest.mark.row("G3.10")
+async def test_a_vhost_that_runs_is_started_and_one_that_is_not_there_is_not(made: Api) -> None:
+    assert (await made.call("POST", "/api/vhosts/%2F/start/shardmq@localhost"))[0] == 204
+    for absent in ("x/start/shardmq@localhost", "%2F/start/other"):
+        assert (await made.call("POST", f"/api/vhosts/{absent}"))[0] == 404
+
+
+@pytest.mark.row("G2.6")
+async def test_a_consumer_is_cancelled_by_who_may_close_its_connection(made: Api) -> None:
+    path = f"/api/consumers/%2F/{NAME}/1/tag"
+    for other in (
+        f"/api/consumers/%2F/{NAME}/2/tag",
+        f"/api/consumers/%2F/{NAME}/1/other",
+        "/api/consumers/%2F/x/1/tag",
+    ):
+        assert (await made.call("DELETE", other))[0] == 404
+    assert (await made.call("DELETE", f"/api/consumers/%2F/{NAME}/one/tag"))[0] == 400
+    made.login = ("manager", "x")
+    assert (await made.call("DELETE", path))[0] in (401, 404)
+    assert made.doors.closed == []
+    made.login = ("guest", "guest")
+    assert (await made.call("DELETE", path))[0] == 204
+    assert made.doors.closed == [(OWNER, 1, "tag")]

@@ -35,6 +35,13 @@ OVERVIEW = [
 ]  # fmt: skip
 
 
+OF_A_NODE = (
+    "process_open_fds", "process_max_fds", "process_resident_memory_bytes", "resident_memory_limit_bytes",
+    "disk_space_available_bytes", "disk_space_available_limit_bytes", "erlang_uptime_seconds",
+    "stream_consumer_max_offset_lag",
+)  # fmt: skip
+
+
 async def scrape(api: Api, path: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     status, text = await api.call("GET", path)
     assert status == 200
@@ -120,6 +127,7 @@ async def test_every_family_is_text_prometheus_reads_whatever_the_names(made: Ap
     assert len(found) == 2 + len(FAMILIES[family].metrics)
 
 
+@pytest.mark.row("M1.5")
 def test_the_dashboard_asks_only_for_what_a_broker_has(tmp_path: Path) -> None:
     asked = {name for line in _expressions() for name in METRIC.findall(line)}
     assert len(asked) > 30
@@ -136,7 +144,29 @@ def test_the_dashboard_asks_only_for_what_a_broker_has(tmp_path: Path) -> None:
     finally:
         broker.clean_up()
     there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    there |= {line.partition("{")[0] for line in text.splitlines()}  # a histogram's samples have names of their own
     assert asked - there == set()
+    assert {f"rabbitmq_{name}" for name in OF_A_NODE} - there == set()
+    _check_sizes(text, published=1)
+
+
+def _check_sizes(text: str, published: int) -> None:
+    """Each message was in a batch, and what was confirmed was synced."""
+    values = {
+        (sample.name, sample.labels["process"], sample.labels.get("le")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if family.type == "histogram"
+    }
+    for where, process in (("", "shard-0"), ("door_", "front-doors")):
+        assert values[f"shardmq_{where}batch_messages_sum", process, None] == published
+        batches = values[f"shardmq_{where}batch_messages_count", process, None]
+        assert values[f"shardmq_{where}batch_messages_bucket", process, "+Inf"] == batches > 0
+        assert values[f"shardmq_{where}batch_bytes_count", process, None] == batches
+        assert values[f"shardmq_{where}batch_bytes_bucket", process, "64"] == 0  # a header alone has more
+    syncs = values["shardmq_sync_duration_seconds_count", "shard-0", None]
+    assert syncs > 0
+    assert values["shardmq_sync_duration_seconds_sum", "shard-0", None] < 60 * syncs
 
 
 def _expressions() -> list[str]:

@@ -8,13 +8,16 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
+from broker.config import Tls
 from broker.controller.management import app
 from broker.controller.memory import LOW_ON_MEMORY
 from supervisor import notify
-from tests.management.conftest import CONNECTION, Api
+from tests.management.conftest import CONNECTION, OWNER, Api
+from tests.support.certificates import Authority
 
 
 @pytest.fixture
@@ -61,6 +64,7 @@ async def test_what_is_no_such_setting_or_value_asks_nothing(
     assert (found, asked) == (status, []) and said["reason"]
 
 
+@pytest.mark.row("M1.9", "N13")
 async def test_alarms_are_in_health_nodes_and_metrics(api: Api) -> None:
     api.context.memory.alarm = LOW_ON_MEMORY
     api.context.presence.connections_max = 1
@@ -73,6 +77,45 @@ async def test_alarms_are_in_health_nodes_and_metrics(api: Api) -> None:
     api.context.memory.alarm = ""
     said = await api.get("/api/health/checks/alarms")
     assert said["warnings"] == [{"warning": "1 connections of 1 allowed"}]
+
+
+@pytest.mark.row("I8", "I9", "G3.1")
+async def test_limits_of_the_broker_vhosts_and_users_are_in_health_and_metrics(api: Api) -> None:
+    presence = api.context.presence
+    assert (await api.get("/api/health/checks/below-node-connection-limit"))["limit"] == "infinity"
+    presence.connections_max, presence.channels_max = 1, 100
+    presence.has_channels(OWNER, 95)
+    for path in ("vhost-limits/%2F/max-connections", "vhost-limits/%2F/max-queues", "user-limits/guest/max-channels"):
+        assert (await api.call("PUT", f"/api/{path}", {"value": 100 if "channels" in path else 1}))[0] == 204
+    assert (await api.call("PUT", "/api/user-limits/guest/max-connections", {"value": -1}))[0] == 204  # none
+    warned = [row["warning"] for row in (await api.get("/api/health/checks/alarms"))["warnings"]]
+    assert warned == [
+        "1 connections of 1 allowed",
+        "95 channels of 100 allowed",
+        "1 connections of 1 allowed in vhost '/'",
+        "95 channels of 100 allowed of user 'guest'",
+    ]
+    lines = (await api.get("/metrics")).splitlines()
+    assert 'shardmq_limit_used{kind="channels",name="guest",of="user"} 95.0' in lines
+    assert 'shardmq_limit{kind="queues",name="/",of="vhost"} 1.0' in lines
+    assert 'shardmq_limit_used{kind="queues",name="/",of="vhost"} 0.0' in lines
+    status, said = await api.call("GET", "/api/health/checks/below-node-connection-limit")
+    assert (status, said["connections"], said["limit"]) == (503, 1, 1)
+
+
+@pytest.mark.row("G3.1")
+async def test_a_certificate_that_ends_soon_is_told_before_it_does(api: Api, tmp_path: Path) -> None:
+    path = str(Authority(tmp_path).make("host.pem", "CN=host"))  # good for two days
+    config = msgspec.structs.replace(api.context.config, tls=Tls(cert=path))
+    object.__setattr__(api.context, "config", config)
+    check = "/api/health/checks/certificate-expiration"
+    assert await api.get(f"{check}/1/days") == {"status": "ok"}
+    status, said = await api.call("GET", f"{check}/1/week")
+    assert (status, [one["certificate"] for one in said["expired"]]) == (503, [path])
+    Path(path).write_text("no certificate")
+    assert (await api.call("GET", f"{check}/1/days"))[0] == 503
+    for wrong in ("x/days", "1/eons", "9999999/days"):
+        assert (await api.call("GET", f"{check}/{wrong}"))[0] == 400
 
 
 async def test_a_process_short_of_files_is_an_alarm(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from broker.routing.hashing import hash64, jump, rendezvous
 from broker.routing.placement import place
 
 
+@pytest.mark.row("K9")
 @given(st.text(max_size=20), st.text(max_size=20), st.integers(1, 64))
 def test_a_new_shard_takes_queues_and_moves_none_between_old_ones(vhost, queue, shards) -> None:
     before, after = place(vhost, queue, shards), place(vhost, queue, shards + 1)

@@ -6,6 +6,8 @@ import contextlib
 import threading
 from array import array
 
+import pytest
+
 from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.store import SegmentStore
 from tests.reference.record import Record, encode_message
@@ -79,6 +81,7 @@ def test_the_call_of_another_thread_counts_and_a_failed_one_ends() -> None:
     assert bench.after(0) == ["over"]
 
 
+@pytest.mark.row("K14")
 def test_a_merge_that_hangs_is_a_stall() -> None:
     bench, disk = Bench(), FaultyFiles()
     store = SegmentStore("d", files=WatchedFiles(disk, bench.calls), segment_bytes=4096)

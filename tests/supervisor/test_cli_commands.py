@@ -55,6 +55,8 @@ ANSWERS: dict[str, Any] = {
     "/api/health/checks/is-in-service": {"status": "ok"},
     "/api/health/checks/virtual-hosts": {"status": "ok"},
     "/api/health/checks/port-listener/5672": {"status": "ok"},
+    "/api/health/checks/certificate-expiration/3/days": {"status": "ok"},
+    "/api/health/checks/below-node-connection-limit": {"status": "ok"},
 }  # fmt: skip
 
 
@@ -214,7 +216,9 @@ def test_what_there_is_is_listed_with_tabs_between_columns(ctl: Any, command: li
 
 @pytest.mark.row("H15")
 def test_probes_tell_by_their_exit_status_what_is_wrong(ctl: Any) -> None:
-    for passed in (["check_running"], ["check_virtual_hosts"], ["check_port_listener", "5672"]):
+    expiration = ["check_certificate_expiration", "--within", "3", "--unit", "days"]
+    below = ["check_if_node_is_below_connection_limit"]
+    for passed in (["check_running"], ["check_virtual_hosts"], ["check_port_listener", "5672"], expiration, below):
         assert ctl("diagnostics", *passed, "-q") == ""
     said = ctl("diagnostics", "check_alarms", status=1)
     assert said == "shardctl: There are alarms in effect; shard 1: low on disk\n"

@@ -14,6 +14,7 @@ from supervisor.config import ConfigError, Settings, read_settings
 DOCUMENTED = Path(__file__).parents[2] / "deploy" / "broker.toml"
 
 
+@pytest.mark.row("N11")
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -43,6 +44,7 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
         read_settings(tmp_path / "none.toml")
 
 
+@pytest.mark.row("N6")
 def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
     path.write_text("[listen]\namqp_port = 1234\nhttp_port = 99\n")

@@ -53,6 +53,7 @@ def test_priorities_are_syslogs(level: int, priority: str) -> None:
     assert fields_of(logs.entry(record("m", level), "p", "m"))["PRIORITY"] == priority
 
 
+@pytest.mark.row("N16")
 def test_entries_reach_the_journals_socket(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(str(tmp_path / "socket"))
@@ -77,6 +78,7 @@ def run(form: str) -> list[str]:
     return ended.stderr.splitlines()
 
 
+@pytest.mark.row("N16")
 def test_as_json_each_event_is_a_line_and_the_level_changes_at_once() -> None:
     first, second = map(json.loads, run("json"))
     assert {key: first[key] for key in ("level", "process", "logger", "message")} == {

@@ -96,6 +96,7 @@ class Broker:
             await asyncio.sleep(POLL_S)
 
 
+@pytest.mark.row("N4")
 async def test_shards_wait_for_the_controller_and_front_doors_for_a_shard_and_draining_is_the_reverse(
     tmp_path: Path,
 ) -> None:
@@ -229,6 +230,7 @@ async def test_nothing_is_left_in_the_runtime_directory_and_the_pointer_goes(tmp
     assert not (tmp_path / "data" / "broker.json").exists()
 
 
+@pytest.mark.row("N2")
 async def test_systemd_hears_ready_after_all_are_ready_and_stopping_after_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +252,30 @@ async def test_systemd_hears_ready_after_all_are_ready_and_stopping_after_that(
     assert heard[0].startswith("EXTEND_TIMEOUT_USEC=")
 
 
+@pytest.mark.row("N2")
+@pytest.mark.parametrize("for_us", [True, False])
+async def test_systemds_watchdog_hears_that_we_live_if_it_watches_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_us: bool
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "100000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid() if for_us else os.getppid()))
+        broker = Broker(tmp_path)
+        await broker.ready.wait()
+        alive, end = 0, time.monotonic() + (30 if for_us else 1)
+        while alive < 3 and time.monotonic() < end:
+            try:
+                alive += systemd.recv(4096).decode().splitlines().count("WATCHDOG=1")
+            except BlockingIOError:
+                await asyncio.sleep(POLL_S)
+        await broker.stop()
+    assert alive == (3 if for_us else 0)
+
+
+@pytest.mark.row("N2", "N5")
 async def test_systemd_hears_when_a_reload_begins_and_when_it_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +319,7 @@ async def test_a_reload_tells_all_children_what_can_change_while_they_run_and_th
     assert await broker.stop() == 0
 
 
+@pytest.mark.row("N11")
 async def test_settings_that_are_wrong_at_a_reload_change_nothing_and_are_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -338,6 +365,7 @@ async def test_front_doors_let_clients_in_while_a_shard_recovers_and_systemd_hea
         assert await broker.stop() == 0
 
 
+@pytest.mark.row("N18")
 async def test_a_second_broker_on_the_same_data_is_refused_naming_the_first(tmp_path: Path) -> None:
     first = Supervisor(settings_for(tmp_path), 1)
     first.open()

@@ -88,6 +88,20 @@ def test_a_door_waits_for_the_shard_before_it_uses_the_ring() -> None:
     assert envelope.read(door.sent_far[1]).kind == wire.LANE
 
 
+def test_what_waits_in_a_ring_and_how_often_it_was_full_is_told() -> None:
+    door, shard = ends()
+    assert door.lane.hear()
+    door.lane.send(b"")  # empty, behind the word that the ring goes on
+    shard.hear_far(door)
+    assert (door.lane.waiting_bytes(), shard.lane.waiting_bytes(), door.lane.turned) == (8, 0, 0)
+    door.lane.send(bytes(100))
+    assert door.lane.waiting_bytes() == 8 + 8 + 104
+    door.lane.send(bytes(SMALL))
+    assert door.lane.turned == 1
+    shard.take(lane.ALL)
+    assert door.lane.waiting_bytes() == 0
+
+
 def test_the_end_of_one_process_shows_and_what_it_said_is_still_there() -> None:
     door, shard = ends()
     assert door.lane.hear()

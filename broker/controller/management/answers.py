@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from broker.controller.management.call import to_json
+from broker.controller.management.turns import others_first
 
 SLICE_ROWS = 1_000  # made and written between two turns of the event loop
 JSON = "application/json"
@@ -74,7 +74,7 @@ async def _write_list(response: web.StreamResponse, rows: Iterable[Any]) -> None
     while part := list(itertools.islice(rest, SLICE_ROWS)):
         await response.write(lead + _inner(part))
         lead = b","
-        await asyncio.sleep(0)
+        await others_first()
     await response.write(b"[]" if lead == b"[" else b"]")
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 from broker.checks import is_hidden_queue
 from broker.control import ConnectionInfo
-from broker.controller.management.call import Call, Route
+from broker.controller.management.call import Call, Route, bad_request, not_found
 from broker.controller.management.channels import channel_name
 from broker.controller.management.gathered import Stats, lag, reader_key
 from broker.controller.management.listing import Listing
+
+log = logging.getLogger(__name__)
 
 
 def _end_of(owner: str) -> tuple[int, int]:
@@ -61,7 +64,23 @@ async def get_all(call: Call) -> Listing:
     return Listing(rows(call, await call.context.stats.now(totals_only=True)))
 
 
+async def delete(call: Call) -> None:
+    """One consumer; its client is told by basic.cancel, where it takes that."""
+    vhost, tag, number = call.vhost(), call.part("tag"), call.part("channel")
+    info = call.context.presence.by_name(call.part("connection"))
+    if info is None or (info.user != call.user.name and not call.has("administrator")):
+        raise not_found()
+    if not number.isdigit():
+        raise bad_request(f"channel: not a number: {number}")
+    found = rows(call, await call.context.stats.anew())
+    if not any(row["channel_details"] == _channel(info, int(number)) and row["consumer_tag"] == tag for row in found):
+        raise not_found()
+    log.info("consumer '%s' of %s in vhost '%s' is cancelled by '%s'", tag, info.name, vhost.name, call.user.name)
+    call.context.links.cancel_consumer(info.owner, int(number), tag)
+
+
 ROUTES = [
+    Route("DELETE", "/api/consumers/{vhost}/{connection}/{channel}/{tag}", delete),
     Route("GET", "/api/consumers", get_all),
     Route("GET", "/api/consumers/{vhost}", get_all),
 ]

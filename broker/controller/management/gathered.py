@@ -34,6 +34,8 @@ STATS_FRESH_S = 1.0
 FRESH_SHARE = 10  # looking at everything takes at most one second of so many
 FRESH_S_MAX = 30.0
 STATS_S_MAX = 2.0
+LONG_LOOK_S = 0.05
+ORDER_S_MAX = 60.0  # a listing may be in the order of then, with the numbers of now
 LOOKED_AT_MAX = 10_000  # queues whose last numbers are remembered, to make rates of
 RATE_S_MAX = 60.0  # older ones make no rate of now
 
@@ -71,6 +73,7 @@ class Stats:
     streams: dict[int, StreamStats] = field(default_factory=dict)  # by queue
     readers: dict[tuple[int, int, int, int, str], ReaderStats] = field(default_factory=dict)  # by `reader_key`
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
+    sizes: dict[int, dict[str, float]] = field(default_factory=dict)  # by shard, what it tells as histograms
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
     channels: list[dict[str, Any]] = field(default_factory=list)
     active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
@@ -130,11 +133,28 @@ class Gatherer:
             return self._last
         asking = self._asking
         if asking is None or (self._asking_totals and not totals_only):
-            asking = self._asking = asyncio.create_task(self._ask(totals_only))
-            self._asking_totals = totals_only
-            asking.add_done_callback(self._asked)
+            asking = self._begin(totals_only)
         # One who gives up must not take the answer from the others.
         return await asyncio.shield(asking)
+
+    async def anew(self) -> Stats:
+        """Of everything as it is now, for who must not miss what has just come."""
+        return await self._begin(totals_only=True)
+
+    async def lately(self) -> Stats:
+        """Of everything, to put things in order: where a look takes long, one of a while ago, and the next begins
+        while nobody waits for it."""
+        if self._took < LONG_LOOK_S or self._clock() - self._last.at >= ORDER_S_MAX:
+            return await self.now(totals_only=True)
+        if self._asking is None and self._clock() - self._last.at >= self.fresh_s:
+            self._begin(totals_only=True)
+        return self._last
+
+    def _begin(self, totals_only: bool) -> asyncio.Task[Stats]:
+        asking = self._asking = asyncio.create_task(self._ask(totals_only))
+        self._asking_totals = totals_only
+        asking.add_done_callback(self._asked)
+        return asking
 
     def _asked(self, task: asyncio.Task[Stats]) -> None:
         if self._asking is task:
@@ -239,7 +259,8 @@ async def _in_time(answer: Awaitable[T], otherwise: T) -> T:
 def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
     stats.consumers.extend(reply.consumers)
     stats.active.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.active)
-    stats.shards[shard] = reply.process
+    if reply.process or shard not in stats.shards:
+        _add_process(stats, shard, reply.process)
     for queue in reply.queues:
         stats.queues[queue.id] = queue
     if isinstance(reply, StreamsReply):
@@ -249,11 +270,17 @@ def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
         stats.totals[name] += sum([getattr(queue, name) for queue in reply.queues])
 
 
+def _add_process(stats: Stats, shard: int, process: Mapping[str, float]) -> None:
+    stats.shards[shard] = {name: value for name, value in process.items() if "." not in name}
+    stats.sizes[shard] = {name: value for name, value in process.items() if "." in name}
+
+
 def _add_shard(stats: Stats, seen: Stats) -> None:
     stats.queues.update(seen.queues)
     stats.consumers.extend(seen.consumers)
     stats.active.update(seen.active)
     stats.shards.update(seen.shards)
+    stats.sizes.update(seen.sizes)
     stats.streams.update(seen.streams)
     stats.readers.update(seen.readers)
     for name, value in seen.totals.items():

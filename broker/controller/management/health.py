@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, Final
 
+from broker.certificates import expires_at
+from broker.config import Tls
 from broker.controller.front_door import Refused, Rejected, Unavailable
+from broker.controller.management import headroom
 from broker.controller.management.call import NODE, ApiError, Call, Context, Route, bad_request, check, not_found
 from broker.controller.management.messages import session
 from broker.controller.management.overview import listeners
-from broker.controller.management.processes import FEW_FILES, near_limits, short_of_files, warnings
+from broker.controller.management.processes import FEW_FILES, short_of_files, warnings
 from shardd.wire.messages import DISK_STALLED
 
 ALIVENESS_QUEUE = "aliveness-test"
 OK = {"status": "ok"}
+DAY_S: Final = 86_400
+# RabbitMQ's: months of 30 days, years of 365; each also said of one.
+UNIT_S: Final = {
+    name: days * DAY_S
+    for unit, days in (("day", 1), ("week", 7), ("month", 30), ("year", 365))
+    for name in (f"{unit}s", unit)
+}
+WITHIN_DIGITS_MAX: Final = 6
 PROTOCOL_NAMES = {"amqp091": "amqp", "amqp0-9-1": "amqp", "prometheus": "http/prometheus"}
 
 
@@ -50,7 +62,7 @@ async def alarms(call: Call) -> Any:
     if found:
         raise Unhealthy("There are alarms in effect", alarms=found)
     stats = await call.context.stats.of_shards()
-    warned: list[dict[str, Any]] = [{"warning": text} for text in near_limits(call.context)]
+    warned: list[dict[str, Any]] = [{"warning": text} for text in headroom.near(call.context)]
     warned += [{"shard": shard, "warning": text} for shard, row in stats.shards.items() for text in warnings(row)]
     return {**OK, "warnings": warned} if warned else OK
 
@@ -87,6 +99,38 @@ async def protocol_listener(call: Call) -> Any:
     raise Unhealthy("No active listener", missing=given, protocols=protocols)
 
 
+async def below_connection_limit(call: Call) -> Any:
+    here, most = len(call.context.presence.connections()), call.context.presence.connections_max
+    if most and here >= most:
+        raise Unhealthy("Connection limit reached", connections=here, limit=most)
+    return {**OK, "connections": here, "limit": most or "infinity"}
+
+
+async def certificate_expiration(call: Call) -> Any:
+    """No certificate of ours, as its file is now, ends within that time."""
+    within, unit = call.part("within"), call.part("unit")
+    if not within.isdigit() or len(within) > WITHIN_DIGITS_MAX:
+        raise bad_request(f"within: not a number: {within}")
+    if unit not in UNIT_S:
+        raise bad_request(f"unit: one of {', '.join(UNIT_S)}")
+    latest = time.time() + int(within) * UNIT_S[unit]
+    ending = [one for one in _certificates(call.context.config.tls) if one["expires_at"] < latest]
+    if ending:
+        raise Unhealthy("Certificates expiring", expired=ending)
+    return OK
+
+
+def _certificates(tls: Tls | None) -> list[dict[str, Any]]:
+    found = []
+    for path in [] if tls is None else dict.fromkeys([tls.cert, *(one.cert for one in tls.sni)]):
+        try:
+            ends = expires_at(path)
+        except (OSError, ValueError) as error:
+            raise Unhealthy(f"{path}: {error}") from None
+        found.append({"certificate": path, "expires_at": ends})
+    return found
+
+
 async def aliveness(call: Call) -> Any:
     """A message goes in and comes out: through definitions, a front door and a shard. The queue stays for the next
     time."""
@@ -119,6 +163,8 @@ ROUTES = [
     Route("GET", f"{CHECKS}/ready-to-serve-clients", in_service),
     Route("GET", f"{CHECKS}/port-listener/{{port}}", port_listener),
     Route("GET", f"{CHECKS}/protocol-listener/{{protocol}}", protocol_listener),
+    Route("GET", f"{CHECKS}/below-node-connection-limit", below_connection_limit),
+    Route("GET", f"{CHECKS}/certificate-expiration/{{within}}/{{unit}}", certificate_expiration),
     Route("GET", "/api/healthchecks/node", node),
     Route("GET", "/api/healthchecks/node/", node),
     Route("GET", "/api/healthchecks/node/{node}", node),

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import itertools
 import re
@@ -15,8 +14,10 @@ from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar
 
 from broker.controller.management.call import ApiError, bad_request
+from broker.controller.management.turns import others_first
 
-SLICE_ROWS = 1_000  # rows between two turns of the event loop
+SLICE_ROWS = 1_000  # looked at between two turns of the event loop
+MADE_ROWS = 100  # and made, which takes ten times as long
 FEW_SHARE = 8  # one page of so many, or the ones before it, is found without sorting all
 PAGE_ROWS = 100
 PAGE_ROWS_MAX = 500
@@ -25,6 +26,7 @@ REGEX_CHARS_MAX = 1_000
 Row = dict[str, Any]
 T = TypeVar("T")
 Query = Mapping[str, str]
+Keys = Callable[[list[T]], list[Any]]  # what to sort each of some things by
 
 
 @dataclass(slots=True)
@@ -41,6 +43,7 @@ class Lazy(Generic[T]):
     `plain`: the row without them, of which `columns` are the keys and `attributes` those that are the thing's own and
     can be compared. `order`: the one of pages that were asked for without one; None: as they are.
     `look`: asks for the numbers of some things, or (None) of all, and gives what makes full rows of them.
+    `keys`: what sorts by a column, without rows; None: it is not known there, rows must be made.
     """
 
     things: Iterable[T]
@@ -49,17 +52,18 @@ class Lazy(Generic[T]):
     attributes: frozenset[str]
     look: Callable[[list[T] | None], Awaitable[Callable[[T], Row]]]
     order: Callable[[T], Any] | None = None
+    keys: Callable[[str], Awaitable[Keys[T] | None]] | None = None
 
 
 async def shown(listing: Listing | Lazy[Any], query: Query) -> Row | AsyncIterator[list[Row]]:
     """The page that was asked for, or all rows in slices."""
-    name: Callable[[Any], str] = _name_of_thing
+    name: Callable[[Any], str] = attrgetter("name")
     if isinstance(listing, Listing):
         things, name, lazy = listing.rows, _name_of_row, _LISTED
     else:
         things, lazy = listing.things, listing
     by_name = _name_filter(query)
-    wanted = _any if by_name is None else (lambda thing: by_name(name(thing)))
+    wanted: Callable[[Any], Any] = _any if by_name is None else lambda thing: by_name(name(thing))
     if "page" in query:
         return await _page(lazy, things, wanted, query)
     return _all(lazy, things, wanted, await _row(lazy, query), query)
@@ -73,18 +77,18 @@ async def _row(lazy: Lazy[T], query: Query) -> Callable[[T], Row]:
 
 
 async def _all(
-    lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], bool], row: Callable[[T], Row], query: Query
+    lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], row: Callable[[T], Row], query: Query
 ) -> AsyncIterator[list[Row]]:
     columns = columns_of(query)
     if query.get("sort"):
         _, kept = await _kept(things, wanted)
         things, wanted = await _in_order(lazy, kept, query), _any
-    for _, part in _slices(filter(wanted, things)):
+    for _, part in _slices(filter(wanted, things), slice_rows=MADE_ROWS):
         yield [_cut(row(thing), columns) for thing in part]
-        await asyncio.sleep(0)
+        await others_first()
 
 
-async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], bool], query: Query) -> Row:
+async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], query: Query) -> Row:
     page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_ROWS)
     if not 1 <= size <= PAGE_ROWS_MAX:
         raise bad_request(f"page_size: 1 to {PAGE_ROWS_MAX}")
@@ -96,7 +100,7 @@ async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], bool],
     on_page: list[T] = []
     for seen, part in _slices(await _in_order(lazy, kept, query, page * size), page * size):
         on_page += part[max(0, (page - 1) * size - (seen - len(part))) :]
-        await asyncio.sleep(0)
+        await others_first()
     row = lazy.plain if query.get("disable_stats") == "true" else await lazy.look(on_page)
     columns = columns_of(query)
     items = [_cut(row(thing), columns) for thing in on_page]
@@ -111,60 +115,69 @@ async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], bool],
     }
 
 
-def _slices(things: Iterable[T], count: int | None = None) -> Iterable[tuple[int, list[T]]]:
+def _slices(
+    things: Iterable[T], count: int | None = None, slice_rows: int | None = None
+) -> Iterable[tuple[int, list[T]]]:
     """Some at a time: how many there were with them, and they; `count`: no more than so many."""
     rest, seen = itertools.islice(things, count), 0
-    while part := list(itertools.islice(rest, SLICE_ROWS)):
+    while part := list(itertools.islice(rest, slice_rows or SLICE_ROWS)):
         seen += len(part)
         yield seen, part
 
 
-async def _kept(things: Iterable[T], wanted: Callable[[T], bool]) -> tuple[int, list[list[T]]]:
+async def _kept(things: Iterable[T], wanted: Callable[[T], Any]) -> tuple[int, list[list[T]]]:
     """How many there are, and those that are wanted, in slices."""
     total, kept = 0, []
     for seen, part in _slices(things):
         total = seen
         kept.append(part if wanted is _any else [thing for thing in part if wanted(thing)])
-        await asyncio.sleep(0)
+        await others_first()
     return total, kept
 
 
 async def _in_order(lazy: Lazy[T], kept: list[list[T]], query: Query, count: int | None = None) -> Iterable[T]:
     """Sorted, the first `count` at least. Without a column: queues by their names, rows as they are."""
     reverse = query.get("sort_reverse") == "true"
-    key = await _key(lazy, query.get("sort", ""))
-    if key is None:
+    keys = await _keys(lazy, query.get("sort", ""))
+    if keys is None:
         parts = [part[::-1] for part in reversed(kept)] if reverse else kept
         return itertools.chain.from_iterable(parts)
     if count is not None and count * FEW_SHARE < sum(map(len, kept)):
-        return await _first(kept, key, count, reverse)
+        return await _first(kept, keys, count, reverse)
     runs = []
     for part in kept:
-        runs.append(sorted([(key(thing), thing) for thing in part], key=_FIRST, reverse=reverse))
-        await asyncio.sleep(0)
+        runs.append(sorted(zip(keys(part), part, strict=True), key=_FIRST, reverse=reverse))
+        await others_first()
     return (thing for _, thing in heapq.merge(*runs, key=_FIRST, reverse=reverse))
 
 
-async def _first(kept: list[list[T]], key: Callable[[T], Any], count: int, reverse: bool) -> list[T]:
+async def _first(kept: list[list[T]], keys: Keys[T], count: int, reverse: bool) -> list[T]:
     """Where few are wanted of many: most are dropped at the first look."""
     best: list[tuple[Any, T]] = []
     for part in kept:
-        seen = [(key(thing), thing) for thing in part]
+        seen: Iterable[tuple[Any, T]] = zip(keys(part), part, strict=True)
         if len(best) == count:
             bound = best[-1][0]
-            seen = [one for one in seen if (one[0] > bound if reverse else one[0] < bound)]
-        best = sorted(best + seen, key=_FIRST, reverse=reverse)[:count] if seen else best
-        await asyncio.sleep(0)
+            seen = [one for one in seen if one[0] > bound] if reverse else [one for one in seen if one[0] < bound]
+        if seen:
+            best = sorted([*best, *seen], key=_FIRST, reverse=reverse)[:count]
+        await others_first()
     return [thing for _, thing in best]
 
 
-async def _key(lazy: Lazy[T], sort: str) -> Callable[[T], Any] | None:
+async def _keys(lazy: Lazy[T], sort: str) -> Keys[T] | None:
     if not sort:
-        return lazy.order
+        return None if lazy.order is None else _each(lazy.order)
     if sort in lazy.attributes:
-        return attrgetter(sort)
+        return _each(attrgetter(sort))
+    if lazy.keys is not None and (keys := await lazy.keys(sort)) is not None:
+        return keys
     row = lazy.plain if sort.partition(".")[0] in lazy.columns else await lazy.look(None)
-    return lambda thing: _sort_key(_at(row(thing), sort))
+    return lambda part: [_sort_key(_at(row(thing), sort)) for thing in part]
+
+
+def _each(key: Callable[[T], Any]) -> Keys[T]:
+    return lambda part: [*map(key, part)]
 
 
 _FIRST = itemgetter(0)
@@ -172,10 +185,6 @@ _FIRST = itemgetter(0)
 
 def _any(thing: Any) -> bool:
     return True
-
-
-def _name_of_thing(thing: Any) -> str:
-    return str(thing.name)
 
 
 def _name_of_row(row: Row) -> str:
@@ -203,7 +212,7 @@ def cut(row: Row, query: Mapping[str, str]) -> Row:
     return _cut(row, columns_of(query))
 
 
-def _name_filter(query: Mapping[str, str]) -> Callable[[str], bool] | None:
+def _name_filter(query: Mapping[str, str]) -> Callable[[str], Any] | None:
     name = query.get("name", "")
     if not name:
         return None
@@ -214,7 +223,7 @@ def _name_filter(query: Mapping[str, str]) -> Callable[[str], bool] | None:
         pattern = re.compile(name[:REGEX_CHARS_MAX], re.IGNORECASE)
     except (re.error, RecursionError, OverflowError) as error:
         raise bad_request(f"use_regex: {error}") from None
-    return lambda name: pattern.search(name) is not None
+    return pattern.search
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:

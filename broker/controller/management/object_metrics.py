@@ -6,7 +6,6 @@ There may be 100,000 of them: they are asked for by name (`/metrics/detailed?fam
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Set as AbstractSet
@@ -17,6 +16,7 @@ from broker.checks import is_hidden_queue
 from broker.controller.management.call import Context
 from broker.controller.management.channels import channel_name
 from broker.controller.management.gathered import Stats
+from broker.controller.management.turns import others_first
 
 SLICE_ROWS = 1_000
 DETAILED = "rabbitmq_detailed_"
@@ -50,14 +50,14 @@ async def lines(
         things = []
         for part in _slices(family.things(context, stats, seen)):
             things += [(_labels(family.labels, values), thing) for values, thing in part]
-            await asyncio.sleep(0)
+            await others_first()
         for metric in family.metrics:
             full = prefix + metric.name
             kind = "counter" if full.endswith("_total") else "gauge"
             yield f"# HELP {full} {metric.what}\n# TYPE {full} {kind}\n".encode()
             for each in _slices(things):
                 yield "".join([f"{full}{labels} {float(metric.value(thing))}\n" for labels, thing in each]).encode()
-                await asyncio.sleep(0)
+                await others_first()
 
 
 def _slices(things: Iterable[Any]) -> Iterable[list[Any]]:

@@ -20,7 +20,6 @@ SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_en
 KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
 FEW_FILES = "file_descriptor_limit"
 FILES_PART_MAX = 0.9
-NEAR_PART = 0.9
 FILES_UNLIMITED = 1 << 62
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -58,12 +57,6 @@ def short_of_files(context: Context) -> list[str]:
         for row in rows(context)
         if (row.get("fd_used") or 0) > FILES_PART_MAX * (row.get("fd_total") or FILES_UNLIMITED)
     ]
-
-
-def near_limits(context: Context) -> list[str]:
-    """Before clients are refused."""
-    here, most = len(context.presence.connections()), context.presence.connections_max
-    return [f"{here} connections of {most} allowed"] if 0 < most * NEAR_PART <= here else []
 
 
 def queues_per_shard(context: Context) -> Counter[int]:

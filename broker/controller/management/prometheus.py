@@ -12,7 +12,7 @@ from importlib.metadata import version
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from broker.controller.management import object_metrics, processes
+from broker.controller.management import headroom, internals, object_metrics, processes
 from broker.controller.management.call import NODE, Context
 from broker.controller.management.gathered import Stats, lag
 from broker.controller.management.overview import RABBITMQ_VERSION, cluster_name, product_version
@@ -60,7 +60,7 @@ async def text(context: Context, endpoint: str = "aggregated") -> bytes:
     """What does not grow with the number of queues. `endpoint`: "per-object" leaves out what is told of each queue."""
     stats = await context.stats.now(totals_only=endpoint == "aggregated")
     metrics = [*_totals(context, stats), *_identity(context, endpoint), *_alarms(context, stats)]
-    metrics += [*_processes(context, stats), *_streams(stats)]
+    metrics += [*_processes(context, stats), *_streams(stats), *internals.metrics(stats), *headroom.metrics(context)]
     if endpoint == "per-object":
         metrics = [metric for metric in metrics if metric.name not in TOLD_OF_EACH]
     return generate_latest(_Once(metrics))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -10,11 +11,12 @@ import msgspec
 
 from broker.changes import QueuePut
 from broker.checks import is_hidden_queue
-from broker.controller.management import consumers
+from broker.controller.management import consumers, queue_order
 from broker.controller.management.call import NODE, Call, Context, Route, check, not_found, put_status
+from broker.controller.management.channels import channel_name
 from broker.controller.management.gathered import Stats, message_stats
-from broker.controller.management.listing import Lazy
-from broker.policies import NOTHING
+from broker.controller.management.listing import Lazy, Listing
+from broker.policies import HIDDEN_PREFIXES, NOTHING
 
 SINGLE_ACTIVE = "x-single-active-consumer"
 
@@ -108,15 +110,15 @@ def _queue(call: Call) -> QueuePut:
 
 async def get_all(call: Call) -> Lazy[QueuePut]:
     vhosts, context = call.vhosts(), call.context
-    there = [queue for vhost in vhosts for queue in vhost.queues.values()]
+    there = [q for vhost in vhosts for q in vhost.queues.values() if not q.name.startswith(HIDDEN_PREFIXES)]
     order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
 
     async def look(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
         stats = await (context.stats.now(totals_only=True) if queues is None else context.stats.of(queues))
         return lambda queue: row(queue, stats, context)
 
-    shown = (queue for queue in there if not is_hidden_queue(queue.name))
-    return Lazy(shown, lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order)
+    keys = partial(queue_order.keys, context)
+    return Lazy(there, lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order, keys)
 
 
 async def get(call: Call) -> dict[str, Any]:
@@ -127,6 +129,19 @@ async def get(call: Call) -> dict[str, Any]:
         one for one in consumers.rows(call, stats) if one["queue"] == {"name": queue.name, "vhost": queue.vhost}
     ]
     return shown
+
+
+async def unacked(call: Call) -> Listing:
+    """What its consumers have been given and not acknowledged, the oldest first; `unacked_for`: milliseconds."""
+    queue = _queue(call)
+    owners = {info.owner: info for info in call.context.presence.connections()}
+    rows = []
+    for row in sorted(await call.context.links.unacked(queue.id), key=lambda row: -row["unacked_for"]):
+        info = owners.get(row.pop("owner"))
+        row["connection_name"] = info.name if info is not None else None
+        row["channel_name"] = channel_name(info, row["channel"]) if info is not None else None
+        rows.append(row)
+    return Listing(rows)
 
 
 async def put(call: Call) -> Any:
@@ -170,6 +185,7 @@ ROUTES = [
     Route("GET", "/api/queues/detailed", get_all),
     Route("GET", "/api/queues/{vhost}", get_all),
     Route("GET", "/api/queues/{vhost}/{queue}", get),
+    Route("GET", "/api/queues/{vhost}/{queue}/unacked", unacked),
     Route("PUT", "/api/queues/{vhost}/{queue}", put),
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge),

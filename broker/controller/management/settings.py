@@ -54,5 +54,6 @@ async def put(call: Call) -> None:
 
 ROUTES = [
     Route("GET", "/api/settings", get, "administrator"),
+    Route("GET", "/api/config/effective", get, "administrator"),
     Route("PUT", "/api/settings/{name}", put, "administrator"),
 ]

@@ -8,7 +8,7 @@ import msgspec
 
 from broker.catalog import Vhost
 from broker.changes import VhostPut
-from broker.controller.management.call import Call, Route, check, put_status
+from broker.controller.management.call import NODE, Call, Route, check, not_found, put_status
 from broker.controller.management.gathered import Stats
 from broker.controller.management.listing import Listing
 from broker.controller.management.users import permission_row, tags_of
@@ -97,7 +97,15 @@ async def permissions(call: Call) -> Listing:
     return Listing(permission_row(put) for key, put in call.catalog.permissions.items() if key[0] == vhost)
 
 
+async def start(call: Call) -> None:
+    """Every vhost runs: there is nothing to do, and tools that ask go on."""
+    call.vhost()
+    if call.part("node") != NODE:
+        raise not_found()
+
+
 ROUTES = [
+    Route("POST", "/api/vhosts/{vhost}/start/{node}", start, "administrator"),
     Route("GET", "/api/vhosts", get_all),
     Route("GET", "/api/vhosts/{vhost}", get),
     Route("PUT", "/api/vhosts/{vhost}", put, "administrator"),

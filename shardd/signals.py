@@ -1,0 +1,33 @@
+"""Signals as what a loop of our own can wait for: SIGTERM and SIGINT ask to stop, SIGHUP to read the settings anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+WAKES_BYTES = 4096
+
+
+class Signals:
+    """From when it is made. `fd` becomes readable when one came, and must then be taken; `stop` holds at once."""
+
+    def __init__(self) -> None:
+        self.stop = False
+        self._reload = False
+        self.fd, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
+
+    def take(self) -> bool:
+        """What made `fd` readable; whether settings are to be read."""
+        os.read(self.fd, WAKES_BYTES)
+        reload, self._reload = self._reload, False
+        return reload
+
+    def _on_stop(self, number: int, frame: object) -> None:
+        self.stop = True
+
+    def _on_reload(self, number: int, frame: object) -> None:
+        self._reload = True
