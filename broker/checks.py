@@ -20,7 +20,7 @@ from broker.routing.types import TYPES
 
 NAME_BYTES_MAX = 255  # a shortstr
 NAME_PREFIX_BYTES_MAX = 64
-EXPIRY_MS_MAX = 0xFFFFFFFF
+EXPIRY_MS_MAX = 315_360_000_000  # ten years
 PRIORITY_MAX = 255
 DEDUPLICATION_CACHE_MAX = 1_000_000  # ids that one exchange remembers
 RESERVED_PREFIX = "amq."
@@ -272,6 +272,9 @@ def check_new_queue(vhost: str, name: str, arguments: dict[str, Any]) -> None:
 
 def check_queue_arguments(vhost: str, name: str, arguments: dict[str, Any]) -> None:
     kind = arguments.get("x-queue-type", "classic")
+    if not isinstance(exchange := arguments.get("x-dead-letter-exchange", ""), str):
+        text = f"invalid type '{type_name(exchange)}' for arg 'x-dead-letter-exchange' in {named('queue', name, vhost)}"
+        raise Refusal(PRECONDITION_FAILED, text)
     for key, value in arguments.items():
         if (kind == "stream" and key in QUEUE_ARGUMENTS and key not in ONLY_STREAMS | STREAMS_TOO) or (
             kind != "stream" and key in ONLY_STREAMS
@@ -337,7 +340,7 @@ def _with_type(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _non_negative(value: Any, _: dict[str, Any]) -> str:
     if type(value) is not int:
-        return _unacceptable(value)
+        return not_integer(value)
     return f"{{value_negative,{value}}}" if value < 0 else ""
 
 
@@ -347,7 +350,7 @@ def _positive(value: Any, arguments: dict[str, Any]) -> str:
 
 def _ttl(value: Any, arguments: dict[str, Any]) -> str:
     wrong = _non_negative(value, arguments)
-    return wrong or (f"{{value_too_big,{value}}}" if value > EXPIRY_MS_MAX else "")
+    return wrong or (f"{{value_too_large,{value}}}" if value > EXPIRY_MS_MAX else "")
 
 
 def _expires(value: Any, arguments: dict[str, Any]) -> str:
@@ -384,7 +387,7 @@ def _boolean(value: Any, _: dict[str, Any]) -> str:
 
 
 def _integer(value: Any, _: dict[str, Any]) -> str:
-    return "" if type(value) is int else _unacceptable(value)
+    return "" if type(value) is int else not_integer(value)
 
 
 def _any(value: Any, _: dict[str, Any]) -> str:
@@ -398,6 +401,10 @@ def _one_of(words: frozenset[str], wrong: str) -> Callable[[Any, dict[str, Any]]
         return "" if value in words else wrong.format(value)
 
     return check
+
+
+def not_integer(value: Any) -> str:
+    return f'"expected integer, got {type_name(value)}"'
 
 
 def _unacceptable(value: Any) -> str:
@@ -435,7 +442,7 @@ QUEUE_ARGUMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], str]]] = {
     "x-max-in-memory-bytes": _non_negative,
     "x-max-priority": _priority,
     "x-overflow": _one_of(frozenset(("drop-head", "reject-publish", "reject-publish-dlx")), "invalid_overflow"),
-    "x-queue-mode": _one_of(frozenset(("default", "lazy")), "invalid_queue_mode"),
+    "x-queue-mode": _one_of(frozenset(("default", "lazy")), "\"unsupported queue mode '{}'\""),
     "x-queue-version": _any,
     "x-single-active-consumer": _boolean,
     "x-delivery-limit": _integer,

@@ -24,7 +24,7 @@ from broker.consumers import Consumer, Part, Virtual
 from broker.counts import Counts
 from broker.grants import Grants
 from broker.shard_link import ShardLinks, ShardRefused
-from broker.virtual import VirtualConsuming, affinity_of
+from broker.virtual import VirtualConsuming, affinity_of, invalid
 from shardd.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ log = logging.getLogger("broker.consuming")
 CONSUME = (60, 20)
 GET = (60, 70)
 ACK = (60, 80)
+NACK = (60, 120)
 CANCEL = (60, 30)
 # Virtual queues of which it is remembered at which shard the last basic.get began.
 GET_TURNS_MAX = 1024
@@ -533,7 +534,8 @@ class Consuming:
                     for run in channel.unacked.take(first, last):
                         yield kind, [run]
         except UnknownTag as unknown:
-            raise ChannelException(406, f"unknown delivery tag {unknown.tag}", *ACK) from None
+            ids = ACK if kind == wire.ACK else NACK  # which of nack and reject it was nobody knows any more
+            raise ChannelException(406, f"unknown delivery tag {unknown.tag}", *ids) from None
 
     def settle_runs(self, kind: int, runs: list[Run]) -> None:
         """Of one channel; in a transaction when it is committed."""
@@ -630,9 +632,7 @@ def _check_get(vhost: str, queue: QueuePut) -> None:
 def _priority(arguments: Mapping[str, object], queue: str, vhost: str) -> int:
     value = arguments.get("x-priority", 0)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ChannelException(
-            406, f"invalid arg 'x-priority' for queue '{queue}' in vhost '{vhost}': unacceptable_type", *CONSUME
-        )
+        raise invalid("x-priority", queue, vhost, checks.not_integer(value))
     return value
 
 

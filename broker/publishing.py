@@ -326,12 +326,12 @@ class Publishing:
     def _check(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:
         """May this user publish to this exchange at all, and with these keys."""
         vhost = self._vhost(scope)
-        found = vhost.exchanges.get(exchange)
-        if found is None:
-            raise ChannelException(404, f"no exchange '{exchange}' in vhost '{scope.vhost}'", *PUBLISH)
         if not self.catalog.may(scope.user, scope.vhost, "write", exchange):
             thing = f"exchange '{exchange or 'amq.default'}' in vhost '{scope.vhost}'"
             raise ChannelException(403, f"write access to {thing} refused for user '{scope.user}'", *PUBLISH)
+        found = vhost.exchanges.get(exchange)
+        if found is None:
+            raise ChannelException(404, f"no exchange '{exchange}' in vhost '{scope.vhost}'", *PUBLISH)
         if found.internal:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{scope.vhost}'"
             raise ChannelException(403, text, *PUBLISH)
@@ -630,7 +630,7 @@ def _bad_expiration(value: str) -> str:
     if value.startswith("-") and value[1:].isdigit():
         return f"invalid expiration '{value}': {{value_negative,{value}}}"
     if value.isascii() and value.isdigit():
-        return f"invalid expiration '{value}': {{value_too_big,{value}}}"
+        return f"invalid expiration '{value}': {{value_too_large,{value}}}"
     digits = len(value) - len(value.lstrip("0123456789"))
     if digits:
         return f"invalid expiration '{value}': {{leftover_string,\"{value[digits:]}\"}}"

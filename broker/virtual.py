@@ -23,6 +23,7 @@ import msgspec
 from pamqp import commands
 
 from broker.amqp import ChannelException
+from broker.checks import not_integer
 from broker.consumers import Consumer, Part, Virtual
 from broker.control import (
     ConsumerHere,
@@ -293,7 +294,7 @@ def terms_of(whole: Virtual, arguments: Mapping[str, Any], exclusive: bool) -> C
     def checked(name: str, kind: type, default: Any) -> Any:
         value = arguments.get(name, default)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise invalid(name, queue, vhost, "unacceptable_type")
+            raise invalid(name, queue, vhost, not_integer(value) if kind is int else "unacceptable_type")
         return value
 
     assignment = checked("x-shard-assignment", str, "group")
@@ -334,7 +335,7 @@ def handover_of(arguments: Mapping[str, Any], queue: str, vhost: str) -> float:
     """Seconds."""
     value = arguments.get("x-handover-timeout", int(HANDOVER_S * 1000))
     if isinstance(value, bool) or not isinstance(value, int):
-        raise invalid("x-handover-timeout", queue, vhost, "unacceptable_type")
+        raise invalid("x-handover-timeout", queue, vhost, not_integer(value))
     if not 0 <= value <= HANDOVER_MS_MAX:
         raise invalid("x-handover-timeout", queue, vhost, f"not within 0 and {HANDOVER_MS_MAX} ms")
     return value / 1000

@@ -53,7 +53,7 @@ REFUSALS: list[tuple[str, str, Any, int, str]] = [
     ("A5.5", "negative", {"expiration": "-1"}, 406,
      "PRECONDITION_FAILED - invalid expiration '-1': {value_negative,-1}"),
     ("A5.5", "large", {"expiration": "4294967296"}, 406,
-     "PRECONDITION_FAILED - invalid expiration '4294967296': {value_too_big,4294967296}"),
+     "PRECONDITION_FAILED - invalid expiration '4294967296': {value_too_large,4294967296}"),
     ("A5.6", "user id", {"user_id": "nobody"}, 406,
      "PRECONDITION_FAILED - user_id property set to 'nobody' but authenticated user was 'guest'"),
     ("A5.7", "CC", {"headers": {"CC": "k"}}, 406,

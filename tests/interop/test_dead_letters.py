@@ -254,7 +254,7 @@ REFUSED: list[tuple[str, Arguments, str]] = [
     ("C1.6 long key", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k" * 256},
      "invalid arg 'x-dead-letter-routing-key' for queue '{n}' in vhost '/': \"a routing key has at most 255 bytes\""),
     ("C1.6 type", {"x-dead-letter-exchange": 1},
-     "invalid arg 'x-dead-letter-exchange' for queue '{n}' in vhost '/': {{unacceptable_type,signedint}}"),
+     "invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue '{n}' in vhost '/'"),
     ("C1.7", {"x-dead-letter-strategy": "maybe"},
      "invalid arg 'x-dead-letter-strategy' for queue '{n}' in vhost '/': invalid_dlx_strategy"),
     ("C1.5", {"x-overflow": "shrug"}, "invalid arg 'x-overflow' for queue '{n}' in vhost '/': invalid_overflow"),

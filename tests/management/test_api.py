@@ -106,7 +106,7 @@ BAD = [
     ("PUT", "permissions/x/nobody", {"configure": "", "write": "", "read": ""}),
     ("PUT", "permissions/%2F/nobody", {"configure": "(", "write": "", "read": ""}),
     ("PUT", "queues/%2F/new", {"durable": "perhaps"}), ("PUT", "queues/%2F/q", {"durable": False}),
-    ("PUT", "queues/%2F/new", {"arguments": {"x-message-ttl": -1}}), ("PUT", "exchanges/%2F/new", {}),
+    ("PUT", "queues/%2F/new", {"arguments": {"x-message-ttl": -1}}), ("PUT", "queues/%2F/new", {"arguments": [1]}),
     ("PUT", "exchanges/%2F/new", {"type": "strange"}), ("PUT", "exchanges/%2F/e", {"type": "direct"}),
     ("POST", "bindings/%2F/e/e/q/q", {"routing_key": 3}), ("POST", "bindings/%2F/e/amq.default/q/q", {}),
     ("DELETE", "queues/%2F/q?if-empty=true", None), ("DELETE", "exchanges/%2F/e?if-unused=true", None),

@@ -54,6 +54,7 @@ AMQP_STATUS: Final = {
 }
 
 T = TypeVar("T")
+Arguments = dict[str, Any] | list[Any]  # some languages write a table without values as []
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,15 @@ def not_found(reason: str = "Not Found") -> ApiError:
 
 def too_large(bytes_max: int) -> ApiError:
     return ApiError(413, "payload_too_large", f"the body has more than {bytes_max} bytes")
+
+
+def table_of(arguments: Arguments) -> dict[str, Any]:
+    """An object, or the array without values that means one, as RabbitMQ takes it."""
+    if isinstance(arguments, list):
+        if arguments:
+            raise bad_request("Expected `object`, got `array` - at `$.arguments`")
+        return {}
+    return arguments
 
 
 def not_authorised(reason: str) -> ApiError:
