@@ -526,7 +526,7 @@ def erlang_term(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'<<"{value}">>'
+        return f'<<"{value}">>' if value else "<<>>"
     if isinstance(value, bytes | bytearray):
         return f"<<{','.join(str(byte) for byte in value)}>>"
     if isinstance(value, list):

@@ -92,6 +92,11 @@ def not_authorised(reason: str) -> ApiError:
     return ApiError(401, "not_authorised", reason)
 
 
+def not_authenticated(reason: str) -> ApiError:
+    """Nobody knows who calls. RabbitMQ spells the two differently."""
+    return ApiError(401, "not_authorized", reason)
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What handlers see of the controller."""
@@ -235,11 +240,11 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
     except (binascii.Error, UnicodeDecodeError):
         scheme = name = password = ""
     if scheme.lower() != "basic":
-        raise not_authorised("Login failed")
+        raise not_authenticated("Login failed")
     address = request.remote or ""
     if wrong := await _verdict(context, name, password, address):
         log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
-        raise not_authorised("Login failed")
+        raise not_authenticated("Login failed")
     if name in context.config.loopback_users and not is_loopback(address):
         raise not_authorised(f"User '{name}' can only connect via localhost")
     return context.catalog.users[name]
