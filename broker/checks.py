@@ -358,7 +358,7 @@ def _with_type(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _non_negative(value: Any, _: dict[str, Any]) -> str:
     if type(value) is not int:
-        return _no_integer(value)
+        return not_integer(value)
     return f"{{value_negative,{value}}}" if value < 0 else ""
 
 
@@ -405,7 +405,7 @@ def _boolean(value: Any, _: dict[str, Any]) -> str:
 
 
 def _integer(value: Any, _: dict[str, Any]) -> str:
-    return "" if type(value) is int else _no_integer(value)
+    return "" if type(value) is int else not_integer(value)
 
 
 def _any(value: Any, _: dict[str, Any]) -> str:
@@ -421,7 +421,7 @@ def _one_of(words: frozenset[str], wrong: str) -> Callable[[Any, dict[str, Any]]
     return check
 
 
-def _no_integer(value: Any) -> str:
+def not_integer(value: Any) -> str:
     return f'"expected integer, got {type_name(value)}"'
 
 
@@ -549,7 +549,7 @@ def erlang_term(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'<<"{value}">>'
+        return f'<<"{value}">>' if value else "<<>>"
     if isinstance(value, bytes | bytearray):
         return f"<<{','.join(str(byte) for byte in value)}>>"
     if isinstance(value, list):

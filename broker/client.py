@@ -384,7 +384,7 @@ class Client:
             return None
         handler = HANDLERS.get(type(method))
         if handler is None:
-            raise ConnectionException(540, "unimplemented method", method.index >> 16, method.index & 0xFFFF)
+            raise ConnectionException(503, "unimplemented method", method.index >> 16, method.index & 0xFFFF)
         return handler(self, channel, method)
 
     def _settle(self, channel: Channel, ranges: list[tuple[int, int, int, bool]]) -> None:

@@ -40,6 +40,7 @@ log = logging.getLogger("broker.consuming")
 CONSUME = (60, 20)
 GET = (60, 70)
 ACK = (60, 80)
+NACK = (60, 120)
 CANCEL = (60, 30)
 # Virtual queues of which it is remembered at which shard the last basic.get began.
 GET_TURNS_MAX = 1024
@@ -566,7 +567,8 @@ class Consuming:
                     for run in channel.unacked.take(first, last):
                         yield kind, [run]
         except UnknownTag as unknown:
-            raise ChannelException(406, f"unknown delivery tag {unknown.tag}", *ACK) from None
+            ids = ACK if kind == wire.ACK else NACK  # which of nack and reject it was nobody knows any more
+            raise ChannelException(406, f"unknown delivery tag {unknown.tag}", *ids) from None
 
     def settle_runs(self, kind: int, runs: list[Run]) -> None:
         """Of one channel; in a transaction when it is committed."""

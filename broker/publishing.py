@@ -354,12 +354,12 @@ class Publishing:
     def _check(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:
         """May this user publish to this exchange at all, and with these keys."""
         vhost = self._vhost(scope)
-        found = vhost.exchanges.get(exchange)
-        if found is None:
-            raise ChannelException(404, f"no exchange '{exchange}' in vhost '{scope.vhost}'", *PUBLISH)
         if not self.catalog.may(scope.user, scope.vhost, "write", exchange):
             thing = f"exchange '{exchange or 'amq.default'}' in vhost '{scope.vhost}'"
             raise ChannelException(403, f"write access to {thing} refused for user '{scope.user}'", *PUBLISH)
+        found = vhost.exchanges.get(exchange)
+        if found is None:
+            raise ChannelException(404, f"no exchange '{exchange}' in vhost '{scope.vhost}'", *PUBLISH)
         if found.internal:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{scope.vhost}'"
             raise ChannelException(403, text, *PUBLISH)

@@ -188,7 +188,7 @@ def _declare_ok(name: str, messages: int, consumers: int) -> base.Frame:
 
 async def _queue_look(session: Session, channel: Channel, method: commands.Queue.Declare) -> base.Frame:
     """queue.declare(passive): is it there, how much is in it."""
-    name = _queue_name(channel, method.queue)
+    name = checks.clean_name(method.queue)  # here no name is no name, not the last queue's
     if checks.is_reply_queue(name):
         return _reply_to_look(session, name)
     if shards := _shards_of(session, name):

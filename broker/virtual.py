@@ -294,9 +294,7 @@ def terms_of(whole: Virtual, arguments: Mapping[str, Any], exclusive: bool) -> C
     def checked(name: str, kind: type, default: Any) -> Any:
         value = arguments.get(name, default)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            said = f"{{unacceptable_type,{checks.type_name(value)}}}"
-            if kind is int:
-                said = f'"expected integer, got {checks.type_name(value)}"'
+            said = checks.not_integer(value) if kind is int else f"{{unacceptable_type,{checks.type_name(value)}}}"
             raise invalid(name, queue, vhost, said)
         return value
 
@@ -338,7 +336,7 @@ def handover_of(arguments: Mapping[str, Any], queue: str, vhost: str) -> float:
     """Seconds."""
     value = arguments.get("x-handover-timeout", int(HANDOVER_S * 1000))
     if isinstance(value, bool) or not isinstance(value, int):
-        raise invalid("x-handover-timeout", queue, vhost, "unacceptable_type")
+        raise invalid("x-handover-timeout", queue, vhost, checks.not_integer(value))
     if not 0 <= value <= HANDOVER_MS_MAX:
         raise invalid("x-handover-timeout", queue, vhost, f"not within 0 and {HANDOVER_MS_MAX} ms")
     return value / 1000

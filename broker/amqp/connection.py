@@ -31,6 +31,7 @@ from broker.amqp.states import (
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _CONTENT_HEAD = struct.Struct(">HHQ")
+_IDS = struct.Struct(">HH")  # of a method
 _FRAME_END = bytes([spec.FRAME_END])
 _FRAME_KINDS = frozenset({spec.METHOD_FRAME, spec.HEADER_FRAME, spec.BODY_FRAME, spec.HEARTBEAT_FRAME})
 _HEARTBEAT: Final = _FRAME_HEAD.pack(spec.HEARTBEAT_FRAME, 0, 0) + _FRAME_END
@@ -320,13 +321,13 @@ class Connection:
     def _received_method(self, channel: int, payload: bytes) -> Event | None:
         state = self._channel_state(channel)
         name = _CHANNEL_NAMES.get(payload[:4], "method")
-        following = next_of_channel(state, name)
+        ids = _ids(payload)
+        following = next_of_channel(state, name, ids)
         if following is None:
             return None
         method = decode_method(payload)
-        ids = (method.index >> 16, method.index & 0xFFFF)
         if ids[0] == spec.CONNECTION:
-            raise ConnectionException(spec.COMMAND_INVALID, f"method {method.name} on channel {channel}", *ids)
+            raise ConnectionException(spec.COMMAND_INVALID, "unimplemented method", *ids)
         if isinstance(method, commands.Basic.Publish):
             line = payload[6:]
             if line[-1] & _IMMEDIATE:
@@ -480,6 +481,12 @@ class Connection:
     def closed(self) -> bool:
         """Nothing more is read or to be said, but what data_to_send() still gives."""
         return self._state is ConnectionState.CLOSED
+
+
+def _ids(payload: bytes) -> tuple[int, int]:
+    """Class and method, 0 where the frame is too short to say them."""
+    found: tuple[int, int] = _IDS.unpack_from(payload.ljust(_IDS.size, b"\0"))
+    return found
 
 
 def _with_margin(frame_bytes_max: int) -> int:

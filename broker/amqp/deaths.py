@@ -124,7 +124,7 @@ def _death_table(
 
 def _grouped(array: bytes) -> list[tuple[str, str, bytes]]:
     """(queue, reason, value) of an x-death array. Brokers that did not count wrote a table for each death: of those of
-    one queue and reason the first stays, with their number as its count."""
+    one queue and reason the first stays, with their number as its count. RabbitMQ leaves one table alone as it came."""
     grouped: list[tuple[str, str, bytes]] = []
     first: dict[tuple[str, str], int] = {}
     numbers: dict[int, int] = {}
@@ -139,11 +139,13 @@ def _grouped(array: bytes) -> list[tuple[str, str, bytes]]:
         if at == len(grouped):
             grouped.append((queue, reason, raw))
         numbers[at] = numbers.get(at, 0) + 1
+    if len(grouped) == 1 and numbers.get(0) == 1:
+        return grouped
     for at, number in numbers.items():
         queue, reason, raw = grouped[at]
-        if number > 1 and b"count" not in _pairs(raw[5:]):
-            counted = {b"count": _LONG.pack(b"l", number), **_pairs(raw[5:])}
-            grouped[at] = (queue, reason, b"F" + _table(counted))
+        pairs = _pairs(raw[5:])
+        if b"count" not in pairs:
+            grouped[at] = (queue, reason, b"F" + _table({b"count": _LONG.pack(b"l", number), **pairs}))
     return grouped
 
 

@@ -199,7 +199,7 @@ cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept no
             if bit == 12:
                 row.delivery_mode = p[0]
             else:
-                row.priority = p[0]
+                row.priority = p[0] if p[0] != 0xff else 0xfe  # 0xff says that there is none
             p += 1
         elif bit == 6:
             if end - p < 8:
@@ -663,7 +663,7 @@ def letters(const uint8_t[::1] blob not None, uint32_t count):
             elif bit == 12:
                 mode = s.props[here]
             elif bit == 11:
-                priority = s.props[here]
+                priority = s.props[here] if s.props[here] != 0xff else 0xfe
             here += size
         if here != s.props_len:
             raise ValueError("broken properties")

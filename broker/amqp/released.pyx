@@ -143,7 +143,7 @@ cdef int look_at(uint8_t *props, size_t left, Look *look) noexcept nogil:
         elif bit == MODE:
             look.mode = props[at]
         elif bit == PRIORITY:
-            look.priority = props[at]
+            look.priority = props[at] if props[at] != NO_PRIORITY else NO_PRIORITY - 1
         elif bit == EXPIRATION:
             look.expiration = props + at + 1
             look.expiration_len = <uint32_t> size - 1

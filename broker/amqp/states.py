@@ -11,7 +11,7 @@ from typing import Final
 
 from broker.amqp.errors import ConnectionException
 from broker.amqp.frames import CHANNEL_OPEN
-from broker.amqp.spec import CHANNEL_ERROR, COMMAND_INVALID, UNEXPECTED_FRAME
+from broker.amqp.spec import CHANNEL_ERROR, COMMAND_INVALID, PUBLISH, UNEXPECTED_FRAME
 
 
 class ConnectionState(IntEnum):
@@ -93,16 +93,20 @@ def next_of_connection(state: ConnectionState, arrived: str) -> ConnectionState:
         raise ConnectionException(COMMAND_INVALID, f"unexpected method {arrived} in state {state.name}") from None
 
 
-def next_of_channel(state: ChannelState, arrived: str) -> ChannelState | None:
-    """After `arrived` on a channel: None to discard it; ConnectionException when it is not its time."""
+def next_of_channel(state: ChannelState, arrived: str, ids: tuple[int, int] = (0, 0)) -> ChannelState | None:
+    """After `arrived` on a channel: None to discard it; ConnectionException when it is not its time.
+
+    `ids`: class and method of what arrived, if it is a method.
+    """
     following = CHANNEL_RECEIVED.get((state, arrived))
     if following is not None or state in CHANNEL_DISCARDS:
         return following
     if state == ChannelState.CLOSED:
-        raise ConnectionException(CHANNEL_ERROR, "expected 'channel.open'")
+        raise ConnectionException(CHANNEL_ERROR, "expected 'channel.open'", *ids)
     if arrived == "Channel.Open":
-        raise ConnectionException(CHANNEL_ERROR, "second 'channel.open' seen", 20, 10)
-    raise ConnectionException(UNEXPECTED_FRAME, _EXPECTED[state])
+        raise ConnectionException(CHANNEL_ERROR, "second 'channel.open' seen", *ids)
+    awaited = PUBLISH if state in (ChannelState.AWAITING_CONTENT_HEADER, ChannelState.AWAITING_BODY) else (0, 0)
+    raise ConnectionException(UNEXPECTED_FRAME, _EXPECTED[state], *awaited)
 
 
 # RabbitMQ's words.

@@ -257,9 +257,10 @@ class Decisions:
         vhost = self._vhost(ask.vhost)
         name = checks.clean_name(ask.name)
         current = vhost.queues.get(name)
+        durable = ask.durable and not ask.exclusive  # it goes with its connection: asked for or not, as in RabbitMQ
         arguments = with_type(ask, vhost.put.default_queue_type, current)
         if current is not None and not hidden.is_of_exchange(name):
-            checks.check_same_queue(current, ask.durable, ask.auto_delete, owner, ask.exclusive, arguments)
+            checks.check_same_queue(current, durable, ask.auto_delete, owner, ask.exclusive, arguments)
             return Decision(result=_counted(name), count=current)
         # Front doors ask for such a name on their own account only, and always for one of their connections.
         is_reply_queue = checks.is_reply_queue(name) and ask.exclusive and owner != ""
@@ -277,7 +278,7 @@ class Decisions:
             name,
             self._new_queue_id(),
             self._place(ask.vhost, name),
-            ask.durable,
+            durable,
             ask.auto_delete,
             owner if ask.exclusive else "",
             arguments,

@@ -8,6 +8,7 @@ the same key with other arguments: the target goes with the last of them.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Collection, Mapping, Set
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
@@ -185,5 +186,23 @@ class HeaderRule(NamedTuple):
 
 
 def _is_wanted(given: Any, wanted: Any) -> bool:
-    # AMQP's types count: the integer 1 is neither the boolean nor the float.
-    return wanted is None or (type(given) is type(wanted) and bool(given == wanted))
+    """As in RabbitMQ a value counts, not in which of AMQP's types it travels: numbers and times are numbers, text and
+    bytes are bytes. A boolean is neither."""
+    if wanted is None:
+        return True
+    if type(given) is type(wanted):
+        return bool(given == wanted)
+    return bool(_value(given) == _value(wanted))
+
+
+def _value(field: Any) -> tuple[str, Any]:
+    """What a field is compared by with one of another type."""
+    if isinstance(field, bool):
+        return "bool", field
+    if isinstance(field, datetime.datetime):
+        return "number", field.timestamp()
+    if isinstance(field, int | float):
+        return "number", field
+    if isinstance(field, str):
+        return "bytes", field.encode()
+    return ("bytes", bytes(field)) if isinstance(field, bytes | bytearray) else (type(field).__name__, field)

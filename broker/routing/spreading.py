@@ -171,7 +171,8 @@ def weight_fault(type: str, key: str) -> str | None:
         return None
     digits = key[1:] if key[:1] in ("-", "+") else key
     if not (digits.isascii() and digits.isdigit()):
-        return f'The binding key must be an integer: <<"{key}">>'
+        binary = f'<<"{key}">>' if key else "<<>>"  # as Erlang prints it
+        return f"The binding key must be an integer: {binary}"
     if int(key) < 1:
         return "The binding key must be greater than 0"
     if int(key) > WEIGHT_MAX:

@@ -100,6 +100,21 @@ def test_what_is_wrong_has_its_code_and_words(data: bytes, code: int, text: str)
     assert (found.code, found.text) == (code, text)
 
 
+@pytest.mark.parametrize(
+    ("data", "ids"),
+    [
+        (method(2, commands.Basic.Qos()), (60, 10)),
+        (method(1, commands.Channel.Open()), (20, 10)),
+        (method(1, commands.Connection.Close(200, "", 0, 0)), (10, 50)),
+        (publish(1, content=b"x")[0] + method(1, commands.Basic.Qos()), (60, 40)),  # what waits for its content
+        (publish(1, content=b"x")[1], (0, 0)),
+    ],
+)
+def test_the_method_that_failed_is_named(data: bytes, ids: tuple[int, int]) -> None:
+    found = failure(data).exception
+    assert (found.class_id, found.method_id) == ids
+
+
 def test_a_frame_whose_payload_alone_is_of_the_agreed_size_is_taken() -> None:
     (event,) = received(connection(1), b"".join(publish(1, content=b"x" * 131072, part=131072)))
     assert isinstance(event, Publishes)

@@ -10,6 +10,7 @@ import pytest
 from pamqp import base
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue
 
+from tests.features.conftest import Api
 from tests.support.raw_client import RawClient, method, publish
 from tests.support.real_broker import RealBroker, wait_until
 
@@ -71,7 +72,7 @@ REFUSALS: list[tuple[str, str, base.Frame, int, str]] = [
      INVALID.format("x-max-length", '"expected integer, got longstr"')),
     ("A4.6", "zero", Queue.Declare(queue="new-NAME", arguments={"x-expires": 0}), 406,
      INVALID.format("x-expires", "{value_zero,0}")),
-    ("A4.8", "passive", Queue.Declare(queue="", passive=True), 404, "NOT_FOUND - no previously declared queue"),
+    ("A4.3", "passive, no name", Queue.Declare(queue="", passive=True), 404, "NOT_FOUND - no queue '' in vhost '/'"),
     ("A4.8", "purge", Queue.Purge(queue=""), 404, "NOT_FOUND - no previously declared queue"),
     ("A4.9", "no queue", Queue.Bind(queue="new-NAME", exchange="NAME"), 404,
      "NOT_FOUND - no queue 'new-NAME' in vhost '/'"),
@@ -216,6 +217,15 @@ def test_the_broker_names_a_queue_and_no_name_means_the_last(client: RawClient, 
     client.send(publish(1, name, given, b"both empty: the key is the queue's name"))
     assert client.ask(1, Queue.Purge(queue=""), Queue.PurgeOk).message_count == 1
     client.ask(1, Exchange.Delete(exchange=name), Exchange.DeleteOk)
+    client.send(method(1, Queue.Declare(queue="", passive=True)))
+    assert client.expect(Channel.Close).reply_text == "NOT_FOUND - no queue '' in vhost '/'"  # passive: not the last
+
+
+@pytest.mark.row("A4.4")
+def test_an_exclusive_queue_is_never_durable(client: RawClient, api: Api, name: str) -> None:
+    for durable in (True, False, True):
+        client.ask(1, Queue.Declare(queue=name, durable=durable, exclusive=True), Queue.DeclareOk)
+    assert api(f"/api/queues/%2F/{name}")["durable"] is False
 
 
 @pytest.mark.row("A3.1", "A4.1")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pamqp.commands import Connection
+from pamqp.commands import Channel, Connection
 
 from tests.features.conftest import Api
-from tests.support.raw_client import HEADER, RawClient, method
+from tests.support.raw_client import HEADER, RawClient, method, publish
 from tests.support.real_broker import RealBroker
 
 TRIES = 30  # of wrong passwords from one address before they are refused unseen
@@ -58,6 +58,23 @@ TAGS = [
     ("administrator", (200, 200, 200, 201)),
     ("mine", (401, 401, 401, 401)),
 ]
+
+
+@pytest.mark.row("I4")
+def test_who_may_not_publish_to_an_exchange_does_not_hear_whether_it_is_there(
+    broker: RealBroker, api: Api, name: str
+) -> None:
+    api(f"/api/users/{name}", method="PUT", body={"tags": "", "password": "p"})
+    api(f"/api/permissions/%2F/{name}", method="PUT", body={"configure": "", "write": "^mine$", "read": ""})
+    with RawClient(broker.port) as client:
+        client.shake_hands(user=name, password="p", channels=2)
+        client.send(publish(1, "theirs", "k", b"x") + publish(2, "mine", "k", b"x"))
+        closed = {}
+        for _ in range(2):
+            channel, said = client.read() or (0, None)
+            closed[channel] = said.reply_text if isinstance(said, Channel.Close) else said
+    refused = f"ACCESS_REFUSED - write access to exchange 'theirs' in vhost '/' refused for user '{name}'"
+    assert closed == {1: refused, 2: "NOT_FOUND - no exchange 'mine' in vhost '/'"}
 
 
 @pytest.mark.row("I1")

@@ -49,7 +49,9 @@ def headers_after(
 
 
 def grouped(tables: list[Any]) -> list[Any]:
-    """Those of one queue and reason are one, with their number as count unless the first has one."""
+    """Those of one queue and reason are one, with their number as count unless the first has one; one alone is left."""
+    if len(tables) == 1:
+        return tables
     kept: list[Any] = []
     for table in tables:
         alike = [
@@ -58,7 +60,7 @@ def grouped(tables: list[Any]) -> list[Any]:
         if not alike:
             kept.append(table)
         elif alike[0] is table:
-            kept.append({"count": len(alike), **table} if len(alike) > 1 else table)
+            kept.append({"count": len(alike), **table})
     return kept
 
 

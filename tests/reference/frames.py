@@ -64,7 +64,7 @@ def facts(props: bytes) -> Facts:
         elif bit == 12:
             mode = value[0]
         elif bit == 11:
-            priority = value[0]
+            priority = min(value[0], 0xFE)
         elif bit == 8:
             digits = 0 < len(value) <= 10 and all(character in b"0123456789" for character in value)
             if digits and int(value) < NONE:

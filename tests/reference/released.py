@@ -48,7 +48,7 @@ def released(blob: bytes, count: int, delay_of: Any) -> tuple[bytes, list[tuple[
         out += struct.pack("<II", len(body), len(props)) + names + props + body
         more = any(name in (said.headers or {}) for name in ("CC", "BCC", "x-dead-letter-exchange"))
         expiration = None if said.expiration is None else said.expiration.encode()
-        priority = 255 if said.priority is None else said.priority
+        priority = 255 if said.priority is None else min(said.priority, 254)
         look = (names, expiration, said.delivery_mode or 0, priority, more)
         if runs and runs[-1][3:] == look and not more:
             runs[-1] = (runs[-1][0], len(out), runs[-1][2] + 1, *look)

@@ -254,7 +254,7 @@ def test_without_bindings_there_is_no_destination(kind: Callable[[], Spread]) ->
         ("-1", "The binding key must be greater than 0"),
         ("10001", "The binding key must not exceed 10000"),
         ("1.5", 'The binding key must be an integer: <<"1.5">>'),
-        ("", 'The binding key must be an integer: <<"">>'),
+        ("", "The binding key must be an integer: <<>>"),
         ("10000", None),
     ],
 )

@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         status: int
         answer: Any
         if login.endswith(":wrong"):
-            status, answer = 401, {"error": "not_authorised", "reason": "Login failed"}
+            status, answer = 401, {"error": "not_authorized", "reason": "Login failed"}
         elif login.startswith("plain:"):
             status, answer = 401, {"error": "not_authorised", "reason": "Not management user"}
         elif path == "/api/health/checks/alarms":

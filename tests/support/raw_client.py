@@ -81,13 +81,20 @@ class RawClient:
         return sent
 
     def shake_hands(
-        self, *, channels: int = 1, heartbeat: int = 0, hears_cancels: bool = True, vhost: str = "/"
+        self,
+        *,
+        channels: int = 1,
+        heartbeat: int = 0,
+        hears_cancels: bool = True,
+        vhost: str = "/",
+        user: str = "guest",
+        password: str = "guest",
     ) -> RawClient:
         self.send(HEADER)
         self.expect(commands.Connection.Start)
         capabilities = {"authentication_failure_close": True, "consumer_cancel_notify": hears_cancels}
         properties = {"capabilities": capabilities}
-        self.send(method(0, commands.Connection.StartOk(properties, "PLAIN", "\0guest\0guest", "en_US")))
+        self.send(method(0, commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US")))
         offered = self.expect(commands.Connection.Tune)
         self.send(method(0, commands.Connection.TuneOk(offered.channel_max, offered.frame_max, heartbeat)))
         self.send(method(0, commands.Connection.Open(vhost)))

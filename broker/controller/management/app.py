@@ -211,7 +211,8 @@ def endpoint(context: Context, route: Route) -> Endpoint:
             raise not_authorised("Not management user")
         call = Call(context, request, user)
         if not call.has(route.tag):
-            raise not_authorised(f"Not {route.tag} user")
+            tag = "monitor" if route.tag == "monitoring" else route.tag  # RabbitMQ's word
+            raise not_authorised(f"Not {tag} user")
         found = await route.handler(call)
         if found is None:
             return web.Response(status=204)

@@ -16,7 +16,7 @@ from aiohttp import web
 from broker.catalog import Vhost
 from broker.changes import BindingPut
 from broker.checks import is_hidden_queue
-from broker.controller.management.call import Call, Route, bad_request, check, not_found
+from broker.controller.management.call import Arguments, Call, Route, bad_request, check, not_found, table_of
 from broker.controller.management.exchanges import exchange_name
 from broker.controller.management.listing import Listing
 from broker.routing.hashing import hash64
@@ -28,7 +28,7 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 class BindingBody(msgspec.Struct):
     routing_key: str = ""
-    arguments: dict[str, Any] = {}
+    arguments: Arguments = {}
 
 
 def properties_key(routing_key: str, arguments: dict[str, Any]) -> str:
@@ -128,8 +128,8 @@ async def post(call: Call) -> web.Response:
     _must_bind(call, vhost, source, destination)
     body = await call.body(BindingBody)
     authority = call.context.authority
-    check(await authority.bind(vhost.name, source, kind, destination, body.routing_key, body.arguments))
-    key = properties_key(body.routing_key, body.arguments)
+    check(await authority.bind(vhost.name, source, kind, destination, body.routing_key, table_of(body.arguments)))
+    key = properties_key(body.routing_key, table_of(body.arguments))
     location = f"{call.request.rel_url.raw_path}/{quote(key, safe='~')}"
     return web.Response(status=201, headers={"Location": location})
 

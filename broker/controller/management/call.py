@@ -54,6 +54,7 @@ AMQP_STATUS: Final = {
 }
 
 T = TypeVar("T")
+Arguments = dict[str, Any] | list[Any]  # some languages write a table without values as []
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +79,22 @@ def too_large(bytes_max: int) -> ApiError:
     return ApiError(413, "payload_too_large", f"the body has more than {bytes_max} bytes")
 
 
+def table_of(arguments: Arguments) -> dict[str, Any]:
+    """An object, or the array without values that means one, as RabbitMQ takes it."""
+    if isinstance(arguments, list):
+        if arguments:
+            raise bad_request("Expected `object`, got `array` - at `$.arguments`")
+        return {}
+    return arguments
+
+
 def not_authorised(reason: str) -> ApiError:
     return ApiError(401, "not_authorised", reason)
+
+
+def not_authenticated(reason: str) -> ApiError:
+    """Nobody knows who calls. RabbitMQ spells the two differently."""
+    return ApiError(401, "not_authorized", reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +240,11 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
     except (binascii.Error, UnicodeDecodeError):
         scheme = name = password = ""
     if scheme.lower() != "basic":
-        raise not_authorised("Login failed")
+        raise not_authenticated("Login failed")
     address = request.remote or ""
     if wrong := await _verdict(context, name, password, address):
         log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
-        raise not_authorised("Login failed")
+        raise not_authenticated("Login failed")
     if name in context.config.loopback_users and not is_loopback(address):
         raise not_authorised(f"User '{name}' can only connect via localhost")
     return context.catalog.users[name]

@@ -9,17 +9,17 @@ import msgspec
 
 from broker.catalog import DEFAULT_EXCHANGE_RIGHTS_NAME, Vhost
 from broker.changes import ExchangePut
-from broker.controller.management.call import Call, Route, check, not_found, put_status
+from broker.controller.management.call import Arguments, Call, Route, check, not_found, put_status, table_of
 from broker.controller.management.gathered import Stats
 from broker.controller.management.listing import Listing
 
 
 class ExchangeBody(msgspec.Struct):
-    type: str
+    type: str = "direct"
     durable: bool = True
     auto_delete: bool = False
     internal: bool = False
-    arguments: dict[str, Any] = {}
+    arguments: Arguments = {}
 
 
 def exchange_name(part: str) -> str:
@@ -79,7 +79,7 @@ async def put(call: Call) -> Any:
     call.must(vhost, "configure", name)
     existed = name in vhost.exchanges
     answer = await call.context.authority.declare_exchange(
-        vhost.name, name, body.type, body.durable, body.auto_delete, body.internal, body.arguments
+        vhost.name, name, body.type, body.durable, body.auto_delete, body.internal, table_of(body.arguments)
     )
     check(answer)
     return put_status(existed)

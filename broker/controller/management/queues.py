@@ -12,7 +12,17 @@ import msgspec
 from broker.changes import QueuePut
 from broker.checks import is_hidden_queue
 from broker.controller.management import consumers, queue_order
-from broker.controller.management.call import NODE, Call, Context, Route, check, not_found, put_status
+from broker.controller.management.call import (
+    NODE,
+    Arguments,
+    Call,
+    Context,
+    Route,
+    check,
+    not_found,
+    put_status,
+    table_of,
+)
 from broker.controller.management.channels import channel_name
 from broker.controller.management.gathered import Stats, message_stats
 from broker.controller.management.listing import Lazy, Listing
@@ -24,7 +34,7 @@ SINGLE_ACTIVE = "x-single-active-consumer"
 class QueueBody(msgspec.Struct):
     durable: bool = True
     auto_delete: bool = False
-    arguments: dict[str, Any] = {}
+    arguments: Arguments = {}
 
 
 ATTRIBUTES = frozenset(("name", "vhost", "durable", "auto_delete", "shard"))
@@ -149,7 +159,7 @@ async def put(call: Call) -> Any:
     call.must(vhost, "configure", name)
     existed = name in vhost.queues
     authority = call.context.authority
-    check(await authority.declare_queue(vhost.name, name, body.durable, body.auto_delete, body.arguments))
+    check(await authority.declare_queue(vhost.name, name, body.durable, body.auto_delete, table_of(body.arguments)))
     return put_status(existed)
 
 
