@@ -12,7 +12,7 @@
 #include "consumer.h"
 #include "producer.h"
 
-enum { READY_MS_MAX = 60000, DELIVERY_STALL_MS_MAX = 10000, TICK_US = 2000 };
+enum { READY_MS_MAX = 60000, DELIVERY_STALL_MS_MAX = 10000, TICK_US = 2000, LAST_WRITES_US = 500000 };
 
 static producer *producers;
 static consumer *consumers;
@@ -101,8 +101,12 @@ static bool declare_all(connection *c) {
 
 /* ---- the run ---------------------------------------------------------------------------------------------------- */
 
-static bool all_ready(void) {
+static bool producers_ready(void) {
     for (uint64_t i = 0; i < opt.producers; i++) if (!producers[i].ready) return false;
+    return true;
+}
+
+static bool consumers_ready(void) {
     for (uint64_t i = 0; i < opt.consumers; i++) if (!consumers[i].ready) return false;
     return true;
 }
@@ -112,21 +116,34 @@ static bool all_published(void) {
     return opt.producers > 0;
 }
 
-static void start_threads(pthread_t *threads) {
-    for (uint64_t i = 0; i < opt.consumers; i++) {
-        consumers[i].index = (unsigned)i;
-        pthread_create(&threads[opt.producers + i], NULL, consume, &consumers[i]);
+static void wait_ready(bool (*ready)(void)) {
+    uint64_t give_up = now_ns() + (uint64_t)READY_MS_MAX * 1000000u;
+    while (!ready() && !stop) {
+        usleep(TICK_US);
+        if (now_ns() > give_up) fail("connections were not ready within %d s", READY_MS_MAX / 1000);
     }
+}
+
+static void start_producers(pthread_t *threads) {
     for (uint64_t i = 0; i < opt.producers; i++) {
         producers[i].index = (unsigned)i;
         producers[i].limit = opt.messages ? opt.messages / opt.producers + (i < opt.messages % opt.producers) : UINT64_MAX;
         pthread_create(&threads[i], NULL, produce, &producers[i]);
     }
-    uint64_t give_up = now_ns() + (uint64_t)READY_MS_MAX * 1000000u;
-    while (!all_ready() && !stop) {
-        usleep(TICK_US);
-        if (now_ns() > give_up) fail("connections were not ready within %d s", READY_MS_MAX / 1000);
+}
+
+static void start_consumers(pthread_t *threads) {
+    for (uint64_t i = 0; i < opt.consumers; i++) {
+        consumers[i].index = (unsigned)i;
+        pthread_create(&threads[opt.producers + i], NULL, consume, &consumers[i]);
     }
+}
+
+/* All of it, before anybody consumes. */
+static void publish_first(void) {
+    go = true;
+    while (!stop && !all_published()) usleep(TICK_US);
+    usleep(LAST_WRITES_US); /* what is in sockets still */
 }
 
 /* Until the time is up or, with --messages, everything is published and (if anybody consumes) delivered. */
@@ -153,11 +170,14 @@ static void drain(void) {
 
 static void run(totals *from, totals *to) {
     pthread_t *threads = calloc(opt.producers + opt.consumers + 1, sizeof *threads);
-    start_threads(threads);
+    if (!opt.drain) start_consumers(threads), wait_ready(consumers_ready);
+    start_producers(threads), wait_ready(producers_ready);
+    if (opt.drain) publish_first();
     go = true;
     uint64_t begun = now_ns(), warm = begun + (uint64_t)(opt.warmup * 1e9);
     while (!stop && now_ns() < warm) usleep(TICK_US);
     mark("@start");
+    if (opt.drain) start_consumers(threads);
     *from = total();
     if (opt.messages) from->time = begun, from->published = from->consumed = from->bytes = 0;
     measuring = true;

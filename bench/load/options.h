@@ -14,7 +14,7 @@ typedef struct {
     uint64_t batch_messages, confirms, prefetch, ack_every, rate, messages, producers, consumers, queues, keys, consumer_queues, idle;
     double seconds, warmup;
     const char *prefix;
-    bool persistent, durable, direct, sharded, virtual, no_consume, stall, latency, check, json, marks, hold, keep;
+    bool persistent, durable, direct, sharded, virtual, no_consume, stall, latency, check, json, marks, hold, keep, drain;
 } options;
 
 static options opt = {.body_bytes = 16, .batch_bytes = 65536, .producers = 1, .consumers = 1, .queues = 1, .keys = 1,
@@ -63,6 +63,7 @@ static const char usage[] =
     "  --seconds S --warmup W   measure for S after W (5, 0.5)\n"
     "  --messages N             publish exactly N, then wait for all of them; no warm-up; S then is the limit, if given\n"
     "  --no-consume             only publish\n"
+    "  --drain                  with --messages: consumers begin when all is published; the time between the marks is theirs\n"
     "  --stall-consumer         consumers subscribe and never read\n"
     "  --idle N                 open N idle connections first (no load then, unless --producers or --consumers is given)\n"
     "  --latency                publish-to-deliver times (16 bytes of the body)\n"
@@ -73,7 +74,7 @@ static const char usage[] =
 
 enum { O_URL = 1, O_BODY, O_BATCH, O_CONFIRMS, O_PREFETCH, O_ACK, O_PERSISTENT, O_DURABLE, O_RATE, O_PRODUCERS, O_CONSUMERS, O_QUEUES,
        O_EXCHANGE, O_KEYS, O_CONSUMER_QUEUES, O_SECONDS, O_WARMUP, O_MESSAGES, O_NO_CONSUME, O_STALL, O_IDLE, O_LATENCY, O_CHECK,
-       O_JSON, O_PREFIX, O_MARKS, O_HOLD, O_KEEP, O_VIRTUAL, O_SCAN, O_SCAN_PIECE, O_HELP };
+       O_JSON, O_PREFIX, O_MARKS, O_HOLD, O_KEEP, O_VIRTUAL, O_DRAIN, O_SCAN, O_SCAN_PIECE, O_HELP };
 
 static const struct option names[] = {
     {"url", 1, 0, O_URL}, {"body", 1, 0, O_BODY}, {"batch", 1, 0, O_BATCH}, {"confirms", 1, 0, O_CONFIRMS},
@@ -82,7 +83,7 @@ static const struct option names[] = {
     {"exchange", 1, 0, O_EXCHANGE}, {"keys", 1, 0, O_KEYS}, {"consumer-queues", 1, 0, O_CONSUMER_QUEUES},
     {"seconds", 1, 0, O_SECONDS}, {"warmup", 1, 0, O_WARMUP}, {"messages", 1, 0, O_MESSAGES}, {"no-consume", 0, 0, O_NO_CONSUME},
     {"stall-consumer", 0, 0, O_STALL}, {"idle", 1, 0, O_IDLE}, {"latency", 0, 0, O_LATENCY}, {"check", 0, 0, O_CHECK},
-    {"json", 0, 0, O_JSON}, {"prefix", 1, 0, O_PREFIX}, {"marks", 0, 0, O_MARKS}, {"hold", 0, 0, O_HOLD}, {"keep", 0, 0, O_KEEP}, {"virtual", 0, 0, O_VIRTUAL},
+    {"json", 0, 0, O_JSON}, {"prefix", 1, 0, O_PREFIX}, {"marks", 0, 0, O_MARKS}, {"hold", 0, 0, O_HOLD}, {"keep", 0, 0, O_KEEP}, {"virtual", 0, 0, O_VIRTUAL}, {"drain", 0, 0, O_DRAIN},
     {"scan-file", 1, 0, O_SCAN}, {"scan-piece", 1, 0, O_SCAN_PIECE}, {"help", 0, 0, O_HELP}, {0, 0, 0, 0}};
 
 static inline void bad_usage(const char *why) {
@@ -126,6 +127,7 @@ static inline void settle(bool seconds_given, bool load_given) {
     if (!opt.queues || !opt.keys) bad_usage("at least one queue and one key");
     if (!opt.direct && opt.keys > opt.queues) bad_usage("the default exchange has one key per queue: --keys is at most --queues");
     if (opt.sharded && opt.check) bad_usage("--check must know each key's queue: not with --exchange stream");
+    if (opt.drain && (!opt.messages || !opt.consumers || opt.stall)) bad_usage("--drain is of --messages that are consumed");
     if (opt.virtual && !opt.sharded) bad_usage("--virtual is of --exchange stream");
     if (opt.virtual) opt.consumer_queues = 1;
     if (opt.prefetch && opt.ack_every > opt.prefetch) bad_usage("--ack-every above --prefetch would wait for ever");
@@ -168,6 +170,7 @@ static inline void parse_options(int argc, char **argv, const char **scan_file, 
             case O_MARKS: opt.marks = true; break;
             case O_HOLD: opt.hold = true; break;
             case O_VIRTUAL: opt.virtual = true; break;
+            case O_DRAIN: opt.drain = true; break;
             case O_KEEP: opt.keep = true; break;
             case O_SCAN: *scan_file = optarg; return;
             case O_SCAN_PIECE: *scan_piece = number(optarg, READ_BYTES); break;
