@@ -135,6 +135,11 @@ class Windows:
         spare, self._spare = self._spare, None
         return spare
 
+    def _make_room(self) -> None:
+        if len(self.windows) >= WINDOWS_MAX:
+            used_up = (i for i, window in enumerate(self.windows) if window.is_used_up)
+            self._drop(next(used_up, 0))
+
     def _drop(self, at: int) -> None:
         data = self.windows.pop(at).data
         if len(data) == WINDOW_BYTES_MAX:
@@ -156,16 +161,15 @@ class Windows:
 
     def _next_bytes(self, segment: Segment, position: int) -> int:
         """How much to read; makes room for it among the windows."""
-        for i, window in enumerate(self.windows):
+        for i in reversed(range(len(self.windows))):
+            window = self.windows[i]
             end = window.start + window.used
             if window.number == segment.number and window.start <= position <= end + SEQUENCE_GAP_BYTES:
                 if window.is_used_up:
                     self._drop(i)
-                elif len(self.windows) >= WINDOWS_MAX:
-                    self._drop(0)
+                self._make_room()
                 return min(2 * max(window.used, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
-        if len(self.windows) >= WINDOWS_MAX:
-            self._drop(0)
+        self._make_room()
         # The front of a segment, just after the end of the one before it: still the same walk.
         walking = any(window.number == segment.number - 1 for window in self.windows)
         return WINDOW_BYTES_MAX if walking and position < SEQUENCE_GAP_BYTES else WINDOW_BYTES_MIN
