@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -31,12 +31,12 @@ AMQP_PORT = 5672
 
 
 @contextmanager
-def own_broker(data_parent: Path | None, python: str = sys.executable) -> Iterator[Target]:
-    """This broker on a fresh data directory below `data_parent`: the disk that is measured."""
+def own_broker(data_parent: Path | None, python: str = sys.executable, flags: Sequence[str] = ()) -> Iterator[Target]:
+    """This broker on a fresh data directory below `data_parent`: the disk that is measured. `flags`: of its start."""
     with tempfile.TemporaryDirectory(prefix="bench-", dir=data_parent) as directory:
         log = Path(directory) / "log"
         command = [python, "-m", "supervisor.cli.app", "start", "--data-dir", str(Path(directory) / "data")]
-        command += ["--amqp-port", "0", "--http-port", "0", "--metrics-port", "0"]
+        command += ["--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", *flags]
         with log.open("w") as errors:
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
         try:

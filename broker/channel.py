@@ -138,7 +138,7 @@ async def _tx_commit(client: Client, channel: Channel, method: commands.Tx.Commi
     held = transactions.opened(channel.transaction, TX_COMMIT).take()
     stored = client.door.publishing.commit(client, channel, held.publishes)
     for kind, runs in held.settles:
-        client.door.consuming.settle_runs(kind, runs)
+        client.door.consuming.settle_runs(kind, runs, at_once=True)
     client.door.schedule_end_of_pass()
     if not await stored:
         raise ChannelException(406, "partial tx completion", 90, TX_COMMIT)

@@ -24,6 +24,7 @@ from broker.amqp import ChannelException, ConnectionException, frames, propertie
 from broker.consumers import Consumer, Part, Virtual
 from broker.counts import Counts
 from broker.grants import Grants
+from broker.settling import acks_together
 from broker.shard_link import ShardLinks, ShardRefused
 from broker.virtual import VirtualConsuming, affinity_of
 from shardd.wire import messages as wire
@@ -88,10 +89,15 @@ class Unacked:
             follows = run.first_number + run.last_tag + 1 - run.first_tag == first_number
             follows = follows and run.consumer is consumer and run.epoch == epoch and run.last_tag + 1 == first_tag
             if follows and at - run.at < RUN_S_MAX:
-                self._runs[-1] = run._replace(last_tag=first_tag + count - 1)
+                self._runs[-1] = Run(run.first_tag, first_tag + count - 1, consumer, epoch, run.first_number, run.at)
                 return
         self._runs.append(Run(first_tag, first_tag + count - 1, consumer, epoch, first_number, at))
         self._firsts.append(first_tag)
+
+    def has(self, tag: int) -> bool:
+        """Whether it is outstanding."""
+        at = bisect_right(self._firsts, tag) - 1
+        return at >= 0 and self._runs[at].last_tag >= tag
 
     def take_through(self, tag: int) -> list[Run]:
         """Cumulative: all up to `tag`, which must be outstanding; 0 means all there are."""
@@ -102,14 +108,16 @@ class Unacked:
         at = self._find(tag)
         run = self._runs[at]
         taken = self._runs[:at]
-        taken.append(run._replace(last_tag=tag))
         if run.last_tag == tag:
+            taken.append(run)
             del self._runs[: at + 1], self._firsts[: at + 1]
         else:
+            taken.append(Run(run.first_tag, tag, run.consumer, run.epoch, run.first_number))
             self._runs[at] = _from(run, tag + 1)
             self._firsts[at] = tag + 1
             del self._runs[:at], self._firsts[:at]
-        self.count -= sum(each.last_tag - each.first_tag + 1 for each in taken)
+        for each in taken:
+            self.count -= each.last_tag + 1 - each.first_tag
         return taken
 
     def take(self, first: int, last: int) -> Iterator[Run]:
@@ -157,7 +165,24 @@ class Unacked:
 
 def _from(run: Run, tag: int) -> Run:
     """The run without what is before `tag`."""
-    return run._replace(first_tag=tag, first_number=run.first_number + tag - run.first_tag)
+    return Run(tag, run.last_tag, run.consumer, run.epoch, run.first_number + tag - run.first_tag)
+
+
+def subsumed(
+    ranges: list[tuple[int, int, int, bool]], is_outstanding: Callable[[int], bool]
+) -> list[tuple[int, int, int, bool]]:
+    """Of the cumulative ones of one kind it begins with, only the last, as far as each goes further than the one
+    before: what they settle is the same. One that is an error stays, and what is before it."""
+    if len(ranges) < 2 or not ranges[0][3] or not is_outstanding(ranges[0][1]):
+        return ranges
+    at = 0
+    kind, tag, _, _ = ranges[0]
+    for next_kind, next_tag, _, multiple in ranges[1:]:
+        if not (multiple and next_kind == kind and next_tag > tag and is_outstanding(next_tag)):
+            break
+        tag = next_tag
+        at += 1
+    return ranges[at:] if at else ranges
 
 
 class Consuming:
@@ -559,22 +584,23 @@ class Consuming:
 
     @staticmethod
     def _taken(channel: Channel, ranges: list[tuple[int, int, int, bool]]) -> Iterator[tuple[int, list[Run]]]:
+        unacked = channel.unacked
         try:
-            for kind, first, last, multiple in ranges:
+            for kind, first, last, multiple in subsumed(ranges, unacked.has):
                 if multiple:
-                    yield kind, channel.unacked.take_through(first)
+                    yield kind, unacked.take_through(first)
                 else:
-                    for run in channel.unacked.take(first, last):
+                    for run in unacked.take(first, last):
                         yield kind, [run]
         except UnknownTag as unknown:
             ids = ACK if kind == wire.ACK else NACK  # which of nack and reject it was nobody knows any more
             raise ChannelException(406, f"unknown delivery tag {unknown.tag}", *ids) from None
 
-    def settle_runs(self, kind: int, runs: list[Run]) -> None:
-        """Of one channel; in a transaction when it is committed."""
+    def settle_runs(self, kind: int, runs: list[Run], at_once: bool = False) -> None:
+        """Of one channel; in a transaction when it is committed, and then `at_once`: acks wait for no others."""
         for run in runs:
             last = run.first_number + run.last_tag - run.first_tag
-            self.links.settle(run.consumer.shard, run.epoch, run.consumer.number, kind, run.first_number, last)
+            self._tell_settled(kind, run, last, at_once)
             if kind == wire.REQUEUE and run.consumer.reading is not None and run.epoch == run.consumer.reading.epoch:
                 run.consumer.reading.give_back(run.first_number, last)
             if run.consumer.tag:  # what basic.get took does not count
@@ -583,6 +609,16 @@ class Consuming:
                     self.virtual.settled(run.consumer, run.last_tag - run.first_tag + 1)
         if runs and (channel := runs[0].consumer.channel).limit and channel.wanting:
             self.grants.share(channel)
+
+    def _tell_settled(self, kind: int, run: Run, last: int, at_once: bool) -> None:
+        """Its shard, now or soon."""
+        consumer = run.consumer
+        if kind == wire.ACK and not at_once:
+            prefetch = consumer.granted if consumer.lent else consumer.prefetch
+            together = acks_together(prefetch, consumer.affinity)
+            self.links.ack(consumer.shard, run.epoch, consumer.number, run.first_number, last, together)
+        else:
+            self.links.settle(consumer.shard, run.epoch, consumer.number, kind, run.first_number, last)
 
     def recover(self, channel: Channel) -> None:
         """All unacknowledged deliveries of the channel go back to their queues."""

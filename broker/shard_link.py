@@ -23,6 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from broker.changes import QueuePut
 from broker.config import BrokerConfig
+from broker.settling import ACKS_WAIT_S, Settles
 from shardd.wire import codec, envelope, packer
 from shardd.wire import messages as wire
 from shardd.wire.histogram import Histogram
@@ -97,7 +98,7 @@ class ShardLink:
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()
         self.gathering: list[Unconfirmed] = []  # those of the batch being packed
         self.aside: list[tuple[bytes, list[Unconfirmed]]] = []  # batches made while it was away
-        self.settles: list[tuple[int, int, int, int]] = []
+        self.settles = Settles()
         self.credits: dict[int, int] = {}
         self.credit_due = False
         self.rings_full = 0  # of lanes that are no more
@@ -142,6 +143,7 @@ class ShardLinks:
         self._batch_messages, self._batch_bytes = Histogram(), Histogram()
         self._requests: dict[int, tuple[int, wire.Message, asyncio.Future[wire.Control]]] = {}
         self._last_request = 0
+        self._acks_wait = False  # some do, and a timer runs
         self._answered_in: dict[int, int] = {}  # epoch of answers to basic.get, until their caller runs
         self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -272,7 +274,22 @@ class ShardLinks:
         """Delivery numbers of an older epoch are forgotten: that shard has requeued them."""
         link = self.links[shard]
         if link.epoch == epoch:
-            link.settles.append((consumer, kind, first, last))
+            link.settles.add(consumer, kind, first, last)
+
+    def ack(self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int) -> None:
+        """As settle(), but it may wait a moment for more of this consumer, up to `together`."""
+        link = self.links[shard]
+        if link.epoch == epoch:
+            link.settles.ack(consumer, first, last, together)
+            if not (self._acks_wait or link.settles.due or self._loop is None):
+                self._acks_wait = True
+                self._loop.call_later(ACKS_WAIT_S, self._acks_waited)
+
+    def _acks_waited(self) -> None:
+        self._acks_wait = False
+        for link in self.links:
+            if link.settles:
+                self._flush_link(link)
 
     def credit(self, shard: int, epoch: int, connection: int, count: int) -> None:
         """`count` bytes of deliveries that came in `epoch` left for that client."""
@@ -287,18 +304,17 @@ class ShardLinks:
         """Send what this pass of the loop has gathered."""
         packed = self.packer.waiting()
         for link in self.links:
-            if link.settles or link.credit_due or packed >> link.shard & 1:
+            if link.settles.due or link.credit_due or packed >> link.shard & 1:
                 self._flush_link(link)
 
     def _flush_link(self, link: ShardLink) -> None:
         if not link.up:
-            link.settles.clear()
+            link.settles.take()
             link.credits.clear()
             return
         who = (self.peer, self.incarnation, link.epoch, link.shard)
         if link.settles:
-            link.send(envelope.settles(*who, link.settles))
-            link.settles.clear()
+            link.send(envelope.settles(*who, link.settles.take()))
         wanted = bool(link.gathering)
         messages = self.packer.messages(link.shard)
         message = self.packer.take(link.shard, self.peer, self.incarnation, link.epoch, link.batch + 1, wanted)
@@ -510,7 +526,7 @@ class ShardLinks:
         link.epoch = epoch
         link.away_since, link.nacking, link.stalled = None, False, False
         link.in_flight = 0
-        link.settles.clear()
+        link.settles.take()
         link.credits.clear()
         self._join(link)
         self._close_lane(link)

@@ -261,6 +261,7 @@ class Server:
         self._board = Board(path_of(config.runtime_dir, config.shard))
         self._context = zmq.Context()
         self._inbox = self._socket(zmq.PULL)
+        self._inbox_fd = self._inbox.fileno()
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
         self._listener: socket.socket | None = None  # for offers of lanes
         self._lanes: dict[str, Lane] = {}  # by the endpoint of their front door
@@ -268,6 +269,7 @@ class Server:
         self._heard: dict[int, Lane] = {}  # by the descriptor of their bell
         self._poll = select.poll()
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
+        self._inbox_told = True  # its descriptor has spoken since it was last found empty
         self._draining = False
         self._syncing = False
         self._next_tick = 0
@@ -360,8 +362,7 @@ class Server:
         """What a turn waits for."""
         self._lifeline = notify.lifeline_fd()
         listener = self._listener.fileno() if self._listener is not None else None
-        inbox = self._inbox.fileno()
-        for fd in (inbox, listener, self._syncer.fd, self._reclaimer.fd, signals.fd, self._lifeline):
+        for fd in (self._inbox_fd, listener, self._syncer.fd, self._reclaimer.fd, signals.fd, self._lifeline):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
 
@@ -384,14 +385,17 @@ class Server:
             self._send_all(self.shard.turn_end(now))
 
     def _wait(self) -> list[tuple[int, int]]:
-        """The descriptor of the inbox tells of changes only: what is there already does not wake it."""
+        """The descriptor of the inbox tells of changes only: what is there already does not wake it. An inbox that was
+        found empty stays so until the descriptor speaks."""
         wait_ms = self._wait_ms()
         if wait_ms and (self._inbox_speaks() or not all(lane.sleep() for lane in self._heard.values())):
             wait_ms = 0
         return self._poll.poll(wait_ms)
 
     def _inbox_speaks(self) -> bool:
-        return bool(self._inbox.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # this option is an int
+        if self._inbox_told:
+            self._inbox_told = bool(self._inbox.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # this option is an int
+        return self._inbox_told
 
     def _look_at(self, events: list[tuple[int, int]], signals: Signals, now: int) -> None:
         for fd, _ in events:
@@ -399,6 +403,8 @@ class Server:
             if lane is not None:
                 if not lane.hear():
                     self._lose_lane(lane, now)
+            elif fd == self._inbox_fd:
+                self._inbox_told = True
             elif fd == self._syncer.fd:
                 self._end_sync()
             elif fd == self._reclaimer.fd:
@@ -601,6 +607,7 @@ class Server:
         """Take in what has arrived, make it last, confirm it, close clean. Nothing more is handed out: what waits stays
         as it is, what was handed out comes back as delivered before."""
         notify.stopping()
+        self._inbox_told = True
         self._receive(_now(), DRAIN_MESSAGES_MAX)
         self.shard.want_sync()
         for _ in range(2):  # the one under way, then one for what came behind it

@@ -316,9 +316,8 @@ class Shard:
             if window is None:
                 continue
             window.free(count)
-            for queue in window.blocked:
+            for queue in window.unblocked():
                 self._dirty[queue] = None
-            window.blocked.clear()
 
     def _on_control(self, peer: Peer, message: bytes, now: int) -> None:
         what = envelope.read_control(message)
@@ -492,7 +491,7 @@ class Shard:
                         each.tell(m.Cancelled(number))
                     each.forget_window(holder.connection)
             for window in each.windows.values():
-                window.blocked.discard(queue)
+                window.forget(queue)
         self.queues.pop(queue.id)
         self._dirty.pop(queue, None)
         self._timer_of.pop(queue.id, None)

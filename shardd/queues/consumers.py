@@ -18,15 +18,32 @@ NO_LIMIT = 1 << 30
 
 
 class Window:
-    """Bytes that may still be on their way to the client of one connection. `blocked`: queues that wait for room."""
+    """Bytes that may still be on their way to the client of one connection. `blocked`: queues that wait for room, in
+    the order in which they looked for it; `served`: the one that got some last."""
 
-    __slots__ = ("blocked", "consumers", "full", "room")
+    __slots__ = ("blocked", "consumers", "full", "room", "served")
 
     def __init__(self, room: int) -> None:
         self.full = room
         self.room = room
         self.consumers = 0
-        self.blocked: set[Queue] = set()
+        self.blocked: dict[Queue, None] = {}
+        self.served: Queue | None = None
+
+    def unblocked(self) -> list[Queue]:
+        """Those that waited, and wait no more: who got some last comes last, with who looked before it, or the same
+        would take all the room there is again and again."""
+        waiting = list(self.blocked)
+        self.blocked.clear()
+        if self.served in waiting[:-1]:
+            behind = waiting.index(self.served) + 1
+            return waiting[behind:] + waiting[:behind]
+        return waiting
+
+    def forget(self, queue: Queue) -> None:
+        self.blocked.pop(queue, None)
+        if self.served is queue:
+            self.served = None
 
     def free(self, count: int) -> None:
         # The window of a connection that came back starts full, while bytes of its former life are still credited.
@@ -117,7 +134,7 @@ class Consumer:
 
     def room(self) -> int:
         if self.window.room <= 0:
-            self.window.blocked.add(self.queue)
+            self.window.blocked[self.queue] = None
             return 0
         wanted = self.prefetch - self.unacked.count if self.prefetch else NO_LIMIT
         return min(wanted, self.grants) if self.limited else wanted

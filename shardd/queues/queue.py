@@ -385,6 +385,7 @@ class Queue:
         else:
             outlet.deliver(taker, number, redelivered, count, blob)
         taker.window.room -= len(blob)
+        taker.window.served = self
         if taker.limited:
             taker.grants -= count
         self.ready_bytes -= body_bytes

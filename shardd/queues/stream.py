@@ -305,6 +305,7 @@ class StreamQueue(Queue):
         number = reader.unacked.add(batch.entries, batch.sizes)
         outlet.deliver(reader, number, redelivered, count, batch.blob)
         reader.window.room -= len(batch.blob)
+        reader.window.served = self
         self.counters.delivered += count
         self.counters.redelivered += count if redelivered else 0
         self.unacked_count += count

@@ -44,6 +44,7 @@ class Window:
     start: int
     used: int
     data: bytearray
+    taken: int = 0  # bytes of it that were asked for
 
     def holds(self, number: int, position: int) -> bool:
         if number != self.number or not self.start <= position < self.start + self.used:
@@ -51,13 +52,21 @@ class Window:
         size = record.message_bytes_at(self.data, position - self.start)
         return 0 < size <= self.start + self.used - position
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whoever reads on needs it no more. Of a segment of several queues each needs its own part, one after the
+        other: they come by again."""
+        return self.taken * 4 >= self.used * 3
+
 
 class Windows:
     """The bounded cache. A window's bytes are good until the next call."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
-        self.windows: list[Window] = []  # last used last
+        self.windows: list[Window] = []  # last read last
+        self._found: Window | None = None  # the last one
+        self._spare: bytearray | None = None  # of a window that was let go of: as large as they get
         self._stray = bytearray(STRAY_BYTES_MAX)
         self._stray_view = memoryview(self._stray)
 
@@ -65,7 +74,17 @@ class Windows:
         """One that holds the whole message at `position`."""
         for window in reversed(self.windows):
             if window.holds(segment.number, position):
+                self._found = window
                 return window
+        self._found = window = self._load(segment, handle, position)
+        return window
+
+    def took(self, count: int) -> None:
+        """Bytes of messages of the window found last."""
+        if self._found is not None:
+            self._found.taken += count
+
+    def _load(self, segment: Segment, handle: int, position: int) -> Window:
         if position >= segment.checked:
             return self._check_up_to(segment, handle, position)
         window = self._read(segment, handle, position, self._next_bytes(segment, position))
@@ -87,6 +106,7 @@ class Windows:
             except OSError as error:
                 raise Corrupt(f"cannot read byte {position} of {segment.path}: {error}") from error
             if 0 < record.message_bytes_at(self._stray, 0) <= got:
+                self._found = None
                 return self._stray, position, got
         window = self.find(segment, handle, position)
         return window.data, window.start, window.used
@@ -108,6 +128,23 @@ class Windows:
             if position < segment.checked:
                 return window
 
+    def _buffer(self, size: int) -> bytearray:
+        """Not a new one, where it can be helped: that would be filled with zeros first."""
+        if size != WINDOW_BYTES_MAX or self._spare is None:
+            return bytearray(size)
+        spare, self._spare = self._spare, None
+        return spare
+
+    def _make_room(self) -> None:
+        if len(self.windows) >= WINDOWS_MAX:
+            used_up = (i for i, window in enumerate(self.windows) if window.is_used_up)
+            self._drop(next(used_up, 0))
+
+    def _drop(self, at: int) -> None:
+        data = self.windows.pop(at).data
+        if len(data) == WINDOW_BYTES_MAX:
+            self._spare = data
+
     def _keep(self, window: Window) -> Window:
         # A huge message is not worth the memory of keeping.
         if len(window.data) <= WINDOW_BYTES_MAX:
@@ -116,19 +153,23 @@ class Windows:
 
     def forget(self, number: int) -> None:
         self.windows = [window for window in self.windows if window.number != number]
+        self._found = None
 
     def release(self) -> None:
         self.windows.clear()
+        self._found = self._spare = None
 
     def _next_bytes(self, segment: Segment, position: int) -> int:
         """How much to read; makes room for it among the windows."""
-        for i, window in enumerate(self.windows):
+        for i in reversed(range(len(self.windows))):
+            window = self.windows[i]
             end = window.start + window.used
             if window.number == segment.number and window.start <= position <= end + SEQUENCE_GAP_BYTES:
-                del self.windows[i]
+                if window.is_used_up:
+                    self._drop(i)
+                self._make_room()
                 return min(2 * max(window.used, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
-        if len(self.windows) >= WINDOWS_MAX:
-            del self.windows[0]
+        self._make_room()
         # The front of a segment, just after the end of the one before it: still the same walk.
         walking = any(window.number == segment.number - 1 for window in self.windows)
         return WINDOW_BYTES_MAX if walking and position < SEQUENCE_GAP_BYTES else WINDOW_BYTES_MIN
@@ -136,7 +177,7 @@ class Windows:
     def _read(self, segment: Segment, handle: int, position: int, size: int) -> Window:
         known = segment.checked if position < segment.checked else segment.used
         size = max(min(size, known - position), 0)
-        data = bytearray(size)
+        data = self._buffer(size)
         try:
             with memoryview(data) as view:
                 got = self.files.read_into(handle, view, position)

@@ -423,6 +423,8 @@ class SegmentStore:
                 blob, some = copy_out(source, base, used, wanted, start, stop, bytes_max, not blobs)
                 if not some:
                     return b"".join(blobs), sizes
+                if segment.buffer is None:
+                    self._windows.took(len(blob))
                 if len(some) == len(entries):
                     return blob, some
                 blobs.append(blob)

@@ -31,10 +31,10 @@ static inline uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const 
         uint64_t most = 0;
         for (uint32_t i = 0; i < count; i++) {
             uint64_t bits = mixed(hashed ^ seeds[i]) >> 11;
-            if (bits > most) {
-                most = bits;
-                best = i;
-            }
+            /* Without a branch: nobody could foretell which way it goes. */
+            uint64_t more = -(uint64_t)(bits > most);
+            most ^= (most ^ bits) & more;
+            best ^= (best ^ i) & (uint32_t)more;
         }
         return best;
     }

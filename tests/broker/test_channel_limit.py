@@ -33,6 +33,9 @@ class Links:
     def settle(self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int) -> None:
         self.settled[consumer] += last - first + 1
 
+    def ack(self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int) -> None:
+        self.settled[consumer] += last - first + 1
+
 
 class Bench:
     def __init__(self, consumers: int, no_ack: bool = False) -> None:

@@ -234,6 +234,21 @@ async def test_settles_of_an_older_epoch_are_forgotten(pair: Pair) -> None:
     assert isinstance(await pair.shards[0].receive_control(), wire.Release)
 
 
+async def test_acks_that_wait_go_with_what_is_told_next_or_by_themselves_soon(pair: Pair) -> None:
+    epoch = pair.shards[0].epoch
+    pair.links.ack(0, epoch, 4, 1, 3, 100)
+    pair.links.flush()
+    pair.links.ack(0, epoch, 4, 4, 5, 100)
+    pair.links.tell(0, wire.Release(1, [4]))
+    head, message = await pair.shards[0].receive()
+    assert head.kind == wire.SETTLE and envelope.read_settles(message) == [(4, wire.ACK, 1, 5)]
+    assert isinstance(await pair.shards[0].receive_control(), wire.Release)
+    pair.links.ack(0, epoch, 4, 6, 6, 100)
+    async with asyncio.timeout(5):
+        head, message = await pair.shards[0].receive()
+    assert head.kind == wire.SETTLE and envelope.read_settles(message) == [(4, wire.ACK, 6, 6)]
+
+
 async def test_credit_for_deliveries_is_given_in_steps(pair: Pair) -> None:
     epoch = pair.shards[0].epoch
     pair.links.credit(0, epoch, 5, DELIVERY_CREDIT_BYTES - 1)

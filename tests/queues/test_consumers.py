@@ -71,7 +71,34 @@ def test_room_is_the_least_of_prefetch_grants_and_window() -> None:
     assert limited.room() == 3
     limited.window.room = 0
     assert limited.room() == 0
-    assert limited.window.blocked == {QUEUE}
+    assert limited.window.unblocked() == [QUEUE]
+
+
+def test_queues_that_share_too_little_room_get_it_in_turn() -> None:
+    window = Window(100)
+    queues = [Queue(number, DictStore(), limits_of({})) for number in range(1, 5)]
+    takers = [Consumer(queue, None, queue.id, window) for queue in queues]
+    order: list[Queue] = queues
+    got: list[int] = []
+    for _ in range(8):
+        window.room = 100
+        for queue in order:
+            if takers[queue.id - 1].room() > 0:  # one takes it all, and looks for more
+                window.room, window.served = 0, queue
+                got.append(queue.id)
+                takers[queue.id - 1].room()
+        order = window.unblocked()
+        assert sorted(queue.id for queue in order) == [1, 2, 3, 4]
+    assert got == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert window.unblocked() == []
+
+
+def test_a_queue_that_is_gone_waits_for_no_room() -> None:
+    one = consumer(1, Window(0))
+    assert one.room() == 0
+    one.window.served = QUEUE
+    one.window.forget(QUEUE)
+    assert one.window.unblocked() == [] and one.window.served is None
 
 
 def test_prefetch_never_promises_less_than_nothing() -> None:

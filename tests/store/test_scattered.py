@@ -44,3 +44,50 @@ def test_each_comes_whole_in_the_order_asked_for(seed: int) -> None:
         assert split_messages(blob) == [encode_message(bodies[i], b"", b"k") for i in there]
         assert list(sizes) == [len(bodies[i]) for i in there]
         at += len(sizes)
+
+
+PIECE_BYTES = 256 << 10
+WRITTEN_BYTES = 40 << 20
+
+
+class CountingFiles(FaultyFiles):
+    read_bytes = 0
+
+    def read_into(self, handle: int, target: memoryview, position: int) -> int:
+        got = super().read_into(handle, target, position)
+        self.read_bytes += got
+        return got
+
+
+def read_side_by_side(queues: int) -> int:
+    """Bytes read from files, when the queues of one store, filled in turn, are emptied in turn."""
+    files = CountingFiles()
+    store = SegmentStore("d", files=files, segment_bytes=16 << 20)
+    store.recover(range(1, queues + 1))
+    entries = [array("Q") for _ in range(queues)]
+    message = encode_message(bytes(1000), b"", b"k")
+    written = 0
+    while written < WRITTEN_BYTES:
+        for queue in range(queues):
+            record = Record((queue + 1,), (message,) * 50).encode()
+            (arrival,) = store.append(record)
+            entries[queue] += arrival.entries
+            written += len(record)
+    job = store.begin_sync()
+    assert job is not None
+    job.run()
+    store.finish_sync(job)
+    files.read_bytes = 0
+    while any(entries):
+        for queue in range(queues):
+            if entries[queue]:
+                _, sizes = store.read(entries[queue][:1000], PIECE_BYTES)
+                entries[queue] = entries[queue][len(sizes) :]
+    return files.read_bytes
+
+
+@pytest.mark.parametrize("queues", [3, 4])
+def test_queues_emptied_side_by_side_do_not_each_read_their_segments(queues: int) -> None:
+    alone = read_side_by_side(1)
+    assert alone > WRITTEN_BYTES // 4, "most of it was still in memory"
+    assert read_side_by_side(queues) < 1.4 * alone

@@ -1,0 +1,143 @@
+"""What spreading over many queues costs, and how throughput grows with shards and front doors.
+
+    python bench/spread.py costs [--runs 3] [--bodies 16,200,1024] [--data DIR]
+    python bench/spread.py growth [--runs 3] [--seconds 2] [--data DIR]
+
+`costs`: CPU of the broker a message, publishing random keys to a stream exchange of 8 shards beside one queue, and a
+consumer of its virtual queue that drains a backlog beside a consumer of one queue. Both sides take turns on one
+broker; a ratio is of medians.
+
+`growth`: the same load through brokers of 1 to N shards and front doors. On few cores the rates say little, for the
+processes and the generator share them; what each kind of process spends on a message says how many it could do with a
+core of its own. From that the model: with F front doors and S shards on F + S cores, the lower of F / (CPU of a front
+door a message) and S / (CPU of a shard a message). It assumes that connections and keys are spread evenly, that the
+generator, the controller and the kernel's own work for the network have other cores, that neither memory nor disk is
+the limit, and that a message costs no more CPU with more processes than in the largest broker measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import generator
+import machine
+from brokers import own_broker
+from generator import RunFailed, Target, started
+from streams import roles
+
+Costs = dict[str, float]  # nanoseconds of CPU a message, by role; "rate": messages a second
+
+ONE = "--exchange direct --queues 1 --keys 1"
+EIGHT = "--exchange stream --queues 8 --keys 100000"
+VIRTUAL = f"{EIGHT} --virtual"
+ACKS = "--prefetch 2000 --ack-every 100"
+# What is compared: name, options for one queue, for eight, how much more it may cost.
+PAIRS = (
+    ("publish", f"{ONE} --no-consume", f"{EIGHT} --no-consume", 1.25),
+    ("drain, no acks", f"{ONE} --backlog", f"{VIRTUAL} --backlog", 1.25),
+    ("drain, ack(multiple) every 100", f"{ONE} --backlog {ACKS}", f"{VIRTUAL} --backlog {ACKS}", 1.25),
+)
+# Bytes of bodies and names in one run, so that each takes about as long; and the most messages.
+RUN_BYTES = 400_000_000
+MESSAGES_MAX = 3_000_000
+NAMES_BYTES = 60
+# Shards and front doors of the brokers that are measured.
+SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (4, 4))
+LOAD = f"--body 100 --batch 64K {EIGHT} --producers 4 --consumers 4 --consumer-queues 2"
+MODEL_CORES = (2, 4, 8, 16, 32)
+LIMIT_S = 120.0
+
+
+def costs_of(target: Target, options: str) -> Costs:
+    """One run: read at the generator's marks."""
+    assert target.pid is not None
+    who = roles(target.pid)
+    at: dict[str, Costs] = {}
+    report: dict[str, float] = {}
+    with started(target, options.split(), LIMIT_S) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("@"):
+                at[line.strip()] = {role: machine.cpu_seconds(pids) for role, pids in who.items()}
+            elif line.startswith("{"):
+                report = json.loads(line)
+    if not report or report.get("error"):
+        raise RunFailed(str(report.get("error") or "the generator ended without a report"))
+    rate = report["consumed_per_s"] or report["published_per_s"]
+    messages = rate * report["seconds"]
+    found = {role: (at["@end"][role] - at["@start"][role]) / messages * 1e9 for role in who}
+    return found | {"all": sum(found.values()), "rate": rate}
+
+
+def medians(runs: list[Costs]) -> Costs:
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+def show_costs(options: argparse.Namespace) -> None:
+    print("| | body | one queue, ns | front door | shards | eight, ns | front door | shards | ratio | at most |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for body in options.bodies:
+        messages = min(MESSAGES_MAX, RUN_BYTES // (body + NAMES_BYTES))
+        common = f"--body {body} --batch 64K --messages {messages}"
+        for name, one, eight, most in PAIRS:
+            with own_broker(options.data) as target:
+                runs = [
+                    [
+                        costs_of(target, f"{common} {each} --prefix {side}{turn}")
+                        for side, each in enumerate((one, eight))
+                    ]
+                    for turn in range(options.runs)
+                ]
+            sides = [medians([turn[side] for turn in runs]) for side in (0, 1)]
+            cells = [f"{side[role]:,.0f}" for side in sides for role in ("all", "front door", "shard")]
+            ratio = sides[1]["all"] / sides[0]["all"]
+            print(f"| {name} | {body} B | {' | '.join(cells)} | {ratio:.2f} | {most} |", flush=True)
+
+
+def show_growth(options: argparse.Namespace) -> None:
+    print("| shards | front doors | messages/s | front doors, ns a message | shards, ns a message |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    found: Costs = {}
+    for shards, doors in SHAPES:
+        flags = ["--shards", str(shards), "--front-doors", str(doors)]
+        with own_broker(options.data, flags=flags) as target:
+            load = f"{LOAD} --seconds {options.seconds} --warmup 1"
+            found = medians([costs_of(target, load) for _ in range(options.runs)])
+        door, shard = found["front door"], found["shard"]
+        print(f"| {shards} | {doors} | {found['rate']:,.0f} | {door:,.0f} | {shard:,.0f} |", flush=True)
+    print("\n| cores | front doors + shards | model, messages/s |\n| ---: | ---: | ---: |")
+    for cores in MODEL_CORES:
+        doors, rate = best_split(cores, found["front door"], found["shard"])
+        print(f"| {cores} | {doors} + {cores - doors} | {rate:,.0f} |")
+
+
+def best_split(cores: int, door_ns: float, shard_ns: float) -> tuple[int, float]:
+    """How many of the cores are best given to front doors, and the messages a second that come of it."""
+    rates = {doors: min(doors / door_ns, (cores - doors) / shard_ns) * 1e9 for doors in range(1, cores)}
+    best = max(rates, key=lambda doors: rates[doors])
+    return best, rates[best]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("costs", "growth"))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--bodies", type=lambda text: [int(each) for each in text.split(",")], default=[16, 200, 1024])
+    parser.add_argument("--data", type=Path, default=None, help="directory on the disk to measure")
+    options = parser.parse_args()
+    generator.build_generator()
+    try:
+        (show_costs if options.what == "costs" else show_growth)(options)
+    except RunFailed as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
