@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pyspark_shardmq import offsets, schema
 from pyspark_shardmq.archive import Archive
-from pyspark_shardmq.fetch import Broker, Gone
+from pyspark_shardmq.fetch import Broker, BrokerError, Gone
 from pyspark_shardmq.offsets import Place, Positions, Range, ShardState
 from pyspark_shardmq.options import EARLIEST, LATEST, Offsets, OptionError, ReadOptions, for_batch, for_stream
 from pyspark_shardmq.pushdown import Pushed, push
@@ -287,6 +287,22 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         return rows(self._options, partition.range) if isinstance(partition, Task) else iter(())
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """What comes before `end` is done with. Told to the broker for others to see: the checkpoint is what counts, so
+        a broker that cannot be told stops no query.
+        """
+        group = self._options.group_name
+        if group is None:
+            return
+        by_name: dict[str, dict[int, offsets.Position]] = {}
+        for (name, shard), position in offsets.decode(end).items():
+            by_name.setdefault(name, {})[shard] = position
+        try:
+            for name, positions in by_name.items():
+                self._driver().reached(name, group, positions)
+        except BrokerError as trouble:
+            print(f"shardmq: progress of {group} was not reported: {trouble}", file=sys.stderr)
 
     def stop(self) -> None:
         if self._broker is not None:

@@ -189,6 +189,7 @@ class Shard:
             m.Look: lambda peer, look, _: peer.tell(self.streams.look(peer, look)),
             m.Pull: lambda peer, pull, _: peer.tell(self.streams.pull(peer, pull)),
             m.Unwatch: lambda peer, what, _: self.streams.unwatch(peer, what),
+            m.Place: lambda peer, place, _: peer.tell(self.streams.place(place)),
             m.Detach: self._on_detach,
             m.Release: self._on_release,
             m.Grant: self._on_grant,

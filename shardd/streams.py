@@ -125,6 +125,17 @@ class Streams:
         queue.attach(reader)
         return reader
 
+    def place(self, place: m.Place) -> m.Done | m.Refused:
+        queue = self.queues.get(place.queue)
+        if queue is None:
+            return m.Refused(place.request, 404, "gone")
+        try:
+            queue.place(place.name.encode(), place.offset)
+        except ValueError as error:
+            return m.Refused(place.request, 406, str(error))
+        self.dirty[queue] = None
+        return m.Done(place.request)
+
     # -- what exchanges keep ---------------------------------------------------------------------------
 
     def look(self, peer: Peer, look: m.Look) -> m.Looked | m.Refused:

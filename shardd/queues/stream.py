@@ -35,6 +35,8 @@ AGE = re.compile(r"(\d+)([YMDhms])")
 UNIT_S: Final = {"Y": 365 * 86400, "M": 30 * 86400, "D": 86400, "h": 3600, "m": 60, "s": 1}
 # Names are AMQP short strings.
 NAME_BYTES_MAX: Final = 255
+# Names with a position in one stream, from which on no more are taken of those that read elsewhere.
+PLACED_MAX: Final = 1000
 
 
 class Batch(Protocol):
@@ -72,6 +74,7 @@ class Log(Protocol):
     def truncate(self) -> None: ...
     def position(self, name: bytes) -> int | None: ...
     def store_position(self, name: bytes, offset: int) -> None: ...
+    def forget_position(self, name: bytes) -> None: ...
     def positions(self) -> dict[bytes, int]: ...
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
@@ -245,6 +248,20 @@ class StreamQueue(Queue):
         else:
             offset = log.committed_offset
         return min(max(offset, log.first_offset), log.committed_offset), key, log.filters(filters, unfiltered)
+
+    def place(self, name: bytes, offset: int | None) -> None:
+        """Of those that read it elsewhere under that name: what they want next; None: they are forgotten. Raises
+        ValueError when it may not be."""
+        if any(isinstance(reader, Reader) and reader.name == name for reader in self.consumers.all):
+            raise ValueError("consumers are reading under this name")
+        if offset is None:
+            self.log.forget_position(name)
+            return
+        if offset > self.log.committed_offset:
+            raise ValueError(f"offset {offset} is beyond its end, {self.log.committed_offset}")
+        if self.log.position(name) is None and len(self.log.positions()) >= PLACED_MAX:
+            raise ValueError(f"{PLACED_MAX} names have a position in it already")
+        self.log.store_position(name, offset)
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Each reader in turn gets a piece; whether there is more to hand out now."""

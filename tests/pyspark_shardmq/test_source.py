@@ -160,6 +160,20 @@ def test_a_stream_is_read_in_portions_and_goes_on_from_its_checkpoint(
     assert sorted(flat(query.run())) == list(range(990, 998))
 
 
+def test_what_a_query_has_finished_is_reported_under_its_group(
+    spark: Any, url: str, streams: FakeStreams, tmp_path: Path
+) -> None:
+    """A report that cannot be made stops no query: the next one makes up for it."""
+    shards = streams.declare("orders", 2)
+    streams.append("orders", 100)
+    query = Query(spark, url, tmp_path, subscribe="orders", groupName="g/1")
+    streams.faults = {"/groups/": 1}
+    assert len(flat(query.run())) == 100
+    streams.append("orders", 11)
+    assert len(flat(query.run())) == 11
+    assert streams.groups == {("orders", "g/1"): {n: (shard.id, shard.next) for n, shard in enumerate(shards)}}
+
+
 def test_a_stream_made_anew_under_a_checkpoint_is_an_error(
     spark: Any, url: str, streams: FakeStreams, tmp_path: Path
 ) -> None:
