@@ -90,11 +90,18 @@ class Streams:
     def among(self, queues: Iterable[Queue]) -> list[StreamQueue]:
         return [queue for queue in queues if isinstance(queue, StreamQueue)]
 
-    def append(self, queues: Sequence[StreamQueue], records: memoryview, alone: bool) -> None:
-        """To each of them the records that name it (`alone`: there is one, and all do)."""
+    def append(self, queues: Sequence[StreamQueue], records: memoryview, alone: bool, in_sequence: bool) -> set[int]:
+        """To each of them the records that name it (`alone`: there is one, and all do); ordinals of messages that some
+        refused."""
+        refused: set[int] = set()
         for queue in queues:
             self.dirty[queue] = None
-            queue.append(records, alone)
+            refused.update(queue.append(records, alone, in_sequence))
+        return refused
+
+    def forget_producers(self, heard_before: int) -> None:
+        for queue in self.queues.values():
+            queue.log.forget_producers(heard_before)
 
     def settle(self, reader: Reader, kind: int, entries: array[int], size: int) -> None:
         queue = reader.queue

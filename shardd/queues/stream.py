@@ -50,6 +50,20 @@ class Batch(Protocol):
     def next_offset(self) -> int: ...
 
 
+class Taken(Protocol):
+    """Of a batch: the records that were appended, and how many messages; how many were there already; ordinals in the
+    batch of those that are refused."""
+
+    @property
+    def records(self) -> memoryview: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def repeated(self) -> int: ...
+    @property
+    def refused(self) -> list[int]: ...
+
+
 class Log(Protocol):
     """Where the messages of a stream lie; shardd.store meets it."""
 
@@ -63,7 +77,8 @@ class Log(Protocol):
     def last_chunk_offset(self) -> int: ...
     @property
     def disk_bytes(self) -> int: ...
-    def append_records(self, records: memoryview, queue_id: int, alone: bool) -> int: ...
+    def append_records(self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False) -> Taken: ...
+    def forget_producers(self, heard_before: int) -> int: ...
     def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]: ...
     def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None: ...
     def batch(self, offset: int, bytes_max: int, count_max: int, wanted: array[int] | None = None) -> Batch: ...
@@ -180,13 +195,16 @@ class StreamQueue(Queue):
 
     # -- in --------------------------------------------------------------------------------------------
 
-    def append(self, records: memoryview, alone: bool) -> None:
-        """Of a PUBLISH, those records that name this stream (`alone`: all do)."""
+    def append(self, records: memoryview, alone: bool, in_sequence: bool = False) -> list[int]:
+        """Of a PUBLISH, those records that name this stream (`alone`: all do); ordinals in it of refused messages."""
         first = self.log.next_offset
-        self.counters.published += self.log.append_records(records, self.id, alone)
+        taken = self.log.append_records(records, self.id, alone, in_sequence)
+        self.counters.published += taken.count
+        self.counters.repeated += taken.repeated
         for (other, _), ranges in self.watched.items():
-            for start, count in self.log.named_in(records, self.id, other):
+            for start, count in self.log.named_in(taken.records, self.id, other):
                 _note(ranges, first + start, first + start + count)
+        return taken.refused
 
     def pull(self, watch: int, who: int, offset: int, stop: int, bytes_max: int) -> tuple[bytes, int, int]:
         """(offsets and messages, how many, next offset) of some of [offset, stop), but for what went to the queue
