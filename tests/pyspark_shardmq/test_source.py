@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.real_broker import wait_until
+
 pytestmark = pytest.mark.timeout(400)  # Spark starts slowly on a busy machine
 
 if TYPE_CHECKING:
@@ -158,6 +160,27 @@ def test_a_stream_is_read_in_portions_and_goes_on_from_its_checkpoint(
     streams.streams["orders"].append(type(streams.streams["orders"][0])())  # a shard is added
     streams.append("orders", 8)
     assert sorted(flat(query.run())) == list(range(990, 998))
+
+
+@pytest.mark.minutes
+def test_a_shard_that_is_added_while_a_query_runs_is_read_from_its_beginning(
+    spark: Any, url: str, streams: FakeStreams, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+    streams.declare("orders", 1)
+    streams.append("orders", 20)
+    reader = spark.readStream.format("shardmq").options(subscribe="orders", startingOffsets="earliest")
+    rows = reader.option("shardmq.url", url).load().writeStream
+    query = rows.foreachBatch(lambda frame, _: seen.extend(numbers(frame))).option("checkpointLocation", str(tmp_path))
+    running = query.start()
+    try:
+        wait_until(lambda: len(seen) == 20, "the first rows", 100)
+        streams.streams["orders"].append(type(streams.streams["orders"][0])())
+        streams.append("orders", 20)
+        wait_until(lambda: len(seen) == 40, "rows of the shard that was added", 100)
+    finally:
+        running.stop()
+    assert sorted(seen) == list(range(40)) and running.exception() is None
 
 
 def test_what_a_query_has_finished_is_reported_under_its_group(
