@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pika
+import pika.exceptions
 import pytest
 
 from pyspark_shardmq.jobs import archive, replay
@@ -45,7 +47,7 @@ def channel(broker: RealBroker) -> Iterator[Any]:
     channel = connection.channel()
     channel.confirm_delivery()
     yield channel
-    if connection.is_open:
+    with contextlib.suppress(pika.exceptions.AMQPError):
         connection.close()
 
 
@@ -58,10 +60,19 @@ def stream_exchange(channel: Any, name: str, shards: int) -> None:
     channel.exchange_declare(name, "x-modulus-hash", durable=True, arguments=arguments)
 
 
-def publish(channel: Any, exchange: str, numbers: range) -> None:
+def publish(broker: RealBroker, channel: Any, exchange: str, numbers: range) -> None:
+    """Until the stream has them on stable storage; a confirm for each would take minutes on a slow disk."""
+    before = ends(broker, exchange)
+    quick = channel.connection.channel()
     for number in numbers:
         properties = pika.BasicProperties(delivery_mode=2, headers={"n": number, "deep": {"list": [1, "two", None]}})
-        channel.basic_publish(exchange, f"key.{number}", b"%d" % number, properties)
+        quick.basic_publish(exchange, f"key.{number}", b"%d" % number, properties)
+    wait_until(lambda: ends(broker, exchange) == before + len(numbers), "what was published", WAIT_S)
+    quick.close()
+
+
+def ends(broker: RealBroker, stream: str) -> int:
+    return sum(shard["next"] for shard in asked(broker, f"streams/%2F/{stream}")["shards"])
 
 
 def sink(channel: Any, exchange: str) -> None:
@@ -71,11 +82,9 @@ def sink(channel: Any, exchange: str) -> None:
 
 
 def depth(broker: RealBroker, queue: str) -> int:
-    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
-    try:
-        return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
-    finally:
-        connection.close()
+    with contextlib.suppress(OSError):
+        return int(asked(broker, f"queues/%2F/{queue}").get("messages", -1))
+    return -1  # not known while its shard is away
 
 
 def taken(broker: RealBroker, queue: str) -> list[tuple[Any, pika.BasicProperties, bytes]]:
@@ -89,9 +98,23 @@ def taken(broker: RealBroker, queue: str) -> list[tuple[Any, pika.BasicPropertie
         found.append((method, properties, body))
 
 
-def begin(job: str, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", f"pyspark_shardmq.jobs.{job}", *words]
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
+@pytest.fixture
+def begin() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a job beside the test; what is left of any at the end is killed."""
+    begun = []
+
+    def begin_one(job: str, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"pyspark_shardmq.jobs.{job}", *words]
+        begun.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True))
+        return begun[-1]
+
+    yield begin_one
+    for process in begun:
+        if process.poll() is None:
+            for pid in [*children(process.pid), process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
 
 
 def children(pid: int) -> list[int]:
@@ -119,7 +142,7 @@ def kill_a_worker(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_stream_processor_publishes_each_row_once_through_kills(
-    broker: RealBroker, channel: Any, spark: Any, tmp_path: Path
+    broker: RealBroker, channel: Any, spark: Any, tmp_path: Path, begin: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     """Killed: a shard, a Python worker, the driver with its JVM; then it runs to its end. What it publishes goes to a
     queue and to a stream exchange.
@@ -129,7 +152,7 @@ def test_a_stream_processor_publishes_each_row_once_through_kills(
     sink(channel, "checked")
     stream_exchange(channel, "kept", 2)
     channel.exchange_bind("kept", "checked")
-    publish(channel, "orders", range(total))
+    publish(broker, channel, "orders", range(total))
     sql = tmp_path / "query.sql"
     sql.write_text("select concat('seen ', string(value)) as value, routing_key from input")
     words = ["orders", "--sql", str(sql), "--exchange", "checked", "--checkpoint", str(tmp_path / "checkpoint")]
@@ -171,7 +194,7 @@ def test_archived_and_replayed_messages_are_what_they_were(
 ) -> None:
     stream_exchange(channel, "logs", 2)
     sink(channel, "again")
-    publish(channel, "logs", range(500))
+    publish(broker, channel, "logs", range(500))
     everything = pika.BasicProperties(
         content_type="text/plain",
         content_encoding="gzip",
@@ -255,7 +278,7 @@ def test_rows_that_go_nowhere_and_users_without_rights_are_refused(
 
 def test_counts_agree_with_what_the_broker_says(broker: RealBroker, channel: Any, spark: Any) -> None:
     stream_exchange(channel, "counted", 3)
-    publish(channel, "counted", range(100))
+    publish(broker, channel, "counted", range(100))
     found = {row.shard: row["count"] for row in reading(spark, broker, "counted").groupBy("shard").count().collect()}
     shards = asked(broker, "streams/%2F/counted")["shards"]
     assert found == {s["shard"]: s["next"] - s["first"] for s in shards if s["next"] > s["first"]}
