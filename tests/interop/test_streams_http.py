@@ -118,6 +118,7 @@ def consumed(connection: pika.BlockingConnection, stream: str, count: int) -> li
     return found
 
 
+@pytest.mark.row("D9")
 def test_rows_are_what_a_consumer_gets(
     broker: RealBroker, connection: pika.BlockingConnection, channel: Any, name: str
 ) -> None:
