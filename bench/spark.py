@@ -2,19 +2,22 @@
 
     python bench/spark.py [--rows 10000000] [--body 100] [--runs 3] [--data DIR] [--seconds 5]
 
-Needs what `pip install '.[spark]'` brings, Java and a C compiler. One stream exchange over 4 shards is filled, then:
-read with all columns of the base and with three, counted by Spark's sink for nothing; the same rows read by AMQP, by
-one consumer a shard; rows written into 4 queues with confirms; how long a micro-batch takes, with a message each
-100 ms; and the latency of 1,000 AMQP messages a second, alone and while Spark reads as fast as it can. CPU is of all
-the broker's processes, and of the reader alone. Read ratios of one run: rates move with whatever else the machine does.
-Behind each line stands its bar; what is short of it is said, not punished.
+Needs what `pip install '.[spark]'` brings, pika, Java and a C compiler. One stream exchange over 4 shards is filled,
+then: read with all columns of the base and with three, counted by Spark's sink for nothing; the same rows read by AMQP,
+by one consumer a shard that counts bytes, and into rows as tasks of Spark would (pika, two processes); rows written
+into 4 queues with confirms; how long a micro-batch takes, with a message each 100 ms; and the latency of 1,000 AMQP
+messages a second, alone and while Spark reads as fast as it can. CPU is of all the broker's processes, and of the
+reader alone. Read ratios of one run: rates move with whatever else the machine does. Behind each line stands its bar;
+what is short of it is said, not punished.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
+import multiprocessing
 import statistics
 import struct
 import tempfile
@@ -34,6 +37,8 @@ from streams import StreamClient
 
 SHARDS = 4
 EXCHANGE, SINK = "bench", "bench-sink"
+PIKA_ROWS = 100_000
+PREFETCH = 1000
 LATENCY_MESSAGES = 100
 LATENCY_GAP_S = 0.1
 READY_S_MAX = 300
@@ -116,6 +121,20 @@ class SparkBench:
 
         return self.timed(self.given.rows, all_at_once)
 
+    def read_by_pika(self, queues: list[str]) -> dict[str, float]:
+        """Of each stream some: what a message costs is the same for all."""
+        each = min(self.given.rows, PIKA_ROWS) // SHARDS
+        fresh = multiprocessing.get_context("spawn")  # nothing of Spark's
+        halves = [queues[: SHARDS // 2], queues[SHARDS // 2 :]]
+
+        with fresh.Pool(len(halves)) as pool:
+            pool.map(importing_pika, halves)
+
+            def act() -> None:
+                pool.starmap(rows_by_pika, [(self.broker.url, half, each) for half in halves])
+
+            return self.timed(each * SHARDS, act)
+
     def write(self) -> dict[str, float]:
         rows = min(self.given.rows, 1_000_000)
         columns = [f"cast(repeat('x', {self.given.body}) as binary) as value", "string(id) as routing_key"]
@@ -174,6 +193,30 @@ class SparkBench:
         self.client._socket.sendall(one + struct.pack(">BHI", 3, 1, len(body)) + body + b"\xce")
 
 
+def importing_pika(_: Any) -> None:
+    """That takes its time, too."""
+    importlib.import_module("pika")
+
+
+def rows_by_pika(url: str, queues: list[str], each: int) -> int:
+    """Makes (offset, timestamp, value) of so many messages of each stream."""
+    import pika
+
+    channel = pika.BlockingConnection(pika.URLParameters(url)).channel()
+    channel.basic_qos(prefetch_count=PREFETCH)
+    rows: list[tuple[int, Any, bytes]] = []
+    for queue in queues:
+        until = len(rows) + each
+        for method, properties, body in channel.consume(queue, arguments={"x-stream-offset": "first"}):
+            rows.append((properties.headers["x-stream-offset"], properties.timestamp, body))
+            if len(rows) % (PREFETCH // 2) == 0 or len(rows) == until:
+                channel.basic_ack(method.delivery_tag, multiple=True)
+            if len(rows) == until:
+                break
+        channel.cancel()
+    return len(rows)
+
+
 def ended_too(pids: list[int]) -> float:
     """CPU seconds, of threads that have ended too: in clock ticks."""
     fields = [machine.stat_fields(pid) for pid in pids]
@@ -205,6 +248,7 @@ def main() -> None:
             "read, 7 columns, into noop": lambda: bench.read(None),
             "read, 3 columns, into noop": lambda: bench.read("offset,timestamp,value"),
             "AMQP, a client that counts bytes": lambda: bench.read_by_amqp(queues),
+            "AMQP into rows, pika, 2 processes": lambda: bench.read_by_pika(queues),
             "write into 4 queues, confirms": bench.write,
         }
         bench.read("offset")  # starts the workers
@@ -217,7 +261,7 @@ def main() -> None:
             show(name, runs)
         rate, by_amqp = (
             statistics.median(run["rows/s"] for run in found[name])
-            for name in ("read, 3 columns, into noop", "AMQP, a client that counts bytes")
+            for name in ("read, 3 columns, into noop", "AMQP into rows, pika, 2 processes")
         )
         bar("Spark, 3 columns, over AMQP", rate / by_amqp, TIMES_AMQP, True)
         bar("Spark, 3 columns, rows/s", rate, ROWS_PER_S_BAR, True)

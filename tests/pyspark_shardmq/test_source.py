@@ -183,18 +183,21 @@ def test_a_shard_that_is_added_while_a_query_runs_is_read_from_its_beginning(
     assert sorted(seen) == list(range(40)) and running.exception() is None
 
 
-def test_what_a_query_has_finished_is_reported_under_its_group(
-    spark: Any, url: str, streams: FakeStreams, tmp_path: Path
-) -> None:
+def test_what_a_query_has_finished_is_reported_under_its_group(url: str, streams: FakeStreams) -> None:
     """A report that cannot be made stops no query: the next one makes up for it."""
+    pytest.importorskip("pyspark")
+    from pyspark_shardmq.offsets import Position, encode
+    from pyspark_shardmq.options import read_options
+    from pyspark_shardmq.source import ShardmqStreamReader
+
     shards = streams.declare("orders", 2)
-    streams.append("orders", 100)
-    query = Query(spark, url, tmp_path, subscribe="orders", groupName="g/1")
-    streams.faults = {"/groups/": 1}
-    assert len(flat(query.run())) == 100
-    streams.append("orders", 11)
-    assert len(flat(query.run())) == 11
-    assert streams.groups == {("orders", "g/1"): {n: (shard.id, shard.next) for n, shard in enumerate(shards)}}
+    reader = ShardmqStreamReader(read_options({"shardmq.url": url, "subscribe": "orders", "groupName": "g/1"}))
+    for ends, lost in [((3, 4), True), ((7, 4), False)]:
+        streams.faults = {"/groups/": int(lost)}
+        reader.commit(encode({("orders", n): Position(shards[n].id, end) for n, end in enumerate(ends)}))
+        assert bool(streams.groups) is not lost
+    assert streams.groups == {("orders", "g/1"): {0: (shards[0].id, 7), 1: (shards[1].id, 4)}}
+    reader.stop()
 
 
 def test_a_stream_made_anew_under_a_checkpoint_is_an_error(
