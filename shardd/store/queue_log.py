@@ -110,7 +110,7 @@ class QueueLog(StreamLog):
             return Taken(records, self._append_own(records, queue_id, alone), 0, [])
         self._check_usable()
         try:
-            screened = self._producers.screen(records, queue_id, self.next_offset)
+            screened = self._producers.screen(records, queue_id, self.committed_offset)
         except OSError as error:
             raise self._named(error) from error
         kept = memoryview(screened.records)
@@ -142,6 +142,9 @@ class QueueLog(StreamLog):
             raise self._named(error) from error
         if offset is None:
             return
+        if self.first_offset > offset:
+            self._cover()  # from here on all is as it should be
+            return
         for segment in self._segments:
             if segment.end <= offset:
                 continue
@@ -172,20 +175,18 @@ class QueueLog(StreamLog):
 
     def _let_go(self, segment: StreamSegment) -> bool:
         """Not before something else tells how far its producers have come."""
-        if self._job is not None and self._job.cover is not None:
-            return False
-        if self._producers.uncovered_bytes:
+        if self._producers.in_use and segment.end > self._producers.covered_to:
             if self._job is not None or self.committed_offset != self.next_offset:
                 return False  # what comes with the next look
             self._cover()
-            if self._producers.uncovered_bytes:
+            if segment.end > self._producers.covered_to:
                 return False
         return super()._let_go(segment)
 
     def close(self) -> None:
         clean = self._state == "open" and not self._failure
         super().close()
-        if clean and self._producers.uncovered_bytes:
+        if clean and self._producers.in_use and self._producers.covered_to < self.next_offset:
             self._cover()
 
     # -- out -------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ Chunks of messages IN_SEQUENCE are the truth: a sequence is taken as stored when
 before the first of them is written, and it is written on when COVER_BYTES have come since it last was, before a segment
 goes that it does not cover, and at a clean stop: so recovery looks only at chunks behind what it covers, and at none of
 a stream that nobody has written to in sequence. It is written in a sync after the chunks it speaks of. A power cut
-takes the end of a stream, never a piece out of it, so whatever is found there was sent before what is missing.
+takes the end of a stream, so whatever is found was sent before what is missing. Only what comes before the first
+segment may be missing too, when that was never synced either: then the log begins behind what is covered, nothing in it
+was ever confirmed, and no sequence is taken as stored. At worst an unconfirmed message is stored twice, none is lost.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class StreamProducers:
         self.sync = sync
         self.table = Sequences()
         self.in_use = False  # the file is there
+        self.covered_to = 0  # offset: the file tells of all that comes before it
         self.uncovered_bytes = 0  # have come since it was written
         self._end = 0  # of the file; 0: it is to be written anew
         self._whole_bytes = 0  # when it last was
@@ -40,17 +43,18 @@ class StreamProducers:
 
     # -- a batch ---------------------------------------------------------------------------------------
 
-    def screen(self, records: memoryview, queue_id: int, next_offset: int) -> Screened:
+    def screen(self, records: memoryview, queue_id: int, committed_offset: int) -> Screened:
         """What of the records that name the queue is new to it; the others are left out. Raises DiskFull or OSError
         when there can be no file."""
         if not self.in_use:
-            self._begin(next_offset)
+            # What is not on stable storage may go, and its offsets be used again.
+            self._begin(committed_offset)
         if len(self.table) >= PRODUCERS_MAX:
             self.table.sweep(self.table.heard_before(2))
         return self.table.screen(records, {}, queue_id)
 
-    def _begin(self, next_offset: int) -> None:
-        cover = self.cover(next_offset)
+    def _begin(self, committed_offset: int) -> None:
+        cover = self.cover(committed_offset)
         cover.run()
         self.covered(cover)
         if cover.full:
@@ -76,6 +80,7 @@ class StreamProducers:
             self._end = 0
             self.uncovered_bytes += COVER_BYTES
             return
+        self.covered_to = cover.covered
         self._end = (cover.at or producers.HEADER.size) + len(cover.block)
         if not cover.at:
             self._whole_bytes = self._end
@@ -90,7 +95,8 @@ class StreamProducers:
         blocks, _ = producers.decode(producers.read(self.files, f"{self.directory}/{producers.NAME}"))
         for places, _ in blocks:
             self.table.add(places)
-        return max((covered for _, covered in blocks), default=0)
+        self.covered_to = max((covered for _, covered in blocks), default=0)
+        return self.covered_to
 
     def found(self, window: bytearray, position: int) -> None:
         """A good chunk that holds messages behind that offset."""

@@ -44,6 +44,8 @@ class Life:
         self.highest: dict[bytes, int] = {}  # in the stream, or let go of
         self.seen: dict[int, tuple[bytes, int]] = {}  # by offset, what retention may have let go of
         self.gone: dict[bytes, int] = {}  # let go of
+        self.may_go = 0  # retention may have let go of what comes before
+        self.unknown_below = 0  # what comes before counts as not stored: a power cut took the beginning
         self.job: StreamSync | None = None
         self.promises: list[int] = []
         self.repeated = 0
@@ -115,13 +117,15 @@ class Life:
 
     def retain(self) -> None:
         self.seen |= self.stored()
+        self.may_go = self.log.committed_offset
         self.log.retain(2000, max_bytes=self.random.choice([0, 3 * SEGMENT_BYTES]))
         self.note_gone()
 
     def note_gone(self) -> None:
         for offset in [offset for offset in self.seen if offset < self.log.first_offset]:
             name, number = self.seen.pop(offset)
-            self.gone[name] = max(self.gone.get(name, -1), number)
+            if offset >= self.unknown_below:
+                self.gone[name] = max(self.gone.get(name, -1), number)
 
     def stored(self) -> dict[int, tuple[bytes, int]]:
         """What readers see, without what came plainly."""
@@ -154,7 +158,11 @@ class Life:
             producer.at = self.random.randint(0, producer.confirmed)
 
     def check(self) -> None:
-        places = list(self.stored().values())
+        if self.log.first_offset > max(self.may_go, self.unknown_below):
+            assert not any(producer.confirmed for producer in self.producers), "nothing was synced"
+            self.unknown_below = self.log.next_offset
+        stored = self.stored()
+        places = [place for offset, place in stored.items() if offset >= self.unknown_below]
         assert len(set(places)) == len(places), "stored twice"
         self.highest = dict(self.gone)
         for name, number in places:
