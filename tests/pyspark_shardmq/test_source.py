@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pyspark_shardmq.jobs.command import start
 from tests.support.real_broker import wait_until
 
 pytestmark = pytest.mark.timeout(400)  # Spark starts slowly on a busy machine
@@ -172,7 +173,7 @@ def test_a_shard_that_is_added_while_a_query_runs_is_read_from_its_beginning(
     reader = spark.readStream.format("shardmq").options(subscribe="orders", startingOffsets="earliest")
     rows = reader.option("shardmq.url", url).load().writeStream
     query = rows.foreachBatch(lambda frame, _: seen.extend(numbers(frame))).option("checkpointLocation", str(tmp_path))
-    running = query.start()
+    running = start(query.start)
     try:
         wait_until(lambda: len(seen) == 20, "the first rows", 100)
         streams.streams["orders"].append(type(streams.streams["orders"][0])())

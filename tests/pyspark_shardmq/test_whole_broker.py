@@ -121,8 +121,9 @@ def children(pid: int) -> list[int]:
     """All that descend from a process: Spark's JVM and the Python workers, whatever groups they put themselves into."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *children(child)]
+        with contextlib.suppress(OSError):  # it has ended
+            for child in map(int, task.read_text().split()):
+                found += [child, *children(child)]
     return found
 
 
@@ -137,8 +138,18 @@ def kill_driver(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_a_worker(process: subprocess.Popen[bytes]) -> None:
-    workers = [pid for pid in children(process.pid) if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(workers[-1], signal.SIGKILL)
+    """As soon as there is one: idle ones end by themselves."""
+
+    def workers() -> list[int]:
+        found = []
+        for pid in children(process.pid):
+            with contextlib.suppress(OSError):
+                if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+    wait_until(lambda: bool(workers()), "a worker", WAIT_S)
+    os.kill(workers()[-1], signal.SIGKILL)
 
 
 def test_a_stream_processor_publishes_each_row_once_through_kills(
