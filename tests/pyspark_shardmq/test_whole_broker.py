@@ -148,7 +148,8 @@ def kill_a_worker(process: subprocess.Popen[bytes]) -> None:
                     found.append(pid)
         return found
 
-    wait_until(lambda: bool(workers()), "a worker", WAIT_S)
+    wait_until(lambda: process.poll() is not None or bool(workers()), "a worker", WAIT_S)
+    assert process.poll() is None, "it has ended before a worker could be killed"
     os.kill(workers()[-1], signal.SIGKILL)
 
 
@@ -158,7 +159,7 @@ def test_a_stream_processor_publishes_each_row_once_through_kills(
     """Killed: a shard, a Python worker, the driver with its JVM; then it runs to its end. What it publishes goes to a
     queue and to a stream exchange.
     """
-    total, step = 3000, 300
+    total, step = 8000, 300
     stream_exchange(channel, "orders", 2)
     sink(channel, "checked")
     stream_exchange(channel, "kept", 2)
