@@ -1,18 +1,23 @@
 """Streams through Spark, over a broker of this source tree: `make bench-spark`, or
 
-    python bench/spark.py [--rows 10000000] [--body 100] [--runs 3] [--data DIR]
+    python bench/spark.py [--rows 10000000] [--body 100] [--runs 3] [--data DIR] [--seconds 5]
 
-Needs what `pip install '.[spark]'` brings, and Java. One stream exchange over 4 shards is filled, then: read with all
-columns of the base and with three, counted by Spark's sink for nothing; the same rows read by AMQP, by one consumer a
-shard; rows written into 4 queues with confirms; and how long a micro-batch takes, with a message each 100 ms. CPU is
-of all the broker's processes. Read ratios of one run: rates move with whatever else the machine does.
+Needs what `pip install '.[spark]'` brings, pika, Java and a C compiler. One stream exchange over 4 shards is filled,
+then: read with all columns of the base and with three, counted by Spark's sink for nothing; the same rows read by AMQP,
+by one consumer a shard that counts bytes, and into rows as tasks of Spark would (pika, two processes); rows written
+into 4 queues with confirms; how long a micro-batch takes, with a message each 100 ms; and the latency of 1,000 AMQP
+messages a second, alone and while Spark reads as fast as it can. CPU is of all the broker's processes, and of the
+reader alone. Read ratios of one run: rates move with whatever else the machine does. Behind each line stands its bar;
+what is short of it is said, not punished.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
+import multiprocessing
 import statistics
 import struct
 import tempfile
@@ -25,14 +30,27 @@ from typing import Any
 
 import machine
 from brokers import own_broker
+from generator import build_generator, measure
+from load.scenarios import BY_NAME
 from scale import shortstr
 from streams import StreamClient
 
 SHARDS = 4
 EXCHANGE, SINK = "bench", "bench-sink"
+PIKA_ROWS = 100_000
+PREFETCH = 1000
 LATENCY_MESSAGES = 100
 LATENCY_GAP_S = 0.1
 READY_S_MAX = 300
+TIMES_AMQP = 6  # faster a read by Spark is to be than one by AMQP
+TIMES_LATENCY = 2  # longer p99 may be while Spark reads
+# By line: figure, bar, whether more is better.
+BARS: dict[str, tuple[str, float, bool]] = {
+    "read, 3 columns, into noop": ("reader CPU ns/row", 60, False),
+    "write into 4 queues, confirms": ("rows/s", 150_000, True),
+    "micro-batches, a message each 100 ms": ("p50 ms", 500, False),
+}
+ROWS_PER_S_BAR = 700_000
 
 
 class SparkBench:
@@ -73,12 +91,14 @@ class SparkBench:
 
     def timed(self, rows: int, act: Callable[[], None]) -> dict[str, float]:
         pids = self.broker.processes()
-        cpu, begun = machine.cpu_seconds(pids), time.monotonic()
+        reader = [pid for pid in pids if b"shardd.reader" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        cpu, own, begun = machine.cpu_seconds(pids), ended_too(reader), time.monotonic()
         act()
         seconds = time.monotonic() - begun
         return {
             "rows/s": round(rows / seconds),
             "broker CPU ns/row": round((machine.cpu_seconds(pids) - cpu) / rows * 1e9),
+            "reader CPU ns/row": round((ended_too(reader) - own) / rows * 1e9),
         }
 
     def read(self, columns: str | None) -> dict[str, float]:
@@ -100,6 +120,20 @@ class SparkBench:
                 thread.join()
 
         return self.timed(self.given.rows, all_at_once)
+
+    def read_by_pika(self, queues: list[str]) -> dict[str, float]:
+        """Of each stream some: what a message costs is the same for all."""
+        each = min(self.given.rows, PIKA_ROWS) // SHARDS
+        fresh = multiprocessing.get_context("spawn")  # nothing of Spark's
+        halves = [queues[: SHARDS // 2], queues[SHARDS // 2 :]]
+
+        with fresh.Pool(len(halves)) as pool:
+            pool.map(importing_pika, halves)
+
+            def act() -> None:
+                pool.starmap(rows_by_pika, [(self.broker.url, half, each) for half in halves])
+
+            return self.timed(each * SHARDS, act)
 
     def write(self) -> dict[str, float]:
         rows = min(self.given.rows, 1_000_000)
@@ -131,11 +165,62 @@ class SparkBench:
         waits = sorted((taken[n] - sent[n]) * 1000 for n in sorted(taken)[len(taken) // 2 :])
         return {"p50 ms": round(statistics.median(waits)), "p95 ms": round(waits[len(waits) * 95 // 100])}
 
+    def beside(self) -> dict[str, float]:
+        """p99 of AMQP messages, while a thread reads the stream again and again, and before that."""
+        options, seconds = list(BY_NAME["latency-1k"].options), self.given.seconds
+        options += ["--seconds", str(seconds)]
+        alone = measure(self.broker, options, seconds)["latency_p99_us"]
+        over = threading.Event()
+
+        def read_on() -> None:
+            while not over.is_set():
+                self.read("offset,timestamp,value")
+
+        thread = threading.Thread(target=read_on)
+        thread.start()
+        try:
+            time.sleep(1)
+            busy = measure(self.broker, options, seconds)["latency_p99_us"]
+        finally:
+            over.set()
+            thread.join()
+        return {"times": round(busy / alone, 2), "us alone": alone, "us while Spark reads": busy}
+
     def send(self, number: int) -> None:
         body = number.to_bytes(8, "big")
         one = self.client.method(60, 40, b"\0\0" + shortstr(EXCHANGE) + shortstr(str(number)) + b"\0")
         one += struct.pack(">BHIHHQH", 2, 1, 14, 60, 0, len(body), 0) + b"\xce"
         self.client._socket.sendall(one + struct.pack(">BHI", 3, 1, len(body)) + body + b"\xce")
+
+
+def importing_pika(_: Any) -> None:
+    """That takes its time, too."""
+    importlib.import_module("pika")
+
+
+def rows_by_pika(url: str, queues: list[str], each: int) -> int:
+    """Makes (offset, timestamp, value) of so many messages of each stream."""
+    import pika
+
+    channel = pika.BlockingConnection(pika.URLParameters(url)).channel()
+    channel.basic_qos(prefetch_count=PREFETCH)
+    rows: list[tuple[int, Any, bytes]] = []
+    for queue in queues:
+        until = len(rows) + each
+        for method, properties, body in channel.consume(queue, arguments={"x-stream-offset": "first"}):
+            rows.append((properties.headers["x-stream-offset"], properties.timestamp, body))
+            if len(rows) % (PREFETCH // 2) == 0 or len(rows) == until:
+                channel.basic_ack(method.delivery_tag, multiple=True)
+            if len(rows) == until:
+                break
+        channel.cancel()
+    return len(rows)
+
+
+def ended_too(pids: list[int]) -> float:
+    """CPU seconds, of threads that have ended too: in clock ticks."""
+    fields = [machine.stat_fields(pid) for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in fields if one) / machine.TICKS_PER_S
 
 
 def exchange(kind: str, arguments: dict[str, str]) -> dict[str, Any]:
@@ -147,10 +232,12 @@ def main() -> None:
     made.add_argument("--rows", type=int, default=10_000_000)
     made.add_argument("--body", type=int, default=100)
     made.add_argument("--runs", type=int, default=3, help="of each; medians are shown")
+    made.add_argument("--seconds", type=float, default=5.0, help="of each measurement of latency")
     made.add_argument("--data", type=Path, default=None, help="where the broker's data directory is made")
     given = made.parse_args()
     from pyspark_shardmq.jobs.session import session
 
+    build_generator()
     spark = session("bench", "local[2]", {"spark.driver.memory": "2g"})
     print(json.dumps({**machine.facts(), "rows": given.rows, "body bytes": given.body, "load": machine.load_average()}))
     with own_broker(given.data) as broker:
@@ -161,12 +248,27 @@ def main() -> None:
             "read, 7 columns, into noop": lambda: bench.read(None),
             "read, 3 columns, into noop": lambda: bench.read("offset,timestamp,value"),
             "AMQP, a client that counts bytes": lambda: bench.read_by_amqp(queues),
+            "AMQP into rows, pika, 2 processes": lambda: bench.read_by_pika(queues),
             "write into 4 queues, confirms": bench.write,
         }
         bench.read("offset")  # starts the workers
-        for name, measure in scenarios.items():
-            show(name, [measure() for _ in range(given.runs)])
+        # In turn, so that a busy minute hurts all of them alike.
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in scenarios}
+        for _ in range(given.runs):
+            for name, act in scenarios.items():
+                found[name].append(act())
+        for name, runs in found.items():
+            show(name, runs)
+        rate, by_amqp = (
+            statistics.median(run["rows/s"] for run in found[name])
+            for name in ("read, 3 columns, into noop", "AMQP into rows, pika, 2 processes")
+        )
+        bar("Spark, 3 columns, over AMQP", rate / by_amqp, TIMES_AMQP, True)
+        bar("Spark, 3 columns, rows/s", rate, ROWS_PER_S_BAR, True)
         show("micro-batches, a message each 100 ms", [bench.latency()])
+        beside = bench.beside()
+        show("AMQP p99 at 1,000 messages/s", [beside])
+        bar("that p99 while Spark reads, over alone", beside["times"], TIMES_LATENCY, False)
     spark.stop()
 
 
@@ -175,6 +277,15 @@ def show(name: str, runs: list[dict[str, float]]) -> None:
     medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
     text = ", ".join(f"{value:,.0f} {key}" for key, value in medians.items())
     print(f"{name:40} {text}   {[next(iter(run.values())) for run in runs]}", flush=True)
+    if name in BARS:
+        key, wanted, more = BARS[name]
+        bar(f"  {key}", medians[key], wanted, more)
+
+
+def bar(name: str, found: float, wanted: float, more: bool) -> None:
+    reached = found >= wanted if more else found <= wanted
+    word = "at least" if more else "at most"
+    print(f"{name:40} {found:,.1f}, bar: {word} {wanted:,.0f}{'' if reached else ', MISSED'}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from pyspark_shardmq.offsets import DataLoss, Range, ShardState
+from pyspark_shardmq.offsets import DataLoss, Position, Range, ShardState
 from pyspark_shardmq.options import Connection
 
 if TYPE_CHECKING:
@@ -86,6 +86,17 @@ class Broker:
         """By shard: the first row not older; one behind the last where all are."""
         found = self._json("GET", self._path("streams", name, "offset-for-time"), {"timestamp": str(time_ms)})
         return {int(shard): offset for shard, offset in found["shards"].items()}
+
+    def reached(self, name: str, group: str, positions: Mapping[int, Position]) -> None:
+        """By shard: the next row that those who read the stream under that name want. Tried once: the next call says
+        it anew.
+        """
+        shards = {str(shard): {"id": position.id, "next": position.next} for shard, position in positions.items()}
+        body = json.dumps({"shards": shards}).encode()
+        with self._answer("PUT", self._path("streams", name, "groups", group), [], body, "application/json") as answer:
+            text = _read(answer)
+            if answer.status not in (200, 201, 204):
+                raise _refusal("PUT", f"/api/streams/.../{name}/groups/{group}", answer, text)
 
     # -- rows out ----------------------------------------------------------------------------------------
 
@@ -173,12 +184,17 @@ class Broker:
 
     @contextmanager
     def _answer(
-        self, method: str, path: str, query: list[tuple[str, str]], body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]],
+        body: bytes | None = None,
+        content_type: str = "application/vnd.apache.arrow.stream",
     ) -> Iterator[http.client.HTTPResponse]:
         target = f"{path}?{urlencode(query)}" if query else path
         headers = {"Authorization": "Basic " + self._credentials()}
         if body is not None:
-            headers["Content-Type"] = "application/vnd.apache.arrow.stream"
+            headers["Content-Type"] = content_type
         connection = self._connected()
         try:
             connection.request(method, target, body, headers)

@@ -252,6 +252,21 @@ def ranges(
     return [piece for one in whole for piece in split(one, limit)]
 
 
+def gathered(pieces: Iterable[Range], rows_max: int) -> list[list[Range]]:
+    """For tasks: neighbours together while they have no more than `rows_max` rows, since a task costs as much as many
+    rows. Every range is in exactly one, in order.
+    """
+    found: list[list[Range]] = []
+    rows = 0
+    for piece in pieces:
+        if not found or rows + len(piece) > rows_max:
+            found.append([])
+            rows = 0
+        found[-1].append(piece)
+        rows += len(piece)
+    return found
+
+
 def split(one: Range, rows_max: int) -> list[Range]:
     """In as few equal pieces as keep to `rows_max` rows each."""
     count = -(-len(one) // rows_max)

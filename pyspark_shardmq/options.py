@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 EARLIEST, LATEST = -2, -1  # in place of an offset, as in Kafka's options
 
 NAMED_OFFSETS = {"earliest": EARLIEST, "first": EARLIEST, "latest": LATEST, "next": LATEST}
+GROUP_BYTES_MAX = 255  # the broker's bound for a name
 DURATION = re.compile(r"(\d+)\s*(ms|s|m|h)")
 DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
@@ -69,6 +70,7 @@ class ReadOptions:
     poll_timeout_ms: int
     archive_path: str | None
     push_filters: bool
+    group_name: str | None
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,12 @@ def _urls(text: str) -> tuple[str, ...]:
     return urls
 
 
+def _group(text: str) -> str:
+    if not 1 <= len(text.encode()) <= GROUP_BYTES_MAX:
+        raise ValueError(f"must have 1 to {GROUP_BYTES_MAX} bytes")
+    return text
+
+
 def _text(text: str) -> str:
     return text
 
@@ -234,6 +242,7 @@ READ: dict[str, tuple[Callable[[str], Any], Any]] = {
     "pollTimeoutMs": (_at_least(0), 500),
     "archivePath": (_text, None),
     "pushFilters": (_boolean, False),
+    "groupName": (_group, None),
 }
 WRITE: dict[str, tuple[Callable[[str], Any], Any]] = {
     **CONNECTION,
@@ -338,6 +347,7 @@ def read_options(given: Mapping[str, str], environment: Mapping[str, str] | None
         poll_timeout_ms=values["pollTimeoutMs"],
         archive_path=values["archivePath"],
         push_filters=values["pushFilters"],
+        group_name=values["groupName"],
     )
 
 
@@ -361,6 +371,7 @@ def for_batch(options: ReadOptions) -> ReadOptions:
         ("maxOffsetsPerTrigger", options.rows_per_trigger_max),
         ("maxBytesPerTrigger", options.bytes_per_trigger_max),
         ("minOffsetsPerTrigger", options.rows_per_trigger_min),
+        ("groupName", options.group_name),
     ]:
         if value is not None:
             raise OptionError(f"{name} is for streaming reads")

@@ -3,8 +3,7 @@
 Each task is a producer of its own to the broker: (query, partition) names it, (epoch, row) is its sequence number,
 which rises from row to row and from epoch to epoch. What is repeated has the same numbers and is dropped by the
 queues that have it. That holds while a repeated task gives the same rows in the same order; where a shuffle may order
-them otherwise, sort within partitions before the sink. Streams store every message: what goes into a stream may be
-there twice after a repetition.
+them otherwise, sort within partitions before the sink.
 """
 
 from __future__ import annotations

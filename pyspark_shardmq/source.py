@@ -1,4 +1,4 @@
-"""Streams read by Spark: a range of offsets of one shard is one task.
+"""Streams read by Spark: a range of offsets of one shard is one task, of a stream with few rows several are.
 
 What there is to read is asked of the broker on the driver, the rows come over HTTP to the tasks. The decisions (where
 to begin, how much in one trigger, what is lost) are functions of `offsets`.
@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pyspark_shardmq import offsets, schema
 from pyspark_shardmq.archive import Archive
-from pyspark_shardmq.fetch import Broker, Gone
+from pyspark_shardmq.fetch import Broker, BrokerError, Gone
 from pyspark_shardmq.offsets import Place, Positions, Range, ShardState
 from pyspark_shardmq.options import EARLIEST, LATEST, Offsets, OptionError, ReadOptions, for_batch, for_stream
 from pyspark_shardmq.pushdown import Pushed, push
@@ -34,17 +34,19 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
 ROWS_SAMPLED = 256  # to know the size of a row
+# So few rows of several shards are one task of a stream: what a task costs is what a small epoch takes.
+TASK_ROWS_MIN = 1000
 
 
 @dataclass
 class Task(InputPartition):
     """What one task reads."""
 
-    range: Range
+    ranges: tuple[Range, ...]
 
-    def __init__(self, one: Range) -> None:
+    def __init__(self, *ranges: Range) -> None:
         super().__init__(None)
-        self.range = one
+        self.ranges = ranges
 
 
 # -- what the driver asks ----------------------------------------------------------------------------------
@@ -107,13 +109,20 @@ def ending(broker: Broker, options: ReadOptions, there: list[ShardState]) -> Pos
 # -- what a task does --------------------------------------------------------------------------------------
 
 
-def rows(options: ReadOptions, one: Range, filters: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """The rows of one range in the form that was asked for, older ones from the archive where there is one."""
+def rows(options: ReadOptions, ranges: Iterable[Range], filters: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """The rows of the ranges in the form that was asked for, older ones from the archive where there is one."""
     names = schema.columns(options)
     wanted = schema.arrow_schema(names)
-    for batch in _from_log_or_archive(options, one, names, _filters(options, filters)):
-        conformed = schema.conform(batch, wanted)
-        yield schema.as_kafka(conformed, options.include_headers) if options.row_format == "kafka" else conformed
+    broker = Broker(options.connection)
+    try:
+        for one in ranges:
+            for batch in _from_log_or_archive(broker, options, one, names, _filters(options, filters)):
+                conformed = schema.conform(batch, wanted)
+                yield (
+                    schema.as_kafka(conformed, options.include_headers) if options.row_format == "kafka" else conformed
+                )
+    finally:
+        broker.close()
 
 
 def _filters(options: ReadOptions, more: Sequence[str]) -> list[str]:
@@ -122,28 +131,24 @@ def _filters(options: ReadOptions, more: Sequence[str]) -> list[str]:
 
 
 def _from_log_or_archive(
-    options: ReadOptions, one: Range, names: list[str], filters: list[str]
+    broker: Broker, options: ReadOptions, one: Range, names: list[str], filters: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    broker = Broker(options.connection)
+    if options.archive_path is None:
+        yield from broker.scan(one, names, filters, options.fail_on_data_loss)
+        return
+    at = one.start
     try:
-        if options.archive_path is None:
-            yield from broker.scan(one, names, filters, options.fail_on_data_loss)
-            return
-        at = one.start
-        try:
-            for batch in broker.scan(one, [*names, "offset"] if "offset" not in names else names, filters):
-                at = batch.column(batch.schema.get_field_index("offset"))[-1].as_py() + 1
-                yield batch
-        except Gone as gone:
-            # Retention may have come between the plan and the scan, or in the middle of it.
-            cold = replace(one, start=at, end=min(gone.first, one.end))
-            hot = replace(one, start=max(at, gone.first))
-            archive = Archive(options.archive_path)
-            yield from archive.scan(cold, names, filters, options.fail_on_data_loss)
-            if hot.start < hot.end:
-                yield from _from_log_or_archive(options, hot, names, filters)
-    finally:
-        broker.close()
+        for batch in broker.scan(one, [*names, "offset"] if "offset" not in names else names, filters):
+            at = batch.column(batch.schema.get_field_index("offset"))[-1].as_py() + 1
+            yield batch
+    except Gone as gone:
+        # Retention may have come between the plan and the scan, or in the middle of it.
+        cold = replace(one, start=at, end=min(gone.first, one.end))
+        hot = replace(one, start=max(at, gone.first))
+        archive = Archive(options.archive_path)
+        yield from archive.scan(cold, names, filters, options.fail_on_data_loss)
+        if hot.start < hot.end:
+            yield from _from_log_or_archive(broker, options, hot, names, filters)
 
 
 # -- a batch -----------------------------------------------------------------------------------------------
@@ -172,7 +177,7 @@ class ShardmqReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         if not isinstance(partition, Task):
             return iter(())  # Spark makes one partition of nothing where there are none
-        return rows(self._options, partition.range, self._pushed.filters)
+        return rows(self._options, partition.ranges, self._pushed.filters)
 
 
 class PushingReader(ShardmqReader):
@@ -283,10 +288,28 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A stream made anew is read from its beginning; that this is allowed was decided in latestOffset.
         begun = {place: position for place, position in begun.items() if _same(position, until.get(place))}
         found = offsets.ranges(begun, until, options.partitions_min, options.rows_per_partition_max)
-        return [Task(one) for one in found]
+        if options.partitions_min is not None or options.rows_per_partition_max is not None:
+            return [Task(one) for one in found]
+        return [Task(*some) for some in offsets.gathered(found, TASK_ROWS_MIN)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        return rows(self._options, partition.range) if isinstance(partition, Task) else iter(())
+        return rows(self._options, partition.ranges) if isinstance(partition, Task) else iter(())
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """What comes before `end` is done with. Told to the broker for others to see: the checkpoint is what counts, so
+        a broker that cannot be told stops no query.
+        """
+        group = self._options.group_name
+        if group is None:
+            return
+        by_name: dict[str, dict[int, offsets.Position]] = {}
+        for (name, shard), position in offsets.decode(end).items():
+            by_name.setdefault(name, {})[shard] = position
+        try:
+            for name, positions in by_name.items():
+                self._driver().reached(name, group, positions)
+        except BrokerError as trouble:
+            print(f"shardmq: progress of {group} was not reported: {trouble}", file=sys.stderr)
 
     def stop(self) -> None:
         if self._broker is not None:

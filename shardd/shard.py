@@ -191,6 +191,7 @@ class Shard:
             m.Look: lambda peer, look, _: peer.tell(self.streams.look(peer, look)),
             m.Pull: lambda peer, pull, _: peer.tell(self.streams.pull(peer, pull)),
             m.Unwatch: lambda peer, what, _: self.streams.unwatch(peer, what),
+            m.Place: lambda peer, place, _: peer.tell(self.streams.place(place)),
             m.Detach: self._on_detach,
             m.Release: self._on_release,
             m.Grant: self._on_grant,
@@ -230,9 +231,12 @@ class Shard:
         screened = self._screen(store, publish.records, known) if publish.in_sequence and stored else None
         records = publish.records if screened is None else screened.records
         arrivals: Sequence[Arrival] = ()
+        refused: set[int] = set()
         try:
             if streams:
-                self.streams.append(streams, publish.records, alone=len(ids) == 1)
+                refused = self.streams.append(
+                    streams, publish.records, alone=len(ids) == 1, in_sequence=publish.in_sequence
+                )
             if stored:
                 arrivals = store.append(records, indexes=any(map(_may_refuse, known)), in_sequence=publish.in_sequence)
                 self._dirty_stores.add(store)
@@ -248,7 +252,7 @@ class Shard:
             held.sync = self._syncs_begun + 1
         if publish.needs_sync or streams:  # a stream's readers wait for it, too
             self._sync_wanted = True
-        refused: set[int] = set(screened.refused) if screened is not None else set()
+        refused.update(screened.refused if screened is not None else ())
         origins = screened.origins if screened is not None else None
         for arrival in arrivals:
             queue = self.queues.get(arrival.queue_id)
@@ -275,6 +279,7 @@ class Shard:
         """Those that were last heard before that, ms since the epoch."""
         for store in self.stores.values():
             store.forget_producers(heard_before)
+        self.streams.forget_producers(heard_before)
 
     def _catch_up(self, queue: Queue, now: int) -> None:
         """Whoever comes, goes or looks finds the queue as if each message had been handed out when it arrived, though

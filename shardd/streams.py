@@ -90,11 +90,18 @@ class Streams:
     def among(self, queues: Iterable[Queue]) -> list[StreamQueue]:
         return [queue for queue in queues if isinstance(queue, StreamQueue)]
 
-    def append(self, queues: Sequence[StreamQueue], records: memoryview, alone: bool) -> None:
-        """To each of them the records that name it (`alone`: there is one, and all do)."""
+    def append(self, queues: Sequence[StreamQueue], records: memoryview, alone: bool, in_sequence: bool) -> set[int]:
+        """To each of them the records that name it (`alone`: there is one, and all do); ordinals of messages that some
+        refused."""
+        refused: set[int] = set()
         for queue in queues:
             self.dirty[queue] = None
-            queue.append(records, alone)
+            refused.update(queue.append(records, alone, in_sequence))
+        return refused
+
+    def forget_producers(self, heard_before: int) -> None:
+        for queue in self.queues.values():
+            queue.log.forget_producers(heard_before)
 
     def settle(self, reader: Reader, kind: int, entries: array[int], size: int) -> None:
         queue = reader.queue
@@ -124,6 +131,17 @@ class Streams:
         reader.begin(offset, name, wanted, read.seen_below)
         queue.attach(reader)
         return reader
+
+    def place(self, place: m.Place) -> m.Done | m.Refused:
+        queue = self.queues.get(place.queue)
+        if queue is None:
+            return m.Refused(place.request, 404, "gone")
+        try:
+            queue.place(place.name.encode(), place.offset)
+        except ValueError as error:
+            return m.Refused(place.request, 406, str(error))
+        self.dirty[queue] = None
+        return m.Done(place.request)
 
     # -- what exchanges keep ---------------------------------------------------------------------------
 

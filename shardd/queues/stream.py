@@ -35,6 +35,8 @@ AGE = re.compile(r"(\d+)([YMDhms])")
 UNIT_S: Final = {"Y": 365 * 86400, "M": 30 * 86400, "D": 86400, "h": 3600, "m": 60, "s": 1}
 # Names are AMQP short strings.
 NAME_BYTES_MAX: Final = 255
+# Names with a position in one stream, from which on no more are taken of those that read elsewhere.
+PLACED_MAX: Final = 1000
 
 
 class Batch(Protocol):
@@ -46,6 +48,20 @@ class Batch(Protocol):
     def sizes(self) -> array[int]: ...
     @property
     def next_offset(self) -> int: ...
+
+
+class Taken(Protocol):
+    """Of a batch: the records that were appended, and how many messages; how many were there already; ordinals in the
+    batch of those that are refused."""
+
+    @property
+    def records(self) -> memoryview: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def repeated(self) -> int: ...
+    @property
+    def refused(self) -> list[int]: ...
 
 
 class Log(Protocol):
@@ -61,7 +77,8 @@ class Log(Protocol):
     def last_chunk_offset(self) -> int: ...
     @property
     def disk_bytes(self) -> int: ...
-    def append_records(self, records: memoryview, queue_id: int, alone: bool) -> int: ...
+    def append_records(self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False) -> Taken: ...
+    def forget_producers(self, heard_before: int) -> int: ...
     def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]: ...
     def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None: ...
     def batch(self, offset: int, bytes_max: int, count_max: int, wanted: array[int] | None = None) -> Batch: ...
@@ -72,6 +89,7 @@ class Log(Protocol):
     def truncate(self) -> None: ...
     def position(self, name: bytes) -> int | None: ...
     def store_position(self, name: bytes, offset: int) -> None: ...
+    def forget_position(self, name: bytes) -> None: ...
     def positions(self) -> dict[bytes, int]: ...
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
@@ -177,13 +195,16 @@ class StreamQueue(Queue):
 
     # -- in --------------------------------------------------------------------------------------------
 
-    def append(self, records: memoryview, alone: bool) -> None:
-        """Of a PUBLISH, those records that name this stream (`alone`: all do)."""
+    def append(self, records: memoryview, alone: bool, in_sequence: bool = False) -> list[int]:
+        """Of a PUBLISH, those records that name this stream (`alone`: all do); ordinals in it of refused messages."""
         first = self.log.next_offset
-        self.counters.published += self.log.append_records(records, self.id, alone)
+        taken = self.log.append_records(records, self.id, alone, in_sequence)
+        self.counters.published += taken.count
+        self.counters.repeated += taken.repeated
         for (other, _), ranges in self.watched.items():
-            for start, count in self.log.named_in(records, self.id, other):
+            for start, count in self.log.named_in(taken.records, self.id, other):
                 _note(ranges, first + start, first + start + count)
+        return taken.refused
 
     def pull(self, watch: int, who: int, offset: int, stop: int, bytes_max: int) -> tuple[bytes, int, int]:
         """(offsets and messages, how many, next offset) of some of [offset, stop), but for what went to the queue
@@ -245,6 +266,20 @@ class StreamQueue(Queue):
         else:
             offset = log.committed_offset
         return min(max(offset, log.first_offset), log.committed_offset), key, log.filters(filters, unfiltered)
+
+    def place(self, name: bytes, offset: int | None) -> None:
+        """Of those that read it elsewhere under that name: what they want next; None: they are forgotten. Raises
+        ValueError when it may not be."""
+        if any(isinstance(reader, Reader) and reader.name == name for reader in self.consumers.all):
+            raise ValueError("consumers are reading under this name")
+        if offset is None:
+            self.log.forget_position(name)
+            return
+        if offset > self.log.committed_offset:
+            raise ValueError(f"offset {offset} is beyond its end, {self.log.committed_offset}")
+        if self.log.position(name) is None and len(self.log.positions()) >= PLACED_MAX:
+            raise ValueError(f"{PLACED_MAX} names have a position in it already")
+        self.log.store_position(name, offset)
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Each reader in turn gets a piece; whether there is more to hand out now."""

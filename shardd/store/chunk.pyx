@@ -8,7 +8,7 @@ with consecutive offsets. Where other records name their queues it says what onl
               4  u32 crc32c of [8, length) ^ salt
               8  u64 timestamp, ms: the latest of the records it was made of
              16  u32 NONE | u32 count of messages
-             24  u16 words: 3 + filters | u8 255 | u8 1
+             24  u16 words: 3 + filters | u8 255 | u8 1, 3: of records IN_SEQUENCE, and of these alone
              28  u64 offset of the first message
              36  u32 mark: so many bytes of this file, / 8, were on stable storage before this was appended
              40  u32 filter[words - 3], ascending; stored messages; zero padding
@@ -27,7 +27,7 @@ from libc.string cimport memcpy, memset
 
 from shardd.grown cimport Grown, reserve
 from shardd.store.chunk_shape cimport (
-    CHUNK_HEADER, CUT_OFF, FILTERS, MESSAGES_BYTES, NONE, SHARED_BYTES, WORDS, chunk_bytes,
+    CHUNK_HEADER, CUT_OFF, FILTERS, IN_SEQUENCE, MESSAGES_BYTES, NONE, SHARED_BYTES, WORDS, chunk_bytes,
 )
 from shardd.store.layout cimport RECORD_HEADER, message_bytes, put32, put64, record_bytes, u16, u32, u64
 
@@ -110,6 +110,7 @@ cdef class Packer:
     cdef Grown out, rows, parts, words
     cdef const uint32_t *filters  # of the whole batch, or NULL
     cdef uint64_t first, count, bytes, timestamp  # of the chunk being made
+    cdef uint32_t in_sequence  # whether the chunk being made is of records that are
     cdef uint64_t packed  # messages in chunks that are made
     cdef readonly unsigned long long messages
 
@@ -126,7 +127,7 @@ cdef class Packer:
         cdef Py_buffer view
         self.out.used = self.rows.used = self.parts.used = 0
         self.first = offset
-        self.messages = self.count = self.bytes = self.timestamp = self.packed = 0
+        self.messages = self.count = self.bytes = self.timestamp = self.packed = self.in_sequence = 0
         self.filters = NULL
         PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
         try:
@@ -170,8 +171,12 @@ cdef class Packer:
 
     cdef int _pack(self, const uint8_t *records, uint64_t total) except -1:
         cdef uint64_t at = 0, place, size
-        cdef uint32_t i
+        cdef uint32_t i, in_sequence
         while at < total:
+            in_sequence = records[at + 27] & IN_SEQUENCE
+            if self.count and in_sequence != self.in_sequence:
+                self._end_chunk()
+            self.in_sequence = in_sequence
             place = at + RECORD_HEADER + 4 * <uint64_t>u16(records + at + 24)
             for i in range(u32(records + at + 20)):
                 size = message_bytes(records + place, total - place)
@@ -203,7 +208,7 @@ cdef class Packer:
         put64(chunk + 8, self.timestamp)
         put32(chunk + 16, NONE)
         put32(chunk + 20, <uint32_t>self.count)
-        put32(chunk + 24, <uint32_t>(words | <uint32_t>255 << 16 | <uint32_t>1 << 24))
+        put32(chunk + 24, <uint32_t>(words | <uint32_t>255 << 16 | (1 | self.in_sequence) << 24))
         put64(chunk + 28, self.first)
         put32(chunk + 36, 0)
         if words > WORDS:

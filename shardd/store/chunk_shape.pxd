@@ -8,6 +8,8 @@ from shardd.store.layout cimport RECORD_HEADER, u16, u32
 cdef enum:
     CHUNK_HEADER = 40
     WORDS = 3
+    # Its messages say their place in what a producer sends, and were looked up by it.
+    IN_SEQUENCE = 2
     # Messages of many small publishes that share a crc and are read in one piece: small enough to be checked again for
     # a reader that takes a few messages at a time.
     MESSAGES_BYTES = 256 << 10
@@ -36,7 +38,7 @@ cdef inline uint64_t chunk_bytes(const uint8_t *chunk, uint64_t room) noexcept n
     fixed = RECORD_HEADER + 4 * words
     if length & 7 or words < WORDS or words > WORDS + FILTERS or count == 0 or length < fixed + 10 * count:
         return 0
-    if u32(chunk + 16) != NONE or chunk[26] != 255 or chunk[27] != 1:
+    if u32(chunk + 16) != NONE or chunk[26] != 255 or chunk[27] & ~IN_SEQUENCE != 1:
         return 0
     if length > SHARED_BYTES:
         # Before gigabytes are read for it: the one message in it says the same.

@@ -34,6 +34,7 @@ cdef enum:
     C_VALUE = 16
     C_HEADERS = 32
     C_PROPERTIES = 64
+    PLAIN = 1 | 2 | 16  # columns of numbers, and the value
     # Of a topic pattern: 255 bytes have no more words.
     PATTERN_WORDS = 129
     LITERAL = 0
@@ -458,6 +459,8 @@ cdef class Columns:
         if first + count <= self.offset:
             return 0
         self._make_room(count, length)
+        if self.filter is None and not self.wanted & ~PLAIN:
+            return self._take_plain(chunk, length, limit, rows_max, bytes_max)
         for i in range(count):
             size = message_bytes(chunk + at, length - at)
             if size == 0:
@@ -475,6 +478,64 @@ cdef class Columns:
                 self.offset = first + i + 1
             at += size
         return 0
+
+    cdef int _take_plain(self, const uint8_t *chunk, uint64_t length, uint64_t limit, uint64_t rows_max,
+                         uint64_t bytes_max) except -1 nogil:
+        """As the loop in `_take`, without filter and of columns for which there is room already: what most who read all
+        of a stream want costs half as much."""
+        cdef uint64_t first = u64(chunk + 28), count = u32(chunk + 20), i, size, added = 0, total = 0
+        cdef uint64_t at = RECORD_HEADER + 4 * <uint64_t>u16(chunk + 24)
+        cdef int64_t time_us = <int64_t>(u64(chunk + 8) * 1000)
+        cdef const uint8_t *message
+        cdef int64_t *offsets = <int64_t*>(self.offsets.data + self.offsets.used)
+        cdef int64_t *timestamps = <int64_t*>(self.timestamps.data + self.timestamps.used)
+        cdef int32_t *ends = <int32_t*>(self.value.ends.data + self.value.ends.used)
+        cdef uint8_t *values = self.value.data.data
+        cdef size_t end = self.value.data.used, body
+        cdef bint with_value = self.wanted & C_VALUE
+        cdef bint broken = False
+        for i in range(count):
+            message = chunk + at
+            size = message_bytes(message, length - at)
+            if size == 0:
+                broken = True
+                break
+            at += size
+            if first + i < self.offset:
+                continue
+            if first + i >= limit:
+                break
+            if self.rows + added >= rows_max or (self.rows + added and self.bytes + total + size > bytes_max):
+                self.full = True
+                break
+            offsets[added] = <int64_t>(first + i)
+            timestamps[added] = time_us
+            if with_value:
+                body = u32(message)
+                memcpy(values + end, message + size - body, body)
+                end += body
+                ends[added] = <int32_t>end
+            added += 1
+            total += size
+        if broken:
+            with gil:
+                raise ValueError("a chunk with a good crc is not well made")
+        if added:
+            self.offset = max(self.offset, first) + added
+        self._added(added, total, end)
+        return 0
+
+    cdef void _added(self, uint64_t rows, uint64_t size, size_t value_end) noexcept nogil:
+        self.rows += rows
+        self.bytes += size
+        if self.wanted & C_OFFSET:
+            self.offsets.used += 8 * rows
+        if self.wanted & C_TIMESTAMP:
+            self.timestamps.used += 8 * rows
+        if self.wanted & C_VALUE:
+            self.value.ends.used += 4 * rows
+            self.value.data.used = value_end
+            self.value.rows += rows
 
     cdef int _make_room(self, uint64_t count, uint64_t length) except -1 nogil:
         """For what each row of a chunk takes, once."""

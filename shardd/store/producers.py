@@ -164,7 +164,7 @@ class Producers:
 
     def recover(self) -> tuple[int, int] | None:
         """What the file says; the (start, stop) of what of it cannot be read. Raises FormatTooNew."""
-        data = _read(self.files, f"{self.directory}/{NAME}")
+        data = read(self.files, f"{self.directory}/{NAME}")
         blocks, end = decode(data)
         for places, covered in blocks:
             self.table.add(places)
@@ -225,7 +225,8 @@ def decode(data: bytes) -> tuple[list[tuple[bytes, int]], int]:
     return blocks, at
 
 
-def _read(files: Files, path: str) -> bytes:
+def read(files: Files, path: str) -> bytes:
+    """All of the file; nothing where there is none."""
     try:
         handle = files.open(path, read_only=True)
     except OSError as error:

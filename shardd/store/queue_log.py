@@ -1,4 +1,5 @@
-"""A stream as a queue of a shard wants it: takes the records of a PUBLISH, gives deliveries with their offsets.
+"""A stream as a queue of a shard wants it: takes the records of a PUBLISH, each message of a producer once, gives
+deliveries with their offsets.
 
 What a message is to be found by (its filter value) is read from its headers when it is appended; a chunk that holds
 none of the values wanted is passed over unread, and of the others only those messages are given that have one.
@@ -15,8 +16,10 @@ from typing import Any, Protocol
 from shardd.store import intake
 from shardd.store.chunk import expanded
 from shardd.store.files import is_missing
-from shardd.store.stream import StreamLog, wanted_filters
-from shardd.store.stream_reading import COUNT_MAX
+from shardd.store.stream import StreamLog, StreamSync, wanted_filters
+from shardd.store.stream_producers import StreamProducers
+from shardd.store.stream_reading import COUNT_MAX, chunks
+from shardd.store.stream_segment import StreamSegment, last_not_above
 
 _RECORD = struct.Struct("<I16xIH")  # of a record (drawn in record.pyx): length, messages, queues
 _RECORD_HEADER = 28
@@ -30,6 +33,17 @@ class Batch:
     entries: array[int]
     sizes: array[int]  # body_bytes of each
     next_offset: int
+
+
+@dataclass(slots=True)
+class Taken:
+    """What became of a batch. `records`: those that were appended, with others between them that do not name the queue.
+    `refused`: ordinals in the batch of messages that must not be stored before one is that was refused earlier."""
+
+    records: memoryview
+    count: int
+    repeated: int
+    refused: list[int]
 
 
 # What a file is called that is about to be removed.
@@ -48,9 +62,11 @@ class QueueLog(StreamLog):
         """`more`: as a StreamLog has it. Without a remover files are removed at once."""
         super().__init__(directory, **more)
         self._remover = remover
+        self._producers = StreamProducers(self._files, self.directory, self.sync)
 
     def recover(self) -> None:
         super().recover()
+        self._recover_producers()
         self._quietly(self._remove_left_behind)
 
     def _remove_left_behind(self) -> None:
@@ -88,12 +104,92 @@ class QueueLog(StreamLog):
         if self._remover is not None:
             self._remover.remove_directory(self.directory)
 
-    def append_records(self, records: memoryview, queue_id: int, alone: bool) -> int:
-        """Take those of the records that name the queue (`alone`: all do); how many messages."""
+    def append_records(self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False) -> Taken:
+        """Take those of the records that name the queue (`alone`: all do); of a batch `in_sequence` what is new."""
+        if not in_sequence:
+            return Taken(records, self._append_own(records, queue_id, alone), 0, [])
+        self._check_usable()
+        try:
+            screened = self._producers.screen(records, queue_id, self.committed_offset)
+        except OSError as error:
+            raise self._named(error) from error
+        kept = memoryview(screened.records)
+        try:
+            count = self._append_own(kept, queue_id, alone) if len(kept) else 0
+        except Exception:
+            self._producers.table.undo()
+            raise
+        return Taken(kept, count, screened.repeated.get(queue_id, 0), screened.refused)
+
+    def _append_own(self, records: memoryview, queue_id: int, alone: bool) -> int:
         own = records if alone else intake.records_of(records, queue_id)
         before = self.next_offset
         self.append(own, intake.filters_of(own))
+        self._producers.appended(len(own))
         return self.next_offset - before
+
+    # -- how far producers have come ------------------------------------------------------------------
+
+    def forget_producers(self, heard_before: int) -> int:
+        """Those last heard before that (ms since the epoch); how many."""
+        return self._producers.table.sweep(heard_before)
+
+    def _recover_producers(self) -> None:
+        """What the file says, and the chunks behind what it covers."""
+        try:
+            offset = self._producers.recover()
+        except OSError as error:
+            raise self._named(error) from error
+        if offset is None:
+            return
+        if self.first_offset > offset:
+            self._cover()  # from here on all is as it should be
+            return
+        for segment in self._segments:
+            if segment.end <= offset:
+                continue
+            position = last_not_above(self._cache.index(segment), offset)
+            for window, at, first, count, _ in chunks(self._cache, segment, position, self._report):
+                if first + count > offset:
+                    self._producers.found(window.data, at - window.start)
+
+    def begin_sync(self) -> StreamSync | None:
+        job = super().begin_sync()
+        if self._producers.is_due:
+            if job is None:
+                self._cover()
+            else:
+                job.cover = self._producers.cover(self.next_offset)
+        return job
+
+    def finish_sync(self, job: StreamSync) -> None:
+        super().finish_sync(job)
+        if job.cover is not None:
+            self._producers.covered(job.cover)
+
+    def _cover(self) -> None:
+        """At once. All that was appended is on stable storage, or nobody asks for that."""
+        cover = self._producers.cover(self.next_offset)
+        self._quietly(cover.run)
+        self._producers.covered(cover)
+
+    def _let_go(self, segment: StreamSegment) -> bool:
+        """Not before something else tells how far its producers have come."""
+        if self._producers.in_use and segment.end > self._producers.covered_to:
+            if self._job is not None or self.committed_offset != self.next_offset:
+                return False  # what comes with the next look
+            self._cover()
+            if segment.end > self._producers.covered_to:
+                return False
+        return super()._let_go(segment)
+
+    def close(self) -> None:
+        clean = self._state == "open" and not self._failure
+        super().close()
+        if clean and self._producers.in_use and self._producers.covered_to < self.next_offset:
+            self._cover()
+
+    # -- out -------------------------------------------------------------------------------------------
 
     def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]:
         """Of the messages in the records that name the queue, those whose record names `other`, too: (ordinal of the

@@ -213,8 +213,9 @@ cdef class Sequences:
 
     # -- a batch ---------------------------------------------------------------------------------------
 
-    def screen(self, const uint8_t[::1] records not None, dict rooms not None):
-        """What of the batch is to be stored. `rooms`: of queues that refuse what is too much, by id: (messages that
+    def screen(self, const uint8_t[::1] records not None, dict rooms not None, uint32_t only=0):
+        """What of the batch is to be stored; with `only` in that queue, the table then being of it alone: each record
+        goes on naming all its queues. `rooms`: of queues that refuse what is too much, by id: (messages that
         count, how many may, bytes that count, how many may), None: not bounded. Records that are not whole are left to
         `Batch.plan`."""
         cdef const uint8_t *start = &records[0] if records.shape[0] else NULL
@@ -230,17 +231,17 @@ cdef class Sequences:
         try:
             bounds = bounds_of(rooms)
             with nogil:
-                altered = self.judge(start, total, bounds, bound_count, &fates)
+                altered = self.judge(start, total, bounds, bound_count, only, &fates)
             if altered <= 0:
                 return Screened(records, None, repeated, [])
-            kept, origins = rebuilt(start, total, &fates, repeated, refused)
+            kept, origins = rebuilt(start, total, &fates, only, repeated, refused)
             return Screened(kept, origins, repeated, sorted(refused))
         finally:
             free(fates.data)
             free(bounds)
 
     cdef int judge(self, const uint8_t *start, uint64_t total, Bound *bounds, uint32_t bound_count,
-                   Grown *fates) except -2 nogil:
+                   uint32_t only, Grown *fates) except -2 nogil:
         """A fate for each (message, queue) of records IN_SEQUENCE, in the records' order; whether records change, or -1
         when one is not whole."""
         cdef uint64_t at = 0, length, place, size, ms
@@ -276,14 +277,14 @@ cdef class Sequences:
                 known = place_in(record + place, &found)
                 for j in range(queues):
                     fate = KEPT
-                    if known > 0:
-                        fate = self.fate_of(u32(record + RECORD_HEADER + 4 * j), &found, ms, bounds, bound_count,
-                                            u32(record + place))
+                    if known > 0 and (not only or u32(record + RECORD_HEADER + 4 * j) == only):
+                        fate = self.fate_of(0 if only else u32(record + RECORD_HEADER + 4 * j), &found, ms, bounds,
+                                            bound_count, u32(record + place))
                     altered |= fate
                     fates.data[fates.used] = fate
                     fates.used += 1
                 place += size
-            altered |= queues > 1
+            altered |= queues > 1 and not only
             at += length
         return 1 if altered else 0
 
@@ -400,6 +401,28 @@ cdef class Sequences:
             at = positions + 8 * <size_t>count
         return some
 
+    def gather_chunk(self, bytearray data not None, size_t at) -> bool:
+        """From the good chunk of a stream that begins there, and is all there; whether it is IN_SEQUENCE. The table is
+        of that stream alone."""
+        cdef const uint8_t *chunk = <const uint8_t*>PyByteArray_AS_STRING(data) + at
+        cdef uint64_t length, place, size
+        cdef uint32_t i
+        cdef sequence_t found
+        if at + RECORD_HEADER > <size_t>PyByteArray_GET_SIZE(data) or at + u32(chunk) > <size_t>PyByteArray_GET_SIZE(data):
+            raise ValueError("the chunk is not all there")
+        if not chunk[27] & IN_SEQUENCE:
+            return False
+        length = u32(chunk)
+        place = RECORD_HEADER + 4 * <uint64_t>u16(chunk + 24)
+        for i in range(u32(chunk + 20)):
+            size = message_bytes(chunk + place, length - place)
+            if size == 0:
+                raise ValueError("a chunk with a good crc is not well made")
+            if place_in(chunk + place, &found) > 0:
+                self.raise_to(<uint32_t>self.find(0, found.producer, found.length), found.number + 1, u64(chunk + 8))
+            place += size
+        return True
+
     def sweep(self, unsigned long long heard_before_ms, queue_ids=None, forgotten=None) -> int:
         """Forget producers that were last heard before that, and those of queues not among `queue_ids`, or among
         `forgotten`; how many."""
@@ -480,14 +503,15 @@ cdef bint takes(Bound *bounds, uint32_t count, uint32_t queue_id, uint32_t body_
     return True
 
 
-cdef tuple rebuilt(const uint8_t *start, uint64_t total, Grown *fates, dict repeated, set refused):
+cdef tuple rebuilt(const uint8_t *start, uint64_t total, Grown *fates, uint32_t only, dict repeated, set refused):
     """(records, origins): the batch without what is not kept, each record IN_SEQUENCE for one queue, so that a
-    recovery finds in a record exactly what its queue has taken."""
+    recovery finds in a record exactly what its queue has taken. With `only`: what is not kept there, the others'
+    ids stay; records that do not name it may go."""
     cdef Grown out, origins
     cdef uint64_t at = 0, length, place, size
     cdef const uint8_t *record
     cdef const uint8_t *fate = fates.data
-    cdef uint32_t i, j, count, queues, kept, ordinal = 0
+    cdef uint32_t i, j, count, queues, named, kept, ordinal = 0
     cdef size_t record_at
     cdef array.array found
     memset(&out, 0, sizeof(Grown))
@@ -506,11 +530,14 @@ cdef tuple rebuilt(const uint8_t *start, uint64_t total, Grown *fates, dict repe
                     add32(&origins, ordinal + i)
             else:
                 for j in range(queues):
+                    if only and u32(record + RECORD_HEADER + 4 * j) != only:
+                        continue
                     reserve(&out, length)
                     record_at = out.used
+                    named = queues if only else 1
                     memcpy(out.data + record_at, record, RECORD_HEADER)
-                    memcpy(out.data + record_at + RECORD_HEADER, record + RECORD_HEADER + 4 * j, 4)
-                    out.used += RECORD_HEADER + 4
+                    memcpy(out.data + record_at + RECORD_HEADER, record + RECORD_HEADER + (0 if only else 4 * j), 4 * named)
+                    out.used += RECORD_HEADER + 4 * named
                     kept = 0
                     place = RECORD_HEADER + 4 * <uint64_t>queues
                     for i in range(count):
@@ -529,7 +556,7 @@ cdef tuple rebuilt(const uint8_t *start, uint64_t total, Grown *fates, dict repe
                     if kept == 0:
                         out.used = record_at
                     else:
-                        close_record(&out, record_at, kept)
+                        close_record(&out, record_at, kept, named)
                 fate += <size_t>count * queues
             ordinal += count
             at += length
@@ -549,7 +576,7 @@ cdef int add32(Grown *grown, uint32_t value) except -1:
     return 0
 
 
-cdef int close_record(Grown *out, size_t record_at, uint32_t count) except -1:
+cdef int close_record(Grown *out, size_t record_at, uint32_t count, uint32_t queues) except -1:
     cdef size_t padding = (8 - (out.used - record_at) % 8) % 8
     cdef size_t length
     cdef uint8_t *record
@@ -560,6 +587,6 @@ cdef int close_record(Grown *out, size_t record_at, uint32_t count) except -1:
     length = out.used - record_at
     put32(record, <uint32_t>length)
     put32(record + 20, count)
-    put16(record + 24, 1)
+    put16(record + 24, <uint16_t>queues)
     put32(record + 4, c_crc32c(0, record + 8, length - 8))
     return 0

@@ -20,6 +20,8 @@ from shardd.store import chunk, record, stream_recovery
 from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, OsFiles, is_full, is_missing
 from shardd.store.positions import NAME, NEW_NAME, Positions
+from shardd.store.producers import NAME as PRODUCERS
+from shardd.store.producers import Cover
 from shardd.store.recovery import Damage
 from shardd.store.stream_reading import COUNT_MAX, Messages, StreamCache, Walk, chunk_newer
 from shardd.store.stream_segment import (
@@ -51,6 +53,7 @@ class StreamSync:
     with_directory: bool
     next_offset: int  # of the log when it began
     last_chunk: int
+    cover: Cover | None = None  # to be written when all that is on stable storage
     done: bool = False
     error: OSError | None = None
 
@@ -60,6 +63,8 @@ class StreamSync:
                 self.files.sync(handle)
             if self.with_directory:
                 self.files.sync_directory(self.directory)
+            if self.cover is not None:
+                self.cover.run()
         except OSError as error:
             self.error = error
             raise StoreFailed(f"sync of {self.directory} failed: {error}") from error
@@ -603,4 +608,4 @@ def wanted_filters(values: Iterable[bytes], *, unfiltered: bool) -> array[int]:
 
 
 def is_ours(name: str) -> bool:
-    return parse_name(name) is not None or name in (NAME, NEW_NAME)
+    return parse_name(name) is not None or name in (NAME, NEW_NAME, PRODUCERS, f"{PRODUCERS}.new")

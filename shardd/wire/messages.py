@@ -361,6 +361,17 @@ class Unwatch(Message, tag="unwatch", frozen=True):
     watch: int
 
 
+class Place(Message, tag="place", frozen=True):
+    """Controller to shard: those that read a stream under that name elsewhere have come to `offset`, which is the next
+    they want; None: forget the name. Answered by Done or Refused (406: consumers are reading under it; beyond the
+    stream's end; too many names)."""
+
+    request: int
+    queue: int
+    name: str
+    offset: int | None
+
+
 class AttachReader(Attach, tag="attach-reader", frozen=True):
     """Front door to shard: a consumer of a stream. Answered by AttachedAt or Refused. Before the messages of each of
     its deliveries come their offsets, u64 each."""
@@ -541,6 +552,6 @@ class Refused(Message, tag="refused", frozen=True):
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | Attached | AttachReader | AttachedAt | Look
-    | Looked | Pull | Pulled | Unwatch | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled | Overdue
-    | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed | Done | Refused
+    | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled
+    | Overdue | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed | Done | Refused
 )  # fmt: skip

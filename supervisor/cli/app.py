@@ -50,6 +50,8 @@ COMMANDS = (
     queues.list_queues,
     queues.list_virtual_queues,
     queues.list_shard_owners,
+    queues.list_stream_tracking,
+    queues.reset_offset,
     queues.list_exchanges,
     queues.list_bindings,
     queues.list_unresponsive_queues,

@@ -69,6 +69,26 @@ def list_shard_owners(
     return Rows(rows, ["index", "queue", "shard", "state", "group", "owner", "channel", "moving"])
 
 
+Stream = Annotated[str, typer.Argument(metavar="STREAM", help="A stream, or an exchange whose shards are streams.")]
+
+
+def list_stream_tracking(api: Api, stream: Stream, vhost: Vhost = "/") -> Rows:
+    """Under which names a stream is read, where each goes on in each shard, and how many messages lie before it."""
+    groups = api.get("streams", vhost, stream, "groups", thing=f"stream '{stream}' in vhost '{vhost}'")
+    rows = [{"reference": group["name"], **shard} for group in groups for shard in group["shards"]]
+    return Rows(rows, ["reference", "shard", "next", "lag"])
+
+
+def reset_offset(
+    api: Api,
+    stream: Stream,
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The name under which it is read.")],
+    vhost: Vhost = "/",
+) -> None:
+    """Forget how far those that read a stream under a name have come; nobody must be reading under it."""
+    api.delete("streams", vhost, stream, "groups", reference, thing=f"stream '{stream}' in vhost '{vhost}'")
+
+
 def delete_queue(
     api: Api,
     queue: Annotated[str, typer.Argument(metavar="QUEUE")],

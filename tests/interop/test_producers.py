@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
+import uuid
 from typing import Any
 
 import pika
@@ -154,3 +155,41 @@ def test_repetitions_are_counted(bench: Bench) -> None:
             return bool(json.load(answer)["message_stats"]["duplicates"] == 2)
 
     wait_until(counted, "the count", 5)
+
+
+@pytest.mark.row("D11")
+def test_a_stream_has_it_once_too_also_after_its_shard_was_killed(broker: RealBroker, bench: Bench) -> None:
+    stream, exchange = f"{bench.name}-s", f"{bench.name}-x"
+    bench.channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+    bench.channel.exchange_declare(exchange, "fanout", durable=True)
+    bench.channel.queue_bind(stream, exchange)
+    bench.publish(0, 1, 2, 1, 2, key=stream)
+    bench.channel.queue_bind(bench.name, exchange)
+    bench.publish(1, 2, 3, exchange=exchange)
+    assert read(bench, stream) == [0, 1, 2, 3]
+    broker.kill("shard", shown(broker, stream)["shard"])
+    bench.connection.close()
+    bench.open()
+    bench.publish(2, 3, 4, 5, exchange=exchange)
+    assert (read(bench, stream), bench.all()) == ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
+    wait_until(lambda: shown(broker, stream)["message_stats"]["duplicates"] == 2, "repetitions to be counted", 5)
+
+
+def shown(broker: RealBroker, queue: str) -> Any:
+    request = urllib.request.Request(f"http://{broker.http}/api/queues/%2F/{queue}")
+    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    return json.load(urllib.request.urlopen(request))
+
+
+def read(bench: Bench, stream: str) -> list[int]:
+    """All of it, up to a message that nobody else sends."""
+    end = uuid.uuid4().bytes
+    bench.channel.basic_publish("", stream, end)
+    channel, found = bench.connection.channel(), []
+    channel.basic_qos(prefetch_count=100)
+    for _, _, body in channel.consume(stream, arguments={"x-stream-offset": "first"}):
+        if body == end:
+            break
+        found.append(body)
+    channel.close()
+    return [int(one) for one in found if len(one) != len(end)]

@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from typing import Any
 import pika
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
+from supervisor.cli.app import app
 from tests.support.certificates import Authority
 from tests.support.real_broker import RealBroker, wait_until
 
@@ -32,6 +35,7 @@ https_port = 0
 cert = "{directory}/server.pem"
 """
 STREAM = {"x-queue-type": "stream"}
+TWO_SHARDS = {"x-shards": 2, "x-shard-arguments": STREAM}
 SETTLE_S = 20.0
 
 
@@ -114,6 +118,7 @@ def consumed(connection: pika.BlockingConnection, stream: str, count: int) -> li
     return found
 
 
+@pytest.mark.row("D9")
 def test_rows_are_what_a_consumer_gets(
     broker: RealBroker, connection: pika.BlockingConnection, channel: Any, name: str
 ) -> None:
@@ -370,3 +375,37 @@ def test_the_broker_goes_on_without_a_reader(broker: RealBroker, channel: Any, n
     finally:
         os.kill(old, signal.SIGKILL)
     assert Http(broker).table(name).num_rows == 1  # it starts while the call waits
+
+
+@pytest.mark.row("D15", "D14")
+def test_how_far_a_group_has_come_is_shown_and_outlives_its_shard(broker: RealBroker, channel: Any) -> None:
+    channel.exchange_declare("grouped", "x-modulus-hash", durable=True, arguments=TWO_SHARDS)
+    for number in range(20):
+        channel.basic_publish("grouped", f"key.{number}", b"x")
+    http = Http(broker)
+    shards = http.get("/streams/%2F/grouped")["shards"]
+    total = sum(shard["next"] for shard in shards)
+    assert total == 20
+    path = "/streams/%2F/grouped/groups/spark"
+    said = {str(shard["shard"]): {"next": shard["next"] // 2, "id": shard["id"]} for shard in shards}
+    assert http.call(path, "PUT", {"shards": said})[0] == 204
+    expected = [{"shard": s["shard"], "next": s["next"] // 2, "lag": s["next"] - s["next"] // 2} for s in shards]
+    group = {"name": "spark", "lag": sum(row["lag"] for row in expected), "shards": expected}
+
+    def shown() -> Any:
+        status, found = http.call(path)
+        return found if status == 200 else None
+
+    wait_until(lambda: shown() == group, "the group", SETTLE_S)
+    time.sleep(1.1)  # positions go to the file once a second
+    for number in range(2):
+        broker.kill("shard", number)
+    wait_until(lambda: shown() == group, "the group again", SETTLE_S)
+    shardctl = ["--url", f"http://{broker.http}"]
+    listed = CliRunner().invoke(app, ["list_stream_tracking", "grouped", *shardctl, "--formatter", "json"])
+    assert json.loads(listed.stdout) == [{"reference": "spark", **row} for row in expected]
+    metrics = urllib.request.urlopen(f"http://{broker.metrics}/metrics/detailed?family=stream_group_metrics").read()
+    lags = [float(line.split()[-1]) for line in metrics.decode().splitlines() if 'group="spark"' in line]
+    assert sum(lags) == group["lag"]
+    assert CliRunner().invoke(app, ["reset_offset", "grouped", "spark", *shardctl]).exit_code == 0
+    wait_until(lambda: shown() is None, "nobody to know it", SETTLE_S)

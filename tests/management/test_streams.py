@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from shardd.wire import messages as wire
 from shardd.wire.board import Board, path_of
 from tests.management.conftest import Api
 
@@ -90,3 +91,43 @@ async def test_what_is_no_stream_is_not_found(api: Api, path: str) -> None:
     await declared(api, "s")
     await api.call("PUT", "/api/queues/%2F/plain", {})
     assert (await api.call("GET", f"/api/streams/%2F/{path}"))[0] == 404
+
+
+async def test_how_far_a_group_has_come_is_told_to_the_shard(api: Api) -> None:
+    id = await declared(api, "s")
+    stream = (await api.get("/api/streams/%2F/s"))["id"]
+    path = "/api/streams/%2F/s/groups/g%2F1"
+    assert (await api.call("PUT", path, {"shards": {"0": {"next": 7, "id": stream}}}))[0] == 204
+    assert api.shards.sent[-1] == wire.Place(1, id, "g/1", 7)
+    assert (await api.call("DELETE", path))[0] == 204
+    assert api.shards.sent[-1] == wire.Place(1, id, "g/1", None)
+    assert await api.get("/api/streams/%2F/s/groups") == []
+    assert (await api.call("GET", path))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400),
+        ({"shards": {"1": {"next": 7}}}, 400),
+        ({"shards": {"0": {"next": -1}}}, 400),
+        ({"shards": {"0": {"next": 1 << 63}}}, 400),
+        ({"shards": {"0": 7}}, 400),
+        ({"shards": {"0": {"next": 7, "id": "another"}}}, 412),
+    ],
+)
+async def test_positions_that_cannot_be_are_refused(api: Api, body: object, status: int) -> None:
+    await declared(api, "s")
+    sent = len(api.shards.sent)
+    assert (await api.call("PUT", "/api/streams/%2F/s/groups/g", body))[0] == status
+    assert (await api.call("PUT", "/api/streams/%2F/s/groups/" + "g" * 256, {"shards": {}}))[0] == 400
+    assert len(api.shards.sent) == sent
+
+
+async def test_groups_are_for_who_may_read_the_stream(api: Api) -> None:
+    await declared(api, "s")
+    await api.call("PUT", "/api/users/u", {"password": "p", "tags": "management"})
+    await api.call("PUT", "/api/permissions/%2F/u", {"configure": ".*", "write": ".*", "read": ""})
+    api.login = ("u", "p")
+    for method, body in [("GET", None), ("PUT", {"shards": {"0": {"next": 0}}}), ("DELETE", None)]:
+        assert (await api.call(method, "/api/streams/%2F/s/groups/g", body))[0] == 401

@@ -52,6 +52,7 @@ def test_what_is_archived_is_replayed_with_all_it_had(
     assert {row["properties"]["priority"] for row in published(streams, "again") if row["properties"]} == {3}
 
 
+@pytest.mark.row("D17")
 def test_what_retention_took_is_read_from_the_archive(
     spark: Any, url: str, streams: FakeStreams, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_what_retention_took_is_read_from_the_archive(
     assert all(int(row.value) == 2 * row.offset + row.shard for row in found)
 
 
+@pytest.mark.row("D18")
 def test_sql_over_streams_is_published(spark: Any, url: str, streams: FakeStreams, tmp_path: Path) -> None:
     sql = tmp_path / "even.sql"
     sql.write_text(

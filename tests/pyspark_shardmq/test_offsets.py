@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -20,6 +21,7 @@ from pyspark_shardmq.offsets import (
     checked,
     decode,
     encode,
+    gathered,
     lag,
     ranges,
     resolve,
@@ -76,6 +78,18 @@ def test_ranges_hold_every_row_once_and_keep_to_their_bounds(
     assert all(len(r) > 0 for r in found)
     assert rows_max is None or all(len(r) <= rows_max for r in found)
     assert all(len(r) <= -(-rows(start, end) // partitions_min) for r in found)
+
+
+@given(spans(), st.integers(1, 6000))
+def test_tasks_take_each_range_once_and_together_only_few_rows(
+    span: tuple[Positions, Positions], rows_max: int
+) -> None:
+    pieces = ranges(*span)
+    tasks = gathered(pieces, rows_max)
+    assert [piece for task in tasks for piece in task] == pieces
+    assert all(len(task) == 1 or sum(map(len, task)) <= rows_max for task in tasks)
+    pairs = itertools.pairwise(tasks)
+    assert all(sum(map(len, first)) + len(second[0]) > rows_max for first, second in pairs), "as few as can be"
 
 
 @given(spans(), st.integers(1, 10_000))

@@ -91,7 +91,7 @@ def test_two_options_that_exclude_each_other_are_refused(both: dict[str, str]) -
 
 
 def test_what_is_for_streams_is_refused_in_a_batch_and_the_other_way_round() -> None:
-    for option in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"):
+    for option in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "groupName"):
         with pytest.raises(OptionError, match=option):
             for_batch(read_options({**ORDERS, option: "5"}))
     with pytest.raises(OptionError, match="reads nothing"):

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pyspark_shardmq.jobs.command import start
+from tests.support.real_broker import wait_until
+
 pytestmark = pytest.mark.timeout(400)  # Spark starts slowly on a busy machine
 
 if TYPE_CHECKING:
@@ -158,6 +161,44 @@ def test_a_stream_is_read_in_portions_and_goes_on_from_its_checkpoint(
     streams.streams["orders"].append(type(streams.streams["orders"][0])())  # a shard is added
     streams.append("orders", 8)
     assert sorted(flat(query.run())) == list(range(990, 998))
+
+
+@pytest.mark.minutes
+def test_a_shard_that_is_added_while_a_query_runs_is_read_from_its_beginning(
+    spark: Any, url: str, streams: FakeStreams, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+    streams.declare("orders", 1)
+    streams.append("orders", 20)
+    reader = spark.readStream.format("shardmq").options(subscribe="orders", startingOffsets="earliest")
+    rows = reader.option("shardmq.url", url).load().writeStream
+    query = rows.foreachBatch(lambda frame, _: seen.extend(numbers(frame))).option("checkpointLocation", str(tmp_path))
+    running = start(query.start)
+    try:
+        wait_until(lambda: len(seen) == 20, "the first rows", 100)
+        streams.streams["orders"].append(type(streams.streams["orders"][0])())
+        streams.append("orders", 20)
+        wait_until(lambda: len(seen) == 40, "rows of the shard that was added", 100)
+    finally:
+        running.stop()
+    assert sorted(seen) == list(range(40)) and running.exception() is None
+
+
+def test_what_a_query_has_finished_is_reported_under_its_group(url: str, streams: FakeStreams) -> None:
+    """A report that cannot be made stops no query: the next one makes up for it."""
+    pytest.importorskip("pyspark")
+    from pyspark_shardmq.offsets import Position, encode
+    from pyspark_shardmq.options import read_options
+    from pyspark_shardmq.source import ShardmqStreamReader
+
+    shards = streams.declare("orders", 2)
+    reader = ShardmqStreamReader(read_options({"shardmq.url": url, "subscribe": "orders", "groupName": "g/1"}))
+    for ends, lost in [((3, 4), True), ((7, 4), False)]:
+        streams.faults = {"/groups/": int(lost)}
+        reader.commit(encode({("orders", n): Position(shards[n].id, end) for n, end in enumerate(ends)}))
+        assert bool(streams.groups) is not lost
+    assert streams.groups == {("orders", "g/1"): {0: (shards[0].id, 7), 1: (shards[1].id, 4)}}
+    reader.stop()
 
 
 def test_a_stream_made_anew_under_a_checkpoint_is_an_error(

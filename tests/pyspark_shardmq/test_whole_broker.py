@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pika
+import pika.exceptions
 import pytest
 
 from pyspark_shardmq.jobs import archive, replay
 from tests.pyspark_shardmq.conftest import ROOT
 from tests.support.real_broker import RealBroker, wait_until
 
-pytestmark = [pytest.mark.minutes, pytest.mark.timeout(600)]  # Spark starts slowly on a busy machine
+pytestmark = [pytest.mark.minutes, pytest.mark.timeout(1200)]  # Spark starts slowly on a busy machine
 
-WAIT_S = 200
+WAIT_S = 300
 LARGE_BYTES = 10 << 20
 
 
@@ -40,11 +42,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 
 @pytest.fixture
 def channel(broker: RealBroker) -> Iterator[Any]:
-    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+    # Nobody answers heartbeats while Spark works.
+    connection = pika.BlockingConnection(pika.URLParameters(f"{broker.url}?heartbeat=0"))
     channel = connection.channel()
     channel.confirm_delivery()
     yield channel
-    if connection.is_open:
+    with contextlib.suppress(pika.exceptions.AMQPError):
         connection.close()
 
 
@@ -57,10 +60,19 @@ def stream_exchange(channel: Any, name: str, shards: int) -> None:
     channel.exchange_declare(name, "x-modulus-hash", durable=True, arguments=arguments)
 
 
-def publish(channel: Any, exchange: str, numbers: range) -> None:
+def publish(broker: RealBroker, channel: Any, exchange: str, numbers: range) -> None:
+    """Until the stream has them on stable storage; a confirm for each would take minutes on a slow disk."""
+    before = ends(broker, exchange)
+    quick = channel.connection.channel()
     for number in numbers:
         properties = pika.BasicProperties(delivery_mode=2, headers={"n": number, "deep": {"list": [1, "two", None]}})
-        channel.basic_publish(exchange, f"key.{number}", b"%d" % number, properties)
+        quick.basic_publish(exchange, f"key.{number}", b"%d" % number, properties)
+    wait_until(lambda: ends(broker, exchange) == before + len(numbers), "what was published", WAIT_S)
+    quick.close()
+
+
+def ends(broker: RealBroker, stream: str) -> int:
+    return sum(shard["next"] for shard in asked(broker, f"streams/%2F/{stream}")["shards"])
 
 
 def sink(channel: Any, exchange: str) -> None:
@@ -70,11 +82,9 @@ def sink(channel: Any, exchange: str) -> None:
 
 
 def depth(broker: RealBroker, queue: str) -> int:
-    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
-    try:
-        return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
-    finally:
-        connection.close()
+    with contextlib.suppress(OSError):
+        return int(asked(broker, f"queues/%2F/{queue}").get("messages", -1))
+    return -1  # not known while its shard is away
 
 
 def taken(broker: RealBroker, queue: str) -> list[tuple[Any, pika.BasicProperties, bytes]]:
@@ -88,17 +98,32 @@ def taken(broker: RealBroker, queue: str) -> list[tuple[Any, pika.BasicPropertie
         found.append((method, properties, body))
 
 
-def begin(job: str, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", f"pyspark_shardmq.jobs.{job}", *words]
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
+@pytest.fixture
+def begin() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a job beside the test; what is left of any at the end is killed."""
+    begun = []
+
+    def begin_one(job: str, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"pyspark_shardmq.jobs.{job}", *words]
+        begun.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True))
+        return begun[-1]
+
+    yield begin_one
+    for process in begun:
+        if process.poll() is None:
+            for pid in [*children(process.pid), process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
 
 
 def children(pid: int) -> list[int]:
     """All that descend from a process: Spark's JVM and the Python workers, whatever groups they put themselves into."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *children(child)]
+        with contextlib.suppress(OSError):  # it has ended
+            for child in map(int, task.read_text().split()):
+                found += [child, *children(child)]
     return found
 
 
@@ -113,39 +138,67 @@ def kill_driver(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_a_worker(process: subprocess.Popen[bytes]) -> None:
-    workers = [pid for pid in children(process.pid) if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(workers[-1], signal.SIGKILL)
+    """As soon as there is one: idle ones end by themselves."""
+
+    def workers() -> list[int]:
+        found = []
+        for pid in children(process.pid):
+            with contextlib.suppress(OSError):
+                if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+    wait_until(lambda: process.poll() is not None or bool(workers()), "a worker", WAIT_S)
+    assert process.poll() is None, "it has ended before a worker could be killed"
+    os.kill(workers()[-1], signal.SIGKILL)
 
 
 def test_a_stream_processor_publishes_each_row_once_through_kills(
-    broker: RealBroker, channel: Any, spark: Any, tmp_path: Path
+    broker: RealBroker, channel: Any, spark: Any, tmp_path: Path, begin: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    """Killed: a shard, a Python worker, the driver with its JVM; then it runs to its end."""
-    total = 6000
+    """Killed: a shard, a Python worker, the driver with its JVM; then it runs to its end. What it publishes goes to a
+    queue and to a stream exchange.
+    """
+    total, step = 8000, 300
     stream_exchange(channel, "orders", 2)
     sink(channel, "checked")
-    publish(channel, "orders", range(total))
+    stream_exchange(channel, "kept", 2)
+    channel.exchange_bind("kept", "checked")
+    publish(broker, channel, "orders", range(total))
     sql = tmp_path / "query.sql"
     sql.write_text("select concat('seen ', string(value)) as value, routing_key from input")
     words = ["orders", "--sql", str(sql), "--exchange", "checked", "--checkpoint", str(tmp_path / "checkpoint")]
-    words += ["--url", url(broker), "--master", "local[2,3]", "--option", "maxOffsetsPerTrigger=400"]
+    words += ["--url", url(broker), "--master", "local[2,3]", "--option", f"maxOffsetsPerTrigger={step}"]
+    words += ["--option", "groupName=checker"]
 
     def until(count: int) -> Callable[[], bool]:
         return lambda: process.poll() is not None or depth(broker, "checked-queue") >= count
 
     process = begin("process", *words)
-    wait_until(until(400), "the first rows", WAIT_S)
+    wait_until(until(step), "the first rows", WAIT_S)
     broker.kill("shard", 0)
-    wait_until(until(depth(broker, "checked-queue") + 400), "more rows", WAIT_S)
+    wait_until(until(depth(broker, "checked-queue") + step), "more rows", WAIT_S)
     kill_a_worker(process)
-    wait_until(until(depth(broker, "checked-queue") + 400), "rows after a worker died", WAIT_S)
+    wait_until(until(depth(broker, "checked-queue") + step), "rows after a worker died", WAIT_S)
     assert process.poll() is None, "nothing is left to be killed"
     kill_driver(process)
     before = depth(broker, "checked-queue")
     assert 0 < before < total
     assert begin("process", *words).wait(WAIT_S) == 0
-    found = Counter(body for _, _, body in taken(broker, "checked-queue"))
-    assert found == Counter(b"seen %d" % number for number in range(total))
+    expected = Counter(b"seen %d" % number for number in range(total))
+    assert Counter(body for _, _, body in taken(broker, "checked-queue")) == expected
+    assert Counter(bytes(row.value) for row in reading(spark, broker, "kept").select("value").collect()) == expected
+    assert asked(broker, "streams/%2F/orders/groups/checker")["lag"] == 0
+
+
+def reading(spark: Any, broker: RealBroker, name: str, **options: Any) -> Any:
+    return spark.read.format("shardmq").options(subscribe=name, **{"shardmq.url": url(broker)}, **options).load()
+
+
+def asked(broker: RealBroker, path: str) -> Any:
+    request = urllib.request.Request(f"{url(broker)}/api/{path}")
+    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    return json.load(urllib.request.urlopen(request))
 
 
 def test_archived_and_replayed_messages_are_what_they_were(
@@ -153,7 +206,7 @@ def test_archived_and_replayed_messages_are_what_they_were(
 ) -> None:
     stream_exchange(channel, "logs", 2)
     sink(channel, "again")
-    publish(channel, "logs", range(500))
+    publish(broker, channel, "logs", range(500))
     everything = pika.BasicProperties(
         content_type="text/plain",
         content_encoding="gzip",
@@ -189,6 +242,35 @@ def test_archived_and_replayed_messages_are_what_they_were(
         else:
             assert headers == {"n": int(body), "deep": {"list": [1, "two", None]}}
             assert method.routing_key == f"key.{int(body)}"
+    hot = sorted(map(repr, reading(spark, broker, "logs", includeHeaders=True, includeProperties=True).collect()))
+    channel.queue_purge("logs")
+    with pytest.raises(Exception, match=r"logs/\d has lost offsets 0 to \d+ to retention"):
+        reading(spark, broker, "logs", startingOffsets='{"logs":{"0":0,"1":0}}').collect()
+    cold = reading(spark, broker, "logs", includeHeaders=True, includeProperties=True, archivePath=path).collect()
+    assert sorted(map(repr, cold)) == hot and len(hot) == 503
+
+
+def test_a_stream_declared_anew_is_no_stream_without_news(
+    broker: RealBroker, channel: Any, spark: Any, tmp_path: Path
+) -> None:
+    def read() -> int:
+        rows = spark.readStream.format("shardmq").options(subscribe="young", startingOffsets="earliest")
+        rows = rows.option("shardmq.url", url(broker)).load().writeStream.format("noop")
+        query = rows.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+        query.awaitTermination(WAIT_S)
+        if (error := query.exception()) is not None:
+            raise error
+        return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+    for expected in (5, 3):
+        channel.queue_declare("young", durable=True, arguments={"x-queue-type": "stream"})
+        for number in range(expected):
+            channel.basic_publish("", "young", b"%d" % number)
+        if expected == 5:
+            assert read() == 5
+            channel.queue_delete("young")
+    with pytest.raises(Exception, match="young/0 was deleted and made anew"):
+        read()
 
 
 def test_rows_that_go_nowhere_and_users_without_rights_are_refused(
@@ -208,11 +290,8 @@ def test_rows_that_go_nowhere_and_users_without_rights_are_refused(
 
 def test_counts_agree_with_what_the_broker_says(broker: RealBroker, channel: Any, spark: Any) -> None:
     stream_exchange(channel, "counted", 3)
-    publish(channel, "counted", range(100))
-    reader = spark.read.format("shardmq").option("shardmq.url", url(broker)).option("subscribe", "counted")
-    found = {row.shard: row["count"] for row in reader.load().groupBy("shard").count().collect()}
-    request = urllib.request.Request(f"{url(broker)}/api/streams/%2F/counted")
-    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
-    shards = json.load(urllib.request.urlopen(request))["shards"]
+    publish(broker, channel, "counted", range(100))
+    found = {row.shard: row["count"] for row in reading(spark, broker, "counted").groupBy("shard").count().collect()}
+    shards = asked(broker, "streams/%2F/counted")["shards"]
     assert found == {s["shard"]: s["next"] - s["first"] for s in shards if s["next"] > s["first"]}
     assert sum(found.values()) == 100

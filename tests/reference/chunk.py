@@ -22,13 +22,15 @@ class Chunk:
     timestamp: int
     filters: tuple[int, ...] = ()
     mark: int = 0
+    in_sequence: bool = False
 
     def encode(self, salt: int = 0) -> bytes:
         words = struct.pack(f"<{len(self.filters)}I", *self.filters)
         rest = words + b"".join(self.messages)
         length = (HEADER.size + len(rest) + 7) // 8 * 8
         head = HEADER.pack(
-            length, 0, self.timestamp, NONE, len(self.messages), 3 + len(self.filters), 255, 1,
+            length, 0, self.timestamp, NONE, len(self.messages), 3 + len(self.filters), 255,
+            3 if self.in_sequence else 1,
             self.offset, self.mark // 8,
         )  # fmt: skip
         whole = (head + rest).ljust(length, b"\0")
@@ -36,18 +38,21 @@ class Chunk:
 
 
 def make_chunks(records: list[Record], offset: int, filters: list[int] | None = None) -> list[Chunk]:
-    """As few as can be, none with more than MESSAGES_BYTES but of one message."""
+    """As few as can be, none with more than MESSAGES_BYTES but of one message, none of records IN_SEQUENCE and not."""
     groups: list[list[tuple[bytes, int, int]]] = []
+    in_sequence: list[bool] = []
     ordinal = 0
     for record in records:
         for message in record.messages:
             size = sum(len(other) for other, _, _ in groups[-1]) if groups else 0
-            if not groups or size + len(message) > MESSAGES_BYTES:
+            is_in = bool(record.flags & 2)
+            if not groups or size + len(message) > MESSAGES_BYTES or is_in != in_sequence[-1]:
                 groups.append([])
+                in_sequence.append(is_in)
             groups[-1].append((message, record.timestamp, filters[ordinal] if filters is not None else 0))
             ordinal += 1
     chunks = []
-    for group in groups:
+    for group, is_in in zip(groups, in_sequence, strict=True):
         distinct = sorted({one for _, _, one in group}) if filters is not None else []
         chunks.append(
             Chunk(
@@ -55,6 +60,7 @@ def make_chunks(records: list[Record], offset: int, filters: list[int] | None = 
                 tuple(message for message, _, _ in group),
                 max(timestamp for _, timestamp, _ in group),
                 tuple(distinct) if len(distinct) <= FILTERS_MAX else (ANY,),
+                in_sequence=is_in,
             )
         )
         offset += len(group)
@@ -70,7 +76,7 @@ def decode_chunk(data: bytes, at: int, salt: int = 0) -> tuple[Chunk, int] | Non
     fixed = HEADER.size + 4 * (words - 3)
     if length % 8 or end > len(data) or not 3 <= words <= 3 + FILTERS_MAX or length < fixed + 10 * count or not count:
         return None
-    if (ttl, priority, flags) != (NONE, 255, 1) or crc32c(data[at + 8 : end]) ^ salt != crc:
+    if (ttl, priority) != (NONE, 255) or flags not in (1, 3) or crc32c(data[at + 8 : end]) ^ salt != crc:
         return None
     filters = struct.unpack_from(f"<{words - 3}I", data, at + HEADER.size)
     body = data[at + fixed : end]
@@ -79,7 +85,7 @@ def decode_chunk(data: bytes, at: int, salt: int = 0) -> tuple[Chunk, int] | Non
         size = len(split_first(body))
         messages.append(body[:size])
         body = body[size:]
-    return Chunk(offset, tuple(messages), timestamp, filters, 8 * mark), end
+    return Chunk(offset, tuple(messages), timestamp, filters, 8 * mark, flags == 3), end
 
 
 def split_first(data: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from shardd.queues.stream import PLACED_MAX
 from shardd.shard import NoRoom, Shard
 from shardd.store import DiskFull
 from shardd.wire import codec, envelope
@@ -217,3 +218,40 @@ def test_what_went_to_a_watched_queue_too_is_left_out_wherever_the_queue_lives()
     bench.tell(m.Unwatch(1, 9))
     assert pulled(bench, 0, 9) == (list(range(9)), 9)
     assert pulled(bench, 0, 9, watch=8)[0] == list(range(9))
+
+
+def test_how_far_a_name_has_come_elsewhere_is_kept_and_outlives_the_shard() -> None:
+    bench = Bench()
+    bench.publish(1, count=5)
+    bench.sync()
+    bench.turn()
+    for place in [m.Place(60, 1, "spark", 3), m.Place(61, 1, "other", 5), m.Place(62, 1, "other", None)]:
+        bench.tell(place, m.CONTROLLER, 3)
+    assert bench.turn(m.CONTROLLER) == [m.Done(60), m.Done(61), m.Done(62)]
+    bench.shard.want_sync()
+    assert bench.shard.begin_sync() is None, "nothing but positions, which nobody waits for"
+    again = Bench(bench.home)
+    assert again.shard.streams.stats([1])[0].positions == {"spark": 3}
+    again.attach(name="spark")
+    assert again.turn()[0] == m.AttachedAt(50, 3)
+
+
+def test_a_position_that_cannot_be_is_refused() -> None:
+    bench = Bench()
+    bench.publish(1, count=2)
+    bench.tell(m.Place(60, 1, "spark", 2), m.CONTROLLER, 3)
+    assert [one.request for one in bench.turn(m.CONTROLLER)] == [60], "not on stable storage yet"
+    bench.sync()
+    bench.attach(name="reading")
+    bench.turn()
+    for place in [m.Place(61, 1, "spark", 3), m.Place(62, 1, "reading", 1), m.Place(63, 2, "spark", 0)]:
+        bench.tell(place, m.CONTROLLER, 3)
+    refused = bench.turn(m.CONTROLLER)
+    assert [(one.request, one.code) for one in refused] == [(61, 406), (62, 406), (63, 404)]
+    queue = bench.shard.streams.queues[1]
+    for number in range(PLACED_MAX - 1):  # one more is reading
+        queue.place(b"%d" % number, 1)
+    bench.tell(m.Place(64, 1, "7", 2), m.CONTROLLER, 3)
+    bench.tell(m.Place(65, 1, "one more", 2), m.CONTROLLER, 3)
+    done, refused = bench.turn(m.CONTROLLER)
+    assert done == m.Done(64) and "1000 names" in refused.text

@@ -20,6 +20,7 @@ records = st.builds(
     st.lists(st.integers(0, 6), min_size=1, max_size=5, unique=True).map(tuple),
     st.lists(messages, min_size=1, max_size=5).map(tuple),
     st.integers(0, 1 << 41),
+    flags=st.sampled_from([0, 1, 1, 1, 3]),
 )
 batches = st.lists(records, min_size=1, max_size=8)
 
@@ -59,7 +60,9 @@ def test_a_batch_becomes_chunks_of_consecutive_messages(
     assert list(rows[1::3]) == [one.offset for one in expected]
     assert list(rows[2::3]) == [one.timestamp for one in expected]
     chunk.seal(chunks, 0, len(chunks), salt, mark // 8 * 8)
-    marked = [Chunk(one.offset, one.messages, one.timestamp, one.filters, mark // 8 * 8) for one in expected]
+    marked = [
+        Chunk(one.offset, one.messages, one.timestamp, one.filters, mark // 8 * 8, one.in_sequence) for one in expected
+    ]
     assert bytes(chunks) == sealed(marked, salt)
 
 

@@ -42,6 +42,7 @@ class FakeStreams:
         self.published: dict[str, list[dict[str, Any]]] = {}
         self.seen: dict[str, int] = {}  # the highest sequence of each producer
         self.duplicates = 0
+        self.groups: dict[tuple[str, str], dict[int, tuple[str, int]]] = {}  # by stream and group
         self.faults: dict[str, int] = {}
         self.requests: list[str] = []
         self.lock = threading.Lock()
@@ -133,6 +134,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self._json(200, {"rows": len(rows), "confirmed": len(rows)})
+
+    def do_PUT(self) -> None:
+        parts, _ = self._parts()
+        said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["shards"]
+        if self.state.takes_fault(self.path):
+            self.close_connection = True
+            return
+        group = self.state.groups.setdefault((parts[2], parts[4]), {})
+        group.update({int(shard): (reached["id"], reached["next"]) for shard, reached in said.items()})
+        self.send_response(204)
+        self.end_headers()
 
     def _parts(self) -> tuple[list[str], dict[str, list[str]]]:
         """What stands behind /api/, and the query: of /api/streams/VHOST/NAME/... NAME is the third part."""

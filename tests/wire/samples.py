@@ -53,6 +53,7 @@ CONTROL: list[wire.Control] = [
     wire.Pull(26, 7, 8, 3, 9, 4096),
     wire.Pulled(26, 1, b"offset78", b"message", 4),
     wire.Unwatch(7, 8),
+    wire.Place(27, 7, "group", 23),
     wire.StreamsReply(
         24,
         [],

