@@ -102,7 +102,7 @@ class Session:
         tune = await self._expect(commands.Connection.Tune)
         self._frame_bytes_max = min(tune.frame_max or FRAME_BYTES_MAX, FRAME_BYTES_MAX)
         self._send(0, commands.Connection.TuneOk(tune.channel_max, self._frame_bytes_max, 0))
-        self._send(0, _with(commands.Connection.Open(), virtual_host=vhost))
+        self._send(0, _Open(vhost))
         await self._expect(commands.Connection.OpenOk)
         self._is_open = True
         self._send(CHANNEL, commands.Channel.Open())
@@ -117,7 +117,7 @@ class Session:
         """Whether it is in at least one queue, on stable storage if that was asked for. Raises Rejected."""
         self._send(CHANNEL, commands.Confirm.Select())
         await self._expect(commands.Confirm.SelectOk)
-        self._send(CHANNEL, _with(commands.Basic.Publish(mandatory=True), exchange=exchange, routing_key=key))
+        self._send(CHANNEL, _Publish(exchange=exchange, routing_key=key, mandatory=True))
         self._write(HEADER, content_header(given, len(body)))
         step = self._frame_bytes_max - _HEAD.size - len(END)
         for start in range(0, len(body), step):
@@ -139,7 +139,7 @@ class Session:
         messages: list[Got] = []
         size = tag = 0
         while len(messages) < count and size < GOT_BYTES_MAX:
-            self._send(CHANNEL, _with(commands.Basic.Get(no_ack=False), queue=queue))
+            self._send(CHANNEL, _Get(queue=queue))
             method = await self._method()
             if not isinstance(method, commands.Basic.GetOk):
                 break
@@ -194,11 +194,20 @@ class Session:
         return read, bytes(body)
 
 
-def _with(method: base.Frame, **names: str) -> base.Frame:
-    """Names are set behind pamqp's back: it would refuse some that RabbitMQ takes ("ü")."""
-    for field, name in names.items():
-        setattr(method, field, name)
-    return method
+class _AnyName:
+    """pamqp would refuse names that RabbitMQ takes ("ü", "<"), when a method is made and when it is written."""
+
+    def validate(self) -> None:
+        return
+
+
+class _Open(_AnyName, commands.Connection.Open): ...
+
+
+class _Publish(_AnyName, commands.Basic.Publish): ...
+
+
+class _Get(_AnyName, commands.Basic.Get): ...
 
 
 def content_header(given: dict[str, Any], body_bytes: int) -> bytes:

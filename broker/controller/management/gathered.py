@@ -79,6 +79,7 @@ class Stats:
     before: Stats | None = None
     earlier: dict[int, tuple[float, QueueStats]] = field(default_factory=dict)
     totals_only: bool = False  # nothing of single connections and channels
+    loads: dict[int, dict[str, int]] = field(default_factory=dict)  # totals by shard, those of queues gone among them
 
     def queue(self, queue: QueuePut) -> QueueStats | None:
         """None while its shard is silent."""
@@ -258,9 +259,12 @@ def _add_shard(stats: Stats, seen: Stats) -> None:
     stats.readers.update(seen.readers)
     for name, value in seen.totals.items():
         stats.totals[name] += value
-    for process in seen.shards.values():
+    for shard, process in seen.shards.items():
+        stats.loads[shard] = dict(seen.totals)
         for name in COUNTERS:
-            stats.totals[name] += int(process.get(f"gone_{name}", 0))
+            gone = int(process.get(f"gone_{name}", 0))
+            stats.totals[name] += gone
+            stats.loads[shard][name] += gone
 
 
 def _set_apart(stats: Stats, hidden_queues: Mapping[int, str]) -> None:

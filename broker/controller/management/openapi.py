@@ -154,7 +154,10 @@ SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/aliveness-test/{vhost}": "Check",
     "/api/processes": ["Process"],
     "/api/shards": ["Shard"],
+    "/api/shards/load": ["Load"],
+    "/api/shards/{shard}/queues": ["Queue"],
     "/api/imports": ["Import"],
+    "/api/logs": ["LogLine"],
 }
 POST_SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/exchanges/{vhost}/{exchange}/publish": "Routed",
@@ -176,6 +179,7 @@ _FLAGS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("DELETE", "/api/queues/{vhost}/{queue}"): ("if-unused", "if-empty"),
     ("DELETE", "/api/exchanges/{vhost}/{exchange}"): ("if-unused",),
 }
+_SINCE: Schema = {"type": "number", "description": "Seconds since 1970: only what is later."}
 _ERRORS: Final = {
     "400": "What was sent cannot be used; `reason` says why. Nothing was changed.",
     "401": "No login, a wrong one, or one that may not do this.",
@@ -244,6 +248,8 @@ def _query_parameters(method: str, path: str) -> list[Schema]:
         wanted = _QUERY
     elif method == "GET":
         wanted = {"columns": _QUERY["columns"]}
+    if (method, path) == ("GET", "/api/logs"):
+        wanted = {"since": _SINCE}
     for flag in _FLAGS.get((method, path), ()):
         wanted[flag] = {"enum": ["true", "false"]}
     return [{"name": name, "in": "query", "schema": schema} for name, schema in wanted.items()]
