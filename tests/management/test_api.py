@@ -63,11 +63,11 @@ READS = [
     "user-limits", "user-limits/nobody", "cluster-name", "version", "extensions", "feature-flags",
     "deprecated-features", "auth", "auth/hash_password/x", "connections/username/guest", "queues/detailed",
     "all-configuration", "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
-    "health/checks/reached-target-cluster-size",
+    "health/checks/reached-target-cluster-size", "shards/load", "shards/0/queues", "logs",
 ]  # fmt: skip
 EMPTY = {
     "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions", "feature-flags",
-    "deprecated-features",
+    "deprecated-features", "logs",
 }  # fmt: skip
 ABSENT = [
     "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions", "permissions/%2F/x",

@@ -1,4 +1,4 @@
-"""What the page is made of: nothing that turns data into markup, nothing inline, nothing from elsewhere; all is shipped."""
+"""What the page is made of: nothing that turns data into markup, nothing from elsewhere; all of it is shipped."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ GO = """where => location.hash === where || new Promise((done) => {
 }).then(() => true)"""
 VIEWS = (
     "", "shards", "shards/0", "streams", "streams/%2F/orders", "connections", "channels", "exchanges",
-    "exchanges/%2F/orders", "exchanges/%2F/amq.topic", "queues", "queues/%2F/first", "users", "users/guest", "vhosts", "vhosts/%2F", "policies",
-    "definitions", "logs",
+    "exchanges/%2F/orders", "exchanges/%2F/amq.topic", "queues", "queues/%2F/first", "users", "users/guest", "vhosts",
+    "vhosts/%2F", "policies", "definitions", "logs",
 )  # fmt: skip
 
 
