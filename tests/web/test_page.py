@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this ma
 WAIT_MS = 10_000  # a list is asked for anew every 5 s
 expect.set_options(timeout=WAIT_MS)
 WIDE = {"width": 1280, "height": 860}
+PLAIN = {"properties": {}, "payload": "x", "payload_encoding": "string"}
 PHONE = {"width": 375, "height": 700}
 PALE = Path(__file__).with_name("pale.js").read_text()
 CONTRAST_MIN = 4.5  # WCAG 2, AA
@@ -185,6 +186,16 @@ def test_a_queue_is_made_filled_looked_into_bound_emptied_and_deleted(visit: Vis
     expect(shown.locator("pre")).to_have_text("grüß <b>dich</b>")
     expect(shown).to_contain_text("n = 7")
     expect(page.locator(".figures")).to_contain_text(re.compile("^(Ready1|1Ready)"))
+
+    ask(broker, "PUT", "queues/%2F/other", {})
+    page.get_by_text("Move messages").first.click()
+    page.get_by_label("To queue").fill("other")
+    page.get_by_role("button", name="Move messages").click()
+    expect(page.get_by_text("1 moved, 0 left.")).to_be_visible()
+    moved = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    (other,) = ask(broker, "POST", "queues/%2F/other/get", moved)
+    assert (other["payload"], other["properties"]["headers"]) == ("grüß <b>dich</b>", {"n": 7})
+    ask(broker, "POST", "exchanges/%2F/amq.default/publish", {**PLAIN, "routing_key": "made/by hand"})
 
     page.get_by_role("button", name="Purge").click()
     page.get_by_role("dialog").get_by_role("button", name="Purge").click()

@@ -57,7 +57,7 @@ async def queues_of(call: Call) -> Lazy[Any]:
     if all(str(shard.number) != number for shard in call.context.shards.shards):
         raise not_found()
     found = await queues.get_all(call)
-    found.things = [queue for queue in found.things if str(queue.shard) == number]
+    found.things = (queue for queue in found.things if str(queue.shard) == number)
     return found
 
 

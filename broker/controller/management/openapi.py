@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.controller.management import bindings, exchanges, queues, routes, users, vhosts
+from broker.controller.management import bindings, exchanges, messages, queues, routes, users, vhosts
 from broker.controller.management.call import Route
 from broker.controller.management.schemas import ROWS, Schema, of_list, of_row
 from broker.policies import APPLY_TO
@@ -56,6 +56,7 @@ _DOCUMENT: Schema = {"type": "object"}
 STRUCTS: Final = {
     "QueueBody": queues.QueueBody,
     "MessageBody": routes.MessageBody,
+    "MoveBody": messages.MoveBody,
     "ExchangeBody": exchanges.ExchangeBody,
     "BindingBody": bindings.BindingBody,
     "VhostBody": vhosts.VhostBody,
@@ -85,6 +86,7 @@ BODIES: Final[dict[tuple[str, str], str | Schema]] = {
     ("POST", "/api/exchanges/{vhost}/{exchange}/publish"): _PUBLISH,
     ("POST", "/api/exchanges/{vhost}/{exchange}/route"): "MessageBody",
     ("POST", "/api/queues/{vhost}/{queue}/get"): _GET,
+    ("POST", "/api/queues/{vhost}/{queue}/move"): "MoveBody",
     ("POST", "/api/definitions"): _DOCUMENT,
     ("POST", "/api/all-configuration"): _DOCUMENT,
     ("POST", "/api/definitions/{vhost}"): _DOCUMENT,
@@ -163,6 +165,7 @@ POST_SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/exchanges/{vhost}/{exchange}/publish": "Routed",
     "/api/exchanges/{vhost}/{exchange}/route": "Explained",
     "/api/queues/{vhost}/{queue}/get": ["Message"],
+    "/api/queues/{vhost}/{queue}/move": "Moved",
 }
 
 _QUERY: Final[dict[str, Schema]] = {

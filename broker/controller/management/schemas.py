@@ -70,6 +70,7 @@ ROWS: Final[dict[str, str]] = {
         "payload:str payload_encoding:str"
     ),
     "Routed": "routed:bool",
+    "Moved": "moved:int left:int",
     "Explained": "exchange:str vhost:str routing_key:str",
     "Check": "status:str",
     "Definitions": "rabbit_version:str queues:list exchanges:list bindings:list policies:list parameters:list",

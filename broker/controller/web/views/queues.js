@@ -106,6 +106,7 @@ export function queue(page, vhost, name) {
     section("Bindings", bindingsOf(page, { vhost, kind: "queue", name }, false)),
     fold("Publish a message", publishForm(vhost, "", name, again)),
     fold("Get messages", ...getForm(vhost, name, again)),
+    fold("Move messages", moveForm(where, again)),
     section("Empty, pause or delete it", h("div", { class: "actions" }, pausing, purgeButton(where, name, again), deleteButton(where, name))));
 }
 
@@ -156,5 +157,19 @@ function purgeButton(where, name, again) {
 function deleteButton(where, name) {
   return dangerous("Delete", `Delete ${name} with all its messages?`, async () => {
     if (await attempt(() => remove(where), `Queue ${name} is deleted.`)) location.hash = to("queues");
+  });
+}
+
+function moveForm(where, again) {
+  return form([
+    { name: "destination", label: "To queue", required: true, help: "In the same virtual host" },
+    { name: "count", label: "At most", type: "number", min: 1, help: "Empty: all that are ready, up to 10,000" },
+  ], {
+    label: "Move messages",
+    submit: async ({ destination, count }) => {
+      const { moved, left } = await post(`${where}/move`, count ? { destination, count } : { destination }, { timeoutMs: 60_000 });
+      notice(`${format.count(moved)} moved, ${format.count(left)} left.`);
+      again();
+    },
   });
 }
