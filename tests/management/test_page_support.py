@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from broker.control import DoorReport
 from broker.controller.management.loglines import ROWS_MAX, TAIL_BYTES_MAX, last_lines
 from supervisor import logs
-from tests.management.conftest import Api
+from tests.management.conftest import OWNER, Api
 
 # -- load ------------------------------------------------------------------------------------------------
 
@@ -126,3 +127,24 @@ def test_a_log_that_cannot_be_kept_harms_nobody(tmp_path: Path, capfd: pytest.Ca
     finally:
         logs.keep_no_more(handler)
     assert capfd.readouterr().err == ""
+
+
+# -- rates -----------------------------------------------------------------------------------------------
+
+
+async def test_looks_at_totals_alone_take_no_connections_rate_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, received = 1_000.0, 100
+    monkeypatch.setattr(api.context.stats, "_clock", lambda: now)
+
+    async def reports(totals_only: bool = False) -> list[DoorReport]:
+        row = {"owner": OWNER, "recv_oct": received, "send_oct": 0}
+        return [DoorReport(1, [] if totals_only else [row], [], {})]
+
+    monkeypatch.setattr(api.doors, "reports", reports)
+    await api.get("/api/connections")
+    for _ in range(3):
+        now, received = now + 2, received + 10
+        await api.get("/api/overview")
+    now += 2
+    (row,) = await api.get("/api/connections")
+    assert row["recv_oct_details"]["rate"] == pytest.approx(30 / 8)

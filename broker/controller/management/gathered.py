@@ -72,6 +72,8 @@ class Stats:
     readers: dict[tuple[int, int, int, int, str], ReaderStats] = field(default_factory=dict)  # by `reader_key`
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # When single connections were looked at before, and what they said: looks at totals alone may lie in between.
+    connections_before: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
     channels: list[dict[str, Any]] = field(default_factory=list)
     active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
     counters: dict[str, float] = field(default_factory=dict)
@@ -114,6 +116,7 @@ class Gatherer:
         self._doors = doors
         self._clock = clock
         self._last = Stats()
+        self._connections: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
         self._took = 0.0
         self._asking: asyncio.Task[Stats] | None = None
         self._asking_totals = False
@@ -155,6 +158,8 @@ class Gatherer:
         for report in reports:
             _add_door(stats, report)
         _set_apart(stats, self._hidden_queues())
+        if not totals_only:
+            stats.connections_before, self._connections = self._connections, (stats.at, stats.connections)
         # To wait for a shard that is silent is no work; the others' news must not get old for it.
         self._took = stats.at - begun if stats.shards.keys() >= set(asked) else 0.0
         self._last = stats
