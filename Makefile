@@ -30,6 +30,7 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml $(COMPILED)
 $(VENV)/.dev: $(VENV)/.run
 	$(PIP) --no-build-isolation --editable '.[test,lint,spark,delta]'
 	.ci/java
+	.ci/chromium
 	@touch $@
 
 run: $(VENV)/.run

@@ -14,6 +14,7 @@ def main() -> int:
         print(f"broker: {error}", file=sys.stderr)
         return 2
     logs.begin(config.log_level, config.log_format, f"front-door-{config.door}")
+    logs.keep(config.runtime_dir, f"front-door-{config.door}")
     try:
         run(config)
     except ConfigError as error:  # a file that it names cannot be used

@@ -112,7 +112,7 @@ class Unacked:
             taken.append(run)
             del self._runs[: at + 1], self._firsts[: at + 1]
         else:
-            taken.append(Run(run.first_tag, tag, run.consumer, run.epoch, run.first_number))
+            taken.append(Run(run.first_tag, tag, run.consumer, run.epoch, run.first_number, run.at))
             self._runs[at] = _from(run, tag + 1)
             self._firsts[at] = tag + 1
             del self._runs[:at], self._firsts[:at]
@@ -165,7 +165,7 @@ class Unacked:
 
 def _from(run: Run, tag: int) -> Run:
     """The run without what is before `tag`."""
-    return Run(tag, run.last_tag, run.consumer, run.epoch, run.first_number + tag - run.first_tag)
+    return Run(tag, run.last_tag, run.consumer, run.epoch, run.first_number + tag - run.first_tag, run.at)
 
 
 def subsumed(

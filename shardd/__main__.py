@@ -24,6 +24,7 @@ def main() -> int:
         print(f"shardd: --config: {error}", file=sys.stderr)
         return 2
     logs.begin(settings.log_level, settings.log_format, f"shard-{settings.shard}")
+    logs.keep(settings.runtime_dir, f"shard-{settings.shard}")
     return Server(settings).run()
 
 

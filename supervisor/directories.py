@@ -23,7 +23,7 @@ LOCK_NAME = ".lock"
 READER_NAME = "reader.sock"
 RUNTIME_NAMES = (
     "control.sock", "controller.sock", "shard-*.sock", "lane-*.sock", "door-*.sock", "shardctl.sock", READER_NAME,
-    "board-*", "status.json", "status.json.new",
+    "board-*", "status.json", "status.json.new", "log-*",
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 `auto` is the journal's own protocol where standard error is already connected to it (systemd says so in
 JOURNAL_STREAM), else text. An entry of the journal has MESSAGE, PRIORITY, SYSLOG_IDENTIFIER=shardmq, SHARDMQ_PROCESS
 and LOGGER, so `journalctl -u shardmq SHARDMQ_PROCESS=shard-0 -p warning` finds what it says. The level can be changed
-at any time.
+at any time. Beside that the last lines of each process are kept in the runtime directory, for who asks by HTTP.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import faulthandler
 import json
 import logging
+import logging.handlers
 import os
 import signal
 import socket
 import struct
 import sys
+from io import TextIOWrapper
 from typing import Final, Literal
 
 Format = Literal["auto", "text", "json", "journal"]
@@ -27,6 +29,8 @@ MESSAGE_BYTES_MAX: Final = 48 << 10  # what one datagram holds on any machine
 # syslog's priorities
 PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 DEBUG_PRIORITY: Final = 7
+KEPT: Final = "log-"  # and the name of the process: files in the runtime directory, lines of JSON
+KEPT_BYTES_MAX: Final = 256 << 10  # of a file; the one before it is kept as well
 
 
 def begin(level: str, form: str, process: str) -> None:
@@ -34,6 +38,18 @@ def begin(level: str, form: str, process: str) -> None:
     set_level(level)
     faulthandler.register(signal.SIGUSR1)  # what every thread does just now, to standard error
     logging.getLogger().handlers[:] = [_handler(form, process)]
+
+
+def keep(runtime_dir: str, process: str) -> logging.Handler:
+    """From now on the last lines are in a file as well. They outlive the process: its last words are there."""
+    handler = KeptLines(f"{runtime_dir}/{KEPT}{process}", process)
+    logging.getLogger().addHandler(handler)
+    return handler
+
+
+def keep_no_more(handler: logging.Handler) -> None:
+    logging.getLogger().removeHandler(handler)
+    handler.close()
 
 
 def set_level(level: str) -> None:
@@ -83,6 +99,22 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
+
+
+class KeptLines(logging.handlers.RotatingFileHandler):
+    """Nobody is told when it fails: a disk without room may be what is being logged. Standard error has the line."""
+
+    def __init__(self, path: str, process: str) -> None:
+        super().__init__(path, maxBytes=KEPT_BYTES_MAX, backupCount=1, encoding="utf-8", delay=True)
+        self.setFormatter(JsonFormatter(process))
+
+    def _open(self) -> TextIOWrapper:
+        # Names of users and addresses are in it; the folder may be one that others may enter.
+        fd = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return open(fd, "a", encoding=self.encoding)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        return
 
 
 class JournalHandler(logging.Handler):

@@ -30,7 +30,7 @@ from supervisor import systemd
 from supervisor.child import EXITED, READY, STARTING, Child, describe_exit
 from supervisor.config import ConfigError, Settings, Supervision
 from supervisor.directories import READER_NAME, DataDirectory, RuntimeDirectory, replace_file
-from supervisor.logs import set_level
+from supervisor.logs import keep, keep_no_more, set_level
 from supervisor.plan import STAGES, ChildPlan, Listening, children
 from supervisor.reload import SECRET, SETTABLE, flat, reloaded
 from supervisor.restart import Restarts
@@ -126,6 +126,7 @@ class Supervisor:
             self._data.undo()
             raise
         self._calls = self._calls_of_reader()
+        self._kept = keep(str(self.runtime.path), "supervisor")
         self._lifeline = os.pipe()
         self.slots = [Slot(plan, self.settings.supervision) for plan in self._plans()]
         pointer = {"pid": os.getpid(), "runtime_dir": str(self.runtime.path), "http": address(self.sockets.http[0])}
@@ -432,6 +433,7 @@ class Supervisor:
         self.sockets.close()
         if self._calls is not None:
             self._calls.close()
+        keep_no_more(self._kept)
         self.runtime.remove()
         (self._data.path / "broker.json").unlink(missing_ok=True)
         for fd in self._lifeline:

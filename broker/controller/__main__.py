@@ -32,6 +32,7 @@ def main() -> int:
 
 def run(config: ControllerConfig) -> int:
     logs.begin(config.log_level, config.log_format, "controller")
+    logs.keep(config.runtime_dir, "controller")
     collect_seldom()
     try:
         return uvloop.run(serve(config))

@@ -1,4 +1,4 @@
-"""A short AMQP connection of the controller to a front door of this host, as one of its users: publish, or get.
+"""A short AMQP connection of the controller to a front door of this host, as one of its users: publish, get, or move.
 
 What the HTTP API publishes and gets goes the way of every client: rights, routing, limits and confirms are decided
 where they always are. The door's socket is in the runtime directory, where only the broker's own user can reach it; the
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -24,6 +24,13 @@ HANDSHAKE_S_MAX = 5.0
 ANSWER_S_MAX = 30.0  # a publish waits for its confirm, and for a shard that starts anew
 FRAME_BYTES_MAX = 1 << 20  # of what the door offers; longer bodies go in several
 GOT_BYTES_MAX = 64 << 20  # of bodies in one answer; what is left stays in the queue
+
+MOVE_MESSAGES_MAX = 10_000  # in one call ...
+MOVE_S_MAX = 15.0  # ... which takes no longer; the next one goes on
+MOVE_AT_ONCE_MAX = 100  # taken from one queue and not yet confirmed by the other ...
+MOVE_BYTES_MAX = 16 << 20  # ... and of bodies no more than these and one message
+
+PRODUCER_ID = "x-producer-id"
 
 METHOD, HEADER, BODY, END = 1, 2, 3, b"\xce"
 CHANNEL = 1
@@ -49,6 +56,24 @@ class Rejected(Exception):
 
 class Unavailable(Exception):
     """No front door answers in time."""
+
+
+class NotMoved(Exception):
+    """Why not all were moved; those that were not are where they were. `moved`: before that."""
+
+    def __init__(self, why: str, moved: int) -> None:
+        super().__init__(why, moved)
+        self.why = why
+        self.moved = moved
+
+
+class Taken(NamedTuple):
+    """One message as it lies in its frames."""
+
+    tag: int
+    remaining: int
+    header: bytes
+    body: bytes
 
 
 class Got(NamedTuple):
@@ -102,7 +127,7 @@ class Session:
         tune = await self._expect(commands.Connection.Tune)
         self._frame_bytes_max = min(tune.frame_max or FRAME_BYTES_MAX, FRAME_BYTES_MAX)
         self._send(0, commands.Connection.TuneOk(tune.channel_max, self._frame_bytes_max, 0))
-        self._send(0, _with(commands.Connection.Open(), virtual_host=vhost))
+        self._send(0, _Open(vhost))
         await self._expect(commands.Connection.OpenOk)
         self._is_open = True
         self._send(CHANNEL, commands.Channel.Open())
@@ -117,11 +142,7 @@ class Session:
         """Whether it is in at least one queue, on stable storage if that was asked for. Raises Rejected."""
         self._send(CHANNEL, commands.Confirm.Select())
         await self._expect(commands.Confirm.SelectOk)
-        self._send(CHANNEL, _with(commands.Basic.Publish(mandatory=True), exchange=exchange, routing_key=key))
-        self._write(HEADER, content_header(given, len(body)))
-        step = self._frame_bytes_max - _HEAD.size - len(END)
-        for start in range(0, len(body), step):
-            self._write(BODY, body[start : start + step])
+        self._publish(exchange, key, content_header(given, len(body)), body)
         await self._writer.drain()
         routed = True
         while True:
@@ -139,7 +160,7 @@ class Session:
         messages: list[Got] = []
         size = tag = 0
         while len(messages) < count and size < GOT_BYTES_MAX:
-            self._send(CHANNEL, _with(commands.Basic.Get(no_ack=False), queue=queue))
+            self._send(CHANNEL, _Get(queue=queue))
             method = await self._method()
             if not isinstance(method, commands.Basic.GetOk):
                 break
@@ -153,7 +174,75 @@ class Session:
             self._send(CHANNEL, commands.Basic.Ack(tag, multiple=True))
         return messages
 
+    async def move(self, queue: str, to: str, count: int, now: Callable[[], float]) -> tuple[int, int]:
+        """How many messages are in queue `to` instead of `queue` now, and how many are ready there still.
+
+        Each is taken away when the other queue has confirmed it: whatever ends in between, a message may be in both,
+        never in none. Raises NotMoved. `now`: seconds of any clock.
+        """
+        self._send(CHANNEL, commands.Confirm.Select())
+        await self._expect(commands.Confirm.SelectOk)
+        end, moved, left = now() + MOVE_S_MAX, 0, 0
+        while moved < count and now() < end:
+            batch, odd = await self._take(queue, min(count - moved, MOVE_AT_ONCE_MAX))
+            for message in batch:
+                self._publish("", to, message.header, message.body)
+            refused, why = await self._answers(moved + 1, len(batch))
+            for place, message in enumerate(batch, moved + 1):
+                if place not in refused:
+                    self._send(CHANNEL, commands.Basic.Ack(message.tag))
+            moved += len(batch) - len(refused)
+            if refused or odd:
+                self._send(CHANNEL, commands.Basic.Recover(requeue=True))
+                await self._expect(commands.Basic.RecoverOk)
+                raise NotMoved(why or odd, moved)
+            left = batch[-1].remaining if batch else 0
+            if not left:
+                break
+        return moved, left
+
+    async def _take(self, queue: str, count: int) -> tuple[list[Taken], str]:
+        """Some messages, and why the one behind them must stay, or ""."""
+        taken: list[Taken] = []
+        size = 0
+        while len(taken) < count and size < MOVE_BYTES_MAX:
+            self._send(CHANNEL, _Get(queue=queue))
+            method = await self._method()
+            if not isinstance(method, commands.Basic.GetOk):
+                break
+            header, body = await self._raw_content()
+            if PRODUCER_ID in (properties.read(header[_CONTENT.size :]).headers or {}):
+                return taken, f"a message with {PRODUCER_ID} stays: the other queue might take it for a repeated one"
+            size += len(body)
+            taken.append(Taken(int(method.delivery_tag or 0), method.message_count or 0, header, body))
+        return taken, ""
+
+    async def _answers(self, first: int, count: int) -> tuple[set[int], str]:
+        """Waits for the confirms of `count` publishes: which of them are in no queue, and why."""
+        waiting, refused, why = set(range(first, first + count)), set[int](), ""
+        await self._writer.drain()
+        while waiting:
+            method = await self._method()
+            if isinstance(method, commands.Basic.Return):
+                await self._content()
+                # It says not of which: what was routed before went away with the queue.
+                refused, why = set(range(first, first + count)), "the other queue is not there any more"
+            elif isinstance(method, commands.Basic.Ack | commands.Basic.Nack):
+                tag = int(method.delivery_tag or 0)
+                answered = {one for one in waiting if one <= tag} if method.multiple else {tag}
+                waiting -= answered
+                if isinstance(method, commands.Basic.Nack):
+                    refused, why = refused | answered, why or "the other queue takes no more"
+        return refused, why
+
     # -- frames ----------------------------------------------------------------------------------------
+
+    def _publish(self, exchange: str, key: str, header: bytes, body: bytes) -> None:
+        self._send(CHANNEL, _Publish(exchange=exchange, routing_key=key, mandatory=True))
+        self._write(HEADER, header)
+        step = self._frame_bytes_max - _HEAD.size - len(END)
+        for start in range(0, len(body), step):
+            self._write(BODY, body[start : start + step])
 
     def _send(self, channel: int, method: base.Frame) -> None:
         self._writer.write(pamqp.frame.marshal(method, channel))
@@ -184,21 +273,35 @@ class Session:
         return method
 
     async def _content(self) -> tuple[Properties, bytes]:
+        header, body = await self._raw_content()
+        return properties.read(header[_CONTENT.size :]), body
+
+    async def _raw_content(self) -> tuple[bytes, bytes]:
+        """The header frame's payload, and the body."""
         _, frame = await self._read()
-        _, _, body_bytes = _CONTENT.unpack_from(frame, _HEAD.size)
-        read = properties.read(frame[_HEAD.size + _CONTENT.size : -len(END)])
+        header = frame[_HEAD.size : -len(END)]
+        _, _, body_bytes = _CONTENT.unpack_from(header)
         body = bytearray()
         while len(body) < body_bytes:
             _, frame = await self._read()
             body += frame[_HEAD.size : -len(END)]
-        return read, bytes(body)
+        return header, bytes(body)
 
 
-def _with(method: base.Frame, **names: str) -> base.Frame:
-    """Names are set behind pamqp's back: it would refuse some that RabbitMQ takes ("ü")."""
-    for field, name in names.items():
-        setattr(method, field, name)
-    return method
+class _AnyName:
+    """pamqp would refuse names that RabbitMQ takes ("ü", "<"), when a method is made and when it is written."""
+
+    def validate(self) -> None:
+        return
+
+
+class _Open(_AnyName, commands.Connection.Open): ...
+
+
+class _Publish(_AnyName, commands.Basic.Publish): ...
+
+
+class _Get(_AnyName, commands.Basic.Get): ...
 
 
 def content_header(given: dict[str, Any], body_bytes: int) -> bytes:

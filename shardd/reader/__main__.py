@@ -24,6 +24,7 @@ def main() -> int:
         print(f"reader: --config: {error}", file=sys.stderr)
         return 2
     logs.begin(settings.log_level, settings.log_format, "reader")
+    logs.keep(settings.runtime_dir, "reader")
     return Server(settings).run()
 
 

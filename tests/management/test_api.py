@@ -65,11 +65,11 @@ READS = [
     "all-configuration", "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
     "health/checks/reached-target-cluster-size", "health/checks/below-node-connection-limit",
     "queues/%2F/q/unacked", "config/effective",
-    "health/checks/certificate-expiration/3/weeks",
+    "health/checks/certificate-expiration/3/weeks", "shards/load", "shards/0/queues", "logs",
 ]  # fmt: skip
 EMPTY = {
     "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions", "feature-flags",
-    "deprecated-features", "config/effective",
+    "deprecated-features", "config/effective", "logs",
 }  # fmt: skip
 ABSENT = [
     "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions", "permissions/%2F/x",

@@ -66,7 +66,8 @@ TAKES_JSON = [
     ("PUT", "/api/policies/%2F/p"), ("PUT", "/api/parameters/shovel/%2F/p"), ("POST", "/api/definitions"),
     ("PUT", "/api/permissions/%2F/guest"), ("PUT", "/api/vhost-limits/%2F/max-queues"), ("PUT", "/api/cluster-name"),
     ("PUT", "/api/global-parameters/g"), ("POST", "/api/users/bulk-delete"), ("POST", "/api/queues/%2F/q/get"),
-    ("POST", "/api/exchanges/%2F/amq.direct/publish"), ("PUT", "/api/topic-permissions/%2F/guest"),
+    ("POST", "/api/exchanges/%2F/amq.direct/publish"), ("POST", "/api/queues/%2F/q/move"),
+    ("PUT", "/api/topic-permissions/%2F/guest"),
 ]  # fmt: skip
 BROKEN = [
     b"{", b"[]", b"3", b'"x"', b"\xff\xfe", b"{" * 100_000, b"[" * 100_000,

@@ -28,9 +28,12 @@ from broker.controller.management import (
     guard,
     health,
     limits,
+    loads,
+    loglines,
     messages,
     openapi,
     overview,
+    page,
     parameters,
     policies,
     processes,
@@ -63,7 +66,6 @@ from broker.controller.presence import Presence
 from broker.controller.shard_links import ShardLinks
 
 BACKLOG = 128
-WELCOME = "shardmq: the HTTP API starts at /api/overview, metrics are at /metrics; at the command line use shardctl.\n"
 # In a route's path; what aiohttp makes of it by itself does not match names with braces.
 ANY_NAME = re.compile(r"\{(\w+)\}")
 LOCAL_SOCKET = "shardctl.sock"  # in the runtime directory
@@ -90,6 +92,8 @@ RESOURCES = (
     limits,
     health,
     processes,
+    loads,
+    loglines,
     settings,
     definitions,
 )
@@ -146,7 +150,7 @@ async def _serve_here(runner: web.AppRunner, path: str) -> None:
 
 def api_app(context: Context) -> web.Application:
     app = metrics_app(context)
-    app.router.add_get("/", welcome)
+    page.add_routes(app)
     methods: dict[str, set[str]] = {}
     for resource in RESOURCES:
         for route in resource.ROUTES:
@@ -176,11 +180,6 @@ def options(methods: Iterable[str]) -> Endpoint:
         return web.Response(headers=allow)
 
     return answer
-
-
-async def welcome(request: web.Request) -> web.Response:
-    """For whoever tries the port in a browser; it needs no login and tells nothing of this broker."""
-    return web.Response(text=WELCOME)
 
 
 def metrics_app(context: Context) -> web.Application:

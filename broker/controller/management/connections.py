@@ -48,11 +48,11 @@ def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
 
 
 def _rates(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
-    known, before = stats.connections.get(info.owner), stats.before
+    known, (at, before) = stats.connections.get(info.owner), stats.connections_before
     if known is None:
         return {}
-    earlier = known if before is None else before.connections.get(info.owner, known)
-    return {f"{name}_details": {"rate": stats.rate(known[name], earlier[name])} for name in OCTETS if name in known}
+    earlier = before.get(info.owner, known)
+    return {f"{name}_details": {"rate": stats.rate(known[name], earlier[name], at)} for name in OCTETS if name in known}
 
 
 def visible(call: Call) -> list[ConnectionInfo]:

@@ -75,6 +75,8 @@ class Stats:
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
     sizes: dict[int, dict[str, float]] = field(default_factory=dict)  # by shard, what it tells as histograms
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # When single connections were looked at before, and what they said: looks at totals alone may lie in between.
+    connections_before: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
     channels: list[dict[str, Any]] = field(default_factory=list)
     active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
     counters: dict[str, float] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class Stats:
     before: Stats | None = None
     earlier: dict[int, tuple[float, QueueStats]] = field(default_factory=dict)
     totals_only: bool = False  # nothing of single connections and channels
+    loads: dict[int, dict[str, int]] = field(default_factory=dict)  # totals by shard, those of queues gone among them
 
     def queue(self, queue: QueuePut) -> QueueStats | None:
         """None while its shard is silent."""
@@ -116,6 +119,7 @@ class Gatherer:
         self._doors = doors
         self._clock = clock
         self._last = Stats()
+        self._connections: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
         self._took = 0.0
         self._asking: asyncio.Task[Stats] | None = None
         self._asking_totals = False
@@ -174,6 +178,8 @@ class Gatherer:
         for report in reports:
             _add_door(stats, report)
         _set_apart(stats, self._hidden_queues())
+        if not totals_only:
+            stats.connections_before, self._connections = self._connections, (stats.at, stats.connections)
         # To wait for a shard that is silent is no work; the others' news must not get old for it.
         self._took = stats.at - begun if stats.shards.keys() >= set(asked) else 0.0
         self._last = stats
@@ -285,9 +291,12 @@ def _add_shard(stats: Stats, seen: Stats) -> None:
     stats.readers.update(seen.readers)
     for name, value in seen.totals.items():
         stats.totals[name] += value
-    for process in seen.shards.values():
+    for shard, process in seen.shards.items():
+        stats.loads[shard] = dict(seen.totals)
         for name in COUNTERS:
-            stats.totals[name] += int(process.get(f"gone_{name}", 0))
+            gone = int(process.get(f"gone_{name}", 0))
+            stats.totals[name] += gone
+            stats.loads[shard][name] += gone
 
 
 def _set_apart(stats: Stats, hidden_queues: Mapping[int, str]) -> None:

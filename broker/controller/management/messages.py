@@ -1,17 +1,30 @@
-"""POST .../publish and .../get: single messages by HTTP, to try things out. Both go through a front door."""
+"""POST .../publish, .../get, .../move: messages by HTTP, to try and to mend things. All go through a front door."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import datetime
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from broker.amqp.properties import PROPERTIES, Properties
+from broker.checks import is_hidden_queue
 from broker.controller import front_door
-from broker.controller.front_door import Got, Refused, Rejected, Session, Unavailable
-from broker.controller.management.call import ApiError, Call, Route, bad_request, not_authorised, with_keys
+from broker.controller.front_door import MOVE_MESSAGES_MAX, Got, NotMoved, Refused, Rejected, Session, Unavailable
+from broker.controller.management.call import (
+    ApiError,
+    Call,
+    Route,
+    bad_request,
+    not_authorised,
+    not_found,
+    with_keys,
+)
 from broker.controller.management.exchanges import exchange_name
+from broker.deduplication import WANTED as DEDUPLICATED
 
 GET_MESSAGES_MAX = 10_000  # in one answer
 SHORT_BYTES_MAX = 255
@@ -64,6 +77,39 @@ async def get(call: Call) -> list[dict[str, Any]]:
     except Unavailable as error:
         raise _unavailable(error) from None
     return [row(message, body["encoding"], truncate) for message in got]
+
+
+class MoveBody(msgspec.Struct):
+    """`destination`: a queue of the same vhost."""
+
+    destination: str
+    count: Annotated[int, msgspec.Meta(ge=1)] = MOVE_MESSAGES_MAX
+
+
+async def move(call: Call) -> dict[str, int]:
+    """Ready messages, the oldest first, to another queue; each stays until the other has confirmed it."""
+    vhost, queue = _vhost(call), call.part("queue")
+    body = await call.body(MoveBody)
+    found = call.catalog.vhost(vhost)
+    other = None if found is None else found.queues.get(body.destination)
+    if other is None or is_hidden_queue(other.name):
+        raise not_found(f"no queue '{body.destination}' in vhost '{vhost}'")
+    if body.destination == queue:
+        raise bad_request("destination: the queue itself")
+    if call.catalog.queue_arguments(other).get(DEDUPLICATED) is True:
+        raise bad_request(f"destination: a queue with {DEDUPLICATED} would drop what it has seen before")
+    count, now = min(body.count, MOVE_MESSAGES_MAX), asyncio.get_running_loop().time
+    try:
+        async with session(call, vhost) as opened:
+            moved, left = await opened.move(queue, body.destination, count, now)
+    except NotMoved as error:
+        raise bad_request(f"{error.why}; {error.moved} messages were moved before") from None
+    except Refused as refused:
+        status = HARD_STATUS.get(refused.code, (400, "bad_request"))
+        raise _refusal(refused) or ApiError(*status, refused.text) from None
+    except Unavailable as error:
+        raise _unavailable(error) from None
+    return {"moved": moved, "left": left}
 
 
 def row(got: Got, encoding: str, truncate: int | None = None) -> dict[str, Any]:
@@ -179,4 +225,5 @@ def _unavailable(error: Unavailable) -> ApiError:
 ROUTES = [
     Route("POST", "/api/exchanges/{vhost}/{exchange}/publish", publish),
     Route("POST", "/api/queues/{vhost}/{queue}/get", get),
+    Route("POST", "/api/queues/{vhost}/{queue}/move", move),
 ]

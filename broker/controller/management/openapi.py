@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.controller.management import bindings, exchanges, queues, routes, stream_groups, users, vhosts
+from broker.controller.management import bindings, exchanges, messages, queues, routes, stream_groups, users, vhosts
 from broker.controller.management.call import Route
 from broker.controller.management.schemas import ROWS, Schema, of_list, of_row
 from broker.policies import APPLY_TO
@@ -56,6 +56,7 @@ _DOCUMENT: Schema = {"type": "object"}
 STRUCTS: Final = {
     "QueueBody": queues.QueueBody,
     "MessageBody": routes.MessageBody,
+    "MoveBody": messages.MoveBody,
     "ExchangeBody": exchanges.ExchangeBody,
     "BindingBody": bindings.BindingBody,
     "GroupBody": stream_groups.GroupBody,
@@ -87,6 +88,7 @@ BODIES: Final[dict[tuple[str, str], str | Schema]] = {
     ("POST", "/api/exchanges/{vhost}/{exchange}/publish"): _PUBLISH,
     ("POST", "/api/exchanges/{vhost}/{exchange}/route"): "MessageBody",
     ("POST", "/api/queues/{vhost}/{queue}/get"): _GET,
+    ("POST", "/api/queues/{vhost}/{queue}/move"): "MoveBody",
     ("POST", "/api/definitions"): _DOCUMENT,
     ("POST", "/api/all-configuration"): _DOCUMENT,
     ("POST", "/api/definitions/{vhost}"): _DOCUMENT,
@@ -158,12 +160,16 @@ SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/shards": ["Shard"],
     "/api/streams/{vhost}/{name}/groups": ["StreamGroup"],
     "/api/streams/{vhost}/{name}/groups/{group}": "StreamGroup",
+    "/api/shards/load": ["Load"],
+    "/api/shards/{shard}/queues": ["Queue"],
     "/api/imports": ["Import"],
+    "/api/logs": ["LogLine"],
 }
 POST_SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/exchanges/{vhost}/{exchange}/publish": "Routed",
     "/api/exchanges/{vhost}/{exchange}/route": "Explained",
     "/api/queues/{vhost}/{queue}/get": ["Message"],
+    "/api/queues/{vhost}/{queue}/move": "Moved",
 }
 
 _QUERY: Final[dict[str, Schema]] = {
@@ -180,6 +186,7 @@ _FLAGS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("DELETE", "/api/queues/{vhost}/{queue}"): ("if-unused", "if-empty"),
     ("DELETE", "/api/exchanges/{vhost}/{exchange}"): ("if-unused",),
 }
+_SINCE: Schema = {"type": "number", "description": "Seconds since 1970: only what is later."}
 _ERRORS: Final = {
     "400": "What was sent cannot be used; `reason` says why. Nothing was changed.",
     "401": "No login, a wrong one, or one that may not do this.",
@@ -248,6 +255,8 @@ def _query_parameters(method: str, path: str) -> list[Schema]:
         wanted = _QUERY
     elif method == "GET":
         wanted = {"columns": _QUERY["columns"]}
+    if (method, path) == ("GET", "/api/logs"):
+        wanted = {"since": _SINCE}
     for flag in _FLAGS.get((method, path), ()):
         wanted[flag] = {"enum": ["true", "false"]}
     return [{"name": name, "in": "query", "schema": schema} for name, schema in wanted.items()]

@@ -70,12 +70,15 @@ ROWS: Final[dict[str, str]] = {
         "payload:str payload_encoding:str"
     ),
     "Routed": "routed:bool",
+    "Moved": "moved:int left:int",
     "Explained": "exchange:str vhost:str routing_key:str",
     "Check": "status:str",
     "Definitions": "rabbit_version:str queues:list exchanges:list bindings:list policies:list parameters:list",
     "Process": "name:str kind:str index:int state:str restarts:int",
     "Shard": "shard:int pid:int ready:bool alarm:str queues:int warnings:strs",
     "StreamGroup": "name:str lag:int shards:list",
+    "Load": "shard:int ready:bool alarm:str queues:int",
+    "LogLine": "time:num level:str process:str logger:str message:str",
     "Import": "id:int user:str vhost:str? begun_at:num state:str done:int total:int ended_at:num",
     "Error": "error:str reason:any",
 }
@@ -92,6 +95,10 @@ MORE: Final[dict[str, str]] = {
         "transactional:bool messages_unconfirmed:int"
     ),
     "Node": "disk_free:int disk_free_limit:int",
+    "Load": (
+        "messages:int messages_ready:int messages_unacknowledged:int message_bytes:int consumers:int rss_bytes:num? "
+        "publish_per_s:num deliver_per_s:num ack_per_s:num cpu:num syncs_per_s:num"
+    ),
 }
 
 

@@ -1,0 +1,82 @@
+// What is shown just now: its place on the screen, and what it asks for again and again until another is shown.
+
+import * as api from "./api.js";
+import { h, fill } from "./dom.js";
+
+const RETRY_MS = 3_000;
+
+export class Page {
+  /** `main`: where it is shown. `query`: of the address. `onTrouble(reason or null)`: the broker is away, or back. */
+  constructor(main, query, onTrouble) {
+    this.main = main;
+    this.query = query;
+    this.onTrouble = onTrouble;
+    this.end = new AbortController();
+    this.again = new Set();
+  }
+
+  get signal() {
+    return this.end.signal;
+  }
+
+  close() {
+    this.end.abort();
+  }
+
+  /** Heading, and what stands below it. */
+  show(title, ...children) {
+    document.title = `${typeof title === "string" ? title : title.textContent} · shardmq`;
+    fill(this.main, h("h1", { tabindex: "-1" }, title), children);
+  }
+
+  get(where, query) {
+    return api.get(where, { query, signal: this.signal });
+  }
+
+  /** `ask` now and every `everyMs`, while the page can be seen. Gives a function that asks at once. */
+  live(ask, everyMs = 5_000) {
+    let timer = 0;
+    let running = false;
+    const turn = async () => {
+      clearTimeout(timer);
+      if (this.signal.aborted || running) return;
+      running = true;
+      let waitMs = everyMs;
+      try {
+        if (!document.hidden) await ask();
+        this.onTrouble(null);
+      } catch (error) {
+        if (this.signal.aborted) return;
+        if (!(error instanceof api.ApiError)) throw error;
+        if (this.isOver(error)) return;
+        this.onTrouble(error.message);
+        waitMs = Math.max(everyMs, RETRY_MS);
+      } finally {
+        running = false;
+      }
+      if (!this.signal.aborted) timer = setTimeout(turn, waitMs);
+    };
+    this.signal.addEventListener("abort", () => clearTimeout(timer));
+    document.addEventListener("visibilitychange", turn, { signal: this.signal });
+    this.again.add(turn);
+    turn();
+    return turn;
+  }
+
+  /** Ask for everything anew: something was changed. */
+  refresh() {
+    for (const turn of this.again) turn();
+  }
+
+  isOver(error) {
+    if (error.status !== 404) return false;
+    this.gone();
+    return true;
+  }
+
+  /** What is shown is not there any more: nothing is asked for again. */
+  gone() {
+    this.close();
+    this.show("Not there", h("p", null, "There is no such thing, or not any more."));
+  }
+}

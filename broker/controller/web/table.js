@@ -1,0 +1,133 @@
+// Lists: pages, order and search are the server's work, so that a hundred thousand rows are as quick as ten.
+
+import { fill, h, update } from "./dom.js";
+import * as format from "./format.js";
+import { remember } from "./router.js";
+
+const PAGE_ROWS = 50;
+const TYPING_MS = 300;
+
+/**
+ * Rows that are here already. `columns`: {label, cell(row), number}; `key(row)` tells rows apart.
+ */
+export function plainTable(caption, columns, rows, key = (row) => JSON.stringify(row), nothing = "none") {
+  if (!rows.length) return h("p", { class: "faint", data: { key: `none ${caption}` } }, nothing);
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption, data: { key: `table ${caption}` } },
+    h("table", null, h("caption", { class: "hidden" }, caption),
+      h("thead", null, h("tr", null, columns.map(({ label, number }) => h("th", { scope: "col", class: number ? "number" : null }, label)))),
+      h("tbody", null, rows.map((row) => line(columns, row, key)))));
+}
+
+function line(columns, row, key) {
+  const cell = (column, i) => {
+    const props = { class: column.number ? "number" : null };
+    return i === 0 ? h("th", { ...props, scope: "row" }, column.cell(row)) : h("td", props, column.cell(row));
+  };
+  return h("tr", { data: { key: key(row) } }, columns.map(cell));
+}
+
+/**
+ * A list of the API at `where()`, asked for by page. Columns may have `sort`: the field the server sorts by. Gives the
+ * element; it lives as long as `page`.
+ */
+export function listTable(page, { caption, where, columns, key, nothing = "There are none.", search = true, everyMs = 5_000, onRows = () => {}, tools = null }) {
+  const shown = {
+    page: Number(page.query.get("page")) || 1,
+    name: page.query.get("name") ?? "",
+    sort: page.query.get("sort") ?? "",
+    reverse: page.query.get("reverse") === "true",
+  };
+  const head = h("tr");
+  const body = h("tbody");
+  const pager = h("nav", { class: "pager", "aria-label": `Pages of ${caption}` });
+  const said = h("p", { class: "count", role: "status" });
+  const input = h("input", { type: "search", value: shown.name, placeholder: "Search by name", "aria-label": `Search ${caption} by name`, spellcheck: "false" });
+
+  const change = (values) => {
+    Object.assign(shown, { page: 1 }, values);
+    remember({ ...shown, page: shown.page > 1 ? shown.page : "" });
+    drawHead();
+    again();
+  };
+  const drawHead = () => update(head, columns.map((column) => heading(column, shown, change)));
+  const again = page.live(async () => {
+    const asked = { page: shown.page, page_size: PAGE_ROWS, name: shown.name, sort: shown.sort, sort_reverse: shown.reverse ? "true" : "", pagination: "true" };
+    const found = await askFor(page, where(), asked, shown);
+    if (!isStill(asked, shown)) return again();
+    onRows(found);
+    update(body, found.items.length ? found.items.map((row) => line(columns, row, key)) : h("tr", null, h("td", { colspan: columns.length, class: "faint" }, shown.name ? "Nothing has a name like that." : nothing)));
+    update(said, counted(found));
+    update(pager, pages(found, (number) => change({ page: number })));
+  }, everyMs);
+
+  let typing = 0;
+  input.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => change({ name: input.value }), TYPING_MS);
+  });
+  drawHead();
+  return h("div", { class: "list" },
+    h("div", { class: "tools" }, search ? input : null, tools, said),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+      h("table", null, h("caption", { class: "hidden" }, caption), h("thead", null, head), body)),
+    pager);
+}
+
+/** A page that is behind the last, since rows went, becomes the first. */
+async function askFor(page, where, asked, shown) {
+  try {
+    return await page.get(where, asked);
+  } catch (error) {
+    if (error.status !== 400 || asked.page === 1) throw error;
+    shown.page = asked.page = 1;
+    return page.get(where, asked);
+  }
+}
+
+function isStill(asked, shown) {
+  return asked.page === shown.page && asked.name === shown.name && asked.sort === shown.sort && (asked.sort_reverse === "true") === shown.reverse;
+}
+
+function heading({ label, sort, number }, shown, change) {
+  const props = { scope: "col", class: number ? "number" : null };
+  if (!sort) return h("th", props, label);
+  const isThis = shown.sort === sort;
+  const order = !isThis ? "none" : shown.reverse ? "descending" : "ascending";
+  // Numbers first by the largest: that is what one looks for.
+  const click = () => change(shown.sort === sort ? { reverse: !shown.reverse } : { sort, reverse: Boolean(number) });
+  return h("th", { ...props, "aria-sort": order }, h("button", { type: "button", class: "sort", on: { click } }, label));
+}
+
+function counted({ filtered_count: found, total_count: total }) {
+  return found === total ? format.count(total) : `${format.count(found)} of ${format.count(total)}`;
+}
+
+function pages({ page, page_count: last }, go) {
+  if (last <= 1) return [];
+  const step = (text, to, label) => h("button", { type: "button", data: { key: label }, disabled: to < 1 || to > last || to === page, "aria-label": label, on: { click: () => go(to) } }, text);
+  return [
+    h("span", { data: { key: `at ${page}` } }, step("«", 1, `First page of ${last}`), step("‹", page - 1, `Previous page, ${page - 1}`)),
+    h("span", { "aria-current": "page" }, `${format.count(page)} / ${format.count(last)}`),
+    h("span", { data: { key: `on ${page}` } }, step("›", page + 1, `Next page, ${page + 1}`), step("»", last, `Last page, ${last}`)),
+  ];
+}
+
+/** Choose a vhost; what is chosen stays for all lists of this tab. */
+export function vhostChoice(page, onChange) {
+  const chosen = sessionStorage.getItem("shardmq.vhost") ?? "";
+  const select = h("select", { "aria-label": "Virtual host" }, h("option", { value: "" }, "All virtual hosts"));
+  page.get("vhosts", { columns: "name" }).then((vhosts) => {
+    fill(select, h("option", { value: "" }, "All virtual hosts"), vhosts.map(({ name }) => h("option", { value: name, selected: name === chosen }, name)));
+    if (select.value !== chosen) choose("");
+  }, () => {});
+  const choose = (name) => {
+    sessionStorage.setItem("shardmq.vhost", name);
+    onChange();
+  };
+  select.addEventListener("change", () => choose(select.value));
+  return select;
+}
+
+export function chosenVhost() {
+  return sessionStorage.getItem("shardmq.vhost") ?? "";
+}

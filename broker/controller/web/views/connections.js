@@ -1,0 +1,117 @@
+// Connections and channels: who is there, what they do; and how to end one.
+
+import { path, remove } from "../api.js";
+import { h, update } from "../dom.js";
+import * as format from "../format.js";
+import { to } from "../router.js";
+import { listTable, plainTable } from "../table.js";
+import { attempt, dangerous, empty, entries, facts, link, queueLink, section, state } from "../widgets.js";
+
+export function connections(page) {
+  page.show("Connections", section(null, listTable(page, {
+    caption: "Connections",
+    where: () => "connections",
+    nothing: "Nobody is connected.",
+    key: (row) => row.name,
+    columns: [
+      { label: "Name", sort: "name", cell: (row) => [link(row.name, "connections", row.name), row.user_provided_name ? h("small", { class: "under" }, row.user_provided_name) : null] },
+      { label: "User", sort: "user", cell: (row) => row.user },
+      { label: "Virtual host", sort: "vhost", cell: (row) => row.vhost },
+      { label: "State", sort: "state", cell: (row) => state(row.state) },
+      { label: "TLS", sort: "ssl", cell: (row) => (row.ssl ? row.ssl_protocol || "yes" : "no") },
+      { label: "Channels", sort: "channels", number: true, cell: (row) => format.count(row.channels) },
+      { label: "From client", sort: "recv_oct", number: true, cell: (row) => perSecond(row.recv_oct_details) },
+      { label: "To client", sort: "send_oct", number: true, cell: (row) => perSecond(row.send_oct_details) },
+    ],
+  })));
+}
+
+function perSecond(details) {
+  return details ? `${format.bytes(details.rate)}/s` : "–";
+}
+
+export function connection(page, name) {
+  const about = h("div", null, empty("…"));
+  const opened = h("div", null, empty("…"));
+  const close = dangerous("Close connection", `Close ${name}? Its client is told, and may come back.`, async () => {
+    if (await attempt(() => remove(path("connections", name)), "The connection is closed.")) location.hash = to("connections");
+  });
+  page.show(name, section(null, about), section("Channels", opened), section("End it", close));
+  page.live(async () => {
+    const where = path("connections", name);
+    const [found, channels] = await Promise.all([page.get(where), page.get(`${where}/channels`)]);
+    update(about, facts([
+      ["User", found.user],
+      ["Virtual host", found.vhost],
+      ["State", state(found.state)],
+      ["Connected", format.moment(found.connected_at)],
+      ["Protocol", found.protocol],
+      ["Login by", found.auth_mechanism],
+      ["TLS", found.ssl ? `${found.ssl_protocol} ${found.ssl_cipher ?? ""}` : "no"],
+      ["Heartbeat", format.duration(found.timeout)],
+      ["Largest frame", format.bytes(found.frame_max)],
+      ["From client", `${format.bytes(found.recv_oct)}, ${perSecond(found.recv_oct_details)}`],
+      ["To client", `${format.bytes(found.send_oct)}, ${perSecond(found.send_oct_details)}`],
+      ["Client says", entries(found.client_properties)],
+    ]));
+    update(opened, plainTable("Channels", CHANNEL, channels, (row) => row.name));
+  });
+}
+
+const CHANNEL = [
+  { label: "Channel", sort: "name", cell: (row) => link(row.name, "channels", row.name) },
+  { label: "State", sort: "state", cell: (row) => state(row.state) },
+  { label: "Mode", cell: (row) => mode(row) },
+  { label: "Consumers", sort: "consumer_count", number: true, cell: (row) => format.count(row.consumer_count) },
+  { label: "Prefetch", sort: "prefetch_count", number: true, cell: (row) => format.count(row.prefetch_count) },
+  { label: "Unacked", sort: "messages_unacknowledged", number: true, cell: (row) => format.count(row.messages_unacknowledged) },
+  { label: "Unconfirmed", sort: "messages_unconfirmed", number: true, cell: (row) => format.count(row.messages_unconfirmed) },
+];
+
+function mode(row) {
+  return [row.confirm ? "confirms" : null, row.transactional ? "transactions" : null].filter(Boolean).join(", ") || "–";
+}
+
+export function channels(page) {
+  page.show("Channels", section(null, listTable(page, {
+    caption: "Channels",
+    where: () => "channels",
+    nothing: "No channel is open.",
+    key: (row) => row.name,
+    columns: [...CHANNEL.slice(0, 1), { label: "User", sort: "user", cell: (row) => row.user }, ...CHANNEL.slice(1)],
+  })));
+}
+
+export function channel(page, name) {
+  const about = h("div", null, empty("…"));
+  const consumers = h("div", null, empty("…"));
+  page.show(name, section(null, about), section("Consumers", consumers));
+  page.live(async () => {
+    const found = await page.get(path("channels", name));
+    update(about, facts([
+      ["Connection", link(found.connection_details.name, "connections", found.connection_details.name)],
+      ["User", found.user],
+      ["Virtual host", found.vhost],
+      ["State", state(found.state)],
+      ["Mode", mode(found)],
+      ["Prefetch", format.count(found.prefetch_count)],
+      ["Prefetch of the channel", format.count(found.global_prefetch_count)],
+      ["Unacknowledged", format.count(found.messages_unacknowledged)],
+      ["Unconfirmed", format.count(found.messages_unconfirmed)],
+    ]));
+    const rows = await page.get(path("consumers", found.vhost));
+    update(consumers, consumerTable(rows.filter((row) => row.channel_details?.name === name)));
+  });
+}
+
+export function consumerTable(rows) {
+  return plainTable("Consumers", [
+    { label: "Tag", cell: (row) => row.consumer_tag },
+    { label: "Queue", cell: (row) => queueLink(row.queue.vhost, row.queue.name) },
+    { label: "Channel", cell: (row) => (row.channel_details?.name ? link(row.channel_details.name, "channels", row.channel_details.name) : "–") },
+    { label: "Acks", cell: (row) => (row.ack_required ? "yes" : "no") },
+    { label: "Prefetch", number: true, cell: (row) => format.count(row.prefetch_count) },
+    { label: "Exclusive", cell: (row) => (row.exclusive ? "yes" : "no") },
+    { label: "State", cell: (row) => row.activity_status ?? "–" },
+  ], rows, (row) => `${row.channel_details?.name}\n${row.consumer_tag}`, "Nobody consumes.");
+}

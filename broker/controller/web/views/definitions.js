@@ -1,0 +1,66 @@
+// Definitions: all that exists but messages, as a file, out and in; how far imports are.
+
+import { file, path, post } from "../api.js";
+import { h, update } from "../dom.js";
+import * as format from "../format.js";
+import { plainTable } from "../table.js";
+import { confirmed, empty, form, notice, section, state } from "../widgets.js";
+import { vhostOptions } from "./vhosts.js";
+
+const IMPORT_MS_MAX = 600_000;
+const ALL = "";
+
+export function definitions(page) {
+  const imports = h("div", null, empty("…"));
+  page.show("Definitions",
+    h("p", { class: "lead" }, "Users, permissions, virtual hosts, policies, parameters, exchanges, queues and bindings, as RabbitMQ writes them. Messages are not in it."),
+    section("Download", downloadForm(page)), section("Upload", uploadForm(page)), section("Last imports", imports));
+  page.live(async () => update(imports, importTable(await page.get("imports"))), 2_000);
+}
+
+function scope(page) {
+  const field = { ...vhostOptions(page), name: "scope", label: "Of", options: [[ALL, "everything"]] };
+  page.get("vhosts", { columns: "name" }).then((vhosts) => {
+    for (const select of page.main.querySelectorAll('select[name="scope"]')) {
+      select.append(...vhosts.map(({ name }) => h("option", { value: name }, `virtual host ${name}`)));
+    }
+  }, () => {});
+  return field;
+}
+
+const where = (vhost) => (vhost === ALL ? "definitions" : path("definitions", vhost));
+
+function downloadForm(page) {
+  return form([scope(page)], {
+    label: "Download definitions",
+    stays: true,
+    submit: async ({ scope: vhost }) => {
+      const url = URL.createObjectURL(await file(where(vhost), { signal: page.signal }));
+      h("a", { href: url, download: `shardmq-definitions-${new Date().toISOString().slice(0, 10)}.json` }).click();
+      setTimeout(() => URL.revokeObjectURL(url), 60_000);
+    },
+  });
+}
+
+function uploadForm(page) {
+  return form([scope(page), { name: "file", label: "File", type: "file", required: true }], {
+    label: "Upload definitions",
+    submit: async ({ scope: vhost, file: chosen }) => {
+      if (!(await confirmed(`Take in ${chosen.name} (${format.bytes(chosen.size)})? What is there stays; users, policies and parameters of the same names are replaced.`, "Take it in"))) return;
+      await post(where(vhost), chosen, { timeoutMs: IMPORT_MS_MAX });
+      notice("The definitions are taken in.");
+      page.refresh();
+    },
+  });
+}
+
+function importTable(rows) {
+  return plainTable("Last imports", [
+    { label: "Begun", cell: (row) => format.moment(row.begun_at * 1000) },
+    { label: "By", cell: (row) => row.user },
+    { label: "Into", cell: (row) => row.vhost ?? "everything" },
+    { label: "State", cell: (row) => (row.state.startsWith("failed") ? h("span", { class: "wrong" }, row.state) : state(row.state)) },
+    { label: "Done", number: true, cell: (row) => `${format.count(row.done)} of ${format.count(row.total)}` },
+    { label: "Took", number: true, cell: (row) => format.duration((row.ended_at || Date.now() / 1000) - row.begun_at) },
+  ], rows, (row) => String(row.id), "None since the controller's start.");
+}

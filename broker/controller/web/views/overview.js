@@ -1,0 +1,110 @@
+// Overview: what goes through, what waits, what the broker holds, what is wrong.
+
+import { ApiError, has } from "../api.js";
+import { bar, lineChart } from "../charts.js";
+import { h, update } from "../dom.js";
+import * as format from "../format.js";
+import * as history from "../history.js";
+import { plainTable } from "../table.js";
+import { badge, empty, facts, figures, section, state } from "../widgets.js";
+import { to } from "../router.js";
+
+const stat = (name) => (sample) => sample.said.message_stats[`${name}_details`]?.rate;
+const total = (name) => (sample) => sample.said.queue_totals[name];
+
+export function overview(page) {
+  const rates = lineChart("Messages a second", [
+    { name: "published", colour: 0, of: stat("publish") },
+    { name: "delivered", colour: 1, of: stat("deliver_get") },
+    { name: "acknowledged", colour: 2, of: stat("ack") },
+    { name: "confirmed", colour: 3, of: stat("confirm") },
+  ], format.rate, history.SPAN_MS);
+  const depth = lineChart("Messages in queues", [
+    { name: "ready", colour: 0, of: total("messages_ready") },
+    { name: "unacknowledged", colour: 4, of: total("messages_unacknowledged") },
+  ], format.compact, history.SPAN_MS);
+  const totals = h("div");
+  const alarms = h("div", { role: "status" });
+  const node = h("div", { class: "meters" }, empty("…"));
+  const about = h("div");
+  const processes = h("div", null, empty("…"));
+  page.show("Overview", alarms, totals, h("div", { class: "pair" }, h("div", { class: "card" }, rates), h("div", { class: "card" }, depth)),
+    has("monitoring") ? [section("Room left", node), section("Processes", processes)] : null, section("About", about));
+
+  history.follow(() => {
+    rates.draw(history.overviews);
+    depth.draw(history.overviews);
+    const said = history.overviews.at(-1)?.said;
+    if (!said) return;
+    update(totals, figuresOf(said));
+    update(about, aboutOf(said));
+  }, page.signal);
+  page.live(async () => update(alarms, await wrongs(page)));
+  if (has("monitoring")) {
+    page.live(async () => {
+      const [[found], rows] = await Promise.all([page.get("nodes"), page.get("processes")]);
+      update(node, room(found));
+      update(processes, processTable(rows));
+    });
+  }
+}
+
+function figuresOf(said) {
+  const { object_totals: objects, queue_totals: queues } = said;
+  const go = (name) => h("a", { href: to(name) }, format.count(objects[name]));
+  return figures([
+    ["Ready", format.compact(queues.messages_ready)],
+    ["Unacknowledged", format.compact(queues.messages_unacknowledged)],
+    ["Queues", go("queues")],
+    ["Exchanges", go("exchanges")],
+    ["Connections", go("connections")],
+    ["Channels", go("channels")],
+    ["Consumers", format.count(objects.consumers)],
+  ]);
+}
+
+/** Alarms and warnings; nothing when all is well. */
+async function wrongs(page) {
+  const said = await page.get("health/checks/alarms").catch((error) => {
+    if (error instanceof ApiError && error.status === 503) return { reason: error.message };
+    throw error;
+  });
+  const rows = [...(said.warnings ?? []).map(({ shard, warning }) => (shard === undefined ? warning : `Shard ${shard}: ${warning}`)), ...(said.reason ? [said.reason] : [])];
+  return rows.map((text) => h("p", { class: said.reason ? "banner bad" : "banner", data: { key: text } }, text));
+}
+
+function room(node) {
+  const limited = (used, limit) => (limit ? used / limit : NaN);
+  const of = (used, limit, show) => (limit ? `${show(used)} of ${show(limit)}` : show(used));
+  return [
+    bar("Memory", limited(node.mem_used, node.mem_limit), of(node.mem_used, node.mem_limit, format.bytes)),
+    bar("File handles", limited(node.fd_used, node.fd_total), of(node.fd_used, node.fd_total, format.count)),
+    node.connections_max ? bar("Connections", limited(node.sockets_used, node.connections_max), of(node.sockets_used, node.connections_max, format.count)) : null,
+    node.disk_free === undefined ? null : bar("Disk", node.disk_free_alarm ? 1 : limited(node.disk_free_limit, node.disk_free),
+      `${format.bytes(node.disk_free)} free, ${format.bytes(node.disk_free_limit)} is the least`),
+    node.alarms.length ? h("p", null, node.alarms.map((text) => badge(text, "bad"))) : null,
+  ];
+}
+
+function processTable(rows) {
+  return plainTable("Processes", [
+    { label: "Process", cell: (row) => (row.kind === "shard" ? h("a", { href: to("shards", row.index) }, row.name) : row.name) },
+    { label: "State", cell: (row) => state(row.state) },
+    { label: "Up", cell: (row) => format.duration(row.uptime), number: true },
+    { label: "Memory", cell: (row) => format.bytes(row.rss_bytes), number: true },
+    { label: "Files", cell: (row) => format.count(row.fd_used), number: true },
+    { label: "Restarts", cell: (row) => format.count(row.restarts), number: true },
+    { label: "PID", cell: (row) => row.pid ?? "–", number: true },
+    { label: "Last end", cell: (row) => row.last_end || "–" },
+  ], rows, (row) => row.name);
+}
+
+function aboutOf(said) {
+  return facts([
+    ["Product", `${said.product_name} ${said.product_version}`],
+    ["Cluster name", said.cluster_name],
+    ["Speaks as RabbitMQ", said.rabbitmq_version],
+    ["Runs on", said.erlang_full_version],
+    ["Listens", said.listeners.map((one) => `${one.protocol} ${one.ip_address}:${one.port}`).join(", ") || "–"],
+  ]);
+}

@@ -1,0 +1,175 @@
+// Queues: the list, and one with its messages, consumers and bindings.
+
+import { path, post, put, remove } from "../api.js";
+import { lineChart } from "../charts.js";
+import { h, update } from "../dom.js";
+import * as format from "../format.js";
+import { to } from "../router.js";
+import { chosenVhost, listTable, vhostChoice } from "../table.js";
+import { attempt, badge, button, dangerous, empty, entries, facts, figures, fold, form, notice, queueLink, section, state } from "../widgets.js";
+import { bindingsOf } from "./bindings.js";
+import { consumerTable } from "./connections.js";
+import { getForm, publishForm } from "./messages.js";
+import { vhostOptions } from "./vhosts.js";
+
+const ARGUMENTS = [
+  "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-overflow", "x-dead-letter-exchange", "x-dead-letter-routing-key",
+  "x-max-priority", "x-single-active-consumer", "x-delivery-limit", "x-queue-type",
+];
+const CHART_EVERY_MS = 2_000;
+const CHART_SPAN_MS = 300_000;
+
+export function queues(page) {
+  const list = listTable(page, {
+    caption: "Queues",
+    where: () => (chosenVhost() ? path("queues", chosenVhost()) : "queues"),
+    nothing: "No queues yet.",
+    key: (row) => `${row.vhost}\n${row.name}`,
+    tools: vhostChoice(page, () => page.refresh()),
+    columns: [
+      { label: "Name", sort: "name", cell: (row) => queueLink(row.vhost, row.name) },
+      { label: "Virtual host", sort: "vhost", cell: (row) => row.vhost },
+      { label: "Features", cell: (row) => features(row, true) },
+      { label: "State", sort: "state", cell: (row) => state(row.state) },
+      { label: "Ready", sort: "messages_ready", number: true, cell: (row) => format.count(row.messages_ready) },
+      { label: "Unacked", sort: "messages_unacknowledged", number: true, cell: (row) => format.count(row.messages_unacknowledged) },
+      { label: "Consumers", sort: "consumers", number: true, cell: (row) => format.count(row.consumers) },
+      { label: "In", sort: "message_stats.publish_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.publish_details?.rate) },
+      { label: "Out", sort: "message_stats.deliver_get_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.deliver_get_details?.rate) },
+      { label: "Shard", sort: "shard", number: true, cell: (row) => h("a", { href: to("shards", row.shard) }, String(row.shard)) },
+    ],
+  });
+  page.show("Queues", section(null, list), fold("Add a queue", addForm(page)));
+}
+
+/** `briefly`: without what most queues are. */
+function features(row, briefly = false) {
+  return [
+    row.type === "classic" ? null : badge(row.type),
+    row.durable ? (briefly ? null : badge("durable")) : badge("transient", "warn"),
+    row.auto_delete ? badge("auto-delete") : null,
+    row.exclusive ? badge("exclusive") : null,
+    row.policy ? badge(`policy ${row.policy}`) : null,
+    row.exchange === undefined ? null : badge(`part ${row.index} of ${row.exchange}`),
+  ];
+}
+
+function addForm(page) {
+  const vhost = vhostOptions(page);
+  return form([
+    vhost,
+    { name: "name", label: "Name", required: true },
+    { name: "durability", label: "Durability", type: "select", options: [["durable", "durable: outlives a restart"], ["transient", "transient"]] },
+    { name: "auto_delete", label: "Delete it when its last consumer leaves", type: "checkbox" },
+    { name: "args", label: "Arguments", type: "arguments", hints: ARGUMENTS, help: "A line each: name = value" },
+  ], {
+    label: "Add queue",
+    submit: async (values) => {
+      await put(path("queues", values.vhost, values.name), { durable: values.durability === "durable", auto_delete: values.auto_delete, arguments: values.args });
+      notice(`Queue ${values.name} is there.`);
+      page.refresh();
+    },
+  });
+}
+
+export function queue(page, vhost, name) {
+  const where = path("queues", vhost, name);
+  const samples = [];
+  const rates = lineChart("Messages a second", [
+    { name: "in", colour: 0, of: ({ said }) => said.message_stats?.publish_details?.rate },
+    { name: "out", colour: 1, of: ({ said }) => said.message_stats?.deliver_get_details?.rate },
+    { name: "acknowledged", colour: 2, of: ({ said }) => said.message_stats?.ack_details?.rate },
+  ], format.rate, CHART_SPAN_MS);
+  const depth = lineChart("Messages", [
+    { name: "ready", colour: 0, of: ({ said }) => said.messages_ready },
+    { name: "unacknowledged", colour: 4, of: ({ said }) => said.messages_unacknowledged },
+  ], format.compact, CHART_SPAN_MS);
+  const numbers = h("div", null, empty("…"));
+  const about = h("div", null, empty("…"));
+  const consumers = h("div", null, empty("…"));
+  const pausing = h("span");
+  const again = page.live(async () => {
+    const found = await page.get(where);
+    samples.push({ at: Date.now(), said: found });
+    while (samples[0].at < Date.now() - CHART_SPAN_MS) samples.shift();
+    rates.draw(samples);
+    depth.draw(samples);
+    update(numbers, numbersOf(found));
+    update(about, aboutOf(found));
+    update(consumers, consumerTable(found.consumer_details ?? []));
+    update(pausing, pauseButton(where, found, again));
+  }, CHART_EVERY_MS);
+
+  page.show(name,
+    section(null, numbers), h("div", { class: "pair" }, h("div", { class: "card" }, rates), h("div", { class: "card" }, depth)),
+    section("About", about), section("Consumers", consumers),
+    section("Bindings", bindingsOf(page, { vhost, kind: "queue", name }, false)),
+    fold("Publish a message", publishForm(vhost, "", name, again)),
+    fold("Get messages", ...getForm(vhost, name, again)),
+    fold("Move messages", moveForm(where, again)),
+    section("Empty, pause or delete it", h("div", { class: "actions" }, pausing, purgeButton(where, name, again), deleteButton(where, name))));
+}
+
+function numbersOf(row) {
+  return figures([
+    ["Ready", format.count(row.messages_ready)],
+    ["Unacknowledged", format.count(row.messages_unacknowledged)],
+    ["Bytes", format.bytes(row.message_bytes)],
+    ["Consumers", format.count(row.consumers)],
+    ["Published", format.count(row.message_stats?.publish)],
+    ["Delivered", format.count(row.message_stats?.deliver_get)],
+  ]);
+}
+
+function aboutOf(row) {
+  const stream = row.exchange === undefined ? null : h("a", { href: to("streams", row.vhost, row.exchange) }, `${row.exchange}, part ${row.index}`);
+  return facts([
+    ["Virtual host", row.vhost],
+    ["State", state(row.state)],
+    ["Features", features(row)],
+    ["Shard", h("a", { href: to("shards", row.shard) }, String(row.shard))],
+    ["Stream exchange", stream],
+    ["Arguments", entries(row.arguments)],
+    ["Policy", row.policy || "none"],
+    ["Operator policy", row.operator_policy || null],
+    ["In effect by policies", entries(row.effective_policy_definition)],
+    ["Owner", row.owner_pid_details ? h("a", { href: to("connections", row.owner_pid_details.name) }, row.owner_pid_details.name) : null],
+    ["Offsets", row.first_offset === undefined ? null : `${format.count(row.first_offset)} to ${row.last_offset === null ? "–" : format.count(row.last_offset)}`],
+  ]);
+}
+
+function pauseButton(where, { state: now }, again) {
+  const paused = now === "paused";
+  const act = async () => {
+    if (await attempt(() => put(`${where}/${paused ? "resume" : "pause"}`), paused ? "The queue delivers again." : "The queue delivers nothing now.")) again();
+  };
+  const made = button(paused ? "Resume" : "Pause deliveries", act);
+  made.dataset.key = now; // another action, another button
+  return made;
+}
+
+function purgeButton(where, name, again) {
+  return dangerous("Purge", `Drop all ready messages of ${name}? They are gone for good.`, async () => {
+    if (await attempt(() => remove(`${where}/contents`), "The queue is empty.")) again();
+  });
+}
+
+function deleteButton(where, name) {
+  return dangerous("Delete", `Delete ${name} with all its messages?`, async () => {
+    if (await attempt(() => remove(where), `Queue ${name} is deleted.`)) location.hash = to("queues");
+  });
+}
+
+function moveForm(where, again) {
+  return form([
+    { name: "destination", label: "To queue", required: true, help: "In the same virtual host" },
+    { name: "count", label: "At most", type: "number", min: 1, help: "Empty: all that are ready, up to 10,000" },
+  ], {
+    label: "Move messages",
+    submit: async ({ destination, count }) => {
+      const { moved, left } = await post(`${where}/move`, count ? { destination, count } : { destination }, { timeoutMs: 60_000 });
+      notice(`${format.count(moved)} moved, ${format.count(left)} left.`);
+      again();
+    },
+  });
+}

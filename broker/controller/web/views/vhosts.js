@@ -1,0 +1,132 @@
+// Virtual hosts: the list, one with its permissions and limits.
+
+import { has, path, put, remove } from "../api.js";
+import { h, update } from "../dom.js";
+import * as format from "../format.js";
+import { to } from "../router.js";
+import { chosenVhost, listTable, plainTable } from "../table.js";
+import { attempt, button, dangerous, empty, facts, fold, form, inner, link, notice, section } from "../widgets.js";
+
+/** A field of a form to choose a vhost by. */
+export function vhostOptions(page) {
+  const field = { name: "vhost", label: "Virtual host", type: "select", options: [chosenVhost() || "/"] };
+  page.get("vhosts", { columns: "name" }).then((vhosts) => {
+    for (const select of page.main.querySelectorAll('form select[name="vhost"]')) {
+      const chosen = select.value;
+      select.replaceChildren(...vhosts.map(({ name }) => h("option", { value: name, selected: name === chosen }, name)));
+    }
+  }, () => {});
+  return field;
+}
+
+export function vhosts(page) {
+  const list = listTable(page, {
+    caption: "Virtual hosts",
+    where: () => "vhosts",
+    key: (row) => row.name,
+    columns: [
+      { label: "Name", sort: "name", cell: (row) => link(row.name, "vhosts", row.name) },
+      { label: "Description", cell: (row) => row.description || "–" },
+      { label: "Tags", cell: (row) => row.tags.join(", ") || "–" },
+      { label: "Ready", sort: "messages_ready", number: true, cell: (row) => format.count(row.messages_ready) },
+      { label: "Unacked", sort: "messages_unacknowledged", number: true, cell: (row) => format.count(row.messages_unacknowledged) },
+    ],
+  });
+  const add = () => form([
+    { name: "name", label: "Name", required: true },
+    { name: "description", label: "Description" },
+  ], {
+    label: "Add virtual host",
+    submit: async ({ name, description }) => {
+      await put(path("vhosts", name), { description });
+      notice(`Virtual host ${name} is there. Who may use it is said by permissions.`);
+      page.refresh();
+    },
+  });
+  page.show("Virtual hosts", section(null, list), has("administrator") ? fold("Add a virtual host", add()) : null);
+}
+
+export function vhost(page, name) {
+  const about = h("div", null, empty("…"));
+  const granted = h("div", null, empty("…"));
+  const limited = h("div", null, empty("…"));
+  const again = page.live(async () => {
+    const admin = has("administrator");
+    const where = path("vhosts", name);
+    const [found, permissions, limits] = await Promise.all([page.get(where), admin ? page.get(`${where}/permissions`) : [], page.get(path("vhost-limits", name))]);
+    update(about, facts([
+      ["Description", found.description || "–"],
+      ["Tags", found.tags.join(", ") || "–"],
+      ["Queue type by default", found.default_queue_type],
+      ["Messages ready", format.count(found.messages_ready)],
+      ["Messages unacknowledged", format.count(found.messages_unacknowledged)],
+      ["Tracing", found.tracing ? "on" : "off"],
+    ]));
+    update(granted, permissionTable(permissions, again));
+    update(limited, limitTable(limits[0]?.value ?? {}, (limit) => path("vhost-limits", name, limit), again));
+  });
+  page.show(name, section(null, about),
+    has("administrator") ? [
+      section("Permissions", granted, inner("Set a permission", permissionForm({ vhost: name }, again))),
+      section("Limits", limited, inner("Set a limit", limitForm(["max-connections", "max-queues"], (limit) => path("vhost-limits", name, limit), again))),
+      section("Delete it", dangerous("Delete", `Delete virtual host ${name} with everything in it: queues, messages, exchanges?`, async () => {
+        if (await attempt(() => remove(path("vhosts", name)), `Virtual host ${name} is deleted.`)) location.hash = to("vhosts");
+      })),
+    ] : null);
+}
+
+export function permissionTable(rows, again) {
+  const revoke = (row) => async () => {
+    if (await attempt(() => remove(path("permissions", row.vhost, row.user)), "Revoked.")) again();
+  };
+  return plainTable("Permissions", [
+    { label: "User", cell: (row) => link(row.user, "users", row.user) },
+    { label: "Virtual host", cell: (row) => link(row.vhost, "vhosts", row.vhost) },
+    { label: "Configure", cell: (row) => h("code", null, row.configure) },
+    { label: "Write", cell: (row) => h("code", null, row.write) },
+    { label: "Read", cell: (row) => h("code", null, row.read) },
+    { label: "", cell: (row) => button("Revoke", revoke(row), "danger") },
+  ], rows, (row) => `${row.vhost}\n${row.user}`, "No permissions.");
+}
+
+/** `known`: the vhost or the user, the other is asked for. */
+export function permissionForm(known, again, vhost = { name: "vhost", label: "Virtual host", required: true }) {
+  const rule = (name, label) => ({ name, label, value: ".*", help: "A regular expression of names" });
+  return form([
+    known.user === undefined ? { name: "user", label: "User", required: true } : vhost,
+    rule("configure", "May configure"), rule("write", "May write"), rule("read", "May read"),
+  ], {
+    label: "Set permission",
+    done: "The permission is set.",
+    submit: async (values) => {
+      const { vhost: where, user, ...rules } = { ...values, ...known };
+      await put(path("permissions", where, user), rules);
+      again();
+    },
+  });
+}
+
+export function limitTable(limits, where, again) {
+  const clear = (name) => async () => {
+    if (await attempt(() => remove(where(name)), "There is no such limit any more.")) again();
+  };
+  return plainTable("Limits", [
+    { label: "Limit", cell: ([name]) => name },
+    { label: "At most", number: true, cell: ([, value]) => format.count(value) },
+    { label: "", cell: ([name]) => button("Clear", clear(name), "danger") },
+  ], Object.entries(limits), ([name]) => name, "No limits.");
+}
+
+export function limitForm(names, where, again) {
+  return form([
+    { name: "name", label: "Limit", type: "select", options: names },
+    { name: "value", label: "At most", type: "number", required: true },
+  ], {
+    label: "Set limit",
+    done: "The limit is set.",
+    submit: async ({ name, value }) => {
+      await put(where(name), { value });
+      again();
+    },
+  });
+}

@@ -1,0 +1,205 @@
+// Small pieces all views share: notes, badges, lists of facts, buttons that ask first, forms.
+
+import { h } from "./dom.js";
+import * as format from "./format.js";
+import { to } from "./router.js";
+
+const NOTICE_MS = 6_000;
+const NOTICES_MAX = 4;
+
+/** Said once, and read out by screen readers. */
+export function notice(text) {
+  say("notices", "notice", text, NOTICE_MS);
+}
+
+export function failure(error) {
+  say("errors", "notice bad", error?.message ?? String(error), 0);
+}
+
+function say(where, kind, text, forMs) {
+  const place = document.getElementById(where);
+  const box = h("div", { class: kind }, h("span", null, text));
+  box.append(h("button", { type: "button", class: "plain", "aria-label": "Dismiss", on: { click: () => box.remove() } }, "×"));
+  place.append(box);
+  while (place.childElementCount > NOTICES_MAX) place.firstChild.remove();
+  if (forMs) setTimeout(() => box.remove(), forMs);
+}
+
+/** Do something that may be refused; the reason is shown. Gives whether it was done. */
+export async function attempt(act, done = "") {
+  try {
+    await act();
+  } catch (error) {
+    failure(error);
+    return false;
+  }
+  if (done) notice(done);
+  return true;
+}
+
+export function section(title, ...children) {
+  return h("section", { class: "card" }, title ? h("h2", null, title) : null, children);
+}
+
+export function badge(text, kind = "") {
+  return h("span", { class: `badge ${kind}` }, text);
+}
+
+/** [name, value] pairs; a value may be an element. */
+export function facts(pairs) {
+  const shown = pairs.filter(([, value]) => value !== null && value !== undefined);
+  return h("dl", { class: "facts" }, shown.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+}
+
+/** A table of arguments, properties or whatever an object holds. */
+export function entries(object) {
+  const rows = Object.entries(object ?? {});
+  if (!rows.length) return h("span", { class: "faint" }, "none");
+  return h("ul", { class: "entries" }, rows.map(([name, value]) => h("li", null, h("code", null, name), " = ", h("code", null, format.value(value)))));
+}
+
+/** Big numbers beside each other: [label, value, detail]. */
+export function figures(rows) {
+  return h("dl", { class: "figures" }, rows.map(([label, value, detail]) =>
+    h("div", null, h("dt", null, label), h("dd", null, value, detail ? h("small", null, detail) : null))));
+}
+
+export function link(text, ...parts) {
+  return h("a", { href: to(...parts) }, text === "" ? "(default)" : text);
+}
+
+export function queueLink(vhost, name) {
+  return link(name, "queues", vhost, name);
+}
+
+export function exchangeLink(vhost, name) {
+  return link(name, "exchanges", vhost, name);
+}
+
+export function state(name) {
+  return badge(name, ["running", "ready", "flow", "done", "serving"].includes(name) ? "good" : ["down", "exited", "failed"].includes(name) ? "bad" : "warn");
+}
+
+export function button(text, click, kind = "") {
+  return h("button", { type: "button", class: kind, on: { click } }, text);
+}
+
+/** Asks first. `act` is done when it is meant. */
+export function dangerous(text, question, act, label = null) {
+  return h("button", { type: "button", class: "danger", "aria-label": label, on: { click: async () => (await confirmed(question, text)) && act() } }, text);
+}
+
+/** A question in a dialog; Escape is no. */
+export function confirmed(question, yes) {
+  return new Promise((resolve) => {
+    const dialog = h("dialog", { "aria-labelledby": "question" },
+      h("form", { method: "dialog" },
+        h("p", { id: "question" }, question),
+        h("div", { class: "actions" },
+          h("button", { value: "no", autofocus: true }, "Cancel"),
+          h("button", { value: "yes", class: "danger solid" }, yes))));
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+/**
+ * A form. `fields`: {name, label, type, value, options, help, required, hints}; types: text, password, number, textarea,
+ * checkbox, select, arguments (lines of name = value), file. `submit(values)` may throw what is then shown.
+ */
+export function form(fields, { label, submit, done = "", stays = false }) {
+  const inputs = fields.map((field) => [field, input(field)]);
+  const sends = h("button", { type: "submit", class: "solid" }, label);
+  const made = h("form", { class: "form" },
+    inputs.map(([field, control]) => labelled(field, control)), h("div", { class: "actions" }, sends));
+  made.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    sends.disabled = true;
+    const went = await attempt(async () => submit(Object.fromEntries(inputs.map(([field, control]) => [field.name, read(field, control)]))), done);
+    sends.disabled = false;
+    if (went && !stays) made.reset();
+  });
+  return made;
+}
+
+let ids = 0;
+
+function labelled(field, control) {
+  const help = field.help ? h("small", { id: `${control.id}-help` }, field.help) : null;
+  if (help) control.setAttribute("aria-describedby", help.id);
+  if (field.type === "checkbox") return h("div", { class: "field check" }, h("label", { for: control.id }, control, " ", field.label), help);
+  const wide = ["textarea", "arguments"].includes(field.type) ? " wide" : "";
+  return h("div", { class: `field${wide}` }, h("label", { for: control.id }, field.label), control, hints(field, control), help);
+}
+
+function input({ name, type = "text", value = "", options = [], required = false, autocomplete = "off", min = null }) {
+  const props = { id: `field-${(ids += 1)}`, name, required, autocomplete };
+  switch (type) {
+    case "select":
+      return h("select", props, options.map((one) => {
+        const [key, text] = Array.isArray(one) ? one : [one, one];
+        return h("option", { value: key, selected: key === value }, text);
+      }));
+    case "textarea":
+    case "arguments": {
+      const area = h("textarea", { ...props, rows: type === "arguments" ? 3 : 4, spellcheck: "false" });
+      area.defaultValue = value;
+      return area;
+    }
+    case "checkbox":
+      return h("input", { ...props, type, checked: value === true });
+    default:
+      return h("input", { ...props, type, value: type === "file" ? null : value, min, spellcheck: "false" });
+  }
+}
+
+/** Buttons that write the names of well-known arguments, for those who do not know them by heart. */
+function hints({ hints: names = [] }, control) {
+  if (!names.length) return null;
+  const write = (name) => () => {
+    control.value = `${control.value.trimEnd()}${control.value.trim() ? "\n" : ""}${name} = `;
+    control.focus();
+  };
+  return h("div", { class: "hints" }, names.map((name) => button(name, write(name), "plain")));
+}
+
+function read({ type = "text", label }, control) {
+  if (type === "checkbox") return control.checked;
+  if (type === "number") return control.value === "" ? null : Number(control.value);
+  if (type === "file") return control.files[0] ?? null;
+  return type === "arguments" ? argumentsOf(control.value, label) : control.value;
+}
+
+/** Lines "name = value" to an object: a value that is JSON is that, any other a string. */
+export function argumentsOf(text, label = "Arguments") {
+  const found = {};
+  for (const line of text.split("\n").filter((one) => one.trim())) {
+    const at = line.indexOf("=");
+    if (at < 1) throw new Error(`${label}: "${line.trim()}" is not name = value`);
+    const value = line.slice(at + 1).trim();
+    try {
+      found[line.slice(0, at).trim()] = JSON.parse(value);
+    } catch {
+      found[line.slice(0, at).trim()] = value;
+    }
+  }
+  return found;
+}
+
+/** Something that opens. */
+export function fold(title, ...children) {
+  return h("details", { class: "card fold" }, h("summary", null, h("h2", null, title)), children);
+}
+
+/** Inside a section. */
+export function inner(title, ...children) {
+  return h("details", { class: "inner" }, h("summary", null, title), children);
+}
+
+export function empty(text) {
+  return h("p", { class: "faint" }, text);
+}

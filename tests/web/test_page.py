@@ -1,0 +1,457 @@
+"""The page in a real browser at a real broker: what people do with it works, by mouse, by keyboard, on a phone, in the
+dark; and what others put into names and messages stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pika
+import pytest
+
+from tests.support.real_broker import RealBroker
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="part of the extra `test`, large, and not everywhere")
+Browser, Page, expect = sync_api.Browser, sync_api.Page, sync_api.expect
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (.ci/chromium)")
+
+WAIT_MS = 10_000  # a list is asked for anew every 5 s
+expect.set_options(timeout=WAIT_MS)
+WIDE = {"width": 1280, "height": 860}
+PLAIN = {"properties": {}, "payload": "x", "payload_encoding": "string"}
+PHONE = {"width": 375, "height": 700}
+PALE = Path(__file__).with_name("pale.js").read_text()
+CONTRAST_MIN = 4.5  # WCAG 2, AA
+MARKUP = '<img src=x onerror="window.wasRun=1"><script>window.wasRun=1</script>\'"&amp;'
+# Until the page has noticed: its listener is there before this one.
+GO = """where => location.hash === where || new Promise((done) => {
+  addEventListener("hashchange", done, {once: true});
+  location.hash = where;
+}).then(() => true)"""
+VIEWS = (
+    "", "shards", "shards/0", "streams", "streams/%2F/orders", "connections", "channels", "exchanges",
+    "exchanges/%2F/orders", "exchanges/%2F/amq.topic", "queues", "queues/%2F/first", "users", "users/guest", "vhosts",
+    "vhosts/%2F", "policies", "definitions", "logs",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    made = RealBroker(tmp_path_factory.mktemp("page") / "data", shards=2)
+    try:
+        make(made, "policies/%2F/spread", {"pattern": "^orders$", "definition": {"shards-per-node": 4}})
+        make(made, "exchanges/%2F/orders", {"type": "x-consistent-hash"})
+        make(made, "queues/%2F/first", {})
+        yield made
+        made.stop()
+    finally:
+        made.clean_up()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+class Visit:
+    """One person's browser. Closing it checks what must hold whatever was done: nothing was asked of another host, no
+    script failed, nothing was refused by the page's own policy, nothing foreign ran."""
+
+    def __init__(self, browser: Browser, broker: RealBroker, **how: Any) -> None:
+        self.root = f"http://{broker.http}"
+        self.context = browser.new_context(**{"viewport": WIDE, **how})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(WAIT_MS)
+        self.asked: list[str] = []
+        self.wrong: list[str] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("console", lambda said: self.wrong.append(said.text) if "Policy" in said.text else None)
+        self.page.on("dialog", lambda dialog: (self.wrong.append("a dialog"), dialog.dismiss()))
+
+    def log_in(self, user: str = "guest", password: str = "guest") -> Page:
+        self.page.goto(self.root)
+        self.page.get_by_label("User").fill(user)
+        self.page.get_by_label("Password").fill(password)
+        self.page.get_by_role("button", name="Log in").click()
+        return self.page
+
+    def go(self, where: str) -> None:
+        self.page.evaluate(GO, f"#/{where}")
+
+    def see(self, where: str) -> None:
+        """With what the broker says of it."""
+        self.go(where)
+        expect(self.page.locator("#view .faint").filter(has_text=re.compile("^…"))).to_have_count(0)
+
+    def close(self) -> None:
+        ran = self.page.evaluate("window.wasRun")
+        self.context.close()
+        assert ran is None
+        assert self.wrong == []
+        hosts = {urlsplit(url).netloc for url in self.asked if not url.startswith("blob:")}
+        assert hosts == {urlsplit(self.root).netloc}
+
+
+@pytest.fixture
+def visit(browser: Browser, broker: RealBroker) -> Iterator[Visit]:
+    made = Visit(browser, broker)
+    yield made
+    made.close()
+
+
+def ask(broker: RealBroker, method: str, path: str, body: Any = None) -> Any:
+    headers = {"Authorization": "Basic " + b64encode(b"guest:guest").decode(), "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{broker.http}/api/{path}", data, headers, method=method)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.loads(answer.read() or b"null")
+
+
+def make(broker: RealBroker, path: str, body: Any) -> None:
+    ask(broker, "PUT", path, body)
+
+
+def titled(page: Page, text: str) -> None:
+    expect(page.locator("h1")).to_have_text(text)
+
+
+# -- what people do ----------------------------------------------------------------------------------------
+
+
+def test_who_logs_in_stays_until_the_tab_ends_or_they_leave(visit: Visit) -> None:
+    page = visit.log_in("guest", "wrong")
+    expect(page.get_by_role("alert").filter(has_text="wrong")).to_be_visible()
+    visit.log_in()
+    titled(page, "Overview")
+    assert visit.context.cookies() == []  # nothing another site's page could make the browser send
+    page.reload()
+    titled(page, "Overview")
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_label("Password")).to_be_visible()
+    assert page.evaluate("sessionStorage.getItem('shardmq.login')") is None
+    page.reload()
+    expect(page.get_by_label("Password")).to_be_visible()
+
+
+def test_a_queue_is_made_filled_looked_into_bound_emptied_and_deleted(visit: Visit, broker: RealBroker) -> None:
+    page = visit.log_in()
+    page.get_by_role("link", name="Queues", exact=True).click()
+    page.get_by_text("Add a queue").click()
+    page.get_by_label("Name", exact=True).fill("made/by hand")
+    page.get_by_label("Arguments").fill("x-max-length = 1000\nx-overflow = reject-publish")
+    page.get_by_role("button", name="Add queue").click()
+    page.get_by_role("link", name="made/by hand").click()
+    titled(page, "made/by hand")
+    made = ask(broker, "GET", "queues/%2F/made%2Fby%20hand")
+    assert (made["durable"], made["arguments"]) == (True, {"x-max-length": 1000, "x-overflow": "reject-publish"})
+
+    page.get_by_text("Add a binding").click()
+    page.get_by_label("From exchange").fill("amq.topic")
+    page.get_by_role("group").filter(has_text="Add a binding").get_by_label("Routing key").fill("a.*")
+    page.get_by_role("button", name="Bind", exact=True).click()
+    expect(page.get_by_role("cell", name="a.*")).to_be_visible()
+
+    visit.go("exchanges/%2F/amq.topic")
+    titled(page, "amq.topic")
+    page.get_by_text("Publish a message").click()
+    form = page.locator("form").filter(has=page.get_by_role("button", name="Publish message"))
+    form.get_by_label("Routing key").fill("a.b")
+    form.get_by_label("Payload").fill("grüß <b>dich</b>")
+    form.get_by_label("Headers").fill("n = 7")
+    form.get_by_role("button", name="Publish message").click()
+    expect(page.get_by_text("Message published.")).to_be_visible()
+    page.get_by_text("Where would a message go?").click()
+    asks = page.locator("form").filter(has=page.get_by_role("button", name="Explain"))
+    asks.get_by_label("Routing key").fill("a.c")
+    asks.get_by_role("button", name="Explain").click()
+    expect(page.get_by_text("To made/by hand", exact=True)).to_be_visible()
+
+    visit.go("queues/%2F/made%2Fby%20hand")
+    page.get_by_text("Get messages").first.click()
+    page.get_by_role("button", name="Get messages").click()
+    shown = page.locator(".message")
+    expect(shown.locator("pre")).to_have_text("grüß <b>dich</b>")
+    expect(shown).to_contain_text("n = 7")
+    expect(page.locator(".figures")).to_contain_text(re.compile("^(Ready1|1Ready)"))
+
+    ask(broker, "PUT", "queues/%2F/other", {})
+    page.get_by_text("Move messages").first.click()
+    page.get_by_label("To queue").fill("other")
+    page.get_by_role("button", name="Move messages").click()
+    expect(page.get_by_text("1 moved, 0 left.")).to_be_visible()
+    moved = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    (other,) = ask(broker, "POST", "queues/%2F/other/get", moved)
+    assert (other["payload"], other["properties"]["headers"]) == ("grüß <b>dich</b>", {"n": 7})
+    ask(broker, "POST", "exchanges/%2F/amq.default/publish", {**PLAIN, "routing_key": "made/by hand"})
+
+    page.get_by_role("button", name="Purge").click()
+    page.get_by_role("dialog").get_by_role("button", name="Purge").click()
+    expect(page.get_by_text("The queue is empty.").first).to_be_visible()
+    assert (
+        ask(
+            broker,
+            "POST",
+            "queues/%2F/made%2Fby%20hand/get",
+            {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"},
+        )
+        == []
+    )
+    page.get_by_role("button", name="Unbind").click()
+    expect(page.get_by_role("cell", name="a.*")).to_have_count(0)
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    titled(page, "Queues")
+    assert all(row["name"] != "made/by hand" for row in ask(broker, "GET", "queues"))
+
+
+def test_what_is_refused_is_said_and_changes_nothing(visit: Visit, broker: RealBroker) -> None:
+    page = visit.log_in()
+    visit.go("queues")
+    page.get_by_text("Add a queue").click()
+    page.get_by_label("Name", exact=True).fill("refused")
+    page.get_by_label("Arguments").fill("x-max-length = many")
+    page.get_by_role("button", name="Add queue").click()
+    expect(page.locator("#errors")).to_contain_text("x-max-length")
+    assert page.get_by_label("Name", exact=True).input_value() == "refused"
+    page.get_by_label("Name", exact=True).fill("..")  # a browser would ask for another thing
+    page.get_by_label("Arguments").fill("")
+    page.get_by_role("button", name="Add queue").click()
+    expect(page.locator("#errors")).to_contain_text("shardctl")
+    assert {row["name"] for row in ask(broker, "GET", "queues")} & {"refused", ".."} == set()
+
+
+def test_users_policies_and_definitions_are_kept_by_forms(visit: Visit, broker: RealBroker, tmp_path: Path) -> None:
+    page = visit.log_in()
+    visit.go("users")
+    page.get_by_text("Add a user").click()
+    page.get_by_label("Name", exact=True).fill("ann")
+    page.get_by_label("Password", exact=True).fill("secret")
+    page.get_by_label("Tags").fill("monitoring")
+    page.get_by_role("button", name="Add user").click()
+    page.get_by_role("link", name="ann", exact=True).click()
+    page.get_by_text("Set a permission").click()
+    page.get_by_label("May write").fill("^out")
+    page.get_by_role("button", name="Set permission").click()
+    expect(page.get_by_role("cell", name="^out")).to_be_visible()
+
+    visit.go("policies")
+    page.get_by_text("Add a policy").click()
+    form = page.locator("form").filter(has=page.get_by_label("Pattern")).first
+    form.get_by_label("Name").fill("short")
+    form.get_by_label("Pattern").fill("^tmp")
+    form.get_by_role("button", name="max-length", exact=True).click()
+    form.get_by_label("Definition").press_sequentially("5")
+    form.get_by_role("button", name="Add policy").click()
+    expect(page.get_by_text("max-length = 5")).to_be_visible()
+    assert ask(broker, "GET", "policies/%2F/short")["definition"] == {"max-length": 5}
+
+    visit.go("definitions")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download definitions").click()
+    document = json.loads(Path(download.value.path()).read_bytes())
+    assert "ann" in [user["name"] for user in document["users"]]
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps({"queues": [{"name": "from file", "vhost": "/", "durable": True, "arguments": {}}]}))
+    page.get_by_label("File").set_input_files(given)
+    page.get_by_role("button", name="Upload definitions").click()
+    page.get_by_role("dialog").get_by_role("button", name="Take it in").click()
+    expect(page.get_by_text("The definitions are taken in.")).to_be_visible()
+    assert ask(broker, "GET", "queues/%2F/from%20file")["durable"]
+
+
+def test_who_may_see_less_is_shown_less(visit: Visit, broker: RealBroker) -> None:
+    make(broker, "users/low", {"password": "low", "tags": "management"})
+    make(broker, "permissions/%2F/low", {"configure": "", "write": "", "read": ".*"})
+    page = visit.log_in("low", "low")
+    titled(page, "Overview")
+    menu = page.get_by_role("navigation", name="Main")
+    expect(menu.get_by_role("link", name="Queues")).to_be_visible()
+    for name in ("Shards", "Users", "Logs", "Definitions"):
+        expect(menu.get_by_role("link", name=name)).to_have_count(0)
+
+
+def test_shards_show_load_placement_ring_and_owners(visit: Visit, broker: RealBroker) -> None:
+    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+    channel = connection.channel()
+    channel.basic_consume("orders", lambda *_: None, consumer_tag="owner of all")
+    for key in range(200):
+        channel.basic_publish("orders", f"key {key}", b"x" * 100)
+    connection.process_data_events(0)
+    page = visit.log_in()
+    visit.go("shards")
+    expect(page.locator(".heatrow")).to_have_count(2)
+    page.get_by_text("Messages held", exact=True).click()
+    expect(page.locator(".heat rect.h8").first).to_be_attached()
+    page.get_by_role("link", name="Shard 1").first.click()
+    titled(page, "Shard 1")
+    placed = {row["name"] for row in ask(broker, "GET", "queues") if row["shard"] == 1}
+    expect(page.locator("tbody th a")).to_have_count(len(placed))
+    assert set(page.locator("tbody th a").all_inner_texts()) == placed
+    visit.go("streams/%2F/orders")
+    expect(page.locator(".ring .arc")).to_have_count(4)
+    assert sum(float(text.split()[0]) for text in page.locator(".shares output").all_inner_texts()) == pytest.approx(
+        100, abs=0.3
+    )
+    expect(page.locator(".matrix td.owned")).to_have_count(4)
+    expect(page.locator(".matrix tbody th")).to_contain_text("owner of all")
+    connection.close()
+    expect(page.get_by_text("Nobody consumes it by its own name.")).to_be_visible()
+
+
+def test_logs_of_all_processes_come_as_they_are_said(visit: Visit, broker: RealBroker) -> None:
+    page = visit.log_in()
+    visit.go("logs")
+    expect(page.locator(".log li").filter(has_text="controller").first).to_be_visible()
+    assert {"supervisor", "controller", "shard-0", "shard-1"} <= {row["process"] for row in ask(broker, "GET", "logs")}
+    other = pika.ConnectionParameters("127.0.0.1", broker.port, credentials=pika.PlainCredentials("<i>nobody</i>", "x"))
+    with pytest.raises(pika.exceptions.AMQPError):
+        pika.BlockingConnection(other)
+    expect(page.locator(".log li").first).to_contain_text("<i>nobody</i>")
+
+
+# -- whoever they are, wherever they are -------------------------------------------------------------------
+
+
+def test_markup_in_names_and_messages_stays_text(visit: Visit, broker: RealBroker) -> None:
+    name = quote(MARKUP, safe="")
+    make(broker, f"vhosts/{name}", {"description": MARKUP, "tags": [MARKUP]})
+    make(broker, f"users/{name}", {"password": "x", "tags": MARKUP.replace(",", "")})
+    for where in ("%2F", name):
+        make(broker, f"permissions/{where}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+        make(broker, f"queues/{where}/{name}", {"arguments": {"x-dead-letter-exchange": MARKUP}})
+        make(broker, f"exchanges/{where}/{name}", {"type": "topic", "arguments": {"alternate-exchange": MARKUP}})
+        ask(
+            broker,
+            "POST",
+            f"bindings/{where}/e/{name}/q/{name}",
+            {"routing_key": MARKUP, "arguments": {MARKUP: MARKUP}},
+        )
+        make(broker, f"policies/{where}/{name}", {"pattern": "^no", "definition": {"dead-letter-exchange": MARKUP}})
+    properties = pika.BasicProperties(headers={MARKUP: MARKUP}, content_type=MARKUP, type=MARKUP)
+    parameters = pika.URLParameters(broker.url)
+    parameters.client_properties = {"connection_name": MARKUP, MARKUP: MARKUP}
+    connection = pika.BlockingConnection(parameters)
+    channel = connection.channel()
+    channel.basic_publish("", MARKUP, MARKUP.encode(), properties)
+    channel.basic_consume("first", lambda *_: None, consumer_tag=MARKUP)
+    page = visit.log_in()
+    (connected,) = [row["name"] for row in ask(broker, "GET", "connections") if row["user_provided_name"] == MARKUP]
+    for where in (
+        *VIEWS, f"queues/{name}/{name}", f"exchanges/%2F/{name}", f"users/{name}", f"vhosts/{name}",
+        f"connections/{quote(connected, safe='')}", f"channels/{quote(connected + ' (1)', safe='')}", name,
+        f"queues/%2F/{name}",
+    ):  # fmt: skip
+        visit.see(where)
+    page.get_by_text("Get messages").first.click()
+    page.get_by_role("button", name="Get messages").click()
+    expect(page.locator(".message pre")).to_have_text(MARKUP)
+    expect(page.locator(".message")).to_contain_text(f"{MARKUP} = {MARKUP}")
+    titled(page, MARKUP)
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("dialog")).to_contain_text(MARKUP)
+    page.keyboard.press("Escape")
+    assert page.locator("#app img:not([src='mark.svg']), #app script").count() == 0
+    connection.close()
+
+
+def test_everything_is_reached_by_the_keyboard(visit: Visit) -> None:
+    page, press = visit.page, visit.page.keyboard.press
+    page.goto(visit.root)
+    expect(page.get_by_label("User")).to_be_focused()
+    page.keyboard.type("guest")
+    press("Tab")
+    page.keyboard.type("guest")
+    press("Enter")
+    titled(page, "Overview")
+    page.reload()
+    titled(page, "Overview")
+    press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    walk_to(page, "Queues", back=True)
+    press("Enter")
+    titled(page, "Queues")
+    expect(page.locator("h1")).to_be_focused()
+    walk_to(page, "Name")
+    press("Enter")
+    expect(page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "ascending")
+    press("Enter")
+    expect(page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "descending")
+    walk_to(page, "first")
+    page.wait_for_timeout(5_500)  # the list was asked for anew
+    assert focused(page) == "first"
+    press("Enter")
+    titled(page, "first")
+    walk_to(page, "Delete")
+    press("Enter")
+    expect(page.get_by_role("dialog").get_by_role("button", name="Cancel")).to_be_focused()
+    press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert focused(page) == "Delete"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def focused(page: Page) -> str:
+    found: str = page.evaluate("document.activeElement.textContent.trim()")
+    return found
+
+
+def walk_to(page: Page, text: str, back: bool = False) -> None:
+    for _ in range(80):
+        page.keyboard.press("Shift+Tab" if back else "Tab")
+        if focused(page) == text:
+            return
+    raise AssertionError(f"{text} is not reached by the keyboard")
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, broker: RealBroker) -> None:
+    visit = Visit(browser, broker, viewport=PHONE, has_touch=True, is_mobile=True)
+    page = visit.log_in()
+    titled(page, "Overview")
+    menu = page.get_by_role("navigation", name="Main")
+    expect(menu).to_be_hidden()
+    page.get_by_role("button", name="Menu").tap()
+    menu.get_by_role("link", name="Queues").tap()
+    titled(page, "Queues")
+    expect(menu).to_be_hidden()
+    for where in VIEWS:
+        visit.see(where)
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], where
+    visit.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_both_themes(browser: Browser, broker: RealBroker, scheme: str) -> None:
+    visit = Visit(browser, broker, color_scheme=scheme)
+    page = visit.log_in()
+    titled(page, "Overview")
+    is_dark = (
+        page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light dark" and scheme == "dark"
+    )
+    background = "getComputedStyle(document.body).backgroundColor"
+    first = page.evaluate(background)
+    for where in VIEWS:
+        visit.see(where)
+        assert page.evaluate(PALE, CONTRAST_MIN) == [], where
+    page.get_by_label("Colours").select_option("Light" if is_dark else "Dark")
+    assert page.evaluate(background) != first
+    chosen = page.evaluate(background)
+    page.reload()
+    expect(page.locator("h1")).to_be_visible()
+    assert page.evaluate(background) == chosen
+    visit.close()
