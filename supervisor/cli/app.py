@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli import definitions, permissions, policies, processes, queues, routes, storage, users
+from supervisor.cli import definitions, permissions, policies, processes, queues, routes, shards, storage, users
 from supervisor.cli.processes import SOURCE_ROOT
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run and steer a shardmq broker.")
@@ -96,6 +96,7 @@ for command in COMMANDS:
     app.command(command.__name__)(command)  # typer's own naming would turn list_queues into list-queues
 app.add_typer(routes.route, name="route")
 app.add_typer(routes.ring, name="ring")
+app.add_typer(shards.shards, name="shards")
 app.add_typer(storage.app, name="store")
 app.add_typer(storage.app, name="storage", hidden=True)  # its former name
 

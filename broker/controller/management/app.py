@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from random import randrange
 
 from aiohttp import web
@@ -32,6 +32,7 @@ from broker.controller.management import (
     prometheus,
     queues,
     routes,
+    shards,
     users,
     vhosts,
     virtual_queues,
@@ -40,6 +41,7 @@ from broker.controller.management.call import TAGS, ApiError, Call, Context, Rou
 from broker.controller.management.gathered import Gatherer
 from broker.controller.management.listing import Listing, cut, shown
 from broker.controller.presence import Presence
+from broker.controller.settling import Settling
 from broker.controller.shard_links import ShardLinks
 
 BODY_BYTES_MAX = 8 << 20
@@ -54,6 +56,7 @@ RESOURCES = (
     users,
     queues,
     routes,
+    shards,
     virtual_queues,
     exchanges,
     bindings,
@@ -93,9 +96,12 @@ async def start(
     config: ControllerConfig,
     tls: ssl.SSLContext | None = None,
     groups: Groups | None = None,
+    settling: Mapping[tuple[str, str], Settling] | None = None,
 ) -> Servers:
     stats = Gatherer(shard_links, links, delay_queues=authority.catalog.delay_queue_ids)
-    context = Context(authority, presence, shard_links, links, config, stats, groups or Groups(randrange))
+    found = {} if settling is None else settling  # another dict than theirs would stay empty
+    all_groups = groups or Groups(randrange)
+    context = Context(authority, presence, shard_links, links, config, stats, all_groups, settling=found)
     runners = []
     for app, fds in ((api_app(context), config.http_fds), (metrics_app(context), config.metrics_fds)):
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX)

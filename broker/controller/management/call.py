@@ -10,7 +10,7 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -28,6 +28,7 @@ from broker.controller.links import DoorLinks
 from broker.controller.management.gathered import Gatherer
 from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
+from broker.controller.settling import Settling
 from broker.controller.shard_links import ShardLinks
 from broker.controller.shard_sets import NODE as NODE
 from broker.logins import WRONG, Logins, TakesLong, is_loopback
@@ -84,6 +85,7 @@ class Context:
     stats: Gatherer
     groups: Groups = field(default_factory=lambda: Groups(lambda count: 0))
     logins: Logins = field(default_factory=Logins)
+    settling: Mapping[tuple[str, str], Settling] = field(default_factory=dict)  # changes of shard numbers
 
     @property
     def catalog(self) -> Catalog:
