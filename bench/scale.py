@@ -1,7 +1,8 @@
 """How this broker behaves when it is big: many stored messages, many queues, many bindings, many delayed messages;
-memory and time to start, what publishing feels of a large removal, how soon many consumers have divided many shards.
+memory and time to start, what publishing feels of a large removal and of the HTTP API, how soon many consumers have
+divided many shards.
 
-    python bench/scale.py [messages] [queues] [bindings] [removals] [delayed] [consumers]      all when none is named
+    python bench/scale.py [messages] [queues] [bindings] [removals] [delayed] [consumers] [api]   all when none is named
 
 Each part has a broker and a data directory of its own. Figures come a line each, as they are known; the exit status is
 1 when something was lost. Nothing here says whether a figure is good: the bars are in README.md.
@@ -44,6 +45,8 @@ DELAYED_BODY_BYTES = 100
 DELAYED_AT_ONCE = 10_000
 COUNT_EACH_S = 0.05
 PROBE_BEFORE_S = 1.5  # of publishing, before what it is to feel
+
+ONE_MESSAGE = {"routing_key": "", "properties": {}, "payload": "in each queue", "payload_encoding": "string"}
 
 CLOSE = ((10, 50), (20, 40))
 
@@ -171,7 +174,9 @@ class Broker:
     def start(self) -> float:
         """Seconds until it said it was ready."""
         command = [sys.executable, "-m", "supervisor.cli.app", "start", "--data-dir", str(self._directory / "data")]
-        command += ["--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", "--shards", str(self._shards)]
+        self._http_port = _free_port()
+        ports = ["--amqp-port", "0", "--http-port", str(self._http_port), "--metrics-port", "0"]
+        command += [*ports, "--shards", str(self._shards)]
         log = self._directory / "log"
         begun = time.monotonic()
         with log.open("a") as errors:
@@ -213,8 +218,21 @@ class Broker:
     def client(self) -> Client:
         return Client(self.address)
 
+    def http(self, path: str, body: bytes | None = None) -> bytes:
+        login = base64.b64encode(b"guest:guest").decode()
+        headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self._http_port}{path}", body, headers)
+        with urllib.request.urlopen(request, timeout=SILENCE_S_MAX) as answer:
+            return bytes(answer.read())
+
     def target(self) -> generator.Target:
         return generator.Target("shardmq", f"amqp://guest:guest@{self.address}/", self.process.pid)
+
+
+def _free_port() -> int:
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        return int(own.getsockname()[1])
 
 
 def say(what: str, value: float, unit: str) -> None:
@@ -327,6 +345,55 @@ def measure_removals(options: argparse.Namespace) -> None:
         client.close()
 
 
+def measure_api(options: argparse.Namespace) -> None:
+    """100,000 queues and bindings come in by HTTP, are each used, and are looked at; and what messages feel of that."""
+    names = [f"scale-{i}" for i in range(options.queues)]
+    rows = [{"name": name, "vhost": "/", "durable": True} for name in names]
+    ends = {"source": "amq.fanout", "vhost": "/", "destination_type": "queue"}
+    bound = [{**ends, "destination": name, "routing_key": f"key.{name}"} for name in names]
+    document = json.dumps({"queues": rows, "bindings": bound}).encode()
+    with broker(options) as own:
+        acts: dict[str, Callable[[], object]] = {
+            "nothing": lambda: None,
+            "import": lambda: own.http("/api/definitions", document),
+        }
+        _felt(own, acts)
+        own.http("/api/exchanges/%2F/amq.fanout/publish", json.dumps(ONE_MESSAGE).encode())
+        time.sleep(SETTLE_S)
+        page = "/api/queues?page=1&page_size=100"
+        _timed(own, "a page", page)
+        _timed(own, "a page by name", f"{page}&sort=name&sort_reverse=true")
+        _timed(own, "a page by messages", f"{page}&sort=messages")
+        acts = {
+            "nothing, queues used": lambda: None,
+            "20 pages": lambda: [own.http(page) for _ in range(20)],
+            "all queues": lambda: own.http("/api/queues"),
+            "definitions": lambda: own.http("/api/definitions"),
+            "metrics": lambda: own.http("/metrics"),
+            "metrics of each queue": lambda: own.http("/metrics/per-object"),
+        }
+        _felt(own, acts)
+
+
+def _felt(own: Broker, acts: dict[str, Callable[[], object]]) -> None:
+    for what, act in acts.items():
+        figures, seconds = while_publishing(own, act)
+        say(f"api: {what}", seconds, "s")
+        say(f"api: {what}: latency p50", figures["latency_p50_us"] / 1000, "ms")
+        say(f"api: {what}: latency p99", figures["latency_p99_us"] / 1000, "ms")
+        say(f"api: {what}: slowest message", figures["latency_max_us"] / 1000, "ms")
+
+
+def _timed(own: Broker, what: str, path: str) -> None:
+    """The best of five."""
+    best = SILENCE_S_MAX
+    for _ in range(5):
+        begun = time.monotonic()
+        own.http(path)
+        best = min(best, time.monotonic() - begun)
+    say(f"api: {what}", best * 1000, "ms")
+
+
 def measure_delayed(options: argparse.Namespace) -> None:
     """All due within a second, in another order than they were published; first the broker is killed once."""
     with broker(options) as own:
@@ -366,7 +433,7 @@ def measure_delayed(options: argparse.Namespace) -> None:
             raise Lost(f"{released:,} of {options.delayed:,} delayed messages came")
 
 
-def while_publishing(own: Broker, act: Callable[[], None]) -> tuple[generator.Figures, float]:
+def while_publishing(own: Broker, act: Callable[[], object]) -> tuple[generator.Figures, float]:
     """Publish-to-deliver times of 1,000 messages a second, with `act` in their midst; and how long that took."""
     load = ["--rate", "1000", "--latency", "--batch", "1", "--body", "16", "--warmup", "0.5", "--seconds", "4"]
     took: list[float] = []
@@ -422,6 +489,7 @@ PARTS = {
     "queues": measure_queues,
     "bindings": measure_bindings,
     "removals": measure_removals,
+    "api": measure_api,
     "consumers": measure_consumers,
     "delayed": measure_delayed,
 }

@@ -49,19 +49,22 @@ class StreamClient(Client):
         self.ask([self.method(60, 10, struct.pack(">IHB", 0, prefetch, 0))])
         offset = shortstr("x-stream-offset") + b"S" + struct.pack(">I", 5) + b"first"
         table = struct.pack(">I", len(offset)) + offset
-        self.ask([self.method(60, 20, b"\0\0" + shortstr(name) + shortstr(TAG) + b"\0" + table)])
+        # The first deliveries come together with consume-ok: all bytes from here on are counted.
+        self._socket.sendall(self.method(60, 20, b"\0\0" + shortstr(name) + shortstr(TAG) + b"\0" + table))
+        consume_ok = 8 + 4 + len(shortstr(TAG))
         deliver = 8 + 4 + 1 + len(TAG) + 9 + 1 + 1 + len(name)
         header = 8 + 14 + 4 + 1 + len("x-stream-offset") + 9
         each = deliver + header + 8 + body_bytes
-        total = each * messages
+        total = consume_ok + each * messages
         got, acked = len(self._got), 0
         while got < total:
             piece = self._socket.recv(READ_BYTES)
             if not piece:
                 raise Lost("the broker hung up")
             got += len(piece)
-            if got // each - acked >= prefetch // 2 or got == total:
-                acked = got // each
+            whole = (got - consume_ok) // each
+            if whole - acked >= prefetch // 2 or got == total:
+                acked = whole
                 self._socket.sendall(self.method(60, 80, struct.pack(">QB", acked, 1)))
         if got != total:
             raise Lost(f"{got} bytes came, {total} were expected")

@@ -1,10 +1,10 @@
 """python -m broker --config fd:N, or the JSON itself: a front door, started by the supervisor."""
 
-import logging
 import sys
 
 from broker.config import ConfigError, read_config
 from broker.server import run
+from supervisor import logs
 
 
 def main() -> int:
@@ -13,10 +13,7 @@ def main() -> int:
     except ConfigError as error:
         print(f"broker: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format=f"%(asctime)s %(levelname)s front-door-{config.door} %(name)s: %(message)s",
-    )
+    logs.begin(config.log_level, config.log_format, f"front-door-{config.door}")
     try:
         run(config)
     except ConfigError as error:  # a file that it names cannot be used

@@ -37,7 +37,7 @@ from broker.changes import (
     VhostPut,
 )
 from broker.policies import Applied, Policies
-from broker.routing import delaying
+from broker.routing import delaying, hidden
 from broker.routing.table import NoTable, RoutingTable
 
 Right = Literal["configure", "write", "read"]
@@ -72,7 +72,7 @@ class Vhost:
     """One vhost. Bindings are found from both ends, so that removing a thing costs as much as it has bindings."""
 
     __slots__ = (
-        "_from", "_part_orders", "_parts", "_to", "delay_queues", "exchanges", "name", "policies", "put", "queues",
+        "_from", "_part_orders", "_parts", "_to", "exchanges", "hidden_queues", "name", "policies", "put", "queues",
         "table",
     )  # fmt: skip
 
@@ -81,7 +81,7 @@ class Vhost:
         self.put = VhostPut(name)  # what is said of it
         self.exchanges: dict[str, ExchangePut] = {}
         self.queues: dict[str, QueuePut] = {}
-        self.delay_queues = 0  # of `queues`, those where exchanges keep what is not due
+        self.hidden_queues = 0  # of `queues`, those of exchanges (routing/hidden.py)
         self.table = table
         self.policies = policies.NO_POLICIES
         self._from: dict[str, dict[BindingKey, BindingPut]] = {}
@@ -187,6 +187,13 @@ class Vhost:
         """Where messages of this exchange wait, or waited when it still delayed them."""
         return self.queues.get(delaying.queue_name(exchange))
 
+    def hidden_queues_of(self, exchange: str) -> list[QueuePut]:
+        """Where this exchange keeps messages."""
+        if not self.hidden_queues:
+            return []
+        names = (hidden.queue_name(prefix, exchange) for prefix in hidden.PREFIXES)
+        return [self.queues[name] for name in names if name in self.queues]
+
     # Each act below changes the records, both indexes and the table together.
 
     def put_exchange(self, put: ExchangePut) -> None:
@@ -204,12 +211,12 @@ class Vhost:
         self.table = self.table.without_exchange(name)
 
     def put_queue(self, put: QueuePut) -> None:
-        """One where messages wait is not the default exchange's to send to."""
+        """To those of exchanges the default exchange does not lead."""
         old = self.queues.get(put.name)
         if old is not None:
             self._take_part(old)
-        elif delaying.is_delay_queue(put.name):
-            self.delay_queues += 1
+        elif hidden.is_of_exchange(put.name):
+            self.hidden_queues += 1
         else:
             self.table = self.table.with_queue(put.name)
         self.queues[put.name] = put
@@ -222,8 +229,8 @@ class Vhost:
         self._take_part(gone)
         for key, binding in self._to.pop(("queue", name), {}).items():
             _take_out(self._from, binding.source, key)
-        if delaying.is_delay_queue(name):
-            self.delay_queues -= 1
+        if hidden.is_of_exchange(name):
+            self.hidden_queues -= 1
         self.table = self.table.without_queue(name)
 
     def put_binding(self, put: BindingPut) -> None:
@@ -375,14 +382,14 @@ class Catalog:
     def queues(self) -> Iterable[QueuePut]:
         return self._queues_by_id.values()
 
-    def delay_queue_ids(self) -> list[int]:
-        """Of the queues where exchanges keep messages that are not due."""
-        found = []
-        for vhost in self.vhosts.values():
-            for exchange in vhost.exchanges if vhost.delay_queues else ():
-                if (queue := vhost.delay_queue(exchange)) is not None:
-                    found.append(queue.id)
-        return found
+    def hidden_queue_ids(self) -> dict[int, str]:
+        """Of the queues where exchanges keep messages, with their names."""
+        return {
+            queue.id: queue.name
+            for vhost in self.vhosts.values()
+            for exchange in (vhost.exchanges if vhost.hidden_queues else ())
+            for queue in vhost.hidden_queues_of(exchange)
+        }
 
     def queues_of(self, owner: str) -> list[QueuePut]:
         """The exclusive queues of one connection."""

@@ -24,6 +24,7 @@ from broker.catalog import Catalog
 from broker.changes import AnyChange
 from broker.control import (
     CONTROL_BYTES_MAX,
+    Alarmed,
     Answer,
     AnyControl,
     AnyRequest,
@@ -69,6 +70,11 @@ class Listener(Protocol):
         """In force now: forget what was routed by the old catalog. None: a snapshot replaced everything."""
 
     def close_connection(self, owner: str, code: int, text: str) -> None: ...
+
+    def totals(self) -> dict[str, float]: ...
+
+    def alarmed(self, reason: str) -> None:
+        """Of the whole broker; "": over."""
 
     def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
         """Connections, channels and counters, as DoorReport wants them."""
@@ -214,6 +220,8 @@ class CatalogLink:
                 case Snapshot():
                     await self._replace(message)
                     self._in_step(told)
+                case Query() if message.totals_only:
+                    self._send(DoorReport(message.query, [], [], self._listener.totals()))
                 case Query():
                     self._send(DoorReport(message.query, *self._listener.report()))
                 case Fence():
@@ -222,6 +230,8 @@ class CatalogLink:
                     self._listener.seat_orders(message.orders)
                 case CloseConnection():
                     self._listener.close_connection(message.owner, message.code, message.text)
+                case Alarmed():
+                    self._listener.alarmed(message.reason)
                 case _:
                     raise msgspec.DecodeError(f"{type(message).__name__} is nothing a controller says")
 

@@ -43,10 +43,13 @@ class Certificates:
         self._tls = tls
         self.reload()
 
-    def reload(self) -> None:
-        """From the files as they are now; ConfigError, and nothing is changed, when they cannot be used."""
-        amqp = Generation(self._tls, verify=self._tls.verify == "peer")
-        http = Generation(self._tls, verify=False)
+    def reload(self, tls: Tls | None = None) -> None:
+        """From the files as they are now, or those of other settings; ConfigError, and nothing is changed, when they
+        cannot be used."""
+        tls = tls or self._tls
+        amqp = Generation(tls, verify=tls.verify == "peer")
+        http = Generation(tls, verify=False)
+        self._tls = tls
         self.context, self._http = amqp.context, http
 
     def http_context(self) -> ssl.SSLContext:

@@ -39,6 +39,7 @@ class Channel:
     def __init__(self, number: int) -> None:
         self.number = number
         self.is_open = True
+        self.has_published = False
         self.prefetch = 0  # for new consumers
         self.limit = 0  # of the whole channel
         self.outstanding = 0  # deliveries to consumers that are not settled; in a transaction, not committed

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from broker.catalog import Catalog
 from broker.changes import ExchangePut, QueuePut
-from broker.routing import delaying
+from broker.routing import delaying, hidden, keeping
 from broker.routing.spreading import CHECKED_KEYS, exchange_fault, weight_fault
 from broker.routing.types import TYPES
 
@@ -54,6 +54,7 @@ EXCHANGE_ARGUMENTS: Final = (
     "alternate-exchange", "hash-header", "hash-property", "x-hash-on", "x-algorithm", "x-shards", "x-super-stream",
     "x-shard-arguments", "x-shard-routing-key", "x-shards-when-gone", delaying.TYPE_ARGUMENT, delaying.FLAG_ARGUMENT,
     "x-message-deduplication", "x-cache-size", "x-cache-ttl", "x-deduplication-header",
+    keeping.MESSAGES, keeping.AGE_MS, keeping.LENGTH,
 )  # fmt: skip
 X_MATCHES: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 
@@ -107,8 +108,8 @@ def is_reply_queue(name: str) -> bool:
 
 
 def is_hidden_queue(name: str) -> bool:
-    """In no listing: one for replies, or where an exchange keeps what is not due."""
-    return is_reply_queue(name) or delaying.is_delay_queue(name)
+    """Nobody's to see, declare, bind or delete: for direct replies, or an exchange's own."""
+    return is_reply_queue(name) or hidden.is_of_exchange(name)
 
 
 def check_not_default(exchange: str) -> None:
@@ -119,8 +120,12 @@ def check_not_default(exchange: str) -> None:
 # -- limits ---------------------------------------------------------------------------------------------
 
 
-def check_connection_limits(catalog: Catalog, vhost: str, user: str, of_vhost: int, of_user: int) -> None:
-    """`of_vhost`, `of_user`: connections that are open already."""
+def check_connection_limits(
+    catalog: Catalog, vhost: str, user: str, of_vhost: int, of_user: int, of_all: int = 0, all_max: int = 0
+) -> None:
+    """`of_vhost`, `of_user`, `of_all`: connections that are open already. `all_max`: of the broker, 0 for none."""
+    if 0 < all_max <= of_all:
+        raise Refusal(NOT_ALLOWED, f"connection refused: node connection limit ({all_max}) is reached")
     limit = catalog.vhost_limit(vhost, MAX_CONNECTIONS)
     if limit is not None and limit <= of_vhost:
         text = f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
@@ -150,8 +155,9 @@ def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, An
     check_exchange_type(type)
     _check_exchange_deduplication(vhost, name, arguments)
     fault = delaying.delayed_fault(type, arguments, TYPES)
-    fault = fault or exchange_fault(delaying.inner_type(type, arguments), arguments)
-    if fault is not None:
+    inner = delaying.inner_type(type, arguments)
+    fault = fault or exchange_fault(inner, arguments) or keeping.exchange_fault(inner, arguments)
+    if fault:
         raise Refusal(PRECONDITION_FAILED, fault)
     alternate = arguments.get("alternate-exchange")
     if alternate is not None and not isinstance(alternate, str):
@@ -166,6 +172,17 @@ def _check_exchange_deduplication(vhost: str, name: str, arguments: dict[str, An
         wrong = check(arguments[key], arguments) if key in arguments else ""
         if wrong:
             raise Refusal(PRECONDITION_FAILED, f"invalid arg '{key}' for {named('exchange', name, vhost)}: {wrong}")
+
+
+def check_keeping_bind(exchange_type: str, exchange: dict[str, Any], kind: str, arguments: dict[str, Any]) -> None:
+    """A binding from an exchange with these arguments, as far as it keeps messages; the type is that it routes by."""
+    if not keeping.keeps(exchange_type, exchange):
+        return
+    if kind == "exchange" and exchange_type != keeping.RECENT_HISTORY:
+        raise Refusal(ACCESS_REFUSED, "Not allowed to bind persistent exchange to exchange")
+    fault = keeping.binding_fault(arguments)
+    if fault:
+        raise Refusal(PRECONDITION_FAILED, fault)
 
 
 def check_exchange_type(type: str) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from broker.catalog import Catalog
     from broker.catalog_link import CatalogLink
     from broker.changes import QueuePut
+    from broker.rewinding import Rewinding
     from broker.server import Door
     from broker.shard_link import ShardLinks
     from shardd.wire import messages as wire
@@ -137,6 +138,10 @@ class Client:
     @property
     def catalog(self) -> Catalog:
         return self.door.catalog_link.catalog
+
+    @property
+    def rewinding(self) -> Rewinding:
+        return self.door.rewinding
 
     @property
     def catalog_link(self) -> CatalogLink:
@@ -475,7 +480,7 @@ class Client:
         self.vhost = vhost
         if not self.trusted:
             self.door.catalog_link.connection_up(self.info())
-            if login.has_limits(self.catalog, self.user, vhost):
+            if self.door.config.connections_are_limited or login.has_limits(self.catalog, self.user, vhost):
                 self.pause(PAUSE_LOGIN)
                 self._start(self._open_within_limits())
                 return
@@ -496,6 +501,7 @@ class Client:
 
     def _open_channel(self, number: int) -> None:
         channel = self.channels[number] = Channel(number)
+        self.door.counts.channels_opened += 1
         if self.counts_channels:
             self._do(channel, lambda: self._open_channel_within_limits(channel))
         else:

@@ -72,6 +72,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     set_timestamp: bool = False  # of a message that came without one: when it came
     handshake_timeout_s: Seconds = 10
     connections_max: Count = 0  # of this door; 0: no limit but that of open files
+    connections_are_limited: bool = False  # over all doors: the controller is asked
+    proxy_protocol_from: list[str] = []  # networks whose connections may begin with a PROXY header
 
     # How long small reads may pile up while there are many of them; never applied when idle.
     tick_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 250
@@ -81,6 +83,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     )  # may log in from this host only: their password is known to everybody
     cluster_name: str = ""  # shown to clients; empty: the host's name
     log_level: Annotated[str, msgspec.Meta(pattern="(?i)^(debug|info|warning|error|critical)$")] = "info"
+    log_format: str = "auto"
 
     @property
     def shown_cluster_name(self) -> str:

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Protocol
 
 from broker.amqp import ChannelException, ConnectionException
+from broker.counts import Counts
 
 PUBLISH = (60, 40)
 LOST = "a publish with x-sequence may be lost: publish again, in order, what was not confirmed"
@@ -74,7 +75,7 @@ class Waiting:
 class Confirms:
     """Confirm mode of one channel: numbers given out, what waits, what was refused."""
 
-    def __init__(self, client: Answered, channel: int, dirty: list[Confirms]) -> None:
+    def __init__(self, client: Answered, channel: int, dirty: list[Confirms], counts: Counts | None = None) -> None:
         self.client = client
         self.channel = channel
         self.next_seq = 1
@@ -82,6 +83,7 @@ class Confirms:
         self.refused: set[int] = set()
         self.closed = False  # the channel is gone: nobody is answered, the number may be another channel's now
         self._dirty = dirty
+        self._counts = counts or Counts()
         self._is_dirty = False
         # What it sends says its place (x-producer-id, x-sequence).
         self.in_sequence = False
@@ -123,6 +125,7 @@ class Confirms:
                 continue
             first = first or waiting.first
             last = waiting.last
+            self._counts.confirmed += waiting.last - waiting.first + 1
         if last:
             out.append(ack_frame(self.channel, last, last > first))
         return b"".join(out)
@@ -132,5 +135,6 @@ class Confirms:
         for seq in range(waiting.first, waiting.last + 1):
             refused = waiting.nacked or seq in self.refused
             self.refused.discard(seq)
+            self._counts.confirmed += not refused
             out.append(nack_frame(self.channel, seq, False) if refused else ack_frame(self.channel, seq, False))
         return b"".join(out)

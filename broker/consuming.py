@@ -21,6 +21,7 @@ from pamqp import commands
 from broker import checks, reading
 from broker.amqp import ChannelException, ConnectionException, frames, properties
 from broker.consumers import Consumer, Part, Virtual
+from broker.counts import Counts
 from broker.grants import Grants
 from broker.shard_link import ShardLinks, ShardRefused
 from broker.virtual import VirtualConsuming, affinity_of
@@ -149,9 +150,10 @@ def _from(run: Run, tag: int) -> Run:
 class Consuming:
     """All consuming of this front door."""
 
-    def __init__(self, links: ShardLinks, say: Callable[[ControlMessage], None]) -> None:
+    def __init__(self, links: ShardLinks, say: Callable[[ControlMessage], None], counts: Counts | None = None) -> None:
         """`say`: to the controller."""
         self.links = links
+        self._counts = counts or Counts()
         self.grants = Grants(links)
         self.virtual = VirtualConsuming(links, self, self.grants, say)
         self._get_turns: dict[tuple[str, str], int] = {}
@@ -400,11 +402,15 @@ class Consuming:
         if not channel.is_open:
             return  # its release, behind this get, requeues the message
         if not message:
+            self._counts.got_empty += 1
             client.send(channel.number, commands.Basic.GetEmpty())
             return
         tag = channel.next_tag
         channel.next_tag += 1
-        if not no_ack:
+        if no_ack:
+            self._counts.got_auto += 1
+        else:
+            self._counts.got_manual += 1
             channel.unacked.add(tag, 1, self._getter(client, channel, queue.shard), epoch, got.number)
         if self.tracing is not None:
             self.tracing.delivered(client, channel.number, queue.name, redelivered, 1, message)
@@ -439,7 +445,10 @@ class Consuming:
             blob = self._numbered(consumer, first_number, count, blob)
         tag = channel.next_tag
         channel.next_tag += count
-        if not consumer.no_ack:
+        if consumer.no_ack:
+            self._counts.delivered_auto += count
+        else:
+            self._counts.delivered_manual += count
             channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number)
             channel.outstanding += count
             if consumer.whole is not None:

@@ -113,7 +113,8 @@ class Fenced(ControlMessage, tag="fenced", frozen=True):
 
 class DoorReport(ControlMessage, tag="report", frozen=True):
     """Answers Query. connections: per connection {owner, channels, send_oct, recv_oct, state, ...};
-    channels: per channel {owner, number, prefetch_count, unacked, confirm, ...}; counters: totals of this door."""
+    channels: per channel {owner, number, prefetch_count, unacked, confirm, ...}; counters: totals of this
+    door, "connections" and "channels" among them."""
 
     query: int
     connections: list[dict[str, Any]]
@@ -309,14 +310,22 @@ class Fence(ControlMessage, tag="fence", frozen=True):
     number: int
 
 
+class Alarmed(ControlMessage, tag="alarmed", frozen=True):
+    """Publishers are to be held back for this reason, whatever the shards say; "", or a Snapshot: that is over."""
+
+    reason: str
+
+
 class Query(ControlMessage, tag="query", frozen=True):
-    """Answered by DoorReport."""
+    """Answered by DoorReport. `totals_only`: with nothing of single connections and channels, of which there may be
+    thousands."""
 
     query: int
+    totals_only: bool = False
 
 
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
-    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Query
+    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | Alarmed | Query
     | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatOrders | Fence | Fenced
 )  # fmt: skip

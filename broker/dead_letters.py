@@ -17,8 +17,9 @@ from typing import NamedTuple, Protocol
 
 from broker.amqp import deaths, frames, properties
 from broker.catalog import Catalog, Vhost
+from broker.changes import QueuePut
 from broker.releasing import Releasing
-from broker.routing import Message, delaying, goes_by_key, route_message
+from broker.routing import Message, delaying, goes_by_key, keeping, route_message
 from broker.routing.spreading import HASH_PROPERTIES
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
@@ -288,17 +289,23 @@ class _Publishing:
 
     def _targets(self, message: Message, died: list[tuple[str, str]]) -> tuple[_Target, ...]:
         by_shard: dict[int, tuple[tuple[int, ...], bool]] = {}
+        found: list[QueuePut] = []
         waits: list[_Target] = []
-        for name in route_message(self._vhost.table, self._batch.exchange, message).queues:
+        routed = route_message(self._vhost.table, self._batch.exchange, message)
+        for name in (*routed.queues, *routed.kept):
             if self._batch.reason != deaths.REJECTED and deaths.is_cycle(name, died):
                 self._owner.cycle(self._batch, name)
                 continue
-            queue = self._vhost.queues[name]
+            queue = self._vhost.queues.get(name)
+            if queue is None:  # a stream of which nothing is known yet
+                continue
             if delaying.is_delay_queue(name):
                 waits.append((queue.shard, (queue.id,), queue.durable, int(self._now_s * 1000) + message.delay_ms))
                 continue
-            ids, durable = by_shard.get(queue.shard, ((), False))
-            by_shard[queue.shard] = ((*ids, queue.id), durable or queue.durable)
+            found.append(queue)
+        for shard, queue in keeping.named(found):
+            ids, durable = by_shard.get(shard, ((), False))
+            by_shard[shard] = ((*ids, queue.id), durable or queue.durable)
         return (
             *waits,
             *(

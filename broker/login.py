@@ -196,6 +196,7 @@ def check_open(catalog: Catalog, user: str, vhost: str, connected: int = 0, conn
 
 
 def has_limits(catalog: Catalog, user: str, vhost: str) -> bool:
+    """Of connections, in what exists."""
     limits = (catalog.vhost_limit(vhost, MAX_CONNECTIONS), catalog.user_limit(user, MAX_CONNECTIONS))
     return limits != (None, None)
 

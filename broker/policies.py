@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from broker.changes import ParameterPut
-from broker.routing import delaying
+from broker.routing import delaying, hidden
 
 POLICY = "policy"
 OPERATOR_POLICY = "operator_policy"
@@ -45,7 +45,7 @@ APPLY_TO: Final[dict[str, frozenset[str]]] = {
     "streams": frozenset(("stream",)),
 }
 # Queues that stand for a client's own, or an exchange's: nobody's policy is about them.
-OWN_PREFIXES = ("amq.rabbitmq.reply-to", delaying.QUEUE_PREFIX)
+HIDDEN_PREFIXES = ("amq.rabbitmq.reply-to", *hidden.PREFIXES)
 EXCHANGE = "exchange"  # beside the queue types, what a policy may apply to
 
 
@@ -87,7 +87,7 @@ class Policies:
 
     def of(self, kind: str, name: str) -> Applied:
         """`kind`: "exchange", or the type of the queue."""
-        if kind != EXCHANGE and name.startswith(OWN_PREFIXES):
+        if kind != EXCHANGE and name.startswith(HIDDEN_PREFIXES):
             return NOTHING
         policy = _first(self._user, kind, name)
         operator = _first(self._operator, kind, name)

@@ -24,9 +24,10 @@ from broker.catalog import Catalog, Vhost
 from broker.changes import ExchangePut, QueuePut
 from broker.checks import type_name
 from broker.confirms import Confirms
+from broker.counts import Counts
 from broker.deduplication import Copy, Rule, Seen
 from broker.routing import Message as Routable
-from broker.routing import delaying, goes_by_key, route, route_message, spread_of
+from broker.routing import delaying, goes_by_key, keeping, route, route_message, spread_of
 from broker.routing.spreading import HASH_PROPERTIES
 from broker.shard_link import ShardLinks
 from shardd.wire import packer
@@ -59,7 +60,7 @@ _LINE = struct.Struct("<IH")
 _FACTS = struct.Struct("<32xIBBB")
 
 
-# Names of the queues a message goes to.
+# Names of the queues a message goes to; those where exchanges keep it are the last.
 Targets = tuple[str, ...]
 
 
@@ -104,6 +105,7 @@ class PublishingChannel(Protocol):
     """What publishing needs of a channel."""
 
     number: int
+    has_published: bool
     confirms: Confirms | None
     transaction: Transaction[Held, Any] | None
 
@@ -151,8 +153,11 @@ class Scope:
 class Publishing:
     """All publishing of this front door."""
 
-    def __init__(self, source: CatalogSource, links: ShardLinks, *, set_timestamp: bool = False) -> None:
+    def __init__(
+        self, source: CatalogSource, links: ShardLinks, counts: Counts | None = None, *, set_timestamp: bool = False
+    ) -> None:
         self._source = source
+        self._counts = counts or Counts()
         self._set_timestamp = set_timestamp
         self.links = links
         # As long as some client holds them.
@@ -183,7 +188,7 @@ class Publishing:
                 del self._seen[kind, vhost, name]
 
     def confirms(self, client: Publisher, channel: int) -> Confirms:
-        return Confirms(client, channel, self._dirty)
+        return Confirms(client, channel, self._dirty, self._counts)
 
     def end_of_pass(self) -> None:
         """Write the acks and nacks that became due."""
@@ -200,6 +205,7 @@ class Publishing:
         `without`: channels whose messages are left out.
         """
         now_ms = time.time_ns() // 1_000_000
+        self._counts.received += event.count
         if self._set_timestamp and (stamped := frames.stamped(event.buffer, event.table, now_ms // 1000)) is not None:
             event = Publishes(*stamped, event.count)
         at = 0
@@ -247,10 +253,12 @@ class Publishing:
         """Remember who waits for the batches that were just added to."""
         touched = self.links.packer.take_touched()
         client.feeds(touched)
+        channel.has_published = True
         for copy in copies.first:
             self._watch(copy, touched)
         if channel.confirms is None:
             return
+        self._counts.received_confirm += count
         if not copies.again:
             self.links.wait_for(touched, channel.confirms.wait(count, touched.bit_count()))
             return
@@ -280,11 +288,12 @@ class Publishing:
         if once or not goes_by_key(vhost.table, exchange):
             scope.routes.learn(line, packer.CALLER, [], False)
             return
-        names = route(vhost.table, exchange, key, None).queues
-        if any(_rule(vhost.queues[name]) for name in names):
+        routed = route(vhost.table, exchange, key, None)
+        is_returned = routed.kept and not routed.queues and line[-1] & MANDATORY
+        if is_returned or any(_rule(vhost.queues[name]) for name in routed.queues):
             scope.routes.learn(line, packer.CALLER, [], False)
             return
-        targets, durable = self._targets(vhost, names)
+        targets, durable = self._targets(vhost, (*routed.queues, *routed.kept))
         scope.routes.learn(line, packer.TARGETS if targets else packer.NOWHERE, targets, durable)
 
     @staticmethod
@@ -347,9 +356,8 @@ class Publishing:
         """Queues by shard, and whether one of them is durable."""
         by_shard: dict[int, list[int]] = {}
         durable = False
-        for name in names:
-            queue = vhost.queues[name]
-            by_shard.setdefault(queue.shard, []).append(queue.id)
+        for shard, queue in keeping.named(_there(vhost, names)):
+            by_shard.setdefault(shard, []).append(queue.id)
             durable = durable or queue.durable
         return _cut(by_shard), durable
 
@@ -377,10 +385,10 @@ class Publishing:
         return known is not None and "impersonator" in known.tags
 
     def _route_one(self, scope: Scope, message: Message, now_ms: int) -> Targets:
-        targets = route_message(self._vhost(scope).table, message.exchange, message.routable()).queues
-        if message.delay_ms and any(map(delaying.is_delay_queue, targets)):
+        routed = route_message(self._vhost(scope).table, message.exchange, message.routable())
+        if message.delay_ms and any(map(delaying.is_delay_queue, routed.queues)):
             message.check_delay(now_ms)
-        return targets
+        return (*routed.queues, *routed.kept) if routed.kept else routed.queues
 
     def send_one(
         self,
@@ -442,25 +450,26 @@ class Publishing:
         if self._is_again(client, channel, vhost.exchanges.get(message.exchange), message, now_ms, copies):
             return copies
         waits = False
-        for name in targets:
-            queue = vhost.queues.get(name)
-            if queue is None:
-                continue  # was there when it was published, and is not when it is committed
-            if message.delay_ms and delaying.is_delay_queue(name):
+        takers: list[QueuePut] = []
+        for queue in _there(vhost, targets):  # some may be gone when they are committed
+            if message.delay_ms and delaying.is_delay_queue(queue.name):
                 self._put_off(client, channel, message, queue, seq, now_ms)
                 waits = True
-                continue
-            if queue.arguments and self._is_again(client, channel, queue, message, now_ms, copies):
+            elif queue.arguments and self._is_again(client, channel, queue, message, now_ms, copies):
                 waits = True
-                continue
-            ids, durable = by_shard.get(queue.shard, ([], False))
-            by_shard[queue.shard] = ([*ids, queue.id], durable or queue.durable)
-        if not by_shard and not waits and message.mandatory:
+            else:
+                takers.append(queue)
+        for shard, queue in keeping.named(takers):
+            ids, durable = by_shard.get(shard, ([], False))
+            by_shard[shard] = ([*ids, queue.id], durable or queue.durable)
+        reached = waits or (bool(takers) and not keeping.is_keeping_queue(takers[0].name))
+        if not reached and message.mandatory:
             if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack
                 client.write(channel.confirms.answers())
             client.write(message.returned(channel.number, client.frame_bytes_max))
+            self._counts.returned += 1
         self.links.use_vhost(client.scope.vhost)
-        if not by_shard and not waits and not message.mandatory:
+        if not reached and not message.mandatory:
             self.unroutable_dropped += 1
         for shard, (ids, durable) in by_shard.items():
             self.links.packer.add_stored(
@@ -629,6 +638,11 @@ def _bad_expiration(value: str) -> str:
 
 
 Held = tuple[Message, Targets]
+
+
+def _there(vhost: Vhost, names: Iterable[str]) -> list[QueuePut]:
+    """Those of the queues that there are."""
+    return [queue for name in names if (queue := vhost.queues.get(name)) is not None]
 
 
 def _cut(by_shard: dict[int, list[int]]) -> list[tuple[int, list[int]]]:

@@ -14,7 +14,7 @@ from broker import checks
 from broker.amqp import frames, properties
 from broker.amqp.released import released
 from broker.catalog import Vhost
-from broker.routing import Message, goes_by_key, route_message
+from broker.routing import Message, goes_by_key, keeping, route_message
 from broker.routing.spreading import HASH_PROPERTIES
 from broker.shard_link import ShardLinks
 from shardd.wire import messages as wire
@@ -103,10 +103,11 @@ class Releasing:
 
     def _targets(self, message: Message) -> Targets:
         by_shard: dict[int, tuple[tuple[int, ...], bool]] = {}
-        for name in route_message(self._vhost.table, self._batch.exchange, message).queues:
-            queue = self._vhost.queues[name]
-            ids, durable = by_shard.get(queue.shard, ((), False))
-            by_shard[queue.shard] = ((*ids, queue.id), durable or queue.durable)
+        routed = route_message(self._vhost.table, self._batch.exchange, message)
+        there = self._vhost.queues
+        for shard, queue in keeping.named([there[name] for name in (*routed.queues, *routed.kept) if name in there]):
+            ids, durable = by_shard.get(shard, ((), False))
+            by_shard[shard] = ((*ids, queue.id), durable or queue.durable)
         return tuple(
             (shard, ids[at : at + QUEUES_MAX], durable)
             for shard, (ids, durable) in by_shard.items()

@@ -25,20 +25,24 @@ from broker.catalog_link import CatalogLink
 from broker.certificates import Certificates
 from broker.changes import AnyChange, ParameterPut
 from broker.client import Client
-from broker.config import BrokerConfig, ConfigError
+from broker.config import BrokerConfig, ConfigError, read_config
 from broker.consuming import Consuming
 from broker.control import ConsumerHere, Fenced, SeatOrder
+from broker.counts import Counts
 from broker.dead_letters import DeadLettering
 from broker.logins import Logins
 from broker.output import Stream
 from broker.pace import Pace
+from broker.proxy import Balancers, Greeting
 from broker.publishing import Publishing
+from broker.rewinding import Rewinding
 from broker.shard_link import ShardLinks
 from broker.tls import Handshake
 from broker.tracing import Tracing
 from shardd.wire import messages as wire
 from shardd.wire.memory import AfterBursts, collect_seldom, keep_warm
 from supervisor import notify
+from supervisor.logs import set_level
 
 log = logging.getLogger("broker.server")
 
@@ -54,6 +58,8 @@ TICK_S = 1.0
 JOIN_S = 0.1
 DRAIN_S = 5.0
 WATCHDOG_S = 2.0
+IPV4_AS_IPV6 = "::ffff:"
+WHOLE_BROKER = -1  # in the place of a shard's number
 
 
 class Door:
@@ -76,10 +82,12 @@ class Door:
         )
         self.logins = Logins()
         self.server_properties = login.server_properties(config.shown_cluster_name)
+        self.counts = Counts()
         self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
-        self.publishing = Publishing(self.catalog_link, self.links, set_timestamp=config.set_timestamp)
-        self.consuming = Consuming(self.links, self.catalog_link.say)
+        self.publishing = Publishing(self.catalog_link, self.links, self.counts, set_timestamp=config.set_timestamp)
+        self.consuming = Consuming(self.links, self.catalog_link.say, self.counts)
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
+        self.rewinding = Rewinding(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
         self.dirty: list[Client] = []
         self._dead_letters_scheduled = False
@@ -97,6 +105,8 @@ class Door:
         self._certificates = None if config.tls is None else Certificates(config.tls)
         self._handshakes: set[Handshake] = set()
         self._fences: set[asyncio.Task[None]] = set()
+        self._balancers = Balancers(config.proxy_protocol_from)
+        self._greetings: set[Greeting] = set()
 
     # -- passes ------------------------------------------------------------------------------------------------
 
@@ -231,14 +241,36 @@ class Door:
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         self.publishing.tracing = self.consuming.tracing = self.tracing.catalog_changed()
         self.publishing.catalog_changed()
+        if changes is None:
+            self._set_alarm(WHOLE_BROKER, "")  # the controller says so again if there still is one
         if changes is None or any(isinstance(change, ParameterPut) and not change.vhost for change in changes):
             for client in self.clients.values():
                 client.tell_channels()
+
+    def alarmed(self, reason: str) -> None:
+        self._set_alarm(WHOLE_BROKER, reason)
 
     def close_connection(self, owner: str, code: int, text: str) -> None:
         for client in list(self.clients.values()):
             if client.owner == owner:
                 client.close(ConnectionException(code, text, 0, 0))
+
+    def totals(self) -> dict[str, float]:
+        """Of everything since the start, and how many there are now."""
+        channels = [
+            channel
+            for client in self.clients.values()
+            if client.is_open and not client.trusted
+            for channel in client.channels.values()
+        ]
+        counters = {**self.counts.report(), "unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        counters["duplicates"] = float(self.publishing.duplicates)
+        counters["connections"] = sum(client.is_open and not client.trusted for client in self.clients.values())
+        counters["channels"] = len(channels)
+        counters["publishers"] = sum(channel.has_published for channel in channels)
+        for reason, count in self.dead_lettering.published.items():
+            counters[f"dead_lettered_{reason}"] = float(count)
+        return counters
 
     def consumers_here(self) -> list[ConsumerHere]:
         return self.consuming.virtual.here()
@@ -264,13 +296,7 @@ class Door:
                 continue
             connections.append(client.report())
             channels += [channel.report(client.owner) for channel in client.channels.values()]
-        counters = {
-            "unroutable_dropped": float(self.publishing.unroutable_dropped),
-            "duplicates": float(self.publishing.duplicates),
-        }
-        for reason, count in self.dead_lettering.published.items():
-            counters[f"dead_lettered_{reason}"] = float(count)
-        return connections, channels, counters
+        return connections, channels, self.totals()
 
     # -- start and stop --------------------------------------------------------------------------------------
 
@@ -323,10 +349,35 @@ class Door:
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if listener in self._tls_listeners:
-                self._shake_hands(sock, peer)
+            # Who comes by IPv4 to a listener for both has that address all the same.
+            peer = (peer[0].removeprefix(IPV4_AS_IPV6), peer[1])
+            secure = listener in self._tls_listeners
+            if peer[0] in self._balancers:
+                self._greet(sock, peer, secure)
             else:
-                self._enter(sock, peer)
+                self._let_in(sock, peer, secure)
+
+    def _greet(self, sock: socket.socket, peer: tuple[str, int], secure: bool) -> None:
+        def entered(greeting: Greeting) -> None:
+            self._greetings.discard(greeting)
+            self._let_in(sock, greeting.peer, secure)
+
+        self._greetings.add(
+            Greeting(
+                self.loop,
+                sock,
+                peer,
+                timeout_s=self.config.handshake_timeout_s,
+                entered=entered,
+                left=self._greetings.discard,
+            )
+        )
+
+    def _let_in(self, sock: socket.socket, peer: tuple[str, int], secure: bool) -> None:
+        if secure:
+            self._shake_hands(sock, peer)
+        else:
+            self._enter(sock, peer)
 
     def _enter(self, sock: Stream, peer: tuple[str, int], tls: login.TlsPeer | None = None) -> None:
         self._last_id += 1
@@ -361,11 +412,21 @@ class Door:
         self._enter(sock, handshake.peer, peer)
 
     def reload(self) -> None:
-        """New connections are shown the certificates as they are on disk now."""
-        if self._certificates is None:
+        """Settings, as the supervisor tells them anew, and certificates, as they are on disk now; for new
+        connections."""
+        if (section := notify.new_section()) is not None:
+            try:
+                self.config = read_config(["--config", section])
+            except ConfigError as error:
+                log.error("settings stay as they were: %s", error)
+            self._balancers = Balancers(self.config.proxy_protocol_from)
+            set_level(self.config.log_level)
+            for client in self.clients.values():
+                client.tell_channels()
+        if self._certificates is None or self.config.tls is None:
             return
         try:
-            self._certificates.reload()
+            self._certificates.reload(self.config.tls)
             log.info("certificates are read anew")
         except ConfigError as error:
             log.error("certificates stay as they were: %s", error)
@@ -409,6 +470,8 @@ class Door:
             listener.close()
         for handshake in self._handshakes:
             handshake.close()
+        for greeting in self._greetings:
+            greeting.close()
         error = ConnectionException(320, "broker forced connection closure with reason 'shutdown'", 0, 0)
         for client in list(self.clients.values()):
             client.close(error)
@@ -418,6 +481,7 @@ class Door:
         for client in list(self.clients.values()):
             client.disconnect()
         self.end_of_pass()
+        self.rewinding.close()
         self.links.stop()
         self._linking.cancel()
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from pamqp import base, commands
 
-from broker import checks
+from broker import checks, rewinding
 from broker.amqp.errors import ChannelException, ConnectionException
 from broker.catalog import Catalog, Right
 from broker.changes import QueuePut
@@ -31,7 +31,7 @@ from broker.control import (
     Unbind,
     VirtualLook,
 )
-from broker.routing import delaying
+from broker.routing import delaying, hidden, keeping
 from broker.routing.types import TYPES
 
 PIPELINED_MAX = 1024  # methods of one channel that are asked at once
@@ -68,6 +68,8 @@ class Session(Protocol):
 
     @property
     def shards(self) -> Counting: ...
+    @property
+    def rewinding(self) -> rewinding.Rewinding: ...
     @property
     def catalog(self) -> Catalog: ...
     @property
@@ -232,6 +234,22 @@ def _prepare_queue_bind(session: Session, channel: Channel, method: commands.Que
     return Bind(session.vhost, source, "queue", queue, key, method.arguments or {}), _bound
 
 
+async def queue_bind(session: Session, channel: Channel, method: commands.Queue.Bind) -> base.Frame:
+    """To an exchange that keeps messages: with what the queue is to have of them."""
+    request, reply = _prepare_queue_bind(session, channel, method)
+    vhost = session.catalog.vhost(session.vhost)
+    assert isinstance(request, Bind)
+    if vhost is None or not rewinding.wants_history(vhost, request.source, request.arguments):
+        return reply(await _ask(session, request))
+    checks.check_owner(_owned_queue(session, request.destination), session.owner)
+    exchange = vhost.exchanges[request.source]
+    type = delaying.inner_type(exchange.type, exchange.arguments)
+    checks.check_binding(type, request.routing_key, request.arguments)
+    checks.check_keeping_bind(type, exchange.arguments, "queue", request.arguments)
+    wish = rewinding.Wish(session.vhost, request.source, request.destination, request.routing_key, request.arguments)
+    return reply(await session.rewinding.bind(vhost, wish, lambda: _ask(session, request)))
+
+
 def _prepare_queue_unbind(session: Session, channel: Channel, method: commands.Queue.Unbind) -> Prepared:
     source, queue, key = _queue_ends(session, channel, method)
     _check_not_virtual(session, queue, "unbind")
@@ -319,7 +337,7 @@ def _queue_ends(
     source, queue = checks.clean_name(method.exchange), _queue_name(channel, method.queue)
     if checks.is_reply_queue(queue):
         raise checks.Refusal(ACCESS_REFUSED, "cannot bind or unbind to a volatile (direct reply-to) queue")
-    if delaying.is_delay_queue(queue):
+    if hidden.is_of_exchange(queue):
         raise checks.no_queue(session.vhost, queue)
     key = queue if not method.queue and not method.routing_key else method.routing_key
     _check_right(session, "write", "queue", queue)
@@ -421,7 +439,7 @@ HANDLERS: Final[dict[type[base.Frame], Handler]] = {
     commands.Exchange.Unbind: _prepared,
     commands.Queue.Declare: queue_declare,
     commands.Queue.Delete: queue_delete,
-    commands.Queue.Bind: _prepared,
+    commands.Queue.Bind: queue_bind,
     commands.Queue.Unbind: _prepared,
     commands.Queue.Purge: queue_purge,
 }
@@ -568,6 +586,8 @@ class Pipeline:
         if self._session.catalog.has_topic_permissions(self._session.user, self._session.vhost):
             return False
         match method:
+            case commands.Queue.Bind() if self._gets_history(method):
+                return False
             case commands.Queue.Bind() | commands.Queue.Unbind():
                 there = self._is_there("queue", method.queue) and self._is_there("exchange", method.exchange)
                 return there and self._takes(method.exchange, method.arguments)
@@ -589,7 +609,14 @@ class Pipeline:
     def _takes(self, exchange: str, arguments: dict[str, Any] | None) -> bool:
         """Whether any binding to it will do. One that is only foreseen takes any key, or would not be foreseen."""
         found = self._session.catalog.exchange(self._session.vhost, exchange)
-        return checks.takes_any_binding(found.type if found else "", arguments or {})
+        if found is None:
+            return checks.takes_any_binding("", arguments or {})
+        type = delaying.inner_type(found.type, found.arguments)
+        return checks.takes_any_binding(type, arguments or {}) and not keeping.keeps(type, found.arguments)
+
+    def _gets_history(self, bind: commands.Queue.Bind) -> bool:
+        vhost = self._session.catalog.vhost(self._session.vhost)
+        return rewinding.wants_history(vhost, bind.exchange, bind.arguments or {})
 
     def _is_there(self, kind: str, name: str) -> bool:
         if not name or not self._has_all_rights(name):

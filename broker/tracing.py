@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from broker.amqp import ConnectionException, frames, properties
 from broker.catalog import Catalog
-from broker.routing import Message, route_message
+from broker.routing import Message, hidden, route_message
 from broker.shard_link import ShardLinks
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
@@ -59,7 +59,7 @@ class Tracing:
             return
         exchange, _, props, body = frames.read_stored(stored)
         headers = self._headers(client, channel, exchange, keys, props)
-        headers["routed_queues"] = list(queues)
+        headers["routed_queues"] = [name for name in queues if not hidden.is_of_exchange(name)]
         self._send(client, f"publish.{exchange.decode(errors='replace')}", headers, body)
 
     def delivered(

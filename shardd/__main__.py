@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 
 import msgspec
 
 from shardd import config
 from shardd.server import Server
+from supervisor import logs
 from supervisor.notify import section
 
 
@@ -23,10 +23,7 @@ def main() -> int:
     except (msgspec.DecodeError, ValueError) as error:
         print(f"shardd: --config: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format=f"%(asctime)s %(levelname)s shard-{settings.shard} %(name)s: %(message)s",
-    )
+    logs.begin(settings.log_level, settings.log_format, f"shard-{settings.shard}")
     return Server(settings).run()
 
 

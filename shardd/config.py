@@ -22,6 +22,7 @@ class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     consumer_timeout_action: Literal["requeue", "close"] = "requeue"
     producer_idle_s: Annotated[float, Meta(gt=0)] = 604800.0
     log_level: str = "info"
+    log_format: str = "auto"
 
 
 def read(text: str) -> ShardConfig:

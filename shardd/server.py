@@ -25,7 +25,7 @@ from typing import Protocol
 
 import zmq
 
-from shardd.config import ShardConfig
+from shardd.config import ShardConfig, read
 from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
 from shardd.shard import Shard
@@ -39,6 +39,7 @@ from shardd.wire import messages as wire
 from shardd.wire.lane import ALL, Lane, NoLane, accept, listen
 from shardd.wire.memory import give_back, keep_warm
 from supervisor import notify
+from supervisor.logs import set_level
 
 log = logging.getLogger("shardd.server")
 
@@ -112,6 +113,32 @@ class Syncer:
         self.usual_s += (took - self.usual_s) / USUAL_OF
 
 
+class Remover:
+    """A thread that removes files: of half a gigabyte each takes a quarter of a second."""
+
+    def __init__(self, files: WatchedFiles) -> None:
+        self._files = files
+        self._paths: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="remove", daemon=True).start()
+
+    def remove(self, path: str) -> None:
+        self._paths.put((path, False))
+
+    def remove_directory(self, path: str) -> None:
+        """If it is there, and nothing is in it."""
+        self._paths.put((path, True))
+
+    def _run(self) -> None:
+        while True:
+            path, is_directory = self._paths.get()
+            try:
+                (self._files.remove_directory if is_directory else self._files.remove)(path)
+            except FileNotFoundError:
+                pass  # by then it was empty, and has gone with its last file
+            except OSError as error:  # nobody needs it: tried again at the next start
+                log.warning("%s stays: %s", path, error)
+
+
 class Stores:
     """Where the stores of a shard lie: a directory for each vhost, by the hash of its name. `Home` of shard.py."""
 
@@ -120,6 +147,7 @@ class Stores:
         self._config = config
         self._files = WatchedFiles(OsFiles(), calls)
         self._streams = StreamCache(self._files)
+        self._remover = Remover(self._files)
         self._next_progress = 0.0
 
     def _path(self, vhost: str) -> str:
@@ -154,13 +182,19 @@ class Stores:
             if VHOST_DIRECTORY.fullmatch(name) and path not in wanted:
                 self._remove(path)
 
-    def _log(self, path: str, segment_bytes: int) -> QueueLog:
-        durable = self._config.durability == "fsync"
-        return QueueLog(path, files=self._files, segment_bytes=segment_bytes, sync=durable, cache=self._streams)
+    def _log(self, path: str, segment_bytes: int, remover: Remover | None = None) -> QueueLog:
+        return QueueLog(
+            path,
+            remover=remover,
+            files=self._files,
+            segment_bytes=segment_bytes,
+            sync=self._config.durability == "fsync",
+            cache=self._streams,
+        )
 
     def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
         notify.watchdog()
-        opened = self._log(f"{self._path(vhost)}/stream.{queue_id}", segment_bytes)
+        opened = self._log(f"{self._path(vhost)}/stream.{queue_id}", segment_bytes, self._remover)
         opened.recover()
         self._tell_damage(vhost, opened)
         return opened
@@ -216,6 +250,7 @@ class Server:
         self._poll = select.poll()
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
         self._draining = False
+        self._reload = False
         self._syncing = False
         self._next_tick = 0
         self._next_sweep = 0
@@ -291,10 +326,22 @@ class Server:
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
         return wake
 
     def _on_stop(self, number: int, frame: object) -> None:
         self._draining = True
+
+    def _on_reload(self, number: int, frame: object) -> None:
+        self._reload = True
+
+    def _take_settings(self) -> None:
+        """What can be changed while we run: the limits of the disk, and how much is logged."""
+        self._reload = False
+        section = notify.new_section()
+        if section is not None:
+            self.config = read(section)
+            set_level(self.config.log_level)
 
     def _listen_for_lanes(self) -> socket.socket | None:
         try:
@@ -352,6 +399,8 @@ class Server:
                 self._end_reclaim(now)
             elif fd == wake:
                 os.read(wake, 4096)
+                if self._reload:
+                    self._take_settings()
             elif fd == self._lifeline:
                 log.warning("the supervisor is gone")
                 self._draining = True

@@ -23,6 +23,7 @@ from shardd.peers import Held, Outgoing, Peer, refused_runs
 from shardd.queues import (
     Arrival,
     Consumer,
+    Counters,
     Getter,
     Kind,
     Limits,
@@ -155,6 +156,8 @@ class Shard:
         self._home = home
         self._no_room = no_room
         self._process_stats = process_stats
+        self._gone = Counters()  # of queues that are no more
+        self._looked_over: list[int] = []  # what the controller asks for the numbers of, part by part
         self._consumer_timeout = consumer_timeout  # ms, of queues that say nothing
         self._timeout_closes = timeout_closes
         self._used: set[int] = set()  # auto-delete queues that have had a consumer
@@ -180,8 +183,12 @@ class Shard:
             m.DropVhost: self._on_drop_vhost,
             m.Gone: self._on_gone,
             m.Stats: self._on_stats,
+            m.ListQueues: self._on_list_queues,
             m.Attach: self._on_attach,
             m.AttachReader: self._on_attach_reader,
+            m.Look: lambda peer, look, _: peer.tell(self.streams.look(peer, look)),
+            m.Pull: lambda peer, pull, _: peer.tell(self.streams.pull(peer, pull)),
+            m.Unwatch: lambda peer, what, _: self.streams.unwatch(peer, what),
             m.Detach: self._on_detach,
             m.Release: self._on_release,
             m.Grant: self._on_grant,
@@ -363,6 +370,7 @@ class Shard:
         if peer is not None:
             self._release(peer, list(peer.holders), now)
             self.dead_letters.door_gone(number)
+            self.streams.peer_gone(number)
 
     def _on_gone(self, peer: Peer, gone: m.Gone, now: int) -> None:
         if gone.incarnation < self._incarnations.get(gone.door, 0):
@@ -489,6 +497,7 @@ class Shard:
         if queue.departures is not None and queue.departures.waits:
             self.dead_letters.have_come(queue)
         self.dead_letters.forget(queue)
+        self._gone.add(queue.counters)
         count = queue.drop()
         self.streams.dropped(queue)
         return count
@@ -879,11 +888,19 @@ class Shard:
             for name, value in store.stats().items():
                 if name != "syncs":
                     process[name] = process.get(name, 0) + value
-        queues = [stats.of_queue(each) for each in self.queues.used()]
-        queues += [m.QueueStats(id) for id in self.queues.unused()]
-        consumers = [stats.of_consumer(each) for queue in self.queues.used() for each in queue.consumers]
+        process |= stats.of_gone(self._gone)
+        wanted, rest = asked.queues, 0
+        if wanted is None:
+            if asked.passed == 0:
+                self._looked_over = [queue.id for queue in self.queues.used()]
+            end = asked.passed + m.STATS_QUEUES_MAX
+            wanted, rest = self._looked_over[asked.passed : end], max(0, len(self._looked_over) - end)
+        queues, consumers = stats.of_queues(self.queues.used_among(wanted))
         if not self.streams.queues:
-            peer.tell(m.StatsReply(asked.request, queues, consumers, process))
+            peer.tell(m.StatsReply(asked.request, queues, consumers, process, rest))
             return
-        streams, readers = self.streams.stats(), self.streams.reader_stats()
-        peer.tell(m.StreamsReply(asked.request, queues, consumers, process, streams, readers))
+        streams, readers = self.streams.stats(wanted), self.streams.reader_stats(wanted)
+        peer.tell(m.StreamsReply(asked.request, queues, consumers, process, rest, streams, readers))
+
+    def _on_list_queues(self, peer: Peer, asked: m.ListQueues, now: int) -> None:
+        peer.tell(m.Queues(asked.request, self.queues.ids()))

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shardd.peers import Peer
-from shardd.queues import Consumer, Queue
+from shardd.queues import Consumer, Counters, Queue
 from shardd.wire import messages as m
+
+GONE = ("published", "delivered", "acked", "redelivered", "got", "repeated")
+
+
+def of_gone(counters: Counters) -> dict[str, float]:
+    """What queues did that are no more: totals must not fall when a queue goes."""
+    return {f"gone_{name}": getattr(counters, name) for name in GONE}
+
+
+def of_queues(queues: Iterable[Queue]) -> tuple[list[m.QueueStats], list[m.ConsumerStats]]:
+    found, consumers = [], []
+    for queue in queues:
+        found.append(of_queue(queue))
+        consumers += [of_consumer(each) for each in queue.consumers]
+    return found, consumers
 
 
 def of_queue(queue: Queue) -> m.QueueStats:

@@ -125,6 +125,35 @@ class Streams:
         queue.attach(reader)
         return reader
 
+    # -- what exchanges keep ---------------------------------------------------------------------------
+
+    def look(self, peer: Peer, look: m.Look) -> m.Looked | m.Refused:
+        queue = self.queues.get(look.queue)
+        if queue is None:
+            return m.Refused(look.request, 404, "gone")
+        if look.watch:
+            queue.watched.setdefault((look.watch, peer.number), [])
+        log = queue.log
+        return m.Looked(look.request, log.first_offset, log.next_offset, log.find(look.timestamp), log.find(look.young))
+
+    def pull(self, peer: Peer, pull: m.Pull) -> m.Pulled | m.Refused:
+        queue = self.queues.get(pull.queue)
+        if queue is None:
+            return m.Refused(pull.request, 404, "gone")
+        blob, count, after = queue.pull(pull.watch, peer.number, pull.offset, pull.stop, pull.bytes_max)
+        return m.Pulled(pull.request, count, blob[: 8 * count], blob[8 * count :], after)
+
+    def unwatch(self, peer: Peer, what: m.Unwatch) -> None:
+        queue = self.queues.get(what.queue)
+        if queue is not None:
+            queue.watched.pop((what.watch, peer.number), None)
+
+    def peer_gone(self, number: int) -> None:
+        """Nobody waits for what it watched."""
+        for queue in self.queues.values():
+            for key in [key for key in queue.watched if key[1] == number]:
+                del queue.watched[key]
+
     # -- stable storage --------------------------------------------------------------------------------
 
     def begin_sync(self, queue: StreamQueue) -> Any:
@@ -147,9 +176,10 @@ class Streams:
 
     # -- numbers ---------------------------------------------------------------------------------------
 
-    def stats(self) -> list[m.StreamStats]:
+    def stats(self, ids: Iterable[int]) -> list[m.StreamStats]:
+        """Of the streams among these queues."""
         found = []
-        for queue in self.queues.values():
+        for queue in self._among_ids(ids):
             log = queue.log
             positions = {name.decode("utf-8", "replace"): offset for name, offset in log.positions().items()}
             found.append(
@@ -164,9 +194,12 @@ class Streams:
             )
         return found
 
-    def reader_stats(self) -> list[m.ReaderStats]:
+    def _among_ids(self, ids: Iterable[int]) -> list[StreamQueue]:
+        return [queue for id in ids if (queue := self.queues.get(id)) is not None]
+
+    def reader_stats(self, ids: Iterable[int]) -> list[m.ReaderStats]:
         found = []
-        for queue in self.queues.values():
+        for queue in self._among_ids(ids):
             for reader in queue.consumers:
                 assert isinstance(reader, Reader) and isinstance(reader.peer, Peer)
                 found.append(

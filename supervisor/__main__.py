@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from supervisor import logs
 from supervisor.config import ConfigError, Settings, read_settings
 from supervisor.plan import children
-from supervisor.supervisor import Planner, Supervisor
+from supervisor.supervisor import Planner, Reread, Supervisor
+
+FILES_WANTED = 65536  # fewer are said to be few
 
 FLAGS: dict[str, tuple[str, type[int | str]]] = {
     "--data-dir": ("data_dir", str),
@@ -37,18 +42,16 @@ FLAGS: dict[str, tuple[str, type[int | str]]] = {
     "--front-doors": ("front_doors.count", int),
     "--durability": ("shards.durability", str),
     "--log-level": ("log_level", str),
+    "--log-format": ("log_format", str),
 }
 
 
 def main(arguments: list[str] | None = None, planner: Planner = children) -> int:
     try:
-        settings = settings_from(sys.argv[1:] if arguments is None else arguments)
-        logging.basicConfig(
-            level=settings.log_level.upper(),
-            stream=sys.stderr,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        )
-        return asyncio.run(_run(settings, planner))
+        given = sys.argv[1:] if arguments is None else arguments
+        settings = settings_from(given)
+        logs.begin(settings.log_level, settings.log_format, "supervisor")
+        return asyncio.run(_run(settings, planner, lambda set: settings_from(given, set)))
     except ConfigError as error:
         print(f"shardmq: {error}", file=sys.stderr)
         return 2
@@ -61,7 +64,8 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def settings_from(arguments: list[str]) -> Settings:
+def settings_from(arguments: list[str], set: dict[str, Any] | None = None) -> Settings:
+    """`set`: what wins over the flags."""
     parser = Parser(prog="python -m supervisor", description="Run the broker in the foreground.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, TOML")
     for flag, (key, kind) in FLAGS.items():
@@ -71,11 +75,13 @@ def settings_from(arguments: list[str]) -> Settings:
     shards = overrides.get("shards.count", "auto")
     if shards.lstrip("-").isdigit():
         overrides["shards.count"] = int(shards)
-    return read_settings(given["config"], overrides)
+    if "," in (bind := overrides.get("listen.bind", "")):
+        overrides["listen.bind"] = bind.split(",")
+    return read_settings(given["config"], overrides | (set or {}))
 
 
-async def _run(settings: Settings, planner: Planner) -> int:
-    supervisor = Supervisor(settings, len(os.sched_getaffinity(0)), planner)
+async def _run(settings: Settings, planner: Planner, reread: Reread) -> int:
+    supervisor = Supervisor(settings, len(os.sched_getaffinity(0)), planner, reread)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, supervisor.stop)
@@ -90,6 +96,7 @@ async def _run(settings: Settings, planner: Planner) -> int:
 
     loop.add_signal_handler(signal.SIGHUP, hung_up)
     supervisor.open()
+    _open_many_files()
     logging.getLogger("supervisor").info(
         "data in %s, shards: %d, front doors: %d, boot %s",
         supervisor.settings.data_dir,
@@ -98,6 +105,18 @@ async def _run(settings: Settings, planner: Planner) -> int:
         supervisor.boot,
     )
     return await supervisor.run(lambda line: print(line, flush=True))
+
+
+def _open_many_files() -> None:
+    """Each connection is one, each segment in use too: as many as we may have, for us and all children."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):  # a sandbox may keep that to itself
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < FILES_WANTED:
+        logging.getLogger("supervisor").warning(
+            "only %d files may be open in each process (ulimit -n, LimitNOFILE)", hard
+        )
 
 
 def _has_terminal() -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -25,11 +26,18 @@ CHILD_UMASK = 0o027  # messages are nobody else's business
 SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
 
+log = logging.getLogger("supervisor")
+
 
 class Child:
-    """`on_change` is called after each change of state, status or info."""
+    """`on_change` is called after each change of state, status or info; `on_set` when it asks for another setting."""
 
-    def __init__(self, plan: ChildPlan, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        plan: ChildPlan,
+        on_change: Callable[[], None],
+        on_set: Callable[[str, str], None] = lambda key, value: None,
+    ) -> None:
         self.plan = plan
         self.state = STARTING
         self.status = ""
@@ -39,6 +47,7 @@ class Child:
         self.watched = False
         self.killed = False
         self._on_change = on_change
+        self._on_set = on_set
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
 
@@ -88,6 +97,15 @@ class Child:
             self.killed = self.killed or number == signal.SIGKILL
             self._process.send_signal(number)
 
+    def reload(self) -> None:
+        """It reads its files anew, and its settings if they are others now. Only for one that is ready."""
+        if self._socket is not None:
+            try:
+                self._socket.send(json.dumps(self.plan.section).encode())
+            except OSError as error:  # it does not listen: its next life will know
+                log.error("%s cannot be told its settings: %s", self.plan.name, error)
+            self.signal(signal.SIGHUP)
+
     def silent_for(self, now: float) -> float:
         return now - self.heard_at
 
@@ -117,6 +135,8 @@ class Child:
             case "STATUS":
                 self.status = value
                 self._on_change()
+            case "X_SET":
+                self._on_set(*value.partition("=")[::2])
             case _ if key.startswith("X_"):
                 self.info[key.removeprefix("X_").lower()] = value
                 self._on_change()

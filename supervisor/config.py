@@ -6,6 +6,7 @@ settings in `plan.py`; each child checks its own section again.
 
 from __future__ import annotations
 
+import ipaddress
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +21,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Text = Annotated[str, Meta(min_length=1)]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Addresses = Text | list[Text]
 
 
 class ConfigError(Exception):
@@ -30,23 +32,30 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: Text = "./data"
     runtime_dir: str = ""
     log_level: LogLevel = "info"
+    log_format: Literal["auto", "text", "json", "journal"] = "auto"
     load_definitions: str = ""
     listen: Listen = msgspec.field(default_factory=lambda: Listen())
     tls: Tls = msgspec.field(default_factory=lambda: Tls())
     front_doors: FrontDoors = msgspec.field(default_factory=lambda: FrontDoors())
     shards: Shards = msgspec.field(default_factory=lambda: Shards())
+    memory: Memory = msgspec.field(default_factory=lambda: Memory())
     users: Users = msgspec.field(default_factory=lambda: Users())
     supervision: Supervision = msgspec.field(default_factory=lambda: Supervision())
 
 
 class Listen(Struct, frozen=True, forbid_unknown_fields=True):
-    bind: Text = "0.0.0.0"  # reachable as clients expect; the default user may still log in from this host only
+    bind: Addresses = "*"  # reachable as clients expect; the default user may still log in from this host only
     amqp_port: Port = 5672
     http_port: Port = 15672
     metrics_port: Port = 15692
-    tls_bind: str = ""  # as `bind`
+    tls_bind: str | list[Text] = ""  # as `bind`
     amqps_port: Port = 5671  # these two only with tls.cert
     https_port: Port = 15671
+    proxy_protocol_from: list[Text] = []
+
+    def __post_init__(self) -> None:
+        for text in self.proxy_protocol_from:
+            ipaddress.ip_network(text)  # its ValueError says what is wrong
 
 
 class Tls(Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +97,7 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
     set_timestamp: bool = False
     handshake_timeout_s: Seconds = 10
     tick_us: Annotated[int, Meta(ge=0, le=100_000)] = 250
+    connections_max: Annotated[int, Meta(ge=0)] = 0
 
 
 class Shards(Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,12 +109,18 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
     disk_stall_s: Seconds = 10
     consumer_timeout_ms: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     consumer_timeout_action: Literal["requeue", "close"] = "requeue"
-    producer_idle_s: Seconds = 604800
+    producer_idle_s: Annotated[float, Meta(gt=0, le=365 * 86400)] = 604800
+
+
+class Memory(Struct, frozen=True, forbid_unknown_fields=True):
+    high_watermark: Annotated[float, Meta(ge=0, le=1)] = 0.6  # of what this machine, or our control group, has
+    high_watermark_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
 
 
 class Users(Struct, frozen=True, forbid_unknown_fields=True):
     default_user: Text = "guest"
     default_pass: Text = "guest"
+    http_without_tls: bool = False
 
 
 class Supervision(Struct, frozen=True, forbid_unknown_fields=True):

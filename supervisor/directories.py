@@ -20,7 +20,10 @@ SOCKET_PATH_BYTES_MAX = 100  # sun_path holds 108
 SOCKET_NAME_BYTES_MAX = 32
 LOCK_POLL_S = 0.1
 LOCK_NAME = ".lock"
-RUNTIME_NAMES = ("control.sock", "controller.sock", "shard-*.sock", "door-*.sock", "status.json", "status.json.new")
+RUNTIME_NAMES = (
+    "control.sock", "controller.sock", "shard-*.sock", "lane-*.sock", "door-*.sock", "shardctl.sock", "status.json",
+    "status.json.new",
+)  # fmt: skip
 
 
 class LockedDirectory:

@@ -21,6 +21,7 @@ LIFELINE_FD = "SHARDMQ_LIFELINE_FD"
 SECTION_FD = "fd:"  # before the number of the descriptor
 
 DATAGRAM_BYTES_MAX = 4096
+SECTION_BYTES_MAX = 128 << 10
 WATCHDOG_INTERVAL_S = 1.0
 
 _last_watchdog = 0.0
@@ -71,6 +72,25 @@ def status(text: str) -> None:
 def failing(why: str) -> None:
     """The exit that follows is for this reason: for the supervisor's log and status, which outlive the process."""
     _send(f"STATUS={_one_line(why)}\nX_FAILURE={_one_line(why)}", wait=True)
+
+
+def new_section() -> str | None:
+    """After SIGHUP: the settings as they are from now on, the last of those the supervisor has sent; None without."""
+    fd, found = _inherited_fd(NOTIFY_FD), None
+    while fd is not None:
+        try:
+            datagram = _socket(fd).recv(SECTION_BYTES_MAX, socket.MSG_DONTWAIT)
+        except OSError:
+            break
+        if not datagram:
+            break
+        found = datagram.decode()
+    return found
+
+
+def setting(key: str, value: str) -> None:
+    """Ask for a setting to be another until the next start; SIGHUP tells when it is."""
+    _send(f"X_SET={_one_line(key)}={_one_line(value)}", wait=True)
 
 
 def lifeline_fd() -> int | None:

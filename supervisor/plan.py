@@ -14,18 +14,14 @@ STAGES = ("controller", "shard", "front-door")  # started in this order, each re
 
 @dataclass(frozen=True)
 class Listening:
-    """Numbers of the open listening sockets: one of AMQP's for each front door."""
+    """Numbers of the open listening sockets, one for each address; AMQP's by front door."""
 
-    amqp_fds: tuple[int, ...]
+    amqp_fds: tuple[tuple[int, ...], ...]
     http_fds: tuple[int, ...]
     metrics_fds: tuple[int, ...]
     http_address: str
-    amqps_fds: tuple[int, ...] = ()  # as amqp_fds and http_fds, or none
+    amqps_fds: tuple[tuple[int, ...], ...] = ()  # as amqp_fds and http_fds, or none
     https_fds: tuple[int, ...] = ()
-
-    def of_door(self, index: int) -> tuple[int, ...]:
-        """AMQP's of one front door, the one for TLS last."""
-        return self.amqp_fds[index], *self.amqps_fds[index : index + 1]
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,7 @@ def children(settings: Settings, cores: int, runtime_dir: str, boot: str, listen
     plans = [_controller(settings, shards, runtime_dir, boot, listening)]
     plans += [_shard(settings, index, runtime_dir) for index in range(shards)]
     plans += [
-        _front_door(settings, shards, index, listening.of_door(index), runtime_dir, boot)
-        for index in range(len(listening.amqp_fds))
+        _front_door(settings, shards, index, listening, runtime_dir, boot) for index in range(len(listening.amqp_fds))
     ]
     return plans
 
@@ -75,9 +70,14 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "http_address": listening.http_address,
         "default_user": settings.users.default_user,
         "default_pass": settings.users.default_pass,
+        "http_without_tls": settings.users.http_without_tls,
         "channel_max_per_node": settings.front_doors.channel_max_per_node,
         "load_definitions": settings.load_definitions,
+        "connections_max": settings.front_doors.connections_max,
+        "memory_high_watermark": settings.memory.high_watermark,
+        "memory_high_watermark_bytes": settings.memory.high_watermark_bytes,
         "log_level": settings.log_level,
+        "log_format": settings.log_format,
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
     return ChildPlan("controller", 0, "broker.controller", section, fds)
@@ -97,6 +97,7 @@ def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
         "consumer_timeout_action": settings.shards.consumer_timeout_action,
         "producer_idle_s": settings.shards.producer_idle_s,
         "log_level": settings.log_level,
+        "log_format": settings.log_format,
     }
     return ChildPlan("shard", index, "shardd", section)
 
@@ -107,15 +108,17 @@ def _tls(settings: Settings) -> dict[str, Any] | None:
 
 
 def _front_door(
-    settings: Settings, shards: int, index: int, fds: tuple[int, ...], runtime_dir: str, boot: str
+    settings: Settings, shards: int, index: int, listening: Listening, runtime_dir: str, boot: str
 ) -> ChildPlan:
     doors = settings.front_doors
+    plain, secure = listening.amqp_fds[index], listening.amqps_fds[index] if listening.amqps_fds else ()
     section = {
         "runtime_dir": runtime_dir,
         "door": index,
         "shards": shards,
-        "listen_fds": list(fds[:1]),
-        "tls_listen_fds": list(fds[1:]),
+        "listen_fds": list(plain),
+        "tls_listen_fds": list(secure),
+        "proxy_protocol_from": settings.listen.proxy_protocol_from,
         "tls": _tls(settings),
         "boot": boot,
         "heartbeat_s": doors.heartbeat_s,
@@ -127,6 +130,8 @@ def _front_door(
         "set_timestamp": doors.set_timestamp,
         "handshake_timeout_s": doors.handshake_timeout_s,
         "tick_us": doors.tick_us,
+        "connections_are_limited": doors.connections_max > 0,
         "log_level": settings.log_level,
+        "log_format": settings.log_format,
     }
-    return ChildPlan("front-door", index, "broker", section, fds)
+    return ChildPlan("front-door", index, "broker", section, plain + secure)

@@ -16,6 +16,7 @@ import secrets
 import signal
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from supervisor import systemd
 from supervisor.child import EXITED, READY, STARTING, Child, describe_exit
 from supervisor.config import ConfigError, Settings, Supervision
 from supervisor.directories import DataDirectory, RuntimeDirectory, replace_file
+from supervisor.logs import set_level
 from supervisor.plan import STAGES, ChildPlan, Listening, children
+from supervisor.reload import SECRET, SETTABLE, flat, reloaded
 from supervisor.restart import Restarts
 from supervisor.sockets import Sockets, address, listen
 
@@ -39,6 +42,8 @@ DRAINED, GAVE_UP, REFUSED = 0, 1, 2
 log = logging.getLogger("supervisor")
 
 Planner = Callable[[Settings, int, str, str, Listening], list[ChildPlan]]
+# The settings as they are written now, with these laid over them. Raises ConfigError.
+Reread = Callable[[dict[str, Any]], Settings]
 
 
 class Slot:
@@ -75,11 +80,16 @@ class Slot:
 class Supervisor:
     """`open` takes the lock, the ports and the directories, or raises ConfigError having touched nothing."""
 
-    def __init__(self, settings: Settings, cores: int, planner: Planner = children) -> None:
+    def __init__(
+        self, settings: Settings, cores: int, planner: Planner = children, reread: Reread | None = None
+    ) -> None:
         data_dir = str(Path(settings.data_dir).absolute())
+        self._data_dir = data_dir
         self.settings = msgspec.structs.replace(settings, data_dir=data_dir)
         self.boot = secrets.token_hex(8)
         self.slots: list[Slot] = []
+        self._reread = reread
+        self._set: dict[str, Any] = {}  # settings that are others until the next start
         self._cores = cores
         self._planner = planner
         self._data = DataDirectory(Path(data_dir))
@@ -87,6 +97,7 @@ class Supervisor:
         self._ending = asyncio.Event()
         self._exit_status = DRAINED
         self._stopping = False
+        self._is_ready = False
         self._started_at = round(time.time(), 3)
         self._dirty = asyncio.Event()
         self._writing = threading.Lock()
@@ -97,7 +108,7 @@ class Supervisor:
         self._data.open(wait_s=self.settings.supervision.drain_timeout_s)
         try:
             self._cores = max(self._cores, self._shards_held())
-            self.sockets: Sockets = listen(self.settings)
+            self.sockets: Sockets = listen(self.settings, systemd.sockets())
         except Exception:
             self._data.undo()
             raise
@@ -109,13 +120,15 @@ class Supervisor:
             self._data.undo()
             raise
         self._lifeline = os.pipe()
-        listening = self.sockets.listening()
-        plans = self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
-        self.slots = [Slot(plan, self.settings.supervision) for plan in plans]
-        pointer = {"pid": os.getpid(), "runtime_dir": str(self.runtime.path), "http": address(self.sockets.http)}
+        self.slots = [Slot(plan, self.settings.supervision) for plan in self._plans()]
+        pointer = {"pid": os.getpid(), "runtime_dir": str(self.runtime.path), "http": address(self.sockets.http[0])}
         self._write(self.runtime.path / "status.json", self.describe())
         self._write(self._data.path / "broker.json", pointer)
         self._warn_of_readers()
+
+    def _plans(self) -> list[ChildPlan]:
+        listening = self.sockets.listening()
+        return self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
 
     def _warn_of_readers(self) -> None:
         mode = self._data.path.stat().st_mode
@@ -135,6 +148,7 @@ class Supervisor:
         try:
             if await self._start_stages():
                 announce(self.ready_line())
+                self._is_ready = True
                 systemd.tell("READY=1", f"STATUS={self.ready_line()}")
                 await self._ending.wait()
             await self._drain()
@@ -149,11 +163,52 @@ class Supervisor:
             self._ending.set()
 
     def reload(self) -> None:
-        """Front doors and the controller read their certificates anew."""
-        log.info("certificates are to be read anew")
+        """The settings file, certificates and given definitions are read anew; what cannot be used is said."""
+        log.info("settings, certificates and given definitions are to be read anew")
+        if self._stopping or self._ending.is_set():
+            return
+        if self._is_ready:
+            systemd.reloading()
+        try:
+            if self._reread is not None:
+                self._take(self._reread(self._set))
+        except ConfigError as error:
+            log.error("the settings stay as they were: %s", error)
         for slot in self.slots:
-            if slot.plan.section.get("tls") and slot.child is not None and slot.child.state == READY:
-                slot.child.signal(signal.SIGHUP)
+            if slot.child is not None and slot.child.state == READY:
+                slot.child.plan = slot.plan
+                slot.child.reload()
+        self._dirty.set()
+        if self._is_ready:
+            systemd.tell("READY=1", f"STATUS={self.ready_line()}")
+
+    def set(self, key: str, value: str) -> None:
+        """One setting is another until the next start: somebody asked the controller."""
+        try:
+            if key not in SETTABLE:
+                raise ConfigError(f"{key}: cannot be set while the broker runs")
+            before, self._set = self._set, self._set | {key: tomllib.loads(f"value = {value}")["value"]}
+        except (ConfigError, tomllib.TOMLDecodeError) as error:
+            log.error("not set: %s", error)
+            return
+        try:
+            if self._reread is not None:
+                self._reread(self._set)
+        except ConfigError as error:
+            log.error("not set: %s", error)
+            self._set = before
+            return
+        self.reload()
+
+    def _take(self, read: Settings) -> None:
+        self.settings, changed, later = reloaded(self.settings, msgspec.structs.replace(read, data_dir=self._data_dir))
+        for key in changed:
+            log.info("%s has changed", key)
+        for key in later:
+            log.warning("%s: another value holds from the next start on", key)
+        set_level(self.settings.log_level)
+        for slot, plan in zip(self.slots, self._plans(), strict=True):
+            slot.plan = plan
 
     def ready_line(self) -> str:
         return "ready: " + " ".join(f"{name}={where}" for name, where in self.sockets.addresses().items())
@@ -163,6 +218,9 @@ class Supervisor:
             "pid": os.getpid(),
             "started_at": self._started_at,
             **self.sockets.addresses(),
+            "listeners": self.sockets.listeners(),
+            "log_level": self.settings.log_level,
+            "settings": {key: value for key, value in flat(self.settings).items() if key not in SECRET},
             "boot": self.boot,
             "children": [slot.describe() for slot in self.slots],
         }
@@ -207,7 +265,7 @@ class Supervisor:
 
     async def _live(self, slot: Slot) -> int:
         """The exit status of one life."""
-        child = Child(slot.plan, lambda: self._changed(slot))
+        child = Child(slot.plan, lambda: self._changed(slot), self.set)
         slot.child, slot.started_at, slot.announced = child, round(time.time(), 3), False
         try:
             await child.spawn(self._lifeline[0], (self._data.lock_fd, self.runtime.lock_fd))
@@ -234,6 +292,9 @@ class Supervisor:
             slot.restarts.became_ready()
             slot.ready.set()
             log.info("%s ready, pid %d", slot.plan.name, child.pid)
+            if child.plan != slot.plan:  # there was a reload while it started
+                child.plan = slot.plan
+                child.reload()
         self._dirty.set()
 
     def _give_up(self, why: str, status: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 
 import msgspec
@@ -14,6 +13,7 @@ from broker.controller.config import ControllerConfig, read_config
 from broker.controller.definitions import DefinitionsError
 from broker.controller.server import serve
 from shardd.wire.memory import collect_seldom
+from supervisor import logs
 from supervisor.notify import section
 
 BAD_CONFIG = 2
@@ -31,9 +31,7 @@ def main() -> int:
 
 
 def run(config: ControllerConfig) -> int:
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s controller: %(message)s", stream=sys.stderr
-    )
+    logs.begin(config.log_level, config.log_format, "controller")
     collect_seldom()
     try:
         return uvloop.run(serve(config))

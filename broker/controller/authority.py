@@ -28,6 +28,7 @@ from broker.changes import (
     ParameterPut,
     PermissionDelete,
     PermissionPut,
+    QueueDelete,
     QueuePut,
     TopicPermissionDelete,
     TopicPermissionPut,
@@ -54,7 +55,7 @@ from broker.controller.decisions import (
 from broker.controller.definitions import Definitions
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
-from broker.routing.delaying import is_delay_queue
+from broker.routing import hidden
 from broker.routing.placement import place
 from shardd.wire import messages as wire
 
@@ -169,6 +170,7 @@ class Authority:
         # Queues whose shard was asked whether they may go, how often; and those it must be told of again if they may
         # not. To tell it before could make anew what it has just deleted.
         self._leaving: Counter[int] = Counter()
+        self.churn: Counter[type] = Counter()  # requests that were not refused and changes, for metrics
         self._changed_leaving: set[int] = set()
         self._decisions = Decisions(
             catalog, definitions.new_queue_id, self.server_name, self._shard_for, shards.count, self._leaving
@@ -242,6 +244,7 @@ class Authority:
                 asked.refuse(refusal.code, refusal.text)
                 continue
             before = self._policies(decision.policies_of)
+            self.churn[type(asked.request)] += 1
             self._apply(decision.changes)
             if decision.bereft or decision.follow or not RESHAPING.isdisjoint(map(type, decision.changes)):
                 self._reshape(decision, before)
@@ -266,6 +269,7 @@ class Authority:
 
     def _apply(self, changes: list[AnyChange]) -> None:
         for change in changes:
+            self.churn[type(change)] += 1
             self._definitions.add(change, self.catalog)
             self.catalog.apply(change)
 
@@ -324,17 +328,15 @@ class Authority:
     def _wait_for_queue(self, asked: _Asked, to_create: dict[int, list[_Creation]]) -> None:
         """A declare of a queue that exists wants its counts; a bind only that it is there."""
         counted = asked.decision.count
-        queue = counted or asked.decision.uses
-        if queue is None or (queue.id not in self._creating and counted is None):
-            return
-        if queue.id in self._creating and self._creating[queue.id] is None:
-            self._create(queue.shard, to_create.pop(queue.shard))
-        if counted is not None:
-            # Behind the queue's own creation, if that is under way: links keep their order.
-            self._request(asked, counted.shard, lambda n: wire.Count(n, counted.id))
-        elif (creation := self._creating[queue.id]) is not None:
-            asked.waits += 1
-            creation.add_done_callback(asked.shard_came)
+        for queue in asked.decision.uses if counted is None else [counted]:
+            if queue.id in self._creating and self._creating[queue.id] is None:
+                self._create(queue.shard, to_create.pop(queue.shard))
+            if counted is not None:
+                # Behind the queue's own creation, if that is under way: links keep their order.
+                self._request(asked, counted.shard, lambda n: wire.Count(n, counted.id))
+            elif (creation := self._creating.get(queue.id)) is not None:
+                asked.waits += 1
+                creation.add_done_callback(asked.shard_came)
 
     def _request(self, asked: _Asked, shard: int, message: Callable[[int], wire.Message]) -> None:
         asked.waits += 1
@@ -423,6 +425,14 @@ class Authority:
 
     def queues_of_shard(self, shard: int) -> list[wire.QueueSpec]:
         return [self._spec(queue) for queue in self.catalog.queues() if queue.shard == shard]
+
+    def queue_churn(self) -> dict[str, float]:
+        """Since the start of this process; a vhost's queues go with it, uncounted."""
+        return {
+            "queues_declared": self.churn[QueueDeclare],
+            "queues_created": self.churn[QueuePut],
+            "queues_deleted": self.churn[QueueDelete],
+        }
 
     # -- by name, for the HTTP API: each returns when it is in force ------------------------------------
 
@@ -546,7 +556,7 @@ class Authority:
     def _spec(self, queue: QueuePut) -> wire.QueueSpec:
         """As its shard must know it: with its effective arguments."""
         arguments = self.catalog.queue_arguments(queue)
-        if DELAYS_FOR in arguments and not is_delay_queue(queue.name):
+        if DELAYS_FOR in arguments and not hidden.is_of_exchange(queue.name):
             arguments = {key: value for key, value in arguments.items() if key != DELAYS_FOR}
         exclusive = bool(queue.owner)
         return wire.QueueSpec(

@@ -43,7 +43,7 @@ from broker.checks import Refusal
 from broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller import policies, shard_sets
 from broker.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies, exchange_arguments
-from broker.routing.delaying import inner_type, is_delay_queue, is_delayed, queue_name
+from broker.routing import delaying, hidden, keeping
 
 # A queue or exchange with more bindings loses them one by one first: front doors take changes in slices, with messages
 # between them, but one change is one step, however much goes with it.
@@ -128,7 +128,7 @@ class Decision:
     result: dict[str, Any] = field(default_factory=dict)
     create: list[QueuePut] = field(default_factory=list)  # at their shards, at once; or told to them anew
     count: QueuePut | None = None  # ask its shard for messages and consumers
-    uses: QueuePut | None = None  # must exist at its shard before the answer
+    uses: list[QueuePut] = field(default_factory=list)  # must exist at their shards before the answer
     first: QueuePut | None = None  # the shard decides whether it may go; then a Removal
     drop: list[QueuePut] = field(default_factory=list)  # at their shards, once no front door knows them
     bereft: set[tuple[str, str]] = field(default_factory=set)  # stream exchanges, with vhost, that lose a shard by it
@@ -163,7 +163,7 @@ class Decisions:
 
     def decide(self, request: Any, owner: str) -> Decision:
         """Raises Refusal."""
-        return self._without_delay_queues(_DECIDE[type(request)](self, request, owner))
+        return self._without_hidden_queues(_DECIDE[type(request)](self, request, owner))
 
     # -- exchanges -----------------------------------------------------------------------------------
 
@@ -173,33 +173,37 @@ class Decisions:
         current = self._vhost(ask.vhost).exchanges.get(name)
         if current is not None:
             checks.check_same_exchange(current, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
-            return Decision(uses=self._vhost(ask.vhost).delay_queue(name))
+            return Decision(uses=self._vhost(ask.vhost).hidden_queues_of(name))
         checks.check_new_exchange(ask.vhost, name, ask.type, ask.arguments)
         put = ExchangePut(ask.vhost, name, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
         if ask.arguments:
             self._check_shard_set(self._vhost(ask.vhost), put)
-        if not self._vhost(ask.vhost).delays(put):
-            return Decision([put])
-        queue = self._delay_queue(put)
-        return Decision([queue, put], create=[queue])
+        queues = self._hidden_queues(self._vhost(ask.vhost), put)
+        return Decision([*queues, put], create=queues)
+
+    def _hidden_queues(self, vhost: Vhost, exchange: ExchangePut) -> list[QueuePut]:
+        """Those of a new exchange."""
+        found = [self._delay_queue(exchange)] if vhost.delays(exchange) else []
+        type = delaying.inner_type(exchange.type, exchange.arguments)
+        if keeping.keeps(type, exchange.arguments):
+            arguments = keeping.queue_arguments(type, exchange.arguments)
+            found.append(self._hidden_queue(exchange, keeping.queue_name(exchange.name), arguments))
+        return found
 
     def _delay_queue(self, exchange: ExchangePut) -> QueuePut:
-        """Where it keeps what is not due: lasting as the exchange itself."""
-        name = queue_name(exchange.name)
-        return QueuePut(
-            exchange.vhost,
-            name,
-            self._new_queue_id(),
-            self._place(exchange.vhost, name),
-            exchange.durable,
-            arguments={checks.DELAYS_FOR: exchange.name},
-        )
+        arguments = {checks.DELAYS_FOR: exchange.name}
+        return self._hidden_queue(exchange, delaying.queue_name(exchange.name), arguments)
 
-    def _without_delay_queues(self, decision: Decision) -> Decision:
-        """What waits goes with its exchange."""
+    def _hidden_queue(self, exchange: ExchangePut, name: str, arguments: dict[str, Any]) -> QueuePut:
+        """Where it keeps messages, lasting as the exchange itself."""
+        id, shard = self._new_queue_id(), self._place(exchange.vhost, name)
+        return QueuePut(exchange.vhost, name, id, shard, exchange.durable, arguments=arguments)
+
+    def _without_hidden_queues(self, decision: Decision) -> Decision:
+        """What an exchange keeps goes with it."""
         for gone in [change for change in decision.changes if isinstance(change, ExchangeDelete)]:
-            queue = self._vhost(gone.vhost).delay_queue(gone.name)
-            if queue is not None:
+            vhost = self._catalog.vhosts.get(gone.vhost)
+            for queue in vhost.hidden_queues_of(gone.name) if vhost is not None else ():
                 decision.changes.append(QueueDelete(gone.vhost, queue.name))
                 decision.drop = [*decision.drop, queue]
         return decision
@@ -235,11 +239,13 @@ class Decisions:
 
     def _bind(self, ask: Bind, owner: str) -> Decision:
         vhost = self._vhost(ask.vhost)
-        uses = self._check_ends(vhost, ask, owner)
+        queue = self._check_ends(vhost, ask, owner)
         source = vhost.exchanges[ask.source]
-        checks.check_binding(inner_type(source.type, source.arguments), ask.routing_key, ask.arguments)
+        type = delaying.inner_type(source.type, source.arguments)
+        checks.check_binding(type, ask.routing_key, ask.arguments)
+        checks.check_keeping_bind(type, source.arguments, ask.kind, ask.arguments)
         put = BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
-        return Decision([] if vhost.has_binding(put) else [put], uses=uses)
+        return Decision([] if vhost.has_binding(put) else [put], uses=[] if queue is None else [queue])
 
     def _unbind(self, ask: Unbind, owner: str) -> Decision:
         """What is not there, binding or end, is unbound already."""
@@ -264,7 +270,7 @@ class Decisions:
                 raise checks.no_exchange(vhost.name, ask.destination)
             return None
         queue = vhost.queues.get(ask.destination)
-        if queue is None or is_delay_queue(queue.name):
+        if queue is None or hidden.is_of_exchange(queue.name):
             raise checks.no_queue(vhost.name, ask.destination)
         checks.check_owner(queue, owner)
         return queue
@@ -276,7 +282,7 @@ class Decisions:
         name = checks.clean_name(ask.name)
         current = vhost.queues.get(name)
         arguments = with_type(ask, vhost.put.default_queue_type, current)
-        if current is not None and not is_delay_queue(name):
+        if current is not None and not hidden.is_of_exchange(name):
             checks.check_same_queue(current, ask.durable, ask.auto_delete, owner, ask.exclusive, arguments)
             return Decision(result=_counted(name), count=current)
         # Front doors ask for such a name on their own account only, and always for one of their connections.
@@ -304,12 +310,12 @@ class Decisions:
 
     def _check_queue_limit(self, vhost: Vhost, new: int = 1) -> None:
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
-        if most is not None and new > 0 and most < len(vhost.queues) - vhost.delay_queues + new:
+        if most is not None and new > 0 and most < len(vhost.queues) - vhost.hidden_queues + new:
             raise Refusal(checks.PRECONDITION_FAILED, f"queue limit in vhost '{vhost.name}' ({most}) is reached")
 
     def _remove_queue(self, ask: QueueRemove, owner: str) -> Decision:
         queue = self._vhost(ask.vhost).queues.get(ask.name)
-        if queue is None or is_delay_queue(queue.name):
+        if queue is None or hidden.is_of_exchange(queue.name):
             return Decision(result={"messages": 0})
         checks.check_owner(queue, owner)
         if ask.if_unused or ask.if_empty:
@@ -323,7 +329,7 @@ class Decisions:
         if queue.arguments.get("x-queue-type") == "stream":
             raise Refusal(BAD_REQUEST, f"queue '{ask.name}' in vhost '{ask.vhost}' is a stream: it cannot be paused")
         if queue.paused == ask.paused:
-            return Decision(uses=queue)
+            return Decision(uses=[queue])
         put = msgspec.structs.replace(queue, paused=ask.paused)
         return Decision([put], create=[put])
 
@@ -402,7 +408,7 @@ class Decisions:
                 case ParameterPut() | ParameterDelete() if change.component in SHARDING_COMPONENTS:
                     for exchange in [*vhost.exchanges]:
                         self._reshape(decision, vhost, exchange, before)
-        return self._without_delay_queues(decision)
+        return self._without_hidden_queues(decision)
 
     def restore(self) -> Decision:
         """At the start: shard queues that are missing, and those whose exchange is none any more."""
@@ -423,7 +429,7 @@ class Decisions:
             return
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
         new = sum(put.vhost == vhost.name and put.name not in vhost.queues for put in decision.create)
-        there = len(vhost.queues) - vhost.delay_queues + new
+        there = len(vhost.queues) - vhost.hidden_queues + new
         room = want.number if most is None else max(0, most - there)
         reshaping = shard_sets.Reshaping(vhost, exchange, want, self._shards, self._leaving, in_steps)
         done = reshaping.run(self._new_queue_id, room)
@@ -526,7 +532,7 @@ class Decisions:
 def delays_under(policies: Policies, exchange: ExchangePut) -> bool:
     """Whether the exchange keeps messages until they are due when these are in force."""
     definition = policies.of(EXCHANGE, exchange.name).definition
-    return is_delayed(exchange.type, exchange_arguments(exchange.arguments, definition))
+    return delaying.is_delayed(exchange.type, exchange_arguments(exchange.arguments, definition))
 
 
 def unbound_first(bindings: Collection[BindingPut]) -> list[AnyChange]:

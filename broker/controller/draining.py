@@ -16,10 +16,9 @@ from broker.changes import QueuePut
 from broker.control import Answer
 from broker.controller.decisions import Drained, Restore
 from broker.controller.shard_sets import draining
-from shardd.wire import messages as wire
 
 LOOK_S_FIRST = 2.0
-LOOK_S_MAX = 20.0  # between looks at queues in which nothing happens: each asks shards about all their queues
+LOOK_S_MAX = 20.0  # between looks at queues in which nothing happens
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class Asked(Protocol):
 
 
 class Shards(Protocol):
-    async def stats(self, of: set[int] | None = None) -> dict[int, wire.StatsReply]: ...
+    async def messages(self, queues: list[QueuePut]) -> dict[int, int]: ...
 
 
 class Looks:
@@ -58,8 +57,7 @@ async def run(catalog: Catalog, shards: Shards, authority: Asked) -> None:
         await asyncio.sleep(looks.wait_s)
         queues = [queue for vhost in catalog.vhosts.values() for name in vhost.part_exchanges()
                   for queue in draining(vhost.parts(name))]  # fmt: skip
-        stats = await shards.stats({queue.shard for queue in queues}) if queues else {}
-        messages = {each.id: each.ready + each.unacked for reply in stats.values() for each in reply.queues}
+        messages = await shards.messages(queues) if queues else {}
         for queue in looks.seen(queues, messages):
             await authority.ask(Drained(queue.id))
             assert queue.part is not None  # of all that drain

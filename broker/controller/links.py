@@ -22,6 +22,7 @@ import msgspec
 from broker.changes import AnyChange
 from broker.control import (
     CONTROL_BYTES_MAX,
+    Alarmed,
     Answer,
     AnyControl,
     Applied,
@@ -128,6 +129,7 @@ class DoorLinks:
     """All connected front doors. `handler` is set before `start`."""
 
     def __init__(self, boot: str, doors: int = 0) -> None:
+        self.alarm = ""
         """`doors`: how many are expected, numbered from 0."""
         self.handler: Handler | None = None
         self._boot = boot
@@ -202,6 +204,13 @@ class DoorLinks:
         if found is not None and found.incarnation == incarnation:
             found.send(SeatOrders(orders))
 
+    def set_alarm(self, reason: str) -> None:
+        """Of the whole broker; each door is told, and those that come."""
+        if reason != self.alarm:
+            self.alarm = reason
+            for door in self._doors.values():
+                door.send(Alarmed(reason))
+
     def _settle(self) -> None:
         if self._expected:
             return
@@ -220,14 +229,14 @@ class DoorLinks:
 
     # -- reports ---------------------------------------------------------------------------------------
 
-    async def reports(self) -> list[DoorReport]:
+    async def reports(self, totals_only: bool = False) -> list[DoorReport]:
         """What the doors say of their connections and channels; those that are silent for REPORT_S_MAX are left out."""
         self._query += 1
         gathering = self._reports[self._query] = _Gathering(len(self._doors))
         query = self._query
         try:
             for door in self._doors.values():
-                door.send(Query(query))
+                door.send(Query(query, totals_only))
             await asyncio.wait_for(gathering.complete.wait(), REPORT_S_MAX)
         except TimeoutError:
             log.warning("%d front doors did not report", gathering.wanted - len(gathering.reports))
@@ -297,6 +306,8 @@ class DoorLinks:
         for start in range(0, last, SNAPSHOT_PART_CHANGES):
             door.send(SnapshotPart(changes[start : start + SNAPSHOT_PART_CHANGES]))
         door.send(Snapshot(self._boot, version, changes[last:]))
+        if self.alarm:
+            door.send(Alarmed(self.alarm))
         self._doors[door.number] = door
         self._expected.discard(door.number)
         self.handler.door_up(door.number, door.incarnation, message.connections)

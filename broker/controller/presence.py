@@ -13,15 +13,19 @@ from broker.control import ConnectionInfo
 class Connected(NamedTuple):
     of_vhost: int
     of_user: int
+    of_all: int
 
 
 class Presence:
     """Connections by owner ("door.incarnation.connection")."""
 
     def __init__(self) -> None:
+        self.connections_max = 0  # of the broker; 0: no limit
         self._connections: dict[str, ConnectionInfo] = {}
+        self.opened = 0  # since the controller's start, those it found open among them
 
     def up(self, info: ConnectionInfo) -> None:
+        self.opened += info.owner not in self._connections
         self._connections[info.owner] = info
 
     def channels_beside(self, owner: str, user: str) -> tuple[int, int]:
@@ -39,9 +43,10 @@ class Presence:
 
     def door_up(self, door: int, connections: Iterable[ConnectionInfo]) -> None:
         """What the door has is what it says now."""
-        self.door_gone(door)
+        known = set(self.door_gone(door))
         for info in connections:
             self.up(info)
+            self.opened -= info.owner in known
 
     def door_gone(self, door: int) -> list[str]:
         """The owners that went with it."""
@@ -68,15 +73,16 @@ class Presence:
         ]
 
     def before(self, owner: str) -> Connected:
-        """How many of the same vhost, and of the same user, came up before this one."""
+        """How many of the same vhost, of the same user, and in all, came up before this one."""
         own = self._connections.get(owner)
-        of_vhost = of_user = 0
+        of_vhost = of_user = of_all = 0
         for info in self._connections.values():
             if own is None or info is own:
                 break
+            of_all += 1
             of_vhost += info.vhost == own.vhost
             of_user += info.user == own.user
-        return Connected(of_vhost, of_user)
+        return Connected(of_vhost, of_user, of_all)
 
 
 def door_of(owner: str) -> int:

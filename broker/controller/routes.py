@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broker.catalog import Vhost
+from broker.routing import hidden
 from broker.routing.table import RoutingTable
 
 
@@ -10,7 +11,7 @@ def table_of(vhost: Vhost, exchange: str, key: str = "") -> RoutingTable:
     """With all that a message published to `exchange` can come to. Of the default exchange, the queue named `key`."""
     table = RoutingTable.empty()
     if not exchange:
-        return table.with_queue(key) if key in vhost.queues else table
+        return table.with_queue(key) if key in vhost.queues and not hidden.is_of_exchange(key) else table
     there = reached(vhost, exchange)
     for name in there:
         put = vhost.exchanges[name]

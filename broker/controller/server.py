@@ -31,10 +31,10 @@ from broker.control import (
     SeatGivenUp,
     VirtualLook,
 )
-from broker.controller import draining, imported
+from broker.controller import draining, imported, memory
 from broker.controller.access import hash_new_password, hash_password
 from broker.controller.authority import Authority
-from broker.controller.config import ControllerConfig
+from broker.controller.config import ControllerConfig, read_config
 from broker.controller.decisions import Decision, Decisions
 from broker.controller.definitions import Definitions, DefinitionsError
 from broker.controller.links import DoorLinks
@@ -48,6 +48,7 @@ from broker.routing.placement import place
 from shardd.wire import messages as wire
 from shardd.wire.memory import AfterBursts
 from supervisor import notify
+from supervisor.logs import set_level
 
 WATCHDOG_S = 1.0
 # After a restart of the controller: front doors that have not come back by then are gone with their connections.
@@ -63,6 +64,7 @@ class Controller:
         self.config = config
         self.definitions = Definitions(Path(config.data_dir), config.boot)
         self.presence = Presence()
+        self.presence.connections_max = config.connections_max
         self.links = DoorLinks(config.boot, config.doors)
         self.shards = ShardLinks(config.shards, wire.incarnation_at(time.monotonic_ns()))
         self.authority = Authority(
@@ -70,6 +72,8 @@ class Controller:
         )
         self.memberships = Memberships(self.authority.catalog, self.links, self.shards, config.doors)
         self.resharding = Resharding(self.authority.catalog, self.authority, self.shards, self.links)
+        self.memory = memory.MemoryWatch()
+        self._reloading: asyncio.Task[None] | None = None
         self.certificates = None if config.tls is None else Certificates(config.tls)
         self.links.handler = self
         self.shards.handler = self.authority
@@ -85,7 +89,7 @@ class Controller:
         http = await start_http(self)
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
-        watchdog = asyncio.create_task(_watchdog(self.authority.catalog))
+        watchdog = asyncio.create_task(self._watchdog())
         drained = asyncio.create_task(draining.run(self.authority.catalog, self.shards, self.authority))
         resharded = asyncio.create_task(self.resharding.run())
         notify.ready()
@@ -108,14 +112,49 @@ class Controller:
         return status
 
     def reload(self) -> None:
-        """New HTTPS connections are shown the certificates as they are on disk now."""
-        if self.certificates is None:
-            return
+        """Settings, as the supervisor tells them anew; certificates and given definitions, as they are on disk now."""
+        if (section := notify.new_section()) is not None:
+            self.config = read_config(section)
+            self.presence.connections_max = self.config.connections_max
+            set_level(self.config.log_level)
+        if self.certificates is not None and self.config.tls is not None:
+            try:
+                self.certificates.reload(self.config.tls)
+                log.info("certificates are read anew")
+            except ConfigError as error:
+                log.error("certificates stay as they were: %s", error)
+        if self.config.load_definitions:
+            self._reloading = asyncio.create_task(self._load_given_anew())
+
+    async def _load_given_anew(self) -> None:
+        """Like at the start: what is there stays, users, permissions, policies and parameters are replaced."""
         try:
-            self.certificates.reload()
-            log.info("certificates are read anew")
-        except ConfigError as error:
-            log.error("certificates stay as they were: %s", error)
+            document = await asyncio.to_thread(read_given, self.config)
+            for stage in await asyncio.to_thread(imported.stages, document, None, hash_new_password):
+                for ask in stage:
+                    if imported.needed(ask, self.authority.catalog):
+                        answer = await self.authority.ask(ask)
+                        if answer.code:
+                            raise DefinitionsError(imported.refused(ask, answer.text))
+        except (DefinitionsError, Refusal) as error:
+            log.error("load_definitions: not taken in to its end: %s", error)
+        else:
+            log.info("load_definitions: %s taken in", self.config.load_definitions)
+
+    def look_at_memory(self) -> None:
+        """Publishers are held back before the kernel has to choose which process to kill."""
+        config = self.config
+        pids = memory.pids(config.runtime_dir)
+        self.memory.look(pids, config.memory_high_watermark, config.memory_high_watermark_bytes)
+        self.links.set_alarm(self.memory.alarm)
+
+    async def _watchdog(self) -> None:
+        after_bursts = AfterBursts()
+        while True:
+            notify.watchdog()
+            after_bursts.look(self.authority.catalog.version)
+            self.look_at_memory()
+            await asyncio.sleep(WATCHDOG_S)
 
     # -- news from front doors (links.Handler) -----------------------------------------------------------
 
@@ -153,7 +192,8 @@ class Controller:
         """By the catalog as it is: a limit that is being set holds for whoever comes after its answer."""
         connected = self.presence.before(owner)
         try:
-            checks.check_connection_limits(self.authority.catalog, ask.vhost, ask.user, *connected)
+            most = self.presence.connections_max
+            checks.check_connection_limits(self.authority.catalog, ask.vhost, ask.user, *connected, most)
         except Refusal as refusal:
             return refusal.code, refusal.text
         return 0, ""
@@ -293,6 +333,7 @@ async def start_http(controller: Controller) -> Any:
         config,
         None if certificates is None else certificates.http_context(),
         controller.memberships.groups,
+        controller.memory,
         controller.resharding.settling,
     )
 
@@ -303,14 +344,6 @@ def _status_of(writer: asyncio.Task[None]) -> int:
         return 0
     log.critical("what exists can no longer be written: %s", error, exc_info=error)
     return 1
-
-
-async def _watchdog(catalog: Catalog) -> None:
-    memory = AfterBursts()
-    while True:
-        notify.watchdog()
-        memory.look(catalog.version)
-        await asyncio.sleep(WATCHDOG_S)
 
 
 async def serve(config: ControllerConfig) -> int:

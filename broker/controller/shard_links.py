@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import Future
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import zmq
 import zmq.asyncio
 
+from broker.changes import QueuePut
 from broker.controller.authority import ShardSilent
 from shardd.wire import envelope
 from shardd.wire import messages as wire
@@ -113,7 +114,7 @@ class ShardLinks:
     # -- requests --------------------------------------------------------------------------------------
 
     def request(self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX) -> Future[Any]:
-        """The shard's Done, Refused or StatsReply; ShardSilent when none comes in time."""
+        """The shard's Done, Refused, StatsReply or Queues; ShardSilent when none comes in time."""
         to, loop = self.shards[shard], asyncio.get_running_loop()
         reply: Future[Any] = loop.create_future()
         if len(to.waiting) >= WAITING_MAX:
@@ -127,12 +128,23 @@ class ShardLinks:
             self._send(to, waiting.message)
         return reply
 
-    async def stats(self, of: set[int] | None = None) -> dict[int, wire.StatsReply]:
-        """By shard, of all or some; those that do not answer within STATS_S_MAX are left out."""
-        ready = [n for n in (range(self.count) if of is None else of) if self.shards[n].ready]
-        asked = {n: self.request(n, wire.Stats, STATS_S_MAX) for n in ready}
-        await asyncio.gather(*asked.values(), return_exceptions=True)
-        return {n: reply.result() for n, reply in asked.items() if reply.exception() is None}
+    async def messages(self, queues: Iterable[QueuePut]) -> dict[int, int]:
+        """Ready and held ones, by queue id; nothing of queues whose shard does not answer within STATS_S_MAX."""
+        parts: dict[tuple[int, int], list[int]] = {}
+        for number, queue in enumerate(queues):
+            if self.shards[queue.shard].ready:
+                parts.setdefault((queue.shard, number // wire.STATS_QUEUES_MAX), []).append(queue.id)
+        asked = [
+            (ids, self.request(shard, partial(wire.Stats, queues=ids), STATS_S_MAX))
+            for (shard, _), ids in parts.items()
+        ]
+        await asyncio.gather(*(reply for _, reply in asked), return_exceptions=True)
+        found: dict[int, int] = {}
+        for ids, reply in asked:
+            if reply.exception() is None:
+                found |= dict.fromkeys(ids, 0)  # what is not used is not told of
+                found |= {each.id: each.ready + each.unacked for each in reply.result().queues}
+        return found
 
     def door_gone(self, door: int, incarnation: int) -> None:
         """Shards put back in order what that front door held."""
@@ -182,7 +194,7 @@ class ShardLinks:
             return  # of a process that is gone, or to one
         assert self.handler is not None
         match message:
-            case wire.Done() | wire.Refused() | wire.StatsReply() | wire.Attached() | wire.Marked():
+            case wire.Done() | wire.Refused() | wire.StatsReply() | wire.Queues() | wire.Attached() | wire.Marked():
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:
                     waiting.timer.cancel()
@@ -244,15 +256,15 @@ class ShardLinks:
             self.request(shard.number, lambda n: wire.CreateQueues(n, specs)).add_done_callback(_log_failure)
 
         def drop_strays(reply: Future[Any]) -> None:
-            if reply.exception() is not None or not isinstance(reply.result(), wire.StatsReply):
+            if reply.exception() is not None or not isinstance(reply.result(), wire.Queues):
                 _log_failure(reply)
                 return
-            for queue in reply.result().queues:
+            for id in reply.result().ids:
                 # Ids rise: one beyond the newest was made after this was asked.
-                if queue.id not in known and queue.id < newest:
-                    self._drop(shard.number, queue.id)
+                if id not in known and id < newest:
+                    self._drop(shard.number, id)
 
-        self.request(shard.number, wire.Stats).add_done_callback(drop_strays)
+        self.request(shard.number, wire.ListQueues).add_done_callback(drop_strays)
 
     def _drop(self, shard: int, queue: int) -> None:
         self.request(shard, lambda n: wire.DeleteQueue(n, queue)).add_done_callback(_log_failure)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from hashlib import blake2b
 from typing import Any, Final
 
+from broker.routing import hidden
 from broker.routing.matching import Arguments, Matcher, Message, Target
 
 DELAYED_TYPE: Final = "x-delayed-message"
@@ -20,8 +20,6 @@ TYPE_ARGUMENT: Final = "x-delayed-type"
 FLAG_ARGUMENT: Final = "x-delayed-exchange"
 POLICY_KEY: Final = "delayed-message"
 HEADER: Final = "x-delay"
-QUEUE_PREFIX: Final = "amq.delayed."
-NAME_BYTES_MAX = 255
 # A time, ms since the epoch: shards keep 56 bits of it.
 DUE_MAX: Final = (1 << 56) - 1
 # What `delay_of` says of a delay that is none.
@@ -40,14 +38,11 @@ def is_delayed(type: str, arguments: Arguments) -> bool:
 
 def queue_name(exchange: str) -> str:
     """Where its messages wait."""
-    name = QUEUE_PREFIX + exchange
-    if len(name.encode()) <= NAME_BYTES_MAX:
-        return name
-    return QUEUE_PREFIX + blake2b(exchange.encode(), digest_size=20).hexdigest()
+    return hidden.queue_name(hidden.DELAYED, exchange)
 
 
 def is_delay_queue(name: str) -> bool:
-    return name.startswith(QUEUE_PREFIX)
+    return name.startswith(hidden.DELAYED)
 
 
 def delay_of(headers: Mapping[str, Any]) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from broker.routing.delaying import Delayed
+from broker.routing.delaying import Delayed, inner_type
+from broker.routing.keeping import is_kept, queue_name
 from broker.routing.matching import NOTHING, Matcher, Message, Target
 from broker.routing.spreading import Spread
 from broker.routing.table import Exchange, RoutingTable
@@ -13,10 +14,12 @@ from broker.routing.table import Exchange, RoutingTable
 
 class Routed(NamedTuple):
     """`queues`: each once, in an order that depends only on their names. `exact`: exchange and key alone decided,
-    so the same pair gives the same queues as long as the table is the same."""
+    so the same pair gives the same queues as long as the table is the same. `kept`: streams of exchanges on the way
+    that keep what comes to them; a message that goes nowhere else is not routed."""
 
     queues: tuple[str, ...]
     exact: bool
+    kept: tuple[str, ...] = ()
 
 
 def route(table: RoutingTable, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None) -> Routed:
@@ -41,11 +44,14 @@ def route_message(table: RoutingTable, exchange: str, message: Message, trace: l
     queues: set[str] = set()
     visited = {exchange}
     waiting = [exchange]
+    kept: list[str] = []
     exact = True
     while waiting:
         at = waiting.pop()
         here = table.exchange(at)
         matcher = here.matcher
+        if here.keeps and _is_kept(here, message):
+            kept.append(queue_name(at))
         exact = exact and matcher.by_key
         targets = _matched(matcher, message) if message.more_keys else matcher.match(message)
         # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
@@ -61,7 +67,14 @@ def route_message(table: RoutingTable, exchange: str, message: Message, trace: l
             if name not in visited and table.has_exchange(name):
                 visited.add(name)
                 waiting.append(name)
-    return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), exact)
+    return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), exact, tuple(kept))
+
+
+def _is_kept(here: Exchange, message: Message) -> bool:
+    """By an exchange that keeps messages; what it delays it keeps when that is due."""
+    if isinstance(here.matcher, Delayed) and here.matcher.waiting(message):
+        return False
+    return is_kept(inner_type(here.attributes.type, here.attributes.arguments), message.headers)
 
 
 def _matched(matcher: Matcher, message: Message) -> Collection[Target]:
@@ -97,6 +110,6 @@ def spread_of(table: RoutingTable, exchange: str) -> Spread | None:
     """If all this exchange does is to choose one of its queues, by the routing key or by chance."""
     here = table.exchange(exchange)
     matcher = here.matcher
-    if not isinstance(matcher, Spread) or here.destination_exchanges or not matcher.lots:
+    if not isinstance(matcher, Spread) or here.destination_exchanges or not matcher.lots or here.keeps:
         return None
     return matcher if matcher.by_key or matcher.how == "chance" else None

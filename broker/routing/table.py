@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from broker.routing.delaying import inner_type
+from broker.routing.keeping import keeps
 from broker.routing.matching import Matcher, QueueNames, Target
 from broker.routing.types import TYPES, matcher_of
 
@@ -60,10 +62,11 @@ class Attributes(NamedTuple):
 
 
 class Exchange:
-    __slots__ = ("attributes", "bindings", "destination_exchanges", "matcher")
+    __slots__ = ("attributes", "bindings", "destination_exchanges", "keeps", "matcher")
 
     def __init__(self, attributes: Attributes, matcher: Matcher | None = None) -> None:
         self.attributes = attributes
+        self.keeps = _keeps(attributes)  # messages, for bindings to come
         self.bindings: dict[Identity, Binding] = {}
         self.destination_exchanges: dict[str, int] = {}  # with the number of bindings to each
         self.matcher: Matcher = matcher or _matcher(attributes)
@@ -90,6 +93,11 @@ class Exchange:
             for one in self.bindings.values():
                 self.matcher.add(one.key, one.arguments, one.target)
         self.attributes = attributes
+        self.keeps = _keeps(attributes)
+
+
+def _keeps(attributes: Attributes) -> bool:
+    return keeps(inner_type(attributes.type, attributes.arguments), attributes.arguments)
 
 
 def _matcher(attributes: Attributes) -> Matcher:

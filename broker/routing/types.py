@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.routing.delaying import DELAYED_TYPE, Delayed, inner_type
+from broker.routing.keeping import RECENT_HISTORY, RecentHistory
 from broker.routing.matching import Arguments, Direct, Fanout, HeadersExchange, Matcher, Topic
 from broker.routing.spreading import Chance, ConsistentHash, ModulusHash
 
@@ -19,6 +20,7 @@ TYPES: Final[dict[str, Callable[[Arguments], Matcher]]] = {
     "x-local-random": Chance,
     "x-random": Chance,
     DELAYED_TYPE: lambda arguments: TYPES[inner_type(DELAYED_TYPE, arguments)](arguments),
+    RECENT_HISTORY: RecentHistory,
 }
 
 

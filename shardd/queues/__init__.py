@@ -10,7 +10,7 @@ from typing import Protocol
 
 from shardd.queues.consumers import Consumer, Window
 from shardd.queues.limits import Limits, limits_of
-from shardd.queues.queue import Queue
+from shardd.queues.queue import Counters, Queue
 from shardd.queues.roster import Kind, Roster
 from shardd.queues.stream import Log, Reader, StreamQueue, is_stream, retention_of
 from shardd.queues.unacked import Getter
@@ -18,6 +18,7 @@ from shardd.queues.unacked import Getter
 __all__ = [
     "Arrival",
     "Consumer",
+    "Counters",
     "Getter",
     "Kind",
     "Limits",

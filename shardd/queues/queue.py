@@ -57,6 +57,10 @@ class Counters:
         self.published = self.delivered = self.acked = self.redelivered = self.got = self.let_go = 0
         self.repeated = 0  # publishes of what a producer had sent before
 
+    def add(self, other: Counters) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
 
 class Queue:
     """There may be 100,000 of them, most of them idle: what an idle one does not need is not there."""

@@ -4,7 +4,7 @@ of 100,000 queues most are like that. It becomes a Queue when it is first asked 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardd.queues.delay_queue import DelayQueue
@@ -79,9 +79,11 @@ class Roster:
     def used(self) -> Iterator[Queue]:
         return iter(self._used.values())
 
-    def unused(self) -> Iterator[int]:
-        """Ids of those that hold nothing, did nothing and have nobody."""
-        return iter(self._unused)
+    def used_among(self, ids: Iterable[int]) -> Iterator[Queue]:
+        return (queue for id in ids if (queue := self._used.get(id)) is not None)
+
+    def ids(self) -> list[int]:
+        return [*self._used, *self._unused]
 
     def lasting(self, store: Store) -> dict[int, Limits]:
         """Limits of the durable queues that keep their messages there."""

@@ -62,6 +62,7 @@ class Log(Protocol):
     @property
     def disk_bytes(self) -> int: ...
     def append_records(self, records: memoryview, queue_id: int, alone: bool) -> int: ...
+    def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]: ...
     def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None: ...
     def batch(self, offset: int, bytes_max: int, count_max: int, wanted: array[int] | None = None) -> Batch: ...
     def find(self, timestamp: int) -> int: ...
@@ -117,6 +118,14 @@ class Reader(Consumer):
         self.again, self.came_again = [], set()
 
 
+def _note(ranges: list[tuple[int, int]], first: int, behind: int) -> None:
+    """Neighbours become one."""
+    if ranges and ranges[-1][1] == first:
+        ranges[-1] = (ranges[-1][0], behind)
+    else:
+        ranges.append((first, behind))
+
+
 def is_stream(arguments: Mapping[str, Any]) -> bool:
     return arguments.get("x-queue-type") == "stream"
 
@@ -147,7 +156,7 @@ def _number(arguments: Mapping[str, Any], name: str) -> int | None:
 class StreamQueue(Queue):
     """`store` must outlive it; `log` is open and its own."""
 
-    __slots__ = ("_look_at", "_to_purge", "_turn", "log", "retention")
+    __slots__ = ("_look_at", "_to_purge", "_turn", "log", "retention", "watched")
 
     keeps_in_store = False
 
@@ -158,6 +167,8 @@ class StreamQueue(Queue):
         self._look_at = 0  # when retention is applied next
         self._turn = 0
         self._to_purge = False
+        # By a queue and who wants to know: offsets [first, behind the last) of messages that went there, too.
+        self.watched: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._recount()
 
     def _recount(self) -> None:
@@ -168,7 +179,25 @@ class StreamQueue(Queue):
 
     def append(self, records: memoryview, alone: bool) -> None:
         """Of a PUBLISH, those records that name this stream (`alone`: all do)."""
+        first = self.log.next_offset
         self.counters.published += self.log.append_records(records, self.id, alone)
+        for (other, _), ranges in self.watched.items():
+            for start, count in self.log.named_in(records, self.id, other):
+                _note(ranges, first + start, first + start + count)
+
+    def pull(self, watch: int, who: int, offset: int, stop: int, bytes_max: int) -> tuple[bytes, int, int]:
+        """(offsets and messages, how many, next offset) of some of [offset, stop), but for what went to the queue
+        `watch`, too."""
+        offset = max(offset, self.log.first_offset)
+        for first, behind in self.watched.get((watch, who), ()):
+            if offset < first:
+                stop = min(stop, first)
+                break
+            offset = max(offset, min(behind, stop))
+        if offset >= min(stop, self.log.committed_offset):
+            return b"", 0, offset
+        batch = self.log.batch(offset, bytes_max, stop - offset)
+        return batch.blob, len(batch.entries), batch.next_offset
 
     def publish(self, arrival: Arrival, now: int) -> list[int] | None:
         """They went to other queues of the vhost too, and so to its store, where this one does not need them."""

@@ -37,6 +37,8 @@ LANE = 7  # both ways, no body: what follows comes through the ring again, see l
 # Reasons of an Alarm that more than people act on.
 LOW_ON_DISK = "low on disk"
 DISK_STALLED = "disk does not answer"
+# Queues told of in one StatsReply: what a shard does at once, while its clients wait.
+STATS_QUEUES_MAX = 256
 # An incarnation is the time since the machine started, in steps shorter than a process takes to start.
 INCARNATION_STEP_NS = 100_000_000
 
@@ -160,12 +162,28 @@ class Used(Message, tag="used", frozen=True):
 
 
 class Stats(Message, tag="stats", frozen=True):
-    """Controller to shard. Answered by StatsReply."""
+    """Controller to shard. Answered by StatsReply, about the used queues among `queues`, or (None) about the next
+    STATS_QUEUES_MAX behind the first `passed` of those that were used when `passed` was 0."""
+
+    request: int
+    queues: list[int] | None = None
+    passed: int = 0
+
+
+class ListQueues(Message, tag="list-queues", frozen=True):
+    """Controller to shard. Answered by Queues."""
 
     request: int
 
 
-class QueueStats(msgspec.Struct, array_like=True, frozen=True):
+class Queues(Message, tag="queues", frozen=True):
+    """`ids`: of all queues this shard has."""
+
+    request: int
+    ids: list[int]
+
+
+class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Counters since the shard's start; sizes in bytes of stored messages."""
 
     id: int
@@ -182,7 +200,7 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True):
     repeated: int = 0  # publishes not stored, since their producer had sent them before
 
 
-class ConsumerStats(msgspec.Struct, array_like=True, frozen=True):
+class ConsumerStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     queue: int
     door: int
     connection: int
@@ -195,10 +213,14 @@ class ConsumerStats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StatsReply(Message, tag="stats-reply", frozen=True):
+    """`consumers`: of `queues`. `rest`: how many used queues are still to be asked for. A queue that is not used holds
+    nothing, did nothing, has nobody, and is left out."""
+
     request: int
     queues: list[QueueStats]
     consumers: list[ConsumerStats]
     process: dict[str, float]  # rss_bytes, cpu_seconds, segments, disk_bytes, disk_free_bytes, syncs, sync_seconds ...
+    rest: int
 
 
 class StreamStats(msgspec.Struct, array_like=True, frozen=True):
@@ -285,6 +307,58 @@ class ReadFrom(msgspec.Struct, array_like=True, frozen=True):
     filters: list[str] = []
     unfiltered: bool = False
     seen_below: int = 0  # resumed: what is below this offset may have been seen by the client
+
+
+class Look(Message, tag="look", frozen=True):
+    """Front door to shard: what has this stream, where is `timestamp` (ms) in it, and `young`, another time? Answered
+    by Looked or Refused. From now on until Unwatch it is remembered which of its messages are published for the queue
+    `watch` too (their records name it, wherever it lives); 0: none."""
+
+    request: int
+    queue: int
+    watch: int
+    timestamp: int
+    young: int
+
+
+class Looked(Message, tag="looked", frozen=True):
+    """Offsets. `end_offset`: behind all that was appended, readable already or not."""
+
+    request: int
+    first_offset: int
+    end_offset: int
+    at_time: int
+    young: int
+
+
+class Pull(Message, tag="pull", frozen=True):
+    """Front door to shard: messages of a stream from `offset` on and below `stop`, about `bytes_max` of them, but for
+    those that were published for the queue `watch` too. Answered by Pulled or Refused."""
+
+    request: int
+    queue: int
+    watch: int
+    offset: int
+    stop: int
+    bytes_max: int
+
+
+class Pulled(Message, tag="pulled", frozen=True):
+    """`messages`: `count` stored messages back to back; `offsets`: u64 each. With none and the same `next_offset`: they
+    are not on stable storage yet."""
+
+    request: int
+    count: int
+    offsets: bytes
+    messages: bytes
+    next_offset: int
+
+
+class Unwatch(Message, tag="unwatch", frozen=True):
+    """Front door to shard: no more to be remembered of `watch`, as asked for with Look."""
+
+    queue: int
+    watch: int
 
 
 class AttachReader(Attach, tag="attach-reader", frozen=True):
@@ -481,7 +555,7 @@ class Refused(Message, tag="refused", frozen=True):
 
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
-    | StatsReply | StreamsReply | Alarm | Attach | Attached | AttachReader | AttachedAt | Detach | Release | Grant
-    | Tune | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Left | Marked | Purge
-    | DeadLetters | Departed | Done | Refused
+    | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | Attached | AttachReader | AttachedAt | Look
+    | Looked | Pull | Pulled | Unwatch | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled | Overdue
+    | Get | Got | GotAgain | Count | Left | Marked | Purge | DeadLetters | Departed | Done | Refused
 )  # fmt: skip

@@ -1,32 +1,39 @@
-"""The HTTP client of shardctl: finds the running broker, asks, turns every failure into one line and an exit status."""
+"""The HTTP client of shardctl: finds the running broker, asks, turns every failure into one line and an exit status.
+
+On the broker's own host it asks over the socket in the runtime directory, which takes no password: who may open it may
+do everything. Elsewhere, and for whoever names a user or a URL, it is HTTP with a login.
+"""
 
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import os
+import socket
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 69
 NOT_FOUND = 404
-TIMEOUT_S = 30
+LOGIN_FAILED = "Login failed"  # the API's reason for a wrong password; another is a right one with too few rights
+TIMEOUT_S = 60.0
 DEFAULT_URL = "http://127.0.0.1:15672"
-DEFAULT_DATA_DIR = Path("./data")
+DEFAULT_USER = "guest"
+# Where a broker is looked for when nothing says where it is: beside us, then where the systemd unit has its.
+DATA_DIRS = (Path("./data"), Path("/var/lib/shardmq"))
+LOCAL_SOCKET = "shardctl.sock"  # the controller binds the same
+LOCAL_URL = "http://localhost"
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
-Url = Annotated[str, typer.Option(help="Of the HTTP API; else of the broker on --data-dir, else " + DEFAULT_URL)]
-User = Annotated[str, typer.Option(envvar="SHARDMQ_USER", help="Who asks.")]
-Password = Annotated[str, typer.Option(envvar="SHARDMQ_PASSWORD", help="Their password.")]
-DataDir = Annotated[Path, typer.Option(help="Data directory of a broker on this host.")]
-Formatter = Annotated[str, typer.Option(help="table or json.")]
 Vhost = Annotated[str, typer.Option("--vhost", "-p", help="Virtual host.")]
 
 
@@ -39,15 +46,34 @@ class Absent(Exception):
     """The broker runs and has no such thing."""
 
 
+class Rows(NamedTuple):
+    """What a command lists: these columns of each row, whatever else it has."""
+
+    rows: list[dict[str, Any]]
+    columns: list[str]
+
+
+class Where(NamedTuple):
+    """A broker to ask; with a `socket` the URL is only a form."""
+
+    url: str
+    socket: str = ""
+
+
 @dataclass(frozen=True)
 class Api:
-    url: str
+    where: Where
     user: str
     password: str
+    timeout_s: float = TIMEOUT_S
 
-    def get(self, *path: str, thing: str = "") -> Any:
+    @property
+    def url(self) -> str:
+        return self.where.socket or self.where.url
+
+    def get(self, *path: str, thing: str = "", **query: str) -> Any:
         """`thing` is what the refusal says does not exist."""
-        return self._ask("GET", path, None, thing)
+        return self._ask("GET", path, None, thing, query)
 
     def has(self, *path: str) -> bool:
         try:
@@ -56,11 +82,30 @@ class Api:
             return False
         return True
 
+    def health(self, *path: str) -> tuple[bool, dict[str, Any]]:
+        """Whether a check is passed, and what it says; a refusal is neither."""
+        try:
+            return True, self._reply("GET", ("health", "checks", *path), None) or {}
+        except urllib.error.HTTPError as error:
+            said = _json(error)
+            if error.code == 503 and isinstance(said, dict):
+                return False, said
+            fail(_refusal(error, said, self.user))
+
+    def accepts(self) -> bool:
+        """Whether our password is right, whatever we may do."""
+        try:
+            self._reply("GET", ("whoami",), None)
+        except urllib.error.HTTPError as error:
+            said = _json(error)
+            return error.code == 401 and isinstance(said, dict) and said.get("reason") not in (None, LOGIN_FAILED)
+        return True
+
     def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
         self._ask("PUT", path, body or {})
 
-    def post(self, *path: str, body: Any, thing: str = "") -> None:
-        self._ask("POST", path, body, thing)
+    def post(self, *path: str, body: Any, thing: str = "") -> Any:
+        return self._ask("POST", path, body, thing)
 
     def ask(self, *path: str, body: Any, thing: str = "") -> Any:
         """A question that takes a body to ask; changes nothing."""
@@ -69,41 +114,156 @@ class Api:
     def delete(self, *path: str, thing: str = "", **query: str) -> None:
         self._ask("DELETE", path, None, thing, query)
 
+    def close(self, connection: str, reason: str) -> None:
+        """Of a client, by its name."""
+        self._ask("DELETE", ("connections", connection), None, f"connection '{connection}'", {}, {"X-Reason": reason})
+
     def _ask(
-        self, method: str, path: tuple[str, ...], body: Any, thing: str = "", query: dict[str, str] | None = None
+        self,
+        method: str,
+        path: tuple[str, ...],
+        body: Any,
+        thing: str = "",
+        query: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Any:
         try:
-            return self._open(method, path, body, query)
+            return self._open(method, path, body, query, headers)
         except Absent as absent:
             fail(f"{thing} does not exist" if thing else str(absent))
 
-    def _open(self, method: str, path: tuple[str, ...], body: Any, query: dict[str, str] | None = None) -> Any:
-        target = "/".join([self.url.rstrip("/"), "api", *(quote(part, safe="") for part in path)])
-        if query:
-            target += f"?{urlencode(query)}"
-        login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
-        headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
+    def _open(
+        self,
+        method: str,
+        path: tuple[str, ...],
+        body: Any,
+        query: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
         try:
-            request = urllib.request.Request(target, data, headers, method=method)
-            # Not the opener of the environment: a proxy has no business between shardctl and its broker.
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=TIMEOUT_S) as reply:
-                text = reply.read()
-                return json.loads(text) if text else None
+            return self._reply(method, path, body, query, headers)
         except urllib.error.HTTPError as error:
-            refusal = _refusal(error, self.user)
+            refusal = _refusal(error, _json(error), self.user)
             if error.code == NOT_FOUND:
                 raise Absent(refusal) from None
             fail(refusal)
-        except json.JSONDecodeError:
+
+    def _reply(
+        self,
+        method: str,
+        path: tuple[str, ...],
+        body: Any,
+        query: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
+        """The answer's JSON. Raises HTTPError for one that is a refusal."""
+        target = "/".join([self.where.url.rstrip("/"), "api", *(quote(part, safe="") for part in path)])
+        if query:
+            target += f"?{urlencode(query)}"
+        with self._failures():
+            request = urllib.request.Request(
+                target, None if body is None else json.dumps(body).encode(), self._headers() | (headers or {}),
+                method=method,
+            )  # fmt: skip
+            with self._opener().open(request, timeout=self.timeout_s) as reply:
+                text = reply.read()
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
             fail(f"{self.url} does not answer like a broker")
-        except (OSError, ValueError) as error:
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except urllib.error.HTTPError:
+            raise
+        except TimeoutError:
+            fail(f"{self.url} does not answer within {self.timeout_s:g} s", UNREACHABLE)
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                fail(f"{self.url} does not answer within {self.timeout_s:g} s", UNREACHABLE)
             fail(f"no broker reachable at {self.url}: {reason}", UNREACHABLE)
 
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if not self.where.socket:
+            login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+            headers["Authorization"] = f"Basic {login}"
+        return headers
 
-def connect(url: str, user: str, password: str, data_dir: Path) -> Api:
-    return Api(url or _url_of(data_dir), user, password)
+    def _opener(self) -> urllib.request.OpenerDirector:
+        # Not the opener of the environment: a proxy has no business between shardctl and its broker.
+        direct = urllib.request.ProxyHandler({})
+        if self.where.socket:
+            return urllib.request.build_opener(direct, _UnixHandler(self.where.socket))
+        return urllib.request.build_opener(direct)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, host: str, **options: Any) -> None:
+        super().__init__(host, **options)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class _UnixHandler(urllib.request.HTTPHandler):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        path = self._path
+
+        def connection(host: str, **options: Any) -> _UnixConnection:
+            return _UnixConnection(path, host, **options)
+
+        return self.do_open(connection, request)
+
+
+def connect(url: str, user: str, password: str, data_dir: Path | None, timeout: float = TIMEOUT_S) -> Api:
+    return Api(_where(url, user, data_dir), user or DEFAULT_USER, password, timeout)
+
+
+def _where(url: str, user: str, data_dir: Path | None) -> Where:
+    """A user that was named is to be asked for the password, and to have no more rights than they have."""
+    if url:
+        return Where(url)
+    directory, found = running(data_dir)
+    if found is None and data_dir is not None:
+        fail(f"no broker runs on {directory}", UNREACHABLE)  # whoever is at the usual address is not the one meant
+    if found is None:
+        return Where(DEFAULT_URL)
+    local = str(Path(str(found.get("runtime_dir") or "/nonexistent")) / LOCAL_SOCKET)
+    if not user and os.access(local, os.W_OK):
+        return Where(LOCAL_URL, local)
+    host, _, port = str(found.get("http", "127.0.0.1:15672")).rpartition(":")
+    return Where(f"http://{EVERYWHERE.get(host, host)}:{port}")
+
+
+def http_url(api: Api) -> str:
+    """For a login, which the local socket does not know."""
+    listeners = api.get("overview")["listeners"]
+    found = next((one for one in listeners if one["protocol"] == "http"), None)
+    if found is None:
+        fail("the broker has no HTTP listener")
+    host = f"[{found['ip_address']}]" if ":" in found["ip_address"] else found["ip_address"]
+    return f"http://{EVERYWHERE.get(host, host)}:{found['port']}"
+
+
+def running(data_dir: Path | None) -> tuple[Path, dict[str, Any] | None]:
+    """A data directory and what the broker on it says of itself: the one given, or the first of the usual with one."""
+    usual = DATA_DIRS if data_dir is None else (data_dir,)
+    for directory in usual:
+        found = pointer(directory)
+        if found is not None:
+            return directory, found
+    return usual[0], None
 
 
 def pointer(data_dir: Path) -> dict[str, Any] | None:
@@ -127,47 +287,15 @@ def json_argument(text: str, kind: type) -> Any:
     return value
 
 
-def show(rows: list[dict[str, Any]], columns: list[str], formatter: str) -> None:
-    """As a table, or as the JSON it came as, cut to these columns."""
-    if formatter == "json":
-        typer.echo(json.dumps([{column: row.get(column) for column in columns} for row in rows]))
-    elif formatter == "table":
-        table = Table(*columns, box=None, header_style="bold")
-        for row in rows:
-            table.add_row(*(_cell(row.get(column)) for column in columns))
-        Console(width=None if os.isatty(1) else 10_000).print(table, markup=False)
-    else:
-        fail(f"--formatter: table or json, not {formatter}", USAGE)
-
-
-def chosen(columns: list[str] | None, default: list[str]) -> list[str]:
-    return columns or default
-
-
-def _url_of(data_dir: Path) -> str:
-    found = pointer(data_dir)
-    if found is None and data_dir != DEFAULT_DATA_DIR:
-        fail(f"no broker runs on {data_dir}", UNREACHABLE)  # whoever is at the usual address is not the one meant
-    if found is None or "http" not in found:
-        return DEFAULT_URL
-    host, _, port = str(found["http"]).rpartition(":")
-    return f"http://{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"
-
-
-def _cell(value: Any) -> str:
-    if value is None or value == []:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.1f}".removesuffix(".0")
-    return json.dumps(value) if isinstance(value, bool | dict | list) else str(value)
-
-
-def _refusal(error: urllib.error.HTTPError, user: str) -> str:
+def _json(error: urllib.error.HTTPError) -> Any:
     try:
-        answer = json.loads(error.read())
-        reason = str(answer.get("reason") or answer.get("error"))
-    except (ValueError, AttributeError):
-        reason = error.reason
+        return json.loads(error.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _refusal(error: urllib.error.HTTPError, said: Any, user: str) -> str:
+    reason = str(said.get("reason") or said.get("error")) if isinstance(said, dict) else error.reason
     if error.code == 401:  # a wrong password, or a right one of somebody without the tag that it takes
         return f"user {user} is not accepted: {reason}"
     return f"refused ({error.code}): {reason}"

@@ -8,25 +8,64 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli import definitions, permissions, policies, processes, queues, routes, shards, storage, users
+from supervisor.cli import (
+    connections,
+    definitions,
+    diagnostics,
+    node,
+    perf,
+    permissions,
+    policies,
+    processes,
+    queues,
+    routes,
+    shards,
+    storage,
+    top,
+    users,
+)
+from supervisor.cli.command import bound
 from supervisor.cli.processes import SOURCE_ROOT
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run and steer a shardmq broker.")
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Run and steer a shardmq broker.")
 
 COMMANDS = (
     processes.start,
     processes.stop,
+    processes.shutdown,
     processes.status,
+    node.ping,
+    node.version,
+    node.report,
+    node.cluster_status,
+    node.environment,
+    node.set_cluster_name,
+    node.await_startup,
+    node.wait,
+    node.set_log_level,
+    node.set_vm_memory_high_watermark,
+    node.set_disk_free_limit,
+    top.top,
+    perf.perf,
     queues.list_queues,
     queues.list_virtual_queues,
     queues.list_shard_owners,
     queues.list_exchanges,
     queues.list_bindings,
-    queues.list_connections,
+    queues.list_unresponsive_queues,
+    queues.create_queue,
     queues.delete_queue,
     queues.purge_queue,
     queues.pause_queue,
     queues.resume_queue,
+    queues.create_exchange,
+    queues.delete_exchange,
+    connections.list_connections,
+    connections.list_channels,
+    connections.list_consumers,
+    connections.close_connection,
+    connections.close_all_connections,
+    connections.close_all_user_connections,
     users.add_vhost,
     users.update_vhost_metadata,
     users.trace_on,
@@ -35,13 +74,17 @@ COMMANDS = (
     users.disable_vhost_deletion_protection,
     users.delete_vhost,
     users.list_vhosts,
+    users.set_vhost_tags,
     users.add_user,
+    users.authenticate_user,
+    users.hash_password,
     users.change_password,
     users.clear_password,
     users.set_user_tags,
     users.list_users,
     users.delete_user,
     users.set_permissions,
+    users.set_permissions_globally,
     permissions.clear_permissions,
     permissions.list_permissions,
     permissions.list_user_permissions,
@@ -57,6 +100,7 @@ COMMANDS = (
     policies.set_policy,
     policies.clear_policy,
     policies.list_policies,
+    policies.list_policies_that_match,
     policies.set_operator_policy,
     policies.clear_operator_policy,
     policies.list_operator_policies,
@@ -69,6 +113,20 @@ COMMANDS = (
     definitions.export_definitions,
     definitions.import_definitions,
 )
+
+
+PANELS = {  # of --help, by module
+    "processes": "The broker",
+    "node": "The broker",
+    "top": "The broker",
+    "perf": "The broker",
+    "queues": "Queues, exchanges, bindings",
+    "connections": "Clients",
+    "users": "Users and virtual hosts",
+    "permissions": "Permissions and limits",
+    "policies": "Policies and parameters",
+    "definitions": "Definitions",
+}
 
 
 def _show_version(wanted: bool) -> None:
@@ -87,13 +145,27 @@ def _version() -> str:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
+    vhost: Annotated[str | None, typer.Option("--vhost", "-p", help="As with the command.")] = None,
+    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help="As with the command.")] = None,
+    silent: Annotated[bool | None, typer.Option("--silent", "-s", help="As with the command.")] = None,
+    formatter: Annotated[str | None, typer.Option(help="As with the command.")] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", "-t", help="As with the command.")] = None,
+    node: Annotated[str | None, typer.Option("--node", "-n", help="Taken as rabbitmqctl's; there is one.")] = None,
 ) -> None:
     """Run and steer a shardmq broker."""
+    # rabbitmqctl takes its options before the command too: there they are defaults of what comes.
+    early = {"vhost": vhost, "quiet": quiet, "no_table_headers": silent, "formatter": formatter, "timeout": timeout}
+    given = {name: value for name, value in early.items() if value is not None}
+    context.default_map = dict.fromkeys((*(each.__name__ for each in COMMANDS),), given)
+    context.default_map["diagnostics"] = dict.fromkeys(diagnostics.COMMANDS, given)
 
 
 for command in COMMANDS:
-    app.command(command.__name__)(command)  # typer's own naming would turn list_queues into list-queues
+    # typer's own naming would turn list_queues into list-queues
+    app.command(command.__name__, rich_help_panel=PANELS[command.__module__.rpartition(".")[2]])(bound(command))
+app.add_typer(diagnostics.app, name="diagnostics")
 app.add_typer(routes.route, name="route")
 app.add_typer(routes.ring, name="ring")
 app.add_typer(shards.shards, name="shards")

@@ -6,27 +6,26 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
-from supervisor.cli.api import DEFAULT_DATA_DIR, USAGE, DataDir, Password, Url, User, connect, fail
+from supervisor.cli.api import USAGE, Api, fail
 
 STREAM = "-"
+MANY = ("exchanges", "queues", "bindings")  # of which there may be many; bindings come after what they bind
+PIECE_OBJECTS_MAX = 2000
 OneVhost = Annotated[str, typer.Option("--vhost", "-p", help="Of this virtual host alone.")]
 
 
 def export_definitions(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="- is standard output.")],
-    vhost: OneVhost = "",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    api: Api, file: Annotated[str, typer.Argument(metavar="FILE", help="- is standard output.")], vhost: OneVhost = ""
 ) -> None:
     """Write vhosts, users, permissions, policies, parameters, exchanges, queues and bindings to a file."""
     path = ["definitions", vhost] if vhost else ["definitions"]
-    found = connect(url, user, password, data_dir).get(*path, thing=f"vhost '{vhost}'")
+    found = api.get(*path, thing=f"vhost '{vhost}'")
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     if file == STREAM:
         sys.stdout.write(text)
@@ -40,12 +39,9 @@ def export_definitions(
 
 
 def import_definitions(
+    api: Api,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="- or none is standard input.")] = STREAM,
     vhost: OneVhost = "",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Add what a file of definitions holds; what is there already stays."""
     try:
@@ -56,4 +52,24 @@ def import_definitions(
     except ValueError as error:
         fail(f"{file}: not JSON: {error}", USAGE)
     path = ["definitions", vhost] if vhost else ["definitions"]
-    connect(url, user, password, data_dir).post(*path, body=document)
+    parts = pieces(document)
+    with Progress(console=Console(stderr=True), transient=True, disable=len(parts) == 1) as progress:
+        for part in progress.track(parts, description="importing"):
+            api.post(*path, body=part)
+
+
+def pieces(document: Any) -> list[Any]:
+    """A large document as several, in the order that each needs: a call has a time and a size, and there is news
+    between them."""
+    if not isinstance(document, dict) or sum(_count(document, kind) for kind in MANY) <= PIECE_OBJECTS_MAX:
+        return [document]
+    found: list[Any] = [{key: value for key, value in document.items() if key not in MANY}]
+    for kind in MANY:
+        rows = document.get(kind) or []
+        found += [{kind: rows[at : at + PIECE_OBJECTS_MAX]} for at in range(0, len(rows), PIECE_OBJECTS_MAX)]
+    return found
+
+
+def _count(document: dict[str, Any], kind: str) -> int:
+    rows = document.get(kind)
+    return len(rows) if isinstance(rows, list) else 0

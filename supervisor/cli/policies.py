@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
-from supervisor.cli.api import (
-    DEFAULT_DATA_DIR,
-    Api,
-    DataDir,
-    Formatter,
-    Password,
-    Url,
-    User,
-    Vhost,
-    connect,
-    json_argument,
-    show,
-)
+from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail, json_argument
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Pattern = Annotated[str, typer.Argument(metavar="PATTERN", help="Regular expression over names.")]
@@ -32,85 +21,67 @@ COLUMNS = ["vhost", "name", "pattern", "apply-to", "definition", "priority"]
 
 
 def set_policy(
+    api: Api,
     name: Name,
     pattern: Pattern,
     definition: Definition,
     priority: Priority = 0,
     apply_to: ApplyTo = "all",
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Set what holds for all queues and exchanges of a pattern, at once."""
-    _set(connect(url, user, password, data_dir), "policies", vhost, name, pattern, definition, priority, apply_to)
+    _set(api, "policies", vhost, name, pattern, definition, priority, apply_to)
 
 
-def clear_policy(
-    name: Name,
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def clear_policy(api: Api, name: Name, vhost: Vhost = "/") -> None:
     """Clear a policy; what it limited is as it was declared."""
-    connect(url, user, password, data_dir).delete("policies", vhost, name, thing=f"policy '{name}'")
+    api.delete("policies", vhost, name, thing=f"policy '{name}'")
 
 
-def list_policies(
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_policies(api: Api, vhost: Vhost = "/") -> Rows:
     """Policies of a vhost."""
-    _list(connect(url, user, password, data_dir), "policies", vhost, formatter)
+    return _list(api, "policies", vhost)
+
+
+def list_policies_that_match(
+    api: Api,
+    name: Name,
+    object_type: Annotated[str, typer.Option("--object-type", help="queue or exchange.")] = "queue",
+    vhost: Vhost = "/",
+) -> Rows:
+    """Policies whose pattern a name matches, the one that applies first."""
+    kinds = {"queue": {"all", "queues", "classic_queues", "quorum_queues", "streams"}, "exchange": {"all", "exchanges"}}
+    if object_type not in kinds:
+        fail(f"--object-type: queue or exchange, not {object_type}", USAGE)
+    rows = [
+        row
+        for row in api.get("policies", vhost, thing=f"vhost '{vhost}'")
+        if row["apply-to"] in kinds[object_type] and re.search(row["pattern"], name)
+    ]
+    return Rows(sorted(rows, key=lambda row: (-row["priority"], row["name"])), COLUMNS)
 
 
 def set_operator_policy(
+    api: Api,
     name: Name,
     pattern: Pattern,
     definition: Definition,
     priority: Priority = 0,
     apply_to: ApplyTo = "all",
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Set a limit that users' policies and arguments cannot exceed."""
-    api = connect(url, user, password, data_dir)
     _set(api, "operator-policies", vhost, name, pattern, definition, priority, apply_to)
 
 
-def clear_operator_policy(
-    name: Name,
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def clear_operator_policy(api: Api, name: Name, vhost: Vhost = "/") -> None:
     """Clear an operator policy."""
-    api = connect(url, user, password, data_dir)
     api.delete("operator-policies", vhost, name, thing=f"operator policy '{name}'")
 
 
-def list_operator_policies(
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_operator_policies(api: Api, vhost: Vhost = "/") -> Rows:
     """Operator policies of a vhost."""
-    _list(connect(url, user, password, data_dir), "operator-policies", vhost, formatter)
+    return _list(api, "operator-policies", vhost)
 
 
 def _set(
@@ -125,85 +96,42 @@ def _set(
     api.put(kind, vhost, name, body=body)
 
 
-def _list(api: Api, kind: str, vhost: str, formatter: str) -> None:
-    show(api.get(kind, vhost, thing=f"vhost '{vhost}'"), COLUMNS, formatter)
+def _list(api: Api, kind: str, vhost: str) -> Rows:
+    return Rows(api.get(kind, vhost, thing=f"vhost '{vhost}'"), COLUMNS)
 
 
 # -- parameters ---------------------------------------------------------------------------------------------
 
 
-def set_parameter(
-    component: Component,
-    name: Name,
-    value: Value,
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def set_parameter(api: Api, component: Component, name: Name, value: Value, vhost: Vhost = "/") -> None:
     """Set a runtime parameter."""
     body = {"value": json_argument(value, object)}
-    connect(url, user, password, data_dir).put("parameters", component, vhost, name, body=body)
+    api.put("parameters", component, vhost, name, body=body)
 
 
-def clear_parameter(
-    component: Component,
-    name: Name,
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def clear_parameter(api: Api, component: Component, name: Name, vhost: Vhost = "/") -> None:
     """Clear a runtime parameter."""
     thing = f"parameter '{name}' of component '{component}'"
-    connect(url, user, password, data_dir).delete("parameters", component, vhost, name, thing=thing)
+    api.delete("parameters", component, vhost, name, thing=thing)
 
 
-def list_parameters(
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_parameters(api: Api, vhost: Vhost = "/") -> Rows:
     """Runtime parameters of a vhost."""
-    rows = [row for row in connect(url, user, password, data_dir).get("parameters") if row["vhost"] == vhost]
-    show(rows, ["component", "name", "value"], formatter)
+    rows = [row for row in api.get("parameters") if row["vhost"] == vhost]
+    return Rows(rows, ["component", "name", "value"])
 
 
-def set_global_parameter(
-    name: Name,
-    value: Value,
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def set_global_parameter(api: Api, name: Name, value: Value) -> None:
     """Set a parameter of the whole broker."""
     body = {"value": json_argument(value, object)}
-    connect(url, user, password, data_dir).put("global-parameters", name, body=body)
+    api.put("global-parameters", name, body=body)
 
 
-def clear_global_parameter(
-    name: Name,
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def clear_global_parameter(api: Api, name: Name) -> None:
     """Clear a parameter of the whole broker."""
-    connect(url, user, password, data_dir).delete("global-parameters", name, thing=f"global parameter '{name}'")
+    api.delete("global-parameters", name, thing=f"global parameter '{name}'")
 
 
-def list_global_parameters(
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_global_parameters(api: Api) -> Rows:
     """Parameters of the whole broker."""
-    show(connect(url, user, password, data_dir).get("global-parameters"), ["name", "value"], formatter)
+    return Rows(api.get("global-parameters"), ["name", "value"])

@@ -12,21 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import (
-    DEFAULT_DATA_DIR,
-    FAILED,
-    UNREACHABLE,
-    USAGE,
-    DataDir,
-    Formatter,
-    Password,
-    Url,
-    User,
-    connect,
-    fail,
-    pointer,
-    show,
-)
+from supervisor.cli.api import FAILED, UNREACHABLE, Api, Rows, fail, running
+from supervisor.cli.command import DataDir, Formatter
+from supervisor.cli.show import check_formatter, show
 
 STOP_POLL_S = 0.05
 # What fits on a terminal; `--formatter json` has everything the broker tells.
@@ -41,7 +29,7 @@ def start(
     config: Annotated[str | None, typer.Option(help="Settings file (TOML).")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Messages and definitions.")] = None,
     runtime_dir: Annotated[str | None, typer.Option(help="Sockets between the processes.")] = None,
-    bind: Annotated[str | None, typer.Option(help="Address to listen at.")] = None,
+    bind: Annotated[str | None, typer.Option(help="Addresses to listen at, separated by commas; * is all.")] = None,
     amqp_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
     http_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
     metrics_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
@@ -56,6 +44,7 @@ def start(
     durability: Annotated[str | None, typer.Option(help="fsync or page-cache.")] = None,
     load_definitions: Annotated[str | None, typer.Option(help="JSON file, taken in at each start.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto, text, json or journal.")] = None,
 ) -> None:
     """Run the broker in the foreground until Ctrl-C or SIGTERM. Flags win over the settings file."""
     flags = {name: value for name, value in locals().items() if value is not None}
@@ -65,13 +54,12 @@ def start(
 
 
 def stop(
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the drain.")] = 120,
+    data_dir: DataDir = None, timeout: Annotated[float, typer.Option(help="Seconds to wait for the drain.")] = 120
 ) -> None:
     """Drain and stop the broker on this data directory, and wait until it is gone."""
-    found = pointer(data_dir)
+    directory, found = running(data_dir)
     if found is None:
-        fail(f"no broker runs on {data_dir}", UNREACHABLE)
+        fail(f"no broker runs on {directory}", UNREACHABLE)
     pid = int(found["pid"])
     try:
         os.kill(pid, signal.SIGTERM)
@@ -86,25 +74,25 @@ def stop(
         time.sleep(STOP_POLL_S)
 
 
-def status(
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
+def shutdown(
+    data_dir: DataDir = None, timeout: Annotated[float, typer.Option(help="Seconds to wait for the drain.")] = 120
 ) -> None:
+    """As stop."""
+    stop(data_dir, timeout)
+
+
+def status(api: Api, formatter: Formatter = "table") -> None:
     """The processes with their pids, and the shards with their queues."""
-    if formatter not in ("table", "json"):
-        fail(f"--formatter: table or json, not {formatter}", USAGE)
-    api = connect(url, user, password, data_dir)
+    check_formatter(formatter)
     processes: list[dict[str, Any]] = api.get("processes")
     shards: list[dict[str, Any]] = api.get("shards")
     if formatter == "json":
         typer.echo(json.dumps({"processes": processes, "shards": shards}))
         return
-    show(processes, PROCESS_COLUMNS, formatter)
+    formatter = "pretty_table" if formatter == "table" else formatter  # for people, wherever it goes
+    show(Rows(processes, PROCESS_COLUMNS), formatter)
     typer.echo("")
-    show(shards, SHARD_COLUMNS, formatter)
+    show(Rows(shards, SHARD_COLUMNS), formatter)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

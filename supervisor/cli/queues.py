@@ -1,5 +1,5 @@
-"""list_queues, list_exchanges, list_bindings, list_connections: what there is, as rabbitmqctl names it. And queues
-gone, empty or paused."""
+"""list_queues, list_exchanges, list_bindings: what there is, as rabbitmqctl names it. And queues and exchanges made,
+emptied, paused and deleted."""
 
 from __future__ import annotations
 
@@ -7,28 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import (
-    DEFAULT_DATA_DIR,
-    USAGE,
-    Api,
-    DataDir,
-    Formatter,
-    Password,
-    Url,
-    User,
-    Vhost,
-    connect,
-    fail,
-    show,
-)
+from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
 
 Columns = Annotated[list[str] | None, typer.Argument(help="Columns to show.")]
 
-RABBITMQ_NAMES = {
-    "source_name": "source",
-    "destination_name": "destination",
-    "destination_kind": "destination_type",
-}
+RABBITMQ_NAMES = {"source_name": "source", "destination_name": "destination", "destination_kind": "destination_type"}
 
 # What can be asked for when there is nothing to list; a broker that tells more may be asked for that too.
 COLUMNS = {
@@ -39,76 +22,42 @@ COLUMNS = {
     "virtual-queues": "consumers groups moving name shards vhost",
     "bindings": "arguments destination destination_kind destination_name destination_type properties_key routing_key"
     " source source_name vhost",
-    "connections": "auth_mechanism channel_max channels client_properties connected_at frame_max host name node"
+    "channels": "acks_uncommitted confirm connection consumer_count global_prefetch_count messages_unacknowledged"
+    " messages_unconfirmed name node number pid prefetch_count state transactional user vhost",
+    "consumers": "ack_required active arguments channel_details consumer_tag exclusive prefetch_count queue queue_name"
+    " vhost",
+    "connections": "auth_mechanism channel_max channels client_properties connected_at frame_max host name node pid"
     " peer_host peer_port port protocol ssl state timeout type user vhost",
 }
 
 
-def list_queues(
-    columns: Columns = None,
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Queues of a vhost."""
-    _list(connect(url, user, password, data_dir), "queues", vhost, columns or ["name", "messages"], formatter)
+    return listed(api, "queues", vhost, columns or ["name", "messages"])
 
 
-def list_exchanges(
-    columns: Columns = None,
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_exchanges(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Exchanges of a vhost."""
-    _list(connect(url, user, password, data_dir), "exchanges", vhost, columns or ["name", "type"], formatter)
+    return listed(api, "exchanges", vhost, columns or ["name", "type"])
 
 
-def list_bindings(
-    columns: Columns = None,
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_bindings(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Bindings of a vhost."""
     usual = ["source_name", "destination_name", "destination_kind", "routing_key", "arguments"]
-    _list(connect(url, user, password, data_dir), "bindings", vhost, columns or usual, formatter)
+    return listed(api, "bindings", vhost, columns or usual)
 
 
-def list_virtual_queues(
-    columns: Columns = None,
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_virtual_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Stream exchanges of a vhost, as the queues that all their shards make."""
-    usual = ["name", "shards", "consumers", "moving"]
-    _list(connect(url, user, password, data_dir), "virtual-queues", vhost, columns or usual, formatter)
+    return listed(api, "virtual-queues", vhost, columns or ["name", "shards", "consumers", "moving"])
 
 
 def list_shard_owners(
+    api: Api,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A virtual queue: a stream exchange's name.")],
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+) -> Rows:
     """Which consumer of a virtual queue owns which shard; one line for each."""
-    api = connect(url, user, password, data_dir)
     found: dict[str, Any] = api.get("virtual-queues", vhost, queue, thing=f"virtual queue '{queue}' in vhost '{vhost}'")
     rows = []
     for shard in found["shards"]:
@@ -117,76 +66,95 @@ def list_shard_owners(
             rows.append(shard | {"owner": "", "moving": False} | owner | {"channel": channel})
     for row in rows:
         row["owner"] = row.get("consumer_tag", "")
-    show(rows, ["index", "queue", "shard", "state", "group", "owner", "channel", "moving"], formatter)
-
-
-def list_connections(
-    columns: Columns = None,
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
-    """Connections of clients."""
-    usual = ["user", "peer_host", "peer_port", "state"]
-    _list(connect(url, user, password, data_dir), "connections", None, columns or usual, formatter)
+    return Rows(rows, ["index", "queue", "shard", "state", "group", "owner", "channel", "moving"])
 
 
 def delete_queue(
+    api: Api,
     queue: Annotated[str, typer.Argument(metavar="QUEUE")],
     if_empty: Annotated[bool, typer.Option("--if-empty", "-e")] = False,
     if_unused: Annotated[bool, typer.Option("--if-unused", "-u")] = False,
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Delete a queue and the messages in it."""
     conditions = {name: "true" for name, wanted in (("if-empty", if_empty), ("if-unused", if_unused)) if wanted}
     thing = f"queue '{queue}' in vhost '{vhost}'"
-    connect(url, user, password, data_dir).delete("queues", vhost, queue, thing=thing, **conditions)
+    api.delete("queues", vhost, queue, thing=thing, **conditions)
 
 
-def purge_queue(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def purge_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
     """Drop the messages that are ready in a queue."""
     thing = f"queue '{queue}' in vhost '{vhost}'"
-    connect(url, user, password, data_dir).delete("queues", vhost, queue, "contents", thing=thing)
+    api.delete("queues", vhost, queue, "contents", thing=thing)
 
 
-def pause_queue(
+def list_unresponsive_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
+    """Queues whose shard is not there just now."""
+    found = listed(api, "queues", vhost, columns or ["name"])
+    return found._replace(rows=[row for row in found.rows if row.get("state") not in ("running", None)])
+
+
+def create_queue(
+    api: Api,
     queue: Annotated[str, typer.Argument(metavar="QUEUE")],
+    durable: Annotated[bool, typer.Option(help="It outlives a restart.")] = True,
+    auto_delete: Annotated[bool, typer.Option(help="It goes with its last consumer.")] = False,
+    expires: Annotated[int | None, typer.Option(help="Milliseconds unused after which it goes.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Messages.")] = None,
+    message_ttl: Annotated[int | None, typer.Option(help="Milliseconds.")] = None,
+    delivery_limit: Annotated[int | None, typer.Option(help="Deliveries of one message.")] = None,
+    reject_on_overflow: Annotated[bool, typer.Option(help="Refuse new messages, instead of dropping old.")] = False,
+    dead_letter_exchange: Annotated[str | None, typer.Option(help="Where dead messages go.")] = None,
+    dead_letter_routing_key: Annotated[str | None, typer.Option(help="With which key.")] = None,
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
+    """Make a queue."""
+    arguments = {
+        "x-expires": expires,
+        "x-max-length": max_length,
+        "x-message-ttl": message_ttl,
+        "x-delivery-limit": delivery_limit,
+        "x-overflow": "reject-publish" if reject_on_overflow else None,
+        "x-dead-letter-exchange": dead_letter_exchange,
+        "x-dead-letter-routing-key": dead_letter_routing_key,
+    }
+    given = {name: value for name, value in arguments.items() if value is not None}
+    api.put("queues", vhost, queue, body={"durable": durable, "auto_delete": auto_delete, "arguments": given})
+
+
+def create_exchange(
+    api: Api,
+    type: Annotated[str, typer.Argument(metavar="TYPE", help="direct, fanout, topic, headers, x-consistent-hash ...")],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    durable: Annotated[bool, typer.Option(help="It outlives a restart.")] = True,
+    auto_delete: Annotated[bool, typer.Option(help="It goes with its last binding.")] = False,
+    internal: Annotated[bool, typer.Option(help="Clients cannot publish to it.")] = False,
+    alternate_exchange: Annotated[str | None, typer.Option(help="Where goes what it cannot route.")] = None,
+    vhost: Vhost = "/",
+) -> None:
+    """Make an exchange."""
+    arguments = {} if alternate_exchange is None else {"alternate-exchange": alternate_exchange}
+    body = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
+    api.put("exchanges", vhost, name, body=body)
+
+
+def delete_exchange(api: Api, name: Annotated[str, typer.Argument(metavar="NAME")], vhost: Vhost = "/") -> None:
+    """Delete an exchange and its bindings."""
+    api.delete("exchanges", vhost, name, thing=f"exchange '{name}' in vhost '{vhost}'")
+
+
+def pause_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
     """Let a queue take messages and give none, until it is resumed."""
-    connect(url, user, password, data_dir).put("queues", vhost, queue, "pause")
+    api.put("queues", vhost, queue, "pause")
 
 
-def resume_queue(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def resume_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
     """Let a paused queue give its messages again."""
-    connect(url, user, password, data_dir).put("queues", vhost, queue, "resume")
+    api.put("queues", vhost, queue, "resume")
 
 
-def _list(api: Api, kind: str, vhost: str | None, columns: list[str], formatter: str) -> None:
+def listed(api: Api, kind: str, vhost: str | None, columns: list[str]) -> Rows:
+    """Rows of one kind, of a vhost or of all, with these columns."""
     path = [kind] if vhost is None else [kind, vhost]
     rows: list[dict[str, Any]] = api.get(*path, thing=f"vhost '{vhost}'")
     for row in rows:  # the HTTP API and rabbitmqctl call some things differently
@@ -194,4 +162,4 @@ def _list(api: Api, kind: str, vhost: str | None, columns: list[str], formatter:
     known = set(COLUMNS[kind].split()).union(*rows)
     if unknown := [column for column in columns if column not in known]:
         fail(f"unknown column {', '.join(unknown)}; known are {', '.join(sorted(known))}", USAGE)
-    show(rows, columns, formatter)
+    return Rows(rows, columns)

@@ -7,19 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import (
-    DEFAULT_DATA_DIR,
-    USAGE,
-    DataDir,
-    Formatter,
-    Password,
-    Url,
-    User,
-    Vhost,
-    connect,
-    fail,
-    show,
-)
+from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from supervisor.cli.command import Formatter, bound
+from supervisor.cli.show import show
 
 route = typer.Typer(no_args_is_help=True, help="Where a message goes.")
 ring = typer.Typer(no_args_is_help=True, help="Who gets which part of what an exchange spreads.")
@@ -33,49 +23,39 @@ Headers = Annotated[
 Properties = Annotated[list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="Such as message_id.")]
 
 
-@route.command()
 def explain(
+    api: Api,
     exchange: Exchange,
     key: Key,
     headers: Headers = None,
     properties: Properties = None,
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
     formatter: Formatter = "table",
 ) -> None:
     """Which queues a message with this key would go to, by which exchanges, and why."""
     body = {"routing_key": key, "headers": _pairs(headers), "properties": _pairs(properties)}
-    api = connect(url, user, password, data_dir)
     found = api.ask("exchanges", vhost, exchange or "amq.default", "route", body=body, thing=_named(exchange, vhost))
     if formatter == "json":
         typer.echo(json.dumps(found))
         return
     for hop in found["hops"]:
         typer.echo(_told(hop))
-    show(found["queues"], ["name", "shard", "index"], formatter)
+    show(Rows(found["queues"], ["name", "shard", "index"]), formatter)
     if not found["queues"]:
         typer.echo("no queue: the message would come back if it is mandatory, else be dropped")
 
 
-@ring.command("show")
 def show_ring(
+    api: Api,
     exchange: Exchange,
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
     formatter: Formatter = "table",
 ) -> None:
     """Destinations of an exchange that gives each message to one of them, with the share each is to expect."""
-    api = connect(url, user, password, data_dir)
     found = api.get("exchanges", vhost, exchange or "amq.default", "ring", thing=_named(exchange, vhost))
     rows = [row | {"share": row["share"] if formatter == "json" else f"{row['share']:.2%}"}
             for row in found["destinations"]]  # fmt: skip
-    show(rows, ["name", "kind", "shard", "index", "weight", "share"], formatter)
+    show(Rows(rows, ["name", "kind", "shard", "index", "weight", "share"]), formatter)
 
 
 def _told(hop: dict[str, Any]) -> str:
@@ -112,3 +92,7 @@ def _value(text: str) -> Any:
 
 def _named(exchange: str, vhost: str) -> str:
     return f"exchange '{exchange}' in vhost '{vhost}'"
+
+
+route.command("explain")(bound(explain))
+ring.command("show")(bound(show_ring))

@@ -7,19 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import (
-    DEFAULT_DATA_DIR,
-    USAGE,
-    DataDir,
-    Formatter,
-    Password,
-    Url,
-    User,
-    Vhost,
-    connect,
-    fail,
-    show,
-)
+from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from supervisor.cli.command import Formatter, bound
+from supervisor.cli.show import show
 
 shards = typer.Typer(no_args_is_help=True, help="How many shard queues a stream exchange has.")
 
@@ -27,19 +17,14 @@ Exchange = Annotated[str, typer.Argument(metavar="EXCHANGE")]
 Number = Annotated[str, typer.Argument(metavar="NUMBER", help='Or "auto": one for each shard process.')]
 
 
-@shards.command()
 def plan(
+    api: Api,
     exchange: Exchange,
     number: Number,
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
     formatter: Formatter = "table",
 ) -> None:
     """What another number of shard queues would move, and how much must be consumed before that."""
-    api = connect(url, user, password, data_dir)
     body = {"number": _checked(number)}
     found = api.ask("exchanges", vhost, exchange, "shards", "plan", body=body, thing=_named(exchange, vhost))
     if formatter == "json":
@@ -52,39 +37,29 @@ def plan(
             typer.echo(f"{word}: {name}")
 
 
-@shards.command("set")
 def set_number(
+    api: Api,
     exchange: Exchange,
     number: Number,
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Change the number of shard queues, whatever made the exchange a stream exchange; `status` says how far it is."""
-    api = connect(url, user, password, data_dir)
     api.put("exchanges", vhost, exchange, "shards", body={"number": _checked(number)})
 
 
-@shards.command()
 def status(
+    api: Api,
     exchange: Exchange,
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
     formatter: Formatter = "table",
 ) -> None:
     """The shard queues, and how far a change of their number is."""
-    api = connect(url, user, password, data_dir)
     found = api.get("exchanges", vhost, exchange, "shards", thing=_named(exchange, vhost))
     if formatter == "json":
         typer.echo(json.dumps(found))
         return
     typer.echo(_told(found))
-    show(found["queues"], ["name", "shard", "state", "bound", "held", "messages", "to_settle"], formatter)
+    show(Rows(found["queues"], ["name", "shard", "state", "bound", "held", "messages", "to_settle"]), formatter)
 
 
 def _told(found: dict[str, Any]) -> str:
@@ -105,3 +80,7 @@ def _checked(number: str) -> int | str:
 
 def _named(exchange: str, vhost: str) -> str:
     return f"exchange '{exchange}' in vhost '{vhost}'"
+
+
+for name, command in (("plan", plan), ("set", set_number), ("status", status)):
+    shards.command(name)(bound(command))

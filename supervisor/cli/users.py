@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import (
-    DEFAULT_DATA_DIR,
-    Api,
-    DataDir,
-    Formatter,
-    Password,
-    Url,
-    User,
-    Vhost,
-    connect,
-    fail,
-    show,
-)
+from supervisor.cli.api import Api, Rows, Vhost, Where, fail, http_url
 
 Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
 
+RABBITMQ_HASHING = "rabbit_password_hashing_sha256"
+SALT_BYTES = 4  # RabbitMQ's
+NewPassword = Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")]
 Description = Annotated[str | None, typer.Option(help="What it is for.")]
 VhostTags = Annotated[str | None, typer.Option(help="Comma separated.")]
 QueueType = Annotated[str | None, typer.Option(help="Of queues declared without one: classic, quorum ...")]
 
-NewPassword = Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")]
-
 
 def add_vhost(
+    api: Api,
     vhost: Annotated[str, typer.Argument(metavar="VHOST")],
     description: Description = None,
     tags: VhostTags = None,
     default_queue_type: QueueType = None,
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Make a virtual host."""
-    api = connect(url, user, password, data_dir)
     if api.has("vhosts", vhost):  # as it is: putting it again would forget its description and tags
         typer.echo(f"vhost '{vhost}' exists already")
     else:
@@ -48,39 +37,24 @@ def add_vhost(
 
 
 def update_vhost_metadata(
+    api: Api,
     vhost: Annotated[str, typer.Argument(metavar="VHOST")],
     description: Description = None,
     tags: VhostTags = None,
     default_queue_type: QueueType = None,
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Change what is said of a virtual host; what is not given stays."""
-    _change(connect(url, user, password, data_dir), vhost, _said(description, tags, default_queue_type))
+    _change(api, vhost, _said(description, tags, default_queue_type))
 
 
-def trace_on(
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def trace_on(api: Api, vhost: Vhost = "/") -> None:
     """Copy what a virtual host's clients publish and get to its exchange amq.rabbitmq.trace."""
-    _change(connect(url, user, password, data_dir), vhost, {"tracing": True})
+    _change(api, vhost, {"tracing": True})
 
 
-def trace_off(
-    vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def trace_off(api: Api, vhost: Vhost = "/") -> None:
     """Copy no more."""
-    _change(connect(url, user, password, data_dir), vhost, {"tracing": False})
+    _change(api, vhost, {"tracing": False})
 
 
 def _change(api: Api, vhost: str, body: dict[str, Any]) -> None:
@@ -93,147 +67,131 @@ def _said(description: str | None, tags: str | None, default_queue_type: str | N
     return {name: value for name, value in options.items() if value is not None}
 
 
-def enable_vhost_deletion_protection(
-    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def enable_vhost_deletion_protection(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
     """Keep a virtual host from being deleted."""
-    api = connect(url, user, password, data_dir)
     api.post("vhosts", vhost, "deletion", "protection", body={}, thing=f"vhost '{vhost}'")
 
 
-def disable_vhost_deletion_protection(
-    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def disable_vhost_deletion_protection(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
     """Let a virtual host be deleted."""
-    api = connect(url, user, password, data_dir)
     api.delete("vhosts", vhost, "deletion", "protection", thing=f"vhost '{vhost}'")
 
 
-def delete_vhost(
-    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def delete_vhost(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
     """Delete a virtual host with all queues and messages in it."""
-    connect(url, user, password, data_dir).delete("vhosts", vhost, thing=f"vhost '{vhost}'")
+    api.delete("vhosts", vhost, thing=f"vhost '{vhost}'")
 
 
-def list_vhosts(
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_vhosts(api: Api) -> Rows:
     """Virtual hosts."""
-    show(connect(url, user, password, data_dir).get("vhosts"), ["name", "description", "tags"], formatter)
+    return Rows(api.get("vhosts"), ["name", "description", "tags"])
 
 
 def add_user(
+    api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
     new_password: NewPassword = None,
     tags: Tags = "",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    pre_hashed_password: Annotated[str, typer.Option(help="As hash_password says it, instead of a password.")] = "",
 ) -> None:
     """Make a user; give permissions with set_permissions."""
-    api = connect(url, user, password, data_dir)
     if api.has("users", username):
         fail(f"user '{username}' exists already")
-    api.put("users", username, body={"password": _given_or_asked(new_password), "tags": tags})
+    if pre_hashed_password:
+        hashed = {"password_hash": pre_hashed_password, "hashing_algorithm": RABBITMQ_HASHING}
+        api.put("users", username, body={**hashed, "tags": tags})
+    else:
+        api.put("users", username, body={"password": _given_or_asked(new_password), "tags": tags})
+
+
+def authenticate_user(
+    api: Api,
+    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    given: Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")] = None,
+) -> None:
+    """Whether this is the user's password: exit status 0 or 1."""
+    where = Where(http_url(api)) if api.where.socket else api.where
+    password = given if given is not None else str(typer.prompt("Password", hide_input=True))
+    if not replace(api, where=where, user=username, password=password).accepts():
+        fail(f"user '{username}' is not accepted with this password")
+    typer.echo("Success")
+
+
+def hash_password(password: Annotated[str | None, typer.Argument(metavar="[PASSWORD]")] = None) -> None:
+    """A password as RabbitMQ keeps it (salted SHA-256), for definitions and for add_user --pre-hashed-password."""
+    given = password if password is not None else str(typer.prompt("Password", hide_input=True))
+    salt = os.urandom(SALT_BYTES)
+    typer.echo(base64.b64encode(salt + hashlib.sha256(salt + given.encode()).digest()).decode())
 
 
 def change_password(
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    new_password: NewPassword = None,
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")], new_password: NewPassword = None
 ) -> None:
     """Give a user another password; their tags stay."""
-    api = connect(url, user, password, data_dir)
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
     api.put("users", username, body={"password": _given_or_asked(new_password), "tags": found["tags"]})
 
 
-def clear_password(
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def clear_password(api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")]) -> None:
     """Leave a user without a password: nobody can log in with one; their tags stay."""
-    api = connect(url, user, password, data_dir)
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
     api.put("users", username, body={"password_hash": "", "tags": found["tags"]})
 
 
 def set_user_tags(
+    api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
     tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG ...]", help="None: no tags.")] = None,
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Give a user these tags and no others; their password stays."""
-    api = connect(url, user, password, data_dir)
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
     kept = {name: found[name] for name in ("password_hash", "hashing_algorithm")}
     api.put("users", username, body={**kept, "tags": tags or []})
 
 
-def list_users(
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    formatter: Formatter = "table",
-) -> None:
+def list_users(api: Api) -> Rows:
     """Users and their tags."""
-    rows = connect(url, user, password, data_dir).get("users")
-    show([{"user": row["name"], "tags": row["tags"]} for row in rows], ["user", "tags"], formatter)
+    rows = api.get("users")
+    return Rows([{"user": row["name"], "tags": row["tags"]} for row in rows], ["user", "tags"])
 
 
-def delete_user(
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+def delete_user(api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")]) -> None:
     """Delete a user; their connections are closed."""
-    connect(url, user, password, data_dir).delete("users", username, thing=f"user '{username}'")
+    api.delete("users", username, thing=f"user '{username}'")
 
 
 def set_permissions(
+    api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
     configure: Annotated[str, typer.Argument(metavar="CONF")],
     write: Annotated[str, typer.Argument(metavar="WRITE")],
     read: Annotated[str, typer.Argument(metavar="READ")],
     vhost: Vhost = "/",
-    url: Url = "",
-    user: User = "guest",
-    password: Password = "guest",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Give a user rights on a vhost: three regular expressions over names."""
     body = {"configure": configure, "write": write, "read": read}
-    connect(url, user, password, data_dir).put("permissions", vhost, username, body=body)
+    api.put("permissions", vhost, username, body=body)
+
+
+def set_permissions_globally(
+    api: Api,
+    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    configure: Annotated[str, typer.Argument(metavar="CONF")],
+    write: Annotated[str, typer.Argument(metavar="WRITE")],
+    read: Annotated[str, typer.Argument(metavar="READ")],
+) -> None:
+    """Give a user the same rights on all vhosts there are."""
+    for row in api.get("vhosts"):
+        set_permissions(api, username, configure, write, read, row["name"])
+
+
+def set_vhost_tags(
+    api: Api,
+    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
+    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG ...]", help="None: no tags.")] = None,
+) -> None:
+    """Give a virtual host these tags and no others."""
+    _change(api, vhost, {"tags": ",".join(tags or [])})
 
 
 def _given_or_asked(password: str | None) -> str:

@@ -124,3 +124,15 @@ def test_old_versions_are_not_spoken(authority: Authority) -> None:
     cert = str(authority.make("versions.pem", "CN=versions"))
     assert Certificates(Tls(cert=cert)).context.minimum_version == ssl.TLSVersion.TLSv1_2
     assert Certificates(Tls(cert=cert, min_version="1.3")).context.minimum_version == ssl.TLSVersion.TLSv1_3
+
+
+def test_a_reload_with_other_settings_goes_by_them_from_then_on(authority: Authority) -> None:
+    """Or, when they cannot be used, goes on with those before."""
+    certificates = Certificates(Tls(cert=str(authority.make("first.pem", "CN=first"))))
+    assert certificates.context.minimum_version == ssl.TLSVersion.TLSv1_2
+    certificates.reload(Tls(cert=str(authority.make("second.pem", "CN=second")), min_version="1.3"))
+    assert certificates.context.minimum_version == ssl.TLSVersion.TLSv1_3
+    with pytest.raises(ConfigError, match="tls.cert"):
+        certificates.reload(Tls(cert="/nonexistent"))
+    certificates.reload()
+    assert certificates.context.minimum_version == ssl.TLSVersion.TLSv1_3

@@ -54,9 +54,9 @@ def test_its_queue_is_there_before_it_and_lasts_as_long(durable: bool) -> None:
     decision = bench.declare(durable=durable)
     assert [type(change) for change in decision.changes] == [QueuePut, ExchangePut]
     assert [(queue.name, queue.durable) for queue in decision.create] == [("amq.delayed.x", durable)]
-    assert bench.catalog.delay_queue_ids() == [decision.create[0].id]
+    assert bench.catalog.hidden_queue_ids() == {decision.create[0].id: "amq.delayed.x"}
     again = bench.declare(durable=durable)
-    assert (again.changes, again.uses) == ([], decision.create[0])
+    assert (again.changes, again.uses) == ([], decision.create)
 
 
 def test_its_queue_goes_with_it() -> None:
@@ -99,9 +99,9 @@ def test_a_policy_gives_a_queue_to_each_exchange_that_delays_from_now_on_and_tak
 def test_the_limit_of_queues_does_not_count_it() -> None:
     bench = Bench()
     bench.declare()
-    assert bench.catalog.vhosts["/"].delay_queues == 1
+    assert bench.catalog.vhosts["/"].hidden_queues == 1
     bench.decide(ExchangeRemove("/", "x", False))
-    assert bench.catalog.vhosts["/"].delay_queues == 0
+    assert bench.catalog.vhosts["/"].hidden_queues == 0
 
 
 def test_a_copy_made_of_its_changes_is_the_same() -> None:
@@ -110,3 +110,28 @@ def test_a_copy_made_of_its_changes_is_the_same() -> None:
     copy = Catalog.rebuilt(bench.catalog.version, bench.catalog.changes())
     assert copy.state() == bench.catalog.state()
     assert copy.vhosts["/"].table.exchange("x").attributes.delays == "amq.delayed.x"
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("x-delayed-message", {"x-delayed-type": "topic", "x-persist-messages": 5}),
+        ("x-delayed-message", {"x-delayed-type": "x-recent-history"}),
+        ("direct", {"x-delayed-exchange": True, "x-persist-ms": 5000}),
+    ],
+)
+def test_one_that_also_keeps_messages_has_both_queues_as_long_as_it_is_there(
+    kind: str, arguments: dict[str, Any]
+) -> None:
+    bench = Bench()
+    declare = ExchangeDeclare("/", "x", kind, True, True, False, arguments)
+    decision = bench.decide(declare)
+    assert [queue.name for queue in decision.create] == ["amq.delayed.x", "amq.persistent.x"]
+    assert bench.decide(declare).uses == decision.create
+    vhost = bench.catalog.vhosts["/"]
+    assert (vhost.hidden_queues, vhost.hidden_queues_of("x")) == (2, decision.create)
+    assert not any(vhost.table.has_queue(queue.name) for queue in decision.create)
+    for change in (QueuePut("/", "q", 50, 0), BindingPut("/", "x", "queue", "q", "k")):
+        bench.catalog.apply(change)
+    assert bench.decide(Unbind("/", "x", "queue", "q", "k", {})).drop == decision.create
+    assert (bench.queues, vhost.hidden_queues) == (["q"], 0)

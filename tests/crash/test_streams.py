@@ -4,8 +4,10 @@ there, readers go on where they were."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import aio_pika
+import aiormq
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
@@ -100,3 +102,47 @@ async def test_a_named_reader_goes_on_though_the_shard_was_killed_and_the_reader
             await asyncio.to_thread(broker.kill, "shard", shard)
     assert set(seen) >= set(range(300))
     assert len(seen) < 500, "positions were forgotten"
+
+
+@pytest.mark.row("B2.2")
+async def test_a_binding_that_asks_for_what_was_kept_gets_it_though_shards_die_meanwhile(
+    broker: RealBroker, name: str
+) -> None:
+    """Nothing that was confirmed is missing in any of the queues, whenever the shards died; some may come twice."""
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        arguments = {"x-persist-messages": 1_000_000}
+        exchange = await channel.declare_exchange(name, "fanout", durable=True, arguments=arguments)
+        own = await connection.channel()
+        confirmed: list[bytes] = []
+        going = True
+
+        async def publish(who: int) -> None:
+            target, number = await own.get_exchange(name), 0
+            while going:
+                number += 1
+                body = b"%d.%d" % (who, number)
+                message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+                with contextlib.suppress(aiormq.exceptions.DeliveryError):
+                    await target.publish(message, "k", mandatory=False)
+                    confirmed.append(body)
+
+        publishers = [asyncio.create_task(publish(who)) for who in range(10)]
+        await asyncio.sleep(0.5)
+        queues = []
+        for number in range(KILLS):
+            killing = asyncio.create_task(asyncio.to_thread(broker.kill, "shard", number % SHARDS))
+            queue = await channel.declare_queue(f"{name}-{number}", durable=True)
+            await asyncio.wait_for(queue.bind(exchange, "", arguments={"x-from": 0}), 30)
+            queues.append(queue)
+            await killing
+            await asyncio.sleep(0.3)
+        going = False
+        await asyncio.wait_for(asyncio.gather(*publishers), 20)
+        await asyncio.sleep(6)  # the time for which what was on its way is looked for
+        assert len(confirmed) > 100
+        for queue in queues:
+            found = set()
+            while (message := await queue.get(no_ack=True, fail=False)) is not None:
+                found.add(message.body)
+            assert set(confirmed) <= found, sorted(set(confirmed) - found)[:10]

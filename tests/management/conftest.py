@@ -48,31 +48,37 @@ class FakeShards:
     def __init__(self) -> None:
         self.shards = [FakeShard(0), FakeShard(1)]
         self.sent: list[Any] = []
-        self.ids: set[int] = set()
-        self.asked = 0
+        self.ids: dict[int, set[int]] = {0: set(), 1: set()}
+        self.asked: list[wire.Stats] = []
+        self.published = 5  # in each queue
+        self.part = wire.STATS_QUEUES_MAX  # queues in one reply
         self.silent = False
         self.process: dict[int, dict[str, float]] = {0: {"rss_bytes": 1.0}, 1: {}}
 
-    def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]:
+    def request(self, shard: int, message: Callable[[int], wire.Message], wait_s: float = 1.0) -> Future[Any]:
         sent = message(1)
+        if isinstance(sent, wire.Stats):
+            return self.stats(shard, sent)
         self.sent.append(sent)
         if isinstance(sent, wire.CreateQueues):
-            self.ids.update(spec.id for spec in sent.queues)
+            self.ids[shard].update(spec.id for spec in sent.queues)
         reply: Future[Any] = asyncio.get_running_loop().create_future()
         refused = isinstance(sent, wire.DeleteQueue) and sent.if_empty
         reply.set_result(wire.Refused(1, 406, "not empty") if refused else wire.Done(1, messages=3))
         return reply
 
-    async def stats(self) -> dict[int, wire.StatsReply]:
-        self.asked += 1
-        if self.silent:
-            await asyncio.Event().wait()
-        queues = [wire.QueueStats(id, 3, 1, 1, 30, 10, 5, 2, 1, 0, 0) for id in self.ids]
-        consumers = [wire.ConsumerStats(id, 0, 1, 1, "tag", False, False, 10, True) for id in self.ids]
-        return {
-            0: wire.StatsReply(1, queues, consumers, self.process[0]),
-            1: wire.StatsReply(1, [], [], self.process[1]),
-        }
+    def stats(self, shard: int, asked: wire.Stats) -> Future[Any]:
+        self.asked.append(asked)
+        reply: Future[Any] = asyncio.get_running_loop().create_future()
+        if not self.silent:
+            known = sorted(self.ids[shard])
+            end = asked.passed + self.part
+            ids = known[asked.passed : end] if asked.queues is None else sorted(set(known) & set(asked.queues))
+            rest = 0 if asked.queues is not None else max(0, len(known) - end)
+            queues = [wire.QueueStats(id, 3, 1, 1, 30, 10, self.published, 2, 1, 0, 0) for id in ids]
+            consumers = [wire.ConsumerStats(id, 0, 1, 1, "tag", False, False, 10, True) for id in ids]
+            reply.set_result(wire.StatsReply(1, queues, consumers, self.process[shard], rest))
+        return reply
 
 
 @dataclass
@@ -95,9 +101,12 @@ class FakeDoors:
     def doors(self) -> list[FakeDoor]:
         return [FakeDoor()]
 
-    async def reports(self) -> list[DoorReport]:
+    async def reports(self, totals_only: bool = False) -> list[DoorReport]:
+        counters = {"received": 7.0, "channels_opened": 3.0, "connections": 1.0, "channels": 1.0}
+        if totals_only:
+            return [DoorReport(1, [], [], counters)]
         channel = {"owner": OWNER, "number": 1, "prefetch_count": 10}
-        return [DoorReport(1, [{"owner": OWNER, "channels": 1, "state": "running"}], [channel], {})]
+        return [DoorReport(1, [{"owner": OWNER, "channels": 1, "state": "running"}], [channel], counters)]
 
 
 @dataclass
@@ -156,6 +165,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         "pid": os.getpid(),
         "amqp": "127.0.0.1:5672",
         "http": "127.0.0.1:15672",
+        "listeners": {"amqp": ["127.0.0.1:5672", "[::1]:5672"], "http": ["127.0.0.1:15672"]},
         "children": [
             {
                 "name": "shard-0",

@@ -47,7 +47,7 @@ def test_what_was_declared_is_there_with_its_arguments_whenever_it_is_asked_for(
             known.pop(id, None)
             seen.pop(id, None)
         assert len(roster) == len(known)
-        assert sorted([*roster.unused(), *(queue.id for queue in roster.used())]) == sorted(known)
+        assert sorted(roster.ids()) == sorted(known)
         assert all(id in roster for id in known)
     for at, store in enumerate(stores):
         assert sorted(roster.of(store)) == sorted(id for id, (where, _, _) in known.items() if where == at)

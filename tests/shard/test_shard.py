@@ -391,7 +391,7 @@ def test_queues_named_in_parts_are_all_there_and_those_of_a_controller_that_died
     assert not shard.ready
     say(m.Assign([m.QueueSpec(5, "/", "c", True, arguments={"x-message-ttl": 9})]), 4)
     assert shard.ready
-    assert sorted(shard.queues.unused()) == [3, 4, 5]
+    assert sorted(shard.queues.ids()) == [3, 4, 5]
     assert list(shard.stores) == ["/"]
     assert shard.queues.lasting(store).keys() == {3, 5}
     assert not shard.queues.lasting(stays)
@@ -465,6 +465,33 @@ def test_what_an_ack_made_room_for_is_delivered_before_the_cancel_behind_it() ->
     bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, m.ACK, 1, 1)]), 1000)
     bench.tell(m.Detach(60, 1))
     assert bench.turn() == [("deliver", [(1, 2, False, 1)]), m.Done(60)]
+
+
+def test_numbers_come_in_parts_of_used_queues_alone_and_outlive_those_that_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(m, "STATS_QUEUES_MAX", 2)
+    bench = Bench()
+    bench.tell(m.CreateQueues(1, [m.QueueSpec(id, "/", str(id), True) for id in range(2, 9)]), m.CONTROLLER, 3)
+    bench.publish(3)
+    for id in (2, 3, 4, 5):
+        bench.tell(m.Attach(50, id, 100 + id, 9, 1, "tag", True, False, 0, 0))
+
+    def asked(*what: Any) -> m.StatsReply:
+        bench.turn(m.CONTROLLER)
+        bench.tell(m.Stats(77, *what), m.CONTROLLER, 3)
+        (reply,) = (said for said in bench.turn(m.CONTROLLER) if isinstance(said, m.StatsReply))
+        return reply
+
+    parts = [asked(None, passed) for passed in (0, 2, 4)]
+    assert [[queue.id for queue in part.queues] for part in parts] == [[1, 2], [3, 4], [5]]
+    assert [part.rest for part in parts] == [3, 1, 0]
+    assert [[consumer.queue for consumer in part.consumers] for part in parts] == [[2], [3, 4], [5]]
+    named = asked([1, 8, 99])
+    assert [(queue.id, queue.published) for queue in named.queues] == [(1, 3)]
+    assert asked(None, 0).process["gone_published"] == 0
+    bench.tell(m.DeleteQueue(9, 1), m.CONTROLLER, 3)
+    assert asked([1]).process["gone_published"] == 3
+    bench.tell(m.ListQueues(78), m.CONTROLLER, 3)
+    assert sorted(next(said.ids for said in bench.turn(m.CONTROLLER) if isinstance(said, m.Queues))) == [*range(2, 9)]
 
 
 @pytest.mark.row("A6.7")

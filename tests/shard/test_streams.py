@@ -186,3 +186,34 @@ def test_who_is_no_reader_gets_no_message_of_a_stream() -> None:
     assert bench.turn() == [m.Refused(51, 404, "gone")]
     bench.tell(m.AttachReader(52, 2, 2, 9, 1, "tag", False, False, 0, 0))
     assert bench.turn() == [m.Refused(52, 404, "gone")]
+
+
+def pulled(bench: Bench, offset: int, stop: int, watch: int = 9) -> tuple[list[int], int]:
+    """Offsets of what is pulled, and where to go on."""
+    bench.tell(m.Pull(70, 1, watch, offset, stop, 1 << 20))
+    (answer,) = [what for what in bench.turn() if isinstance(what, m.Pulled)]
+    assert len(answer.messages) == answer.count * len(MESSAGE)
+    return list(struct.unpack(f"<{answer.count}Q", answer.offsets)), answer.next_offset
+
+
+def test_what_went_to_a_watched_queue_too_is_left_out_wherever_the_queue_lives() -> None:
+    bench = Bench()
+    bench.publish(1, 9, count=2)
+    bench.tell(m.Look(71, 1, 9, 0, 0))
+    bench.publish(1)
+    bench.publish(1, 9, count=2)
+    bench.publish(2, 9, 1)
+    bench.publish(1, count=2)
+    bench.publish(1, 9)
+    assert bench.turn()[0] == m.Looked(71, 0, 2, 0, 0)
+    assert pulled(bench, 0, 9) == ([], 0), "not on stable storage"
+    bench.sync()
+    found, offset = [], 0
+    while offset < 9:
+        some, offset = pulled(bench, offset, 9)
+        found += some
+    assert found == [0, 1, 2, 6, 7]
+    assert pulled(bench, 3, 5) == ([], 5)
+    bench.tell(m.Unwatch(1, 9))
+    assert pulled(bench, 0, 9) == (list(range(9)), 9)
+    assert pulled(bench, 0, 9, watch=8)[0] == list(range(9))

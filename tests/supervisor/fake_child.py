@@ -2,7 +2,7 @@
 
 `does`: "well", "exits N", "hangs" (never ready), "recovers" (never ready, says how far it is), "falls silent" (ready,
 asks to be watched, says no more), "will not stop" (ignores SIGTERM). What happens is appended to the journal, one line
-per event.
+per event; with each SIGHUP "reloaded" and what its section now has as `says`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def main() -> int:
 
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
     if does != "will not stop":
         signal.set_wakeup_fd(wake_write)
     write("started")
@@ -41,7 +42,12 @@ def main() -> int:
         notify.watchdog()
     lifeline = notify.lifeline_fd()
     assert lifeline is not None
-    readable, _, _ = select.select([wake_read, lifeline], [], [])
+    while True:
+        readable, _, _ = select.select([wake_read, lifeline], [], [])
+        if lifeline in readable or set(os.read(wake_read, 16)) != {signal.SIGHUP}:
+            break
+        if (new := notify.new_section()) is not None:
+            write(f"reloaded {json.loads(new).get('says', '')}")
     notify.stopping()
     write("orphaned" if lifeline in readable else "drained")
     return 0

@@ -53,3 +53,4 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
 def test_the_documented_file_gives_every_key_with_its_default() -> None:
     documented = tomllib.loads(DOCUMENTED.read_text())
     assert documented == msgspec.to_builtins(Settings())
+    assert read_settings(DOCUMENTED) == Settings()  # each default is within its own bounds

@@ -10,7 +10,7 @@ from supervisor.plan import STAGES, Listening, children, shard_count
 
 
 def listening(doors: int) -> Listening:
-    return Listening(tuple(range(10, 10 + doors)), (5,), (6,), "127.0.0.1:15672")
+    return Listening(tuple((10 + at,) for at in range(doors)), (5,), (6,), "127.0.0.1:15672")
 
 
 @given(st.integers(1, 64), st.integers(1, 8))
@@ -36,7 +36,7 @@ def test_each_front_door_is_told_its_own_socket_and_the_controller_those_for_ope
 
 
 def test_tls_comes_with_a_certificate_and_brings_a_socket_for_each_front_door_and_one_for_operators() -> None:
-    sockets = Listening((10, 11), (5,), (6,), "127.0.0.1:15672", amqps_fds=(20, 21), https_fds=(7,))
+    sockets = Listening(((10,), (11,)), (5,), (6,), "127.0.0.1:15672", amqps_fds=((20,), (21,)), https_fds=(7,))
     settings = Settings(front_doors=FrontDoors(count=2), tls=Tls(cert="c.pem"))
     controller, _, *doors = children(settings, 1, "/run/x", "b", sockets)
     assert [(door.section["listen_fds"], door.section["tls_listen_fds"], door.fds) for door in doors] == [

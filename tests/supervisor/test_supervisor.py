@@ -9,16 +9,20 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import convert
+from msgspec.structs import replace
 
 from supervisor.config import ConfigError, FrontDoors, Listen, Settings, Shards, Supervision
 from supervisor.directories import DataDirectory, RuntimeDirectory
 from supervisor.plan import ChildPlan, Listening, children
+from supervisor.reload import flat, nested
 from supervisor.supervisor import Supervisor
 
 FAKE = "tests.supervisor.fake_child"
@@ -45,7 +49,8 @@ class Broker:
         self.does = does or {}
         self.lines: list[str] = []
         self.ready = asyncio.Event()
-        self.supervisor = Supervisor(settings_for(tmp_path, **supervision), 2, self._plans)
+        self.written = settings_for(tmp_path, **supervision)  # what a reload finds
+        self.supervisor = Supervisor(self.written, 2, self._plans, self._reread)
         self.supervisor.open()
         self.running = asyncio.create_task(self.supervisor.run(self._announce))
 
@@ -59,7 +64,16 @@ class Broker:
     def _fake(self, plan: ChildPlan) -> ChildPlan:
         does = self.does.get(plan.name, "well")
         section = {"name": plan.name, "journal": str(self.journal_path), "does": does}
+        section["says"] = f"{plan.section['log_level']} {plan.section.get('disk_free_min_bytes', '')}".strip()
         return ChildPlan(plan.kind, plan.index, FAKE, section, plan.fds)
+
+    def _reread(self, set: dict[str, Any]) -> Settings:
+        if self.written.log_level == "debug":
+            raise ConfigError("log_level: too much")
+        try:
+            return convert(nested(flat(self.written) | set), Settings)
+        except msgspec.ValidationError as error:
+            raise ConfigError(str(error)) from None
 
     async def stop(self) -> int:
         self.supervisor.stop()
@@ -205,6 +219,76 @@ async def test_systemd_hears_ready_after_all_are_ready_and_stopping_after_that(
     words = [line for line in heard if line in ("READY=1", "STOPPING=1")]
     assert words == ["READY=1", "STOPPING=1"]
     assert heard[0].startswith("EXTEND_TIMEOUT_USEC=")
+
+
+async def test_systemd_hears_when_a_reload_begins_and_when_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        broker = Broker(tmp_path)
+        broker.supervisor.reload()  # before it is ready: READY=1 is not said early
+        await broker.ready.wait()
+        before = time.monotonic_ns() // 1000
+        broker.supervisor.reload()
+        await broker.stop()
+        heard = list[str]()
+        while True:
+            try:
+                heard += systemd.recv(4096).decode().splitlines()
+            except BlockingIOError:
+                break
+    words = [line for line in heard if line in ("READY=1", "STOPPING=1", "RELOADING=1")]
+    assert words == ["READY=1", "RELOADING=1", "READY=1", "STOPPING=1"]
+    since = [int(line.partition("=")[2]) for line in heard if line.startswith("MONOTONIC_USEC=")]
+    assert len(since) == 1 and since[0] >= before
+
+
+async def test_a_reload_tells_all_children_what_can_change_while_they_run_and_their_next_lives_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker(tmp_path)
+    await broker.ready.wait()
+    new = replace(broker.written.shards, count=1, disk_free_min_bytes=7)
+    broker.written = replace(broker.written, log_level="warning", shards=new)
+    broker.supervisor.reload()
+    names = {"controller", "front-door-0", "front-door-1", "shard-0", "shard-1"}
+    while {line.split()[0] for line in broker.journal() if "reloaded warning" in line} != names:
+        await asyncio.sleep(POLL_S)
+    assert "shard-1 reloaded warning 7" in broker.journal()
+    assert "shards.count: another value holds from the next start on" in caplog.text
+    assert broker.supervisor.settings.shards.count == 2
+    assert broker.supervisor.slots[1].plan.section["says"] == "warning 7"
+    assert await broker.stop() == 0
+
+
+async def test_settings_that_are_wrong_at_a_reload_change_nothing_and_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker(tmp_path)
+    await broker.ready.wait()
+    broker.written = replace(broker.written, log_level="debug")
+    broker.supervisor.reload()
+    assert "the settings stay as they were: log_level: too much" in caplog.text
+    assert broker.supervisor.settings.log_level == "info"
+    assert await broker.stop() == 0
+
+
+async def test_a_setting_can_be_set_until_the_next_start_and_only_some(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker(tmp_path)
+    await broker.ready.wait()
+    broker.supervisor.set("log_level", '"error"')
+    broker.supervisor.reload()  # the file does not undo it
+    assert broker.supervisor.settings.log_level == "error"
+    for key, value in (("data_dir", '"/x"'), ("log_level", "}"), ("shards.disk_free_min_bytes", "-1")):
+        broker.supervisor.set(key, value)
+    assert broker.supervisor.settings.log_level == "error"
+    assert caplog.text.count("not set: ") == 3
+    assert await broker.stop() == 0
 
 
 async def test_front_doors_let_clients_in_while_a_shard_recovers_and_systemd_hears_how_far_it_is(

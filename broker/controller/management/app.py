@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from random import randrange
 
 from aiohttp import web
@@ -22,9 +25,11 @@ from broker.controller.management import (
     consumers,
     definitions,
     exchanges,
+    guard,
     health,
     limits,
     messages,
+    openapi,
     overview,
     parameters,
     policies,
@@ -32,21 +37,36 @@ from broker.controller.management import (
     prometheus,
     queues,
     routes,
+    settings,
     shards,
     users,
     vhosts,
     virtual_queues,
 )
-from broker.controller.management.call import TAGS, ApiError, Call, Context, Route, not_authorised, to_json, user_of
+from broker.controller.management.answers import json_response, streamed_list, streamed_text
+from broker.controller.management.call import (
+    BODY_BYTES_MAX,
+    TAGS,
+    ApiError,
+    Call,
+    Context,
+    Route,
+    not_authorised,
+    user_of,
+)
 from broker.controller.management.gathered import Gatherer
-from broker.controller.management.listing import Listing, cut, shown
+from broker.controller.management.listing import Lazy, Listing, cut, shown
+from broker.controller.management.overview import product_version
+from broker.controller.memory import MemoryWatch
 from broker.controller.presence import Presence
 from broker.controller.settling import Settling
 from broker.controller.shard_links import ShardLinks
 
-BODY_BYTES_MAX = 8 << 20
 BACKLOG = 128
 WELCOME = "shardmq: the HTTP API starts at /api/overview, metrics are at /metrics; at the command line use shardctl.\n"
+# In a route's path; what aiohttp makes of it by itself does not match names with braces.
+ANY_NAME = re.compile(r"\{(\w+)\}")
+LOCAL_SOCKET = "shardctl.sock"  # in the runtime directory
 SHUTDOWN_S_MAX = 2.0  # for calls under way when the controller stops
 
 RESOURCES = (
@@ -69,6 +89,7 @@ RESOURCES = (
     limits,
     health,
     processes,
+    settings,
     definitions,
 )
 
@@ -96,12 +117,15 @@ async def start(
     config: ControllerConfig,
     tls: ssl.SSLContext | None = None,
     groups: Groups | None = None,
+    memory: MemoryWatch | None = None,
     settling: Mapping[tuple[str, str], Settling] | None = None,
 ) -> Servers:
-    stats = Gatherer(shard_links, links, delay_queues=authority.catalog.delay_queue_ids)
+    stats = Gatherer(shard_links, links, hidden_queues=authority.catalog.hidden_queue_ids)
+    groups = groups or Groups(randrange)
     found = {} if settling is None else settling  # another dict than theirs would stay empty
-    all_groups = groups or Groups(randrange)
-    context = Context(authority, presence, shard_links, links, config, stats, all_groups, settling=found)
+    context = Context(
+        authority, presence, shard_links, links, config, stats, groups, memory or MemoryWatch(), settling=found
+    )
     runners = []
     for app, fds in ((api_app(context), config.http_fds), (metrics_app(context), config.metrics_fds)):
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX)
@@ -111,16 +135,50 @@ async def start(
             await web.SockSite(runner, socket.socket(fileno=fd), backlog=BACKLOG).start()
     for fd in config.https_fds:
         await web.SockSite(runners[0], socket.socket(fileno=fd), backlog=BACKLOG, ssl_context=tls).start()
+    await _serve_here(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
     return Servers(runners)
+
+
+async def _serve_here(runner: web.AppRunner, path: str) -> None:
+    """For shardctl on this host: who may open the socket (the broker's user and group) may do everything."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    await web.UnixSite(runner, path, backlog=BACKLOG).start()
+    os.chmod(path, 0o660)
 
 
 def api_app(context: Context) -> web.Application:
     app = metrics_app(context)
     app.router.add_get("/", welcome)
+    methods: dict[str, set[str]] = {}
     for resource in RESOURCES:
         for route in resource.ROUTES:
-            app.router.add_route(route.method, route.path, endpoint(context, route))
+            path, answer = ANY_NAME.sub(r"{\1:[^/]+}", route.path), endpoint(context, route)
+            app.router.add_route(route.method, path, answer)
+            methods.setdefault(path, {"OPTIONS"}).add(route.method)
+            if route.method == "GET":
+                app.router.add_route("HEAD", path, answer)
+                methods[path].add("HEAD")
+    for path, known in methods.items():
+        app.router.add_route("OPTIONS", path, options(known))
+    about = openapi.document((route for resource in RESOURCES for route in resource.ROUTES), product_version())
+
+    async def described(request: web.Request) -> web.Response:
+        """Needs no login: it tells nothing of this broker."""
+        return json_response(about)
+
+    app.router.add_get("/api/openapi.json", described)
     return app
+
+
+def options(methods: Iterable[str]) -> Endpoint:
+    allow = {"Allow": ", ".join(sorted(methods))}
+
+    async def answer(request: web.Request) -> web.Response:
+        """Tells nothing of what exists, and needs no login."""
+        return web.Response(headers=allow)
+
+    return answer
 
 
 async def welcome(request: web.Request) -> web.Response:
@@ -130,18 +188,29 @@ async def welcome(request: web.Request) -> web.Response:
 
 def metrics_app(context: Context) -> web.Application:
     async def metrics(request: web.Request) -> web.Response:
-        per_object = request.path.endswith("/per-object")
-        body = await prometheus.text(context, per_object)
+        body = await prometheus.text(context)
         return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
 
+    async def per_object(request: web.Request) -> web.StreamResponse:
+        return await streamed_text(request, prometheus.per_object(context), prometheus.CONTENT_TYPE)
+
+    async def detailed(request: web.Request) -> web.StreamResponse:
+        families, vhosts = request.query.getall("family", []), request.query.getall("vhost", [])
+        return await streamed_text(request, prometheus.detailed(context, families, vhosts), prometheus.CONTENT_TYPE)
+
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[json_errors])
+    app.on_response_prepare.append(guard.add_headers)
     app.router.add_get("/metrics", metrics)
-    app.router.add_get("/metrics/per-object", metrics)
+    app.router.add_get("/metrics/per-object", per_object)
+    app.router.add_get("/metrics/detailed", detailed)
     return app
 
 
 def endpoint(context: Context, route: Route) -> Endpoint:
     async def answer(request: web.Request) -> web.StreamResponse:
+        guard.check_site(request)
+        if "Authorization" in request.headers:
+            guard.check_way(request, context.config.http_without_tls)
         user = await user_of(context, request)
         if TAGS["management"].isdisjoint(user.tags):
             raise not_authorised("Not management user")
@@ -153,18 +222,15 @@ def endpoint(context: Context, route: Route) -> Endpoint:
             return web.Response(status=204)
         if isinstance(found, web.StreamResponse):
             return found
-        if isinstance(found, Listing):
+        if isinstance(found, Listing | Lazy):
             found = await shown(found, request.query)
-        elif isinstance(found, dict) and request.method == "GET":
+            if not isinstance(found, dict):
+                return await streamed_list(request, found)
+        elif isinstance(found, dict) and request.method in ("GET", "HEAD"):
             found = cut(found, request.query)
         return json_response(found)
 
     return answer
-
-
-def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    body = to_json(value)
-    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
 @web.middleware
@@ -179,7 +245,8 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
         return json_response({"error": error.error, "reason": error.reason}, error.status, headers)
     except web.HTTPException as error:
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-        return json_response({"error": error.reason, "reason": error.reason}, error.status, headers)
+        name = "Object Not Found" if error.status == 404 else error.reason
+        return json_response({"error": name, "reason": error.reason}, error.status, headers)
     except Exception:
         # The route's own path: a password may be in the one that was called.
         resource = request.match_info.route.resource

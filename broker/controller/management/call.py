@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
@@ -25,7 +26,9 @@ from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
-from broker.controller.management.gathered import Gatherer
+from broker.controller.management.gathered import Gatherer, Rates
+from broker.controller.management.imports import Imports
+from broker.controller.memory import MemoryWatch
 from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
 from broker.controller.settling import Settling
@@ -41,6 +44,8 @@ TAGS: Final[dict[str, set[str]]] = {
     "administrator": {"administrator"},
 }
 OPEN = "open"  # no login
+BODY_BYTES_MAX = 8 << 20
+LOCAL: Final = UserPut("shardctl", "", "", ["administrator"])  # in the catalog there is no such user, or another
 AMQP_STATUS: Final = {
     404: (404, "Object Not Found"),
     403: (401, "not_authorised"),
@@ -69,6 +74,10 @@ def not_found(reason: str = "Not Found") -> ApiError:
     return ApiError(404, "Object Not Found", reason)
 
 
+def too_large(bytes_max: int) -> ApiError:
+    return ApiError(413, "payload_too_large", f"the body has more than {bytes_max} bytes")
+
+
 def not_authorised(reason: str) -> ApiError:
     return ApiError(401, "not_authorised", reason)
 
@@ -84,8 +93,11 @@ class Context:
     config: ControllerConfig
     stats: Gatherer
     groups: Groups = field(default_factory=lambda: Groups(lambda count: 0))
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
     logins: Logins = field(default_factory=Logins)
     settling: Mapping[tuple[str, str], Settling] = field(default_factory=dict)  # changes of shard numbers
+    imports: Imports = field(default_factory=Imports)
+    churn_rates: Rates = field(default_factory=Rates)
 
     @property
     def catalog(self) -> Catalog:
@@ -98,6 +110,7 @@ class Call:
         self.catalog = context.catalog
         self.request = request
         self.user = user
+        self.is_local = user is LOCAL  # may do everything, everywhere
 
     def part(self, name: str) -> str:
         """A piece of the path."""
@@ -106,13 +119,27 @@ class Call:
     def flag(self, name: str) -> bool:
         return self.request.query.get(name, "").lower() in ("true", "1")
 
+    async def raw_body(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+        if (self.request.content_length or 0) > bytes_max:
+            raise too_large(bytes_max)
+        body = bytearray()
+        async for chunk in self.request.content.iter_any():
+            body += chunk
+            if len(body) > bytes_max:
+                raise too_large(bytes_max)
+        return bytes(body)
+
     async def body(self, type: type[T]) -> T:
         """The JSON body, or 400 with the path of the key that is wrong. No body is an empty one."""
-        raw = await self.request.read()
+        raw = await self.raw_body()
         try:
             return msgspec.json.decode(raw or b"{}", type=type, strict=False)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise bad_request(str(error)) from None
+        except UnicodeDecodeError:
+            raise bad_request("not UTF-8") from None
+        except RecursionError:
+            raise bad_request("nested too deep") from None
 
     async def json(self) -> dict[str, Any]:
         """The JSON body, an object of any keys."""
@@ -124,7 +151,7 @@ class Call:
         return not TAGS[tag].isdisjoint(self.user.tags)
 
     def sees(self, vhost: str) -> bool:
-        return self.has("monitoring") or self.catalog.may_enter(self.user.name, vhost)
+        return self.is_local or self.has("monitoring") or self.catalog.may_enter(self.user.name, vhost)
 
     def visible_vhosts(self) -> list[Vhost]:
         return [vhost for vhost in self.catalog.vhosts.values() if self.sees(vhost.name)]
@@ -145,12 +172,12 @@ class Call:
     def vhost_to_change(self) -> Vhost:
         """To be changed inside: tags are no permission."""
         vhost = self.vhost()
-        if not self.catalog.may_enter(self.user.name, vhost.name):
+        if not self.is_local and not self.catalog.may_enter(self.user.name, vhost.name):
             raise not_authorised("User not authorised to access virtual host")
         return vhost
 
     def must(self, vhost: Vhost, right: Right, name: str) -> None:
-        if not self.catalog.may(self.user.name, vhost.name, right, name):
+        if not self.is_local and not self.catalog.may(self.user.name, vhost.name, right, name):
             raise not_authorised(f"ACCESS_REFUSED - {right} access to '{name}' in vhost '{vhost.name}' refused")
 
 
@@ -189,7 +216,9 @@ def put_status(existed: bool) -> web.Response:
 
 
 async def user_of(context: Context, request: web.Request) -> UserPut:
-    """Who calls, by basic auth."""
+    """Who calls, by basic auth; on this host's own socket without: who may open that may do everything."""
+    if _is_local(request):
+        return LOCAL
     scheme, _, value = request.headers.get("Authorization", "").partition(" ")
     try:
         name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
@@ -204,6 +233,11 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
     if name in context.config.loopback_users and not is_loopback(address):
         raise not_authorised(f"User '{name}' can only connect via localhost")
     return context.catalog.users[name]
+
+
+def _is_local(request: web.Request) -> bool:
+    sock = None if request.transport is None else request.transport.get_extra_info("socket")
+    return sock is not None and sock.family == socket.AF_UNIX
 
 
 async def _verdict(context: Context, name: str, password: str, address: str) -> str:

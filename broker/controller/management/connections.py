@@ -11,6 +11,7 @@ from broker.controller.management.listing import Listing
 
 CLOSE_REASON = "Closed via management plugin"
 REASON_CHARS_MAX = 200
+OCTETS = ("recv_oct", "send_oct")
 
 
 def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
@@ -40,8 +41,18 @@ def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
         "user_provided_name": info.client_properties.get("connection_name"),
         "type": "network",
         "state": "running",
+        "pid": info.name,
         **report,
+        **_rates(info, stats),
     }
+
+
+def _rates(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
+    known, before = stats.connections.get(info.owner), stats.before
+    if known is None:
+        return {}
+    earlier = known if before is None else before.connections.get(info.owner, known)
+    return {f"{name}_details": {"rate": stats.rate(known[name], earlier[name])} for name in OCTETS if name in known}
 
 
 def visible(call: Call) -> list[ConnectionInfo]:

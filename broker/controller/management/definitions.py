@@ -1,35 +1,44 @@
-"""/api/definitions: what exists, out and in, as RabbitMQ's JSON; of all vhosts or of one."""
+"""/api/definitions: what exists, out and in, as RabbitMQ's JSON; of all vhosts or of one.
+
+Both may be long: they are written and done some at a time; /api/imports tells how far the last ones are.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohttp import BodyPartReader, web
 
 from broker.catalog import PREDECLARED, Catalog, Vhost
-from broker.changes import ParameterPut
+from broker.changes import BindingPut, ParameterPut, QueuePut
 from broker.checks import Refusal, is_hidden_queue
 from broker.controller import imported
 from broker.controller.access import hash_new_password
 from broker.controller.management import bindings, exchanges, parameters, policies, users
+from broker.controller.management.answers import streamed_object
 from broker.controller.management.call import (
     ApiError,
     Call,
     Route,
     bad_request,
     refusal_status,
-    to_json,
+    too_large,
 )
+from broker.controller.management.imports import Import
+from broker.controller.management.listing import columns_of
 from broker.controller.management.overview import RABBITMQ_VERSION, product_version
 from broker.controller.management.vhosts import about as about_vhost
 from broker.controller.policies import GLOBAL, USER_LIMITS
 from broker.policies import POLICY
 
-AT_ONCE_MAX = 1000  # requests under way during an import
+AT_ONCE_MAX = 500  # requests under way during an import; declares of clients come between
+DOCUMENT_BYTES_MAX = 256 << 20
+CHUNK_BYTES = 64 << 10
 NAME_IN_HEADER = re.compile(r"[^\w.-]")
 
 log = logging.getLogger(__name__)
@@ -39,6 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def definitions(catalog: Catalog) -> dict[str, Any]:
+    """What may be long comes as an iterator, which stands on its own."""
     vhosts = list(catalog.vhosts.values())
     puts = list(catalog.parameters.values())
     return {
@@ -73,13 +83,15 @@ def _inside(
     vhosts: list[Vhost], puts: list[ParameterPut], shown: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
     """What is in vhosts."""
+    queues_of = [(vhost, list(vhost.queues.values())) for vhost in vhosts]
+    bindings_of = [(vhost, list(vhost.bindings())) for vhost in vhosts]
     other = [put for put in puts if put.component not in (POLICY, GLOBAL, USER_LIMITS)]
     return {
         "parameters": [shown(parameters.row(put)) for put in other],
         "policies": [shown(policies.row(put)) for put in puts if put.component == POLICY],
-        "queues": [shown(row) for vhost in vhosts for row in _queues(vhost)],
+        "queues": (shown(row) for vhost, queues in queues_of for row in _queues(queues)),
         "exchanges": [shown(row) for vhost in vhosts for row in _exchanges(vhost)],
-        "bindings": [shown(row) for vhost in vhosts for row in _bindings(vhost)],
+        "bindings": (shown(row) for vhost, bound in bindings_of for row in _bindings(vhost, bound)),
     }
 
 
@@ -88,9 +100,9 @@ def _vhost_row(vhost: Vhost) -> dict[str, Any]:
     return {"name": vhost.name, **about, "metadata": about}
 
 
-def _queues(vhost: Vhost) -> Iterable[dict[str, Any]]:
-    """All but exclusive ones, which are their connection's, and those where an exchange keeps messages."""
-    for queue in vhost.queues.values():
+def _queues(queues: Iterable[QueuePut]) -> Iterable[dict[str, Any]]:
+    """All but exclusive ones, which are their connection's, and those of an exchange, which come with it."""
+    for queue in queues:
         if not queue.owner and not is_hidden_queue(queue.name):
             yield {
                 "name": queue.name,
@@ -107,9 +119,9 @@ def _exchanges(vhost: Vhost) -> Iterable[dict[str, Any]]:
             yield _without(exchanges.row(exchange, vhost), "policy", "shard_queues", "user_who_performed_action")
 
 
-def _bindings(vhost: Vhost) -> Iterable[dict[str, Any]]:
+def _bindings(vhost: Vhost, bound: Iterable[BindingPut]) -> Iterable[dict[str, Any]]:
     """What an import could not make again is not exported."""
-    for binding in vhost.bindings():
+    for binding in bound:
         queue = vhost.queues.get(binding.destination) if binding.kind == "queue" else None
         if queue is None or not queue.owner:
             yield _without(bindings.row(binding), "properties_key")
@@ -120,20 +132,21 @@ def _without(row: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 async def get(call: Call) -> Any:
-    return _file(call, definitions(call.catalog))
+    return await _file(call, definitions(call.catalog))
 
 
 async def get_vhost(call: Call) -> Any:
-    return _file(call, definitions_of(call.vhost(), call.catalog))
+    return await _file(call, definitions_of(call.vhost(), call.catalog))
 
 
-def _file(call: Call, found: dict[str, Any]) -> Any:
+async def _file(call: Call, found: dict[str, Any]) -> web.StreamResponse:
     """With ?download=NAME, as a file for a browser."""
     name = NAME_IN_HEADER.sub("_", call.request.query.get("download", ""))
-    if not name:
-        return found
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return web.Response(body=to_json(found), content_type="application/json", headers=headers)
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'} if name else None
+    columns = columns_of(call.request.query)
+    return await streamed_object(
+        call.request, {key: part for key, part in found.items() if not columns or key in columns}, headers
+    )
 
 
 # -- in ---------------------------------------------------------------------------------------------------
@@ -148,35 +161,68 @@ async def post_vhost(call: Call) -> None:
 
 
 async def _import(call: Call, vhost: str | None) -> None:
-    data = await _document(call)
+    progress = call.context.imports.begin(call.user.name, vhost, time.time())
+    try:
+        await _do_import(call, vhost, await _document(call), progress)
+    except BaseException as error:
+        progress.state = f"failed: {error}" if isinstance(error, ApiError) else "failed"
+        raise
+    finally:
+        progress.ended_at = time.time()
+    progress.state = "done"
+    log.info("definitions imported by user '%s'%s", call.user.name, "" if vhost is None else f" into '{vhost}'")
+
+
+async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Import) -> None:
     loop = asyncio.get_running_loop()
     try:
-        document = imported.read(data)
-        # In a thread: passwords in it are hashed.
-        stages = await loop.run_in_executor(None, imported.stages, document, vhost, hash_new_password)
+        # In a thread: it takes long, and passwords in it are hashed.
+        stages = await loop.run_in_executor(None, _stages, data, vhost)
     except Refusal as refusal:
         raise bad_request(refusal.text) from None
+    progress.state, progress.total = "running", sum(map(len, stages))
     for stage in stages:
         for start in range(0, len(stage), AT_ONCE_MAX):
-            asks = [ask for ask in stage[start : start + AT_ONCE_MAX] if imported.needed(ask, call.catalog)]
+            part = stage[start : start + AT_ONCE_MAX]
+            asks = [ask for ask in part if imported.needed(ask, call.catalog)]
             answers = await asyncio.gather(*(call.context.authority.ask(ask) for ask in asks))
             for ask, answer in zip(asks, answers, strict=True):
                 if answer.code:
                     raise ApiError(*refusal_status(answer.code), imported.refused(ask, answer.text))
-    log.info("definitions imported by user '%s'%s", call.user.name, "" if vhost is None else f" into '{vhost}'")
+            progress.done += len(part)
+
+
+def _stages(data: bytes, vhost: str | None) -> list[list[imported.Ask]]:
+    return imported.stages(imported.read(data), vhost, hash_new_password)
 
 
 async def _document(call: Call) -> bytes:
     """The body, or of a form the part that is a file."""
     if not call.request.content_type.startswith("multipart/"):
-        return await call.request.read()
+        return await call.raw_body(DOCUMENT_BYTES_MAX)
     async for part in await call.request.multipart():
         if isinstance(part, BodyPartReader) and (part.filename or part.name == "file"):
-            return bytes(await part.read(decode=True))
+            return await _file_of(part)
     raise bad_request("the form has no file")
 
 
+async def _file_of(part: BodyPartReader) -> bytes:
+    data = bytearray()
+    while chunk := await part.read_chunk(CHUNK_BYTES):
+        data += part.decode(chunk)
+        if len(data) > DOCUMENT_BYTES_MAX:
+            raise too_large(DOCUMENT_BYTES_MAX)
+    return bytes(data)
+
+
+async def imports(call: Call) -> list[dict[str, Any]]:
+    return call.context.imports.rows()
+
+
 ROUTES = [
+    Route("GET", "/api/imports", imports, "administrator"),
+    Route("GET", "/api/all-configuration", get, "administrator"),
+    Route("POST", "/api/all-configuration", post, "administrator"),
     Route("GET", "/api/definitions", get, "administrator"),
     Route("POST", "/api/definitions", post, "administrator"),
     Route("POST", "/api/definitions/upload", post, "administrator"),

@@ -45,14 +45,14 @@ def row(exchange: ExchangePut, vhost: Vhost) -> dict[str, Any]:
 
 async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[dict[str, Any]]:
     """With what waits in those that delay messages."""
-    some = any(vhost.delay_queues for vhost, _ in found)
+    some = any(vhost.hidden_queues for vhost, _ in found)
     stats = await call.context.stats.now() if some else Stats()
     return (_row_with_delayed(vhost, exchange, stats) for vhost, exchange in found)
 
 
 def _row_with_delayed(vhost: Vhost, exchange: ExchangePut, stats: Stats) -> dict[str, Any]:
     shown = row(exchange, vhost)
-    queue = vhost.delay_queue(exchange.name) if vhost.delay_queues else None
+    queue = vhost.delay_queue(exchange.name) if vhost.hidden_queues else None
     count = stats.delayed.get(queue.id) if queue is not None else None
     return shown if count is None else {**shown, "messages_delayed": count}
 

@@ -1,39 +1,68 @@
-"""Numbers of shards and front doors, asked together, at most once in STATS_FRESH_S, whoever wants them.
+"""Numbers of shards and front doors, asked when somebody wants them, once for all who want them.
 
-What does not answer in STATS_S_MAX is left out: a listing shows what is known and waits for nobody longer than that.
+A shard tells of a few queues at a time, so that no message waits for a listing; of all queues together nobody hears
+more often than what it costs allows (`fresh_s`), of a page of them (`of`) at once. What does not answer in STATS_S_MAX
+is left out: a listing shows what is known and waits for nobody longer than that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from asyncio import Future
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from broker.changes import QueuePut
 from broker.control import DoorReport
-from shardd.wire.messages import ConsumerStats, QueueStats, ReaderStats, StatsReply, StreamsReply, StreamStats
+from broker.controller.authority import ShardSilent
+from broker.routing import delaying
+from shardd.wire import messages as wire
+from shardd.wire.messages import (
+    ConsumerStats,
+    Message,
+    QueueStats,
+    ReaderStats,
+    StatsReply,
+    StreamsReply,
+    StreamStats,
+)
 
 STATS_FRESH_S = 1.0
+FRESH_SHARE = 10  # looking at everything takes at most one second of so many
+FRESH_S_MAX = 30.0
 STATS_S_MAX = 2.0
+LOOKED_AT_MAX = 10_000  # queues whose last numbers are remembered, to make rates of
+RATE_S_MAX = 60.0  # older ones make no rate of now
 
 COUNTERS = ("published", "delivered", "acked", "redelivered", "got", "repeated")
+SIZES = ("ready", "unacked", "ready_bytes", "unacked_bytes", "consumers")
 
 T = TypeVar("T")
 
 
+class Shard(Protocol):
+    number: int
+    ready: bool
+
+
 class Shards(Protocol):
-    async def stats(self) -> dict[int, StatsReply]: ...
+    @property
+    def shards(self) -> Sequence[Shard]: ...
+
+    def request(self, shard: int, message: Callable[[int], Message], wait_s: float = ...) -> Future[Any]: ...
 
 
 class Doors(Protocol):
-    async def reports(self) -> list[DoorReport]: ...
+    async def reports(self, totals_only: bool = False) -> list[DoorReport]: ...
 
 
 @dataclass(slots=True)
 class Stats:
-    """One look at everything. `before`: the look before, without its own `before`, to make rates of. `delayed`: by
-    queue id, of those where exchanges keep messages; they are not among `queues`."""
+    """One look. `before`: the look before, without its own `before`, to make rates of; `earlier`: the same for single
+    queues, and when. `delayed`: by queue id, of those where exchanges keep messages; they are not among `queues`."""
 
     at: float = 0.0
     queues: dict[int, QueueStats] = field(default_factory=dict)
@@ -46,14 +75,28 @@ class Stats:
     channels: list[dict[str, Any]] = field(default_factory=list)
     active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
     counters: dict[str, float] = field(default_factory=dict)
-    totals: dict[str, int] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*COUNTERS, *SIZES), 0))
     before: Stats | None = None
+    earlier: dict[int, tuple[float, QueueStats]] = field(default_factory=dict)
+    totals_only: bool = False  # nothing of single connections and channels
 
-    def rate(self, now: int, before: int) -> float:
-        """A shard that started anew counts from 0: no rate then, rather than a negative one."""
-        if self.before is None or self.at <= self.before.at:
-            return 0.0
-        return max(0.0, (now - before) / (self.at - self.before.at))
+    def queue(self, queue: QueuePut) -> QueueStats | None:
+        """None while its shard is silent."""
+        known = self.queues.get(queue.id)
+        return QueueStats(queue.id) if known is None and queue.shard in self.shards else known
+
+    def rate(self, now: float, before: float, at: float | None = None) -> float:
+        """A shard that started anew counts from 0: no rate then, rather than a negative one. `at`: when it was
+        `before`, if not at the look before."""
+        if at is None:
+            at = self.before.at if self.before is not None else self.at
+        return max(0.0, (now - before) / (self.at - at)) if self.at > at else 0.0
+
+
+class _Look(NamedTuple):
+    at: float
+    stats: QueueStats
+    earlier: tuple[float, QueueStats] | None
 
 
 class Gatherer:
@@ -62,36 +105,125 @@ class Gatherer:
         shards: Shards,
         doors: Doors,
         clock: Callable[[], float] = time.monotonic,
-        delay_queues: Callable[[], Collection[int]] = tuple,
+        hidden_queues: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
-        """`delay_queues`: ids of those where exchanges keep messages."""
-        self._delay_queues = delay_queues
+        """`hidden_queues`: ids and names of those where exchanges keep messages."""
+        self._hidden_queues = hidden_queues
         self._shards = shards
         self._doors = doors
         self._clock = clock
         self._last = Stats()
+        self._took = 0.0
         self._asking: asyncio.Task[Stats] | None = None
+        self._asking_totals = False
+        self._looks: OrderedDict[int, _Look] = OrderedDict()
 
-    async def now(self) -> Stats:
-        """At most STATS_FRESH_S old."""
-        if self._last.at and self._clock() - self._last.at < STATS_FRESH_S:
+    @property
+    def fresh_s(self) -> float:
+        """How old a look at everything may be."""
+        return min(max(STATS_FRESH_S, FRESH_SHARE * self._took), FRESH_S_MAX)
+
+    async def now(self, totals_only: bool = False) -> Stats:
+        """Of everything, at most `fresh_s` old. `totals_only`: connections and channels need not be told one by one."""
+        is_fresh = self._last.at and self._clock() - self._last.at < self.fresh_s
+        if is_fresh and (totals_only or not self._last.totals_only):
             return self._last
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
-            self._asking.add_done_callback(self._asked)
+        asking = self._asking
+        if asking is None or (self._asking_totals and not totals_only):
+            asking = self._asking = asyncio.create_task(self._ask(totals_only))
+            self._asking_totals = totals_only
+            asking.add_done_callback(self._asked)
         # One who gives up must not take the answer from the others.
-        return await asyncio.shield(self._asking)
+        return await asyncio.shield(asking)
 
     def _asked(self, task: asyncio.Task[Stats]) -> None:
-        self._asking = None
+        if self._asking is task:
+            self._asking = None
 
-    async def _ask(self) -> Stats:
-        replies, reports = await asyncio.gather(_in_time(self._shards.stats(), {}), _in_time(self._doors.reports(), []))
+    async def _ask(self, totals_only: bool) -> Stats:
+        begun = self._clock()
         before = self._last if self._last.at else None
         if before is not None:
             before.before = None
-        self._last = _merged(Stats(at=self._clock(), before=before), replies, reports, self._delay_queues())
-        return self._last
+        looks = [self._look_over(shard.number) for shard in self._shards.shards if shard.ready]
+        reports, seen = await asyncio.gather(_in_time(self._doors.reports(totals_only), []), asyncio.gather(*looks))
+        stats = Stats(at=self._clock(), before=before, totals_only=totals_only)
+        for each in seen:
+            _add_shard(stats, each)
+        for report in reports:
+            _add_door(stats, report)
+        _set_apart(stats, self._hidden_queues())
+        self._last, self._took = stats, stats.at - begun
+        return stats
+
+    async def _look_over(self, shard: int) -> Stats:
+        """All used queues of one shard, some at a time; nothing of one that falls silent meanwhile."""
+        seen, passed = Stats(), 0
+        while True:
+            reply = await self._reply(shard, None, passed)
+            if reply is None:
+                return Stats()
+            _add_reply(seen, shard, reply)
+            if not reply.rest:
+                return seen
+            passed += wire.STATS_QUEUES_MAX
+
+    async def _reply(self, shard: int, queues: list[int] | None, passed: int = 0) -> StatsReply | None:
+        asked = self._shards.request(shard, lambda n: wire.Stats(n, queues, passed), STATS_S_MAX)
+        try:
+            reply = await _in_time(asked, None)
+        except ShardSilent:
+            return None
+        return reply if isinstance(reply, StatsReply) else None
+
+    async def of(self, queues: Iterable[QueuePut]) -> Stats:
+        """Of these queues, their consumers and their shards alone; at most STATS_FRESH_S old."""
+        if self._last.at and self._clock() - self._last.at < STATS_FRESH_S:
+            return self._last
+        wanted: dict[int, list[int]] = {}
+        for queue in queues:
+            wanted.setdefault(queue.shard, []).append(queue.id)
+        return await self._of(wanted)
+
+    async def of_shards(self) -> Stats:
+        """What shards say of themselves; at most STATS_FRESH_S old."""
+        if self._last.at and self._clock() - self._last.at < STATS_FRESH_S:
+            return self._last
+        return await self._of({shard.number: [] for shard in self._shards.shards})
+
+    async def _of(self, wanted: dict[int, list[int]]) -> Stats:
+        ready = [shard.number for shard in self._shards.shards if shard.ready and shard.number in wanted]
+        stats = Stats()
+        for shard, parts in zip(ready, await asyncio.gather(*(self._some(n, wanted[n]) for n in ready)), strict=True):
+            for reply in parts:
+                _add_reply(stats, shard, reply)
+        stats.at = self._clock()
+        _set_apart(stats, self._hidden_queues())
+        self._remember(stats)
+        return stats
+
+    async def _some(self, shard: int, ids: list[int]) -> list[StatsReply]:
+        replies = []
+        for start in range(0, len(ids) or 1, wire.STATS_QUEUES_MAX):
+            reply = await self._reply(shard, ids[start : start + wire.STATS_QUEUES_MAX])
+            if reply is None:
+                return []
+            replies.append(reply)
+        return replies
+
+    def _remember(self, stats: Stats) -> None:
+        """Rates are made of two looks at least STATS_FRESH_S apart, whoever looked."""
+        for id, queue in stats.queues.items():
+            look = self._looks.pop(id, None)
+            if look is None or stats.at - look.at > RATE_S_MAX:
+                look = _Look(stats.at, queue, None)
+            elif stats.at - look.at >= STATS_FRESH_S:
+                look = _Look(stats.at, queue, (look.at, look.stats))
+            self._looks[id] = look
+            if look.earlier is not None:
+                stats.earlier[id] = look.earlier
+        while len(self._looks) > LOOKED_AT_MAX:
+            self._looks.popitem(last=False)
 
 
 async def _in_time(answer: Awaitable[T], otherwise: T) -> T:
@@ -101,28 +233,47 @@ async def _in_time(answer: Awaitable[T], otherwise: T) -> T:
         return otherwise
 
 
-def _merged(
-    stats: Stats, replies: dict[int, StatsReply], reports: list[DoorReport], delay_queues: Collection[int]
-) -> Stats:
-    for shard, reply in replies.items():
-        stats.queues.update((queue.id, queue) for queue in reply.queues)
-        stats.consumers.extend(reply.consumers)
-        stats.active.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.active)
-        stats.shards[shard] = reply.process
-        if isinstance(reply, StreamsReply):
-            stats.streams.update((stream.id, stream) for stream in reply.streams)
-            stats.readers.update((reader_key(reader), reader) for reader in reply.readers)
-    for id in delay_queues:
-        if (delaying := stats.queues.pop(id, None)) is not None:
-            stats.delayed[id] = delaying.ready
-    for report in reports:
-        stats.connections.update((row["owner"], row) for row in report.connections)
-        stats.channels.extend(report.channels)
-        for name, value in report.counters.items():
-            stats.counters[name] = stats.counters.get(name, 0) + value
-    for name in (*COUNTERS, "ready", "unacked", "ready_bytes", "unacked_bytes"):
-        stats.totals[name] = sum(getattr(queue, name) for queue in stats.queues.values())
-    return stats
+def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
+    stats.consumers.extend(reply.consumers)
+    stats.active.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.active)
+    stats.shards[shard] = reply.process
+    for queue in reply.queues:
+        stats.queues[queue.id] = queue
+    if isinstance(reply, StreamsReply):
+        stats.streams.update((stream.id, stream) for stream in reply.streams)
+        stats.readers.update((reader_key(reader), reader) for reader in reply.readers)
+    for name in (*COUNTERS, *SIZES):
+        stats.totals[name] += sum([getattr(queue, name) for queue in reply.queues])
+
+
+def _add_shard(stats: Stats, seen: Stats) -> None:
+    stats.queues.update(seen.queues)
+    stats.consumers.extend(seen.consumers)
+    stats.active.update(seen.active)
+    stats.shards.update(seen.shards)
+    stats.streams.update(seen.streams)
+    stats.readers.update(seen.readers)
+    for name, value in seen.totals.items():
+        stats.totals[name] += value
+    for process in seen.shards.values():
+        for name in COUNTERS:
+            stats.totals[name] += int(process.get(f"gone_{name}", 0))
+
+
+def _set_apart(stats: Stats, hidden_queues: Mapping[int, str]) -> None:
+    for id, name in hidden_queues.items():
+        known = stats.queues.pop(id, None)
+        if delaying.is_delay_queue(name):
+            stats.delayed[id] = known.ready if known is not None else 0
+        for counted in (*COUNTERS, *SIZES) if known is not None else ():
+            stats.totals[counted] -= getattr(known, counted)
+
+
+def _add_door(stats: Stats, report: DoorReport) -> None:
+    stats.connections.update((row["owner"], row) for row in report.connections)
+    stats.channels.extend(report.channels)
+    for name, value in report.counters.items():
+        stats.counters[name] = stats.counters.get(name, 0) + value
 
 
 def reader_key(of: ConsumerStats | ReaderStats) -> tuple[int, int, int, int, str]:
@@ -145,18 +296,78 @@ RABBITMQ_COUNTERS = {
 }
 
 
-def message_stats(stats: Stats, queue: QueueStats | None) -> dict[str, Any]:
-    """Of one queue; None: of all together."""
-    last = stats.before
+def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
+    """Of one queue."""
     shown: dict[str, Any] = {}
-    for name in COUNTERS:
-        if queue is not None:
-            earlier = last.queues.get(queue.id) if last else None
-            value: int = getattr(queue, name)
-            before: int = getattr(earlier, name) if earlier else value
-        else:
-            value = stats.totals.get(name, 0)
-            before = last.totals.get(name, value) if last else value
+    for name, (value, before, at) in _counted(stats, queue).items():
         shown[RABBITMQ_COUNTERS[name]] = value
-        shown[f"{RABBITMQ_COUNTERS[name]}_details"] = {"rate": stats.rate(value, before)}
+        shown[f"{RABBITMQ_COUNTERS[name]}_details"] = {"rate": stats.rate(value, before, at)}
+    # What goes by consumers alone is what does not go by basic.get.
+    shown["deliver"] = shown["deliver_get"] - shown["get"]
+    shown["deliver_details"] = {"rate": max(0.0, shown["deliver_get_details"]["rate"] - shown["get_details"]["rate"])}
     return shown
+
+
+# RabbitMQ's names of what front doors count.
+OF_DOORS = {
+    "publish": ("received",),
+    "confirm": ("confirmed",),
+    "return_unroutable": ("returned",),
+    "drop_unroutable": ("unroutable_dropped",),
+    "deliver": ("delivered_manual",),
+    "deliver_no_ack": ("delivered_auto",),
+    "get": ("got_manual",),
+    "get_no_ack": ("got_auto",),
+    "get_empty": ("got_empty",),
+    "deliver_get": ("delivered_manual", "delivered_auto", "got_manual", "got_auto"),
+}
+
+
+def all_message_stats(stats: Stats) -> dict[str, Any]:
+    """What clients did with all queues together."""
+    before = stats.before or stats
+    shown: dict[str, Any] = {}
+    for name, parts in OF_DOORS.items():
+        value, earlier = (sum(int(look.counters.get(part, 0)) for part in parts) for look in (stats, before))
+        shown[name], shown[f"{name}_details"] = value, {"rate": stats.rate(value, earlier)}
+    for name, counter in (("ack", "acked"), ("redeliver", "redelivered")):
+        value, earlier = stats.totals[counter], before.totals[counter]
+        shown[name], shown[f"{name}_details"] = value, {"rate": stats.rate(value, earlier)}
+    return shown
+
+
+def depths(stats: Stats) -> dict[str, Any]:
+    """Of all queues together; their rates may well be negative."""
+    before = stats.before or stats
+    shown: dict[str, Any] = {}
+    for name, parts in (("", ("ready", "unacked")), ("_ready", ("ready",)), ("_unacknowledged", ("unacked",))):
+        value, earlier = (sum(look.totals[part] for part in parts) for look in (stats, before))
+        rate = (value - earlier) / (stats.at - before.at) if stats.at > before.at else 0.0
+        shown[f"messages{name}"], shown[f"messages{name}_details"] = value, {"rate": rate}
+    return shown
+
+
+class Rates:
+    """Of numbers that only rise, from when they are looked at: between two looks at least STATS_FRESH_S apart."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looks: list[tuple[float, dict[str, float]]] = []
+
+    def of(self, values: dict[str, float]) -> dict[str, float]:
+        now = self._clock()
+        if not self._looks or now - self._looks[-1][0] >= STATS_FRESH_S:
+            self._looks = [*self._looks[-1:], (now, values)]
+        at, before = self._looks[0]
+        return {
+            name: max(0.0, value - before[name]) / (now - at) if now > at else 0.0 for name, value in values.items()
+        }
+
+
+def _counted(stats: Stats, queue: QueueStats) -> dict[str, tuple[int, int, float]]:
+    """Each counter's value, its value before, and when that was."""
+    last = stats.before
+    at, earlier = (last.at, last.queues.get(queue.id)) if last is not None else (stats.at, None)
+    if queue.id in stats.earlier:
+        at, earlier = stats.earlier[queue.id]
+    return {name: (getattr(queue, name), getattr(earlier or queue, name), at) for name in COUNTERS}

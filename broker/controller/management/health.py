@@ -8,7 +8,7 @@ from broker.controller.front_door import Refused, Rejected, Unavailable
 from broker.controller.management.call import NODE, ApiError, Call, Context, Route, bad_request, check, not_found
 from broker.controller.management.messages import session
 from broker.controller.management.overview import listeners
-from broker.controller.management.processes import warnings
+from broker.controller.management.processes import FEW_FILES, near_limits, short_of_files, warnings
 from shardd.wire.messages import DISK_STALLED
 
 ALIVENESS_QUEUE = "aliveness-test"
@@ -41,11 +41,17 @@ async def ok(call: Call) -> Any:
 
 
 async def alarms(call: Call) -> Any:
-    found = [{"shard": shard.number, "alarm": shard.alarm} for shard in call.context.shards.shards if shard.alarm]
+    found: list[dict[str, Any]] = [
+        {"shard": shard.number, "alarm": shard.alarm} for shard in call.context.shards.shards if shard.alarm
+    ]
+    if call.context.memory.alarm:
+        found.append({"alarm": call.context.memory.alarm})
+    found += [{"process": name, "alarm": FEW_FILES} for name in short_of_files(call.context)]
     if found:
         raise Unhealthy("There are alarms in effect", alarms=found)
-    stats = await call.context.stats.now()
-    warned = [{"shard": shard, "warning": text} for shard, row in stats.shards.items() for text in warnings(row)]
+    stats = await call.context.stats.of_shards()
+    warned: list[dict[str, Any]] = [{"warning": text} for text in near_limits(call.context)]
+    warned += [{"shard": shard, "warning": text} for shard, row in stats.shards.items() for text in warnings(row)]
     return {**OK, "warnings": warned} if warned else OK
 
 
@@ -107,6 +113,8 @@ ROUTES = [
     Route("GET", f"{CHECKS}/local-alarms", alarms),
     Route("GET", f"{CHECKS}/virtual-hosts", ok),
     Route("GET", f"{CHECKS}/node-is-quorum-critical", ok),
+    Route("GET", f"{CHECKS}/metadata-store/initialized", ok),
+    Route("GET", f"{CHECKS}/reached-target-cluster-size", ok),
     Route("GET", f"{CHECKS}/is-in-service", in_service),
     Route("GET", f"{CHECKS}/ready-to-serve-clients", in_service),
     Route("GET", f"{CHECKS}/port-listener/{{port}}", port_listener),

@@ -1,21 +1,30 @@
-"""Long lists: made in slices, then filtered, sorted, cut to columns and pages by the query, as RabbitMQ's API does."""
+"""Long lists: filtered, sorted, cut to columns and pages by the query, as RabbitMQ's API does; always in slices.
+
+`shown` gives a page, or the rows slice by slice: of 100,000 queues neither the rows nor their text are there at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, Generic, TypeVar
 
 from broker.controller.management.call import ApiError, bad_request
 
 SLICE_ROWS = 1_000  # rows between two turns of the event loop
+FEW_SHARE = 8  # one page of so many, or the ones before it, is found without sorting all
 PAGE_ROWS = 100
 PAGE_ROWS_MAX = 500
 REGEX_CHARS_MAX = 1_000
 
 Row = dict[str, Any]
+T = TypeVar("T")
+Query = Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -25,23 +34,164 @@ class Listing:
     rows: Iterable[Row]
 
 
-async def shown(listing: Listing, query: Mapping[str, str]) -> Any:
-    """Rows, or the page of them that was asked for."""
-    wanted = _name_filter(query)
-    rows: list[Row] = []
-    total = 0
-    for row in listing.rows:
-        total += 1
-        if wanted(row):
-            rows.append(row)
-        if total % SLICE_ROWS == 0:
-            await asyncio.sleep(0)
-    if sort := query.get("sort"):
-        rows.sort(key=lambda row: _sort_key(_at(row, sort)), reverse=query.get("sort_reverse") == "true")
-    columns = columns_of(query)
+@dataclass(slots=True)
+class Lazy(Generic[T]):
+    """Things, with a `name` and a `vhost`, whose full row costs: numbers that others must be asked for.
+
+    `plain`: the row without them, of which `columns` are the keys and `attributes` those that are the thing's own and
+    can be compared. `order`: the one of pages that were asked for without one; None: as they are.
+    `look`: asks for the numbers of some things, or (None) of all, and gives what makes full rows of them.
+    """
+
+    things: Iterable[T]
+    plain: Callable[[T], Row]
+    columns: frozenset[str]
+    attributes: frozenset[str]
+    look: Callable[[list[T] | None], Awaitable[Callable[[T], Row]]]
+    order: Callable[[T], Any] | None = None
+
+
+async def shown(listing: Listing | Lazy[Any], query: Query) -> Row | AsyncIterator[list[Row]]:
+    """The page that was asked for, or all rows in slices."""
+    name: Callable[[Any], str] = _name_of_thing
+    if isinstance(listing, Listing):
+        things, name, lazy = listing.rows, _name_of_row, _LISTED
+    else:
+        things, lazy = listing.things, listing
+    by_name = _name_filter(query)
+    wanted = _any if by_name is None else (lambda thing: by_name(name(thing)))
     if "page" in query:
-        return _page(rows, total, columns, query)
-    return [_cut(row, columns) for row in rows] if columns else rows
+        return await _page(lazy, things, wanted, query)
+    return _all(lazy, things, wanted, await _row(lazy, query), query)
+
+
+async def _row(lazy: Lazy[T], query: Query) -> Callable[[T], Row]:
+    needed = {column.partition(".")[0] for column in columns_of(query)}
+    if query.get("disable_stats") == "true" or (needed and needed <= lazy.columns):
+        return lazy.plain
+    return await lazy.look(None)
+
+
+async def _all(
+    lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], bool], row: Callable[[T], Row], query: Query
+) -> AsyncIterator[list[Row]]:
+    columns = columns_of(query)
+    if query.get("sort"):
+        _, kept = await _kept(things, wanted)
+        things, wanted = await _in_order(lazy, kept, query), _any
+    for _, part in _slices(filter(wanted, things)):
+        yield [_cut(row(thing), columns) for thing in part]
+        await asyncio.sleep(0)
+
+
+async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], bool], query: Query) -> Row:
+    page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_ROWS)
+    if not 1 <= size <= PAGE_ROWS_MAX:
+        raise bad_request(f"page_size: 1 to {PAGE_ROWS_MAX}")
+    total, kept = await _kept(things, wanted)
+    found = sum(map(len, kept))
+    count = max(1, -(-found // size))
+    if not 1 <= page <= count:
+        raise ApiError(400, "page_out_of_range", f"page out of range, page: {page} page size: {size}")
+    on_page: list[T] = []
+    for seen, part in _slices(await _in_order(lazy, kept, query, page * size), page * size):
+        on_page += part[max(0, (page - 1) * size - (seen - len(part))) :]
+        await asyncio.sleep(0)
+    row = lazy.plain if query.get("disable_stats") == "true" else await lazy.look(on_page)
+    columns = columns_of(query)
+    items = [_cut(row(thing), columns) for thing in on_page]
+    return {
+        "filtered_count": found,
+        "item_count": len(items),
+        "items": items,
+        "page": page,
+        "page_count": count,
+        "page_size": size,
+        "total_count": total,
+    }
+
+
+def _slices(things: Iterable[T], count: int | None = None) -> Iterable[tuple[int, list[T]]]:
+    """Some at a time: how many there were with them, and they; `count`: no more than so many."""
+    rest, seen = itertools.islice(things, count), 0
+    while part := list(itertools.islice(rest, SLICE_ROWS)):
+        seen += len(part)
+        yield seen, part
+
+
+async def _kept(things: Iterable[T], wanted: Callable[[T], bool]) -> tuple[int, list[list[T]]]:
+    """How many there are, and those that are wanted, in slices."""
+    total, kept = 0, []
+    for seen, part in _slices(things):
+        total = seen
+        kept.append(part if wanted is _any else [thing for thing in part if wanted(thing)])
+        await asyncio.sleep(0)
+    return total, kept
+
+
+async def _in_order(lazy: Lazy[T], kept: list[list[T]], query: Query, count: int | None = None) -> Iterable[T]:
+    """Sorted, the first `count` at least. Without a column: queues by their names, rows as they are."""
+    reverse = query.get("sort_reverse") == "true"
+    key = await _key(lazy, query.get("sort", ""))
+    if key is None:
+        parts = [part[::-1] for part in reversed(kept)] if reverse else kept
+        return itertools.chain.from_iterable(parts)
+    if count is not None and count * FEW_SHARE < sum(map(len, kept)):
+        return await _first(kept, key, count, reverse)
+    runs = []
+    for part in kept:
+        runs.append(sorted([(key(thing), thing) for thing in part], key=_FIRST, reverse=reverse))
+        await asyncio.sleep(0)
+    return (thing for _, thing in heapq.merge(*runs, key=_FIRST, reverse=reverse))
+
+
+async def _first(kept: list[list[T]], key: Callable[[T], Any], count: int, reverse: bool) -> list[T]:
+    """Where few are wanted of many: most are dropped at the first look."""
+    best: list[tuple[Any, T]] = []
+    for part in kept:
+        seen = [(key(thing), thing) for thing in part]
+        if len(best) == count:
+            bound = best[-1][0]
+            seen = [one for one in seen if (one[0] > bound if reverse else one[0] < bound)]
+        best = sorted(best + seen, key=_FIRST, reverse=reverse)[:count] if seen else best
+        await asyncio.sleep(0)
+    return [thing for _, thing in best]
+
+
+async def _key(lazy: Lazy[T], sort: str) -> Callable[[T], Any] | None:
+    if not sort:
+        return lazy.order
+    if sort in lazy.attributes:
+        return attrgetter(sort)
+    row = lazy.plain if sort.partition(".")[0] in lazy.columns else await lazy.look(None)
+    return lambda thing: _sort_key(_at(row(thing), sort))
+
+
+_FIRST = itemgetter(0)
+
+
+def _any(thing: Any) -> bool:
+    return True
+
+
+def _name_of_thing(thing: Any) -> str:
+    return str(thing.name)
+
+
+def _name_of_row(row: Row) -> str:
+    return str(row.get("name", ""))
+
+
+def _itself(row: Row) -> Row:
+    return row
+
+
+async def _listed(rows: list[Row] | None) -> Callable[[Row], Row]:
+    return _itself
+
+
+# Rows that are there as they are.
+_LISTED: Lazy[Any] = Lazy((), _itself, frozenset(), frozenset(), _listed)
 
 
 def columns_of(query: Mapping[str, str]) -> list[str]:
@@ -53,36 +203,18 @@ def cut(row: Row, query: Mapping[str, str]) -> Row:
     return _cut(row, columns_of(query))
 
 
-def _name_filter(query: Mapping[str, str]) -> Callable[[Row], bool]:
+def _name_filter(query: Mapping[str, str]) -> Callable[[str], bool] | None:
     name = query.get("name", "")
     if not name:
-        return lambda row: True
+        return None
     if query.get("use_regex") != "true":
-        return lambda row: name.lower() in str(row.get("name", "")).lower()
+        part = name.lower()
+        return lambda name: part in name.lower()
     try:
         pattern = re.compile(name[:REGEX_CHARS_MAX], re.IGNORECASE)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise bad_request(f"use_regex: {error}") from None
-    return lambda row: pattern.search(str(row.get("name", ""))) is not None
-
-
-def _page(rows: list[Row], total: int, columns: list[str], query: Mapping[str, str]) -> Row:
-    page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_ROWS)
-    if not 1 <= size <= PAGE_ROWS_MAX:
-        raise bad_request(f"page_size: 1 to {PAGE_ROWS_MAX}")
-    count = max(1, -(-len(rows) // size))
-    if not 1 <= page <= count:
-        raise ApiError(400, "page_out_of_range", f"page out of range, page: {page} page size: {size}")
-    items = [_cut(row, columns) for row in rows[(page - 1) * size : page * size]]
-    return {
-        "filtered_count": len(rows),
-        "item_count": len(items),
-        "items": items,
-        "page": page,
-        "page_count": count,
-        "page_size": size,
-        "total_count": total,
-    }
+    return lambda name: pattern.search(name) is not None
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import datetime
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -91,7 +90,7 @@ def payload_of(payload: Any, encoding: Any) -> bytes:
         raise bad_request(f"unsupported_encoding: {encoding}")
     try:
         return base64.b64decode(payload, validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error, or letters beyond ASCII
         raise bad_request(f"not_base64: {payload[:100]}") from None
 
 

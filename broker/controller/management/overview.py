@@ -7,7 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from broker.controller.management.call import NODE, Call, Context, Route
-from broker.controller.management.gathered import message_stats
+from broker.controller.management.gathered import Stats, all_message_stats, depths
+from broker.controller.management.object_metrics import churn
 from broker.controller.management.processes import status
 from broker.controller.policies import GLOBAL
 from broker.routing.types import TYPES
@@ -31,18 +32,32 @@ def product_version() -> str:
 
 def listeners(context: Context) -> list[dict[str, Any]]:
     """As the supervisor opened them."""
-    found, shown = status(context), []
+    found, shown = status(context).get("listeners", {}), []
     for name, protocol in PROTOCOLS.items():
-        host, _, port = str(found.get(name) or "").rpartition(":")
-        if port.isdigit():
-            shown.append({"node": NODE, "protocol": protocol, "ip_address": host, "port": int(port)})
+        for address in found.get(name, []):
+            host, _, port = address.rpartition(":")
+            shown.append({"node": NODE, "protocol": protocol, "ip_address": host.strip("[]"), "port": int(port)})
+    return shown
+
+
+CHURN = {"connections": "connection", "channels": "channel", "queues": "queue"}
+
+
+def churn_rates(context: Context, stats: Stats) -> dict[str, Any]:
+    """What came and went, in RabbitMQ's words: connection_created, ..."""
+    values = churn(context, stats)
+    rates = context.churn_rates.of(values)
+    shown: dict[str, Any] = {}
+    for name, value in values.items():
+        what, _, end = name.partition("_")
+        said = f"{CHURN[what]}_{end.replace('opened', 'created')}"
+        shown[said], shown[f"{said}_details"] = int(value), {"rate": rates[name]}
     return shown
 
 
 async def overview(call: Call) -> dict[str, Any]:
-    context, stats = call.context, await call.context.stats.now()
+    context, stats = call.context, await call.context.stats.now(totals_only=True)
     vhosts = call.visible_vhosts()
-    ready, unacked = stats.totals["ready"], stats.totals["unacked"]
     return {
         "product_name": "shardmq",
         "product_version": product_version(),
@@ -56,18 +71,14 @@ async def overview(call: Call) -> dict[str, Any]:
         "statistics_db_event_queue": 0,
         "object_totals": {
             "connections": len(context.presence.connections()),
-            "channels": len(stats.channels),
+            "channels": int(stats.counters.get("channels", 0)),
             "consumers": len(stats.consumers),
             "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
-            "queues": sum(len(vhost.queues) - vhost.delay_queues for vhost in vhosts),
+            "queues": sum(len(vhost.queues) - vhost.hidden_queues for vhost in vhosts),
         },
-        "queue_totals": {
-            "messages": ready + unacked,
-            "messages_ready": ready,
-            "messages_unacknowledged": unacked,
-        },
-        "message_stats": message_stats(stats, None),
-        "churn_rates": {},
+        "queue_totals": depths(stats),
+        "message_stats": all_message_stats(stats),
+        "churn_rates": churn_rates(context, stats),
         "listeners": listeners(context),
         "contexts": [
             {"node": NODE, "description": "management", "path": "/", "port": str(one["port"]), "ssl_opts": []}

@@ -11,11 +11,17 @@ from typing import Any
 
 from broker.controller.management.call import NODE, Call, Context, Route, not_found
 from broker.controller.management.gathered import Stats
+from broker.login import MECHANISMS
+from broker.routing.types import TYPES
 from shardd.wire.messages import LOW_ON_DISK
 
 # Of what the supervisor writes; `status` and `last_end` are words for people.
 SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_end", "started_at")
 KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
+FEW_FILES = "file_descriptor_limit"
+FILES_PART_MAX = 0.9
+NEAR_PART = 0.9
+FILES_UNLIMITED = 1 << 62
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -35,6 +41,31 @@ def rss_bytes(pid: int) -> int | None:
         return None
 
 
+def open_files(pid: int) -> tuple[int | None, int | None]:
+    """How many a process has, and how many it may have."""
+    try:
+        limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        limit = next(line.split()[3] for line in limits if line.startswith("Max open files"))
+        return len(os.listdir(f"/proc/{pid}/fd")), int(limit) if limit.isdigit() else None
+    except (OSError, StopIteration):
+        return None, None
+
+
+def short_of_files(context: Context) -> list[str]:
+    """Processes that will soon be refused files: a front door then lets nobody in until somebody leaves."""
+    return [
+        str(row["name"])
+        for row in rows(context)
+        if (row.get("fd_used") or 0) > FILES_PART_MAX * (row.get("fd_total") or FILES_UNLIMITED)
+    ]
+
+
+def near_limits(context: Context) -> list[str]:
+    """Before clients are refused."""
+    here, most = len(context.presence.connections()), context.presence.connections_max
+    return [f"{here} connections of {most} allowed"] if 0 < most * NEAR_PART <= here else []
+
+
 def queues_per_shard(context: Context) -> Counter[int]:
     return Counter(queue.shard for queue in context.catalog.queues())
 
@@ -48,6 +79,7 @@ def rows(context: Context) -> list[dict[str, Any]]:
             row["uptime"] = round(max(0.0, now - row["started_at"]), 3)
         if row["pid"]:
             row["rss_bytes"] = rss_bytes(row["pid"])
+            row["fd_used"], row["fd_total"] = open_files(row["pid"])
         if row["kind"] == "shard":
             row["queues"] = queues[row["index"]]
         shown.append(row)
@@ -75,7 +107,7 @@ def warnings(numbers: dict[str, float]) -> list[str]:
 
 
 async def shards(call: Call) -> list[dict[str, Any]]:
-    queues, stats = queues_per_shard(call.context), await call.context.stats.now()
+    queues, stats = queues_per_shard(call.context), await call.context.stats.of_shards()
     return [
         {
             "shard": shard.number,
@@ -99,8 +131,12 @@ def disk_room(stats: Stats) -> dict[str, int]:
     return {} if free is None or least is None else {"disk_free": int(free), "disk_free_limit": int(least)}
 
 
+def node_uptime_s(context: Context) -> float:
+    return max((row.get("uptime", 0.0) for row in rows(context)), default=0.0)
+
+
 def node(context: Context, stats: Stats) -> dict[str, Any]:
-    alarms = {shard.alarm for shard in context.shards.shards if shard.alarm}
+    alarms = {shard.alarm for shard in context.shards.shards} | {context.memory.alarm}
     children = [row for row in rows(context) if row.get("rss_bytes")]
     return {
         "name": NODE,
@@ -108,28 +144,48 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
         "running": True,
         "processors": os.cpu_count(),
         "os_pid": str(os.getpid()),
-        "mem_used": sum(row["rss_bytes"] for row in children) or rss_bytes(os.getpid()),
-        "mem_alarm": any("memory" in alarm for alarm in alarms),
+        "mem_used": context.memory.used_bytes,
+        "connections_max": context.presence.connections_max,
+        "mem_alarm": context.memory.alarm != "",
+        "mem_limit": context.memory.limit_bytes,
+        "fd_used": sum(row.get("fd_used") or 0 for row in children),
+        "fd_total": sum(row.get("fd_total") or 0 for row in children),
         "disk_free_alarm": LOW_ON_DISK in alarms,
-        "alarms": sorted(alarms),
+        "alarms": sorted(alarms - {""}),
         **disk_room(stats),
         "partitions": [],
+        "sockets_used": len(context.presence.connections()),
+        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
+        "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in MECHANISMS.decode().split()],
+        "db_dir": os.path.abspath(context.config.data_dir),
+        "log_files": [],
+        "config_files": [],
         "uptime": int(max((row.get("uptime", 0) for row in children), default=0) * 1000),
         "rates_mode": "basic",
     }
 
 
 async def nodes(call: Call) -> list[dict[str, Any]]:
-    return [node(call.context, await call.context.stats.now())]
+    return [node(call.context, await call.context.stats.of_shards())]
 
 
 async def one_node(call: Call) -> dict[str, Any]:
     if call.part("node") != NODE:
         raise not_found()
-    return node(call.context, await call.context.stats.now())
+    return node(call.context, await call.context.stats.of_shards())
+
+
+async def memory(call: Call) -> dict[str, Any]:
+    """What each process holds."""
+    if call.part("node") != NODE:
+        raise not_found()
+    held = {row["name"]: row["rss_bytes"] for row in rows(call.context) if row.get("rss_bytes")}
+    total = sum(held.values())
+    return {"memory": {**held, "strategy": "rss", "total": {"rss": total, "allocated": total, "erlang": 0}}}
 
 
 ROUTES = [
+    Route("GET", "/api/nodes/{node}/memory", memory, "monitoring"),
     Route("GET", "/api/processes", get_all, "monitoring"),
     Route("GET", "/api/shards", shards, "monitoring"),
     Route("GET", "/api/nodes", nodes, "monitoring"),

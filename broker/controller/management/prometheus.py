@@ -1,28 +1,48 @@
-"""/metrics in the names of RabbitMQ's exporter, and ours for processes. Series per queue: /metrics/per-object alone."""
+"""/metrics in the names of RabbitMQ's exporter, and ours for processes. Series per queue: /metrics/per-object and
+/metrics/detailed alone (`object_metrics`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import os
+import platform
+from collections.abc import AsyncIterator, Iterator
+from importlib.metadata import version
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from broker.controller.management import processes
+from broker.controller.management import object_metrics, processes
 from broker.controller.management.call import NODE, Context
 from broker.controller.management.gathered import Stats, lag
-from broker.controller.management.overview import RABBITMQ_VERSION, product_version
+from broker.controller.management.overview import RABBITMQ_VERSION, cluster_name, product_version
 from shardd.wire.messages import LOW_ON_DISK
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-TOTALS = {
-    "rabbitmq_global_messages_received_total": ("published", "Messages published to queues"),
-    "rabbitmq_global_messages_delivered_total": ("delivered", "Messages delivered to consumers and gets"),
-    "rabbitmq_global_messages_acknowledged_total": ("acked", "Messages acknowledged"),
-    "rabbitmq_global_messages_redelivered_total": ("redelivered", "Messages delivered again"),
-    "rabbitmq_global_messages_delivered_get_total": ("got", "Messages fetched by basic.get"),
-    "shardmq_messages_duplicates_total": ("repeated", "Publishes not stored: their producer had sent them before"),
+AMQP = {"protocol": "amqp091"}
+CLASSIC = {**AMQP, "queue_type": "rabbit_classic_queue"}
+# From what front doors count (all counters), and from what queues count (`Stats.totals`).
+OF_DOORS = {
+    "received": ("received", AMQP, "Messages received"),
+    "received_confirm": ("received_confirm", AMQP, "Messages received on channels that want confirms"),
+    "unroutable_returned": ("returned", AMQP, "Mandatory messages without a route, returned"),
+    "unroutable_dropped": ("unroutable_dropped", AMQP, "Messages without a route, dropped"),
+    "confirmed": ("confirmed", AMQP, "Messages confirmed to their publishers"),
+    "delivered_consume_manual_ack": ("delivered_manual", CLASSIC, "Messages given to consumers that acknowledge"),
+    "delivered_consume_auto_ack": ("delivered_auto", CLASSIC, "Messages given to consumers that do not acknowledge"),
+    "delivered_get_manual_ack": ("got_manual", CLASSIC, "Messages fetched by basic.get, to be acknowledged"),
+    "delivered_get_auto_ack": ("got_auto", CLASSIC, "Messages fetched by basic.get, not to be acknowledged"),
+    "get_empty": ("got_empty", CLASSIC, "Times that basic.get found nothing"),
 }
+OF_QUEUES = {
+    "routed": ("published", AMQP, "Messages put into queues"),
+    "delivered": ("delivered", CLASSIC, "Messages delivered to consumers and gets"),
+    "redelivered": ("redelivered", CLASSIC, "Messages delivered again"),
+    "acknowledged": ("acked", CLASSIC, "Messages acknowledged"),
+}
+# Sums of what /metrics/per-object has for each queue, under the same names.
+TOLD_OF_EACH = {f"rabbitmq_queue_messages{which}" for which in ("", "_ready", "_unacked", "_bytes")}
 DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
 
 
@@ -36,25 +56,41 @@ class _Once:
         return iter(self._metrics)
 
 
-async def text(context: Context, per_object: bool) -> bytes:
-    stats = await context.stats.now()
-    metrics = [*_totals(context, stats), *_identity(), *_alarms(context, stats), *_processes(context, stats)]
-    metrics.extend(_streams(context, stats))
-    if per_object:
-        metrics.extend(_queues(context, stats))
+async def text(context: Context, endpoint: str = "aggregated") -> bytes:
+    """What does not grow with the number of queues. `endpoint`: "per-object" leaves out what is told of each queue."""
+    stats = await context.stats.now(totals_only=endpoint == "aggregated")
+    metrics = [*_totals(context, stats), *_identity(context, endpoint), *_alarms(context, stats)]
+    metrics += [*_processes(context, stats), *_streams(stats)]
+    if endpoint == "per-object":
+        metrics = [metric for metric in metrics if metric.name not in TOLD_OF_EACH]
     return generate_latest(_Once(metrics))
+
+
+async def per_object(context: Context) -> AsyncIterator[bytes]:
+    yield await text(context, "per-object")
+    stats = await context.stats.now()
+    families = object_metrics.PER_OBJECT_FAMILIES
+    async for part in object_metrics.lines(context, stats, families, None, object_metrics.PER_OBJECT):
+        yield part
+
+
+async def detailed(context: Context, families: list[str], vhosts: list[str]) -> AsyncIterator[bytes]:
+    yield generate_latest(_Once([*_identity(context, "detailed")]))
+    stats, wanted = await context.stats.now(), set(vhosts) or None
+    async for part in object_metrics.lines(context, stats, families, wanted, object_metrics.DETAILED):
+        yield part
 
 
 def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
     ready, unacked = stats.totals["ready"], stats.totals["unacked"]
     for name, what, value in (
         ("rabbitmq_connections", "Connections open", len(context.presence.connections())),
-        ("rabbitmq_channels", "Channels open", len(stats.channels)),
+        ("rabbitmq_channels", "Channels open", stats.counters.get("channels", 0)),
         ("rabbitmq_consumers", "Consumers", len(stats.consumers)),
         (
             "rabbitmq_queues",
             "Queues",
-            sum(len(v.queues) - v.delay_queues for v in context.catalog.vhosts.values()),
+            sum(len(v.queues) - v.hidden_queues for v in context.catalog.vhosts.values()),
         ),
         ("shardmq_messages_delayed", "Messages that exchanges keep until they are due", sum(stats.delayed.values())),
         ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
@@ -67,16 +103,27 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         ),
     ):
         yield GaugeMetricFamily(name, what, value=value)
-    for name, (counter, what) in TOTALS.items():
-        yield CounterMetricFamily(name, what, value=stats.totals[counter])
-    duplicates = stats.counters.get("duplicates", 0)
-    yield CounterMetricFamily(
-        "shardmq_duplicates_total", "Messages that came to an exchange before, dropped", value=duplicates
-    )
-    dropped = stats.counters.get("unroutable_dropped", 0)
-    yield CounterMetricFamily(
-        "rabbitmq_global_messages_unroutable_dropped_total", "Messages without a route, dropped", value=dropped
-    )
+    for table, counters in ((OF_DOORS, stats.counters), (OF_QUEUES, stats.totals)):
+        for name, (counter, labels, what) in table.items():
+            yield _labelled(CounterMetricFamily, f"global_messages_{name}", what, labels, counters.get(counter, 0))
+    connected = {"publishers": stats.counters.get("publishers", 0), "consumers": len(stats.consumers)}
+    for name, count in connected.items():
+        yield _labelled(GaugeMetricFamily, f"global_{name}", f"{name.capitalize()} connected", AMQP, count)
+    for name, count in object_metrics.churn(context, stats).items():
+        yield CounterMetricFamily(f"rabbitmq_{name}", f"{name.replace('_', ' ').capitalize()}", value=count)
+    for name, what, count in (
+        (
+            "shardmq_messages_duplicates_total",
+            "Publishes not stored: their producer had sent them before",
+            stats.totals["repeated"],
+        ),
+        (
+            "shardmq_duplicates_total",
+            "Messages that came to an exchange before, dropped",
+            stats.counters.get("duplicates", 0),
+        ),
+    ):
+        yield CounterMetricFamily(name, what, value=count)
     for reason in DEATHS:
         yield CounterMetricFamily(
             f"rabbitmq_global_messages_dead_lettered_{reason}_total",
@@ -85,23 +132,54 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         )
 
 
-def _identity() -> Iterator[Metric]:
-    identity = GaugeMetricFamily(
-        "rabbitmq_identity_info", "Node and cluster", labels=["rabbitmq_node", "rabbitmq_cluster"]
-    )
-    identity.add_metric([NODE, NODE], 1)
-    yield identity
-    build = GaugeMetricFamily(
-        "rabbitmq_build_info", "Versions", labels=["rabbitmq_version", "product_name", "product_version"]
-    )
-    build.add_metric([RABBITMQ_VERSION, "shardmq", product_version()], 1)
-    yield build
+def _labelled(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    what: str,
+    labels: dict[str, str],
+    value: float,
+) -> Metric:
+    family = kind(f"rabbitmq_{name}", what, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _identity(context: Context, endpoint: str) -> Iterator[Metric]:
+    """Every panel of RabbitMQ's dashboards joins with these."""
+    identity = {
+        "rabbitmq_node": NODE,
+        "rabbitmq_cluster": cluster_name(context),
+        "rabbitmq_cluster_permanent_id": permanent_id(context),
+        "rabbitmq_endpoint": endpoint,
+    }
+    yield _labelled(GaugeMetricFamily, "identity_info", "Node and cluster", identity, 1)
+    build = {
+        "rabbitmq_version": RABBITMQ_VERSION,
+        "prometheus_plugin_version": RABBITMQ_VERSION,
+        "prometheus_client_version": version("prometheus_client"),
+        "erlang_version": "0",
+        "product_name": "shardmq",
+        "product_version": product_version(),
+    }
+    yield _labelled(GaugeMetricFamily, "build_info", "Versions", build, 1)
+
+
+def permanent_id(context: Context) -> str:
+    """The same for as long as the data stays where it is."""
+    name = f"{platform.node()}:{os.path.abspath(context.config.data_dir)}"
+    return f"rabbitmq-cluster-id-{hashlib.sha256(name.encode()).hexdigest()[:22]}"
 
 
 def _alarms(context: Context, stats: Stats) -> Iterator[Metric]:
     alarms = [(shard.number, shard.alarm) for shard in context.shards.shards if shard.alarm]
     low = any(alarm == LOW_ON_DISK for _, alarm in alarms)
     yield GaugeMetricFamily("rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", value=low)
+    memory = context.memory.alarm != ""
+    yield GaugeMetricFamily("rabbitmq_alarms_memory_used_watermark", "1: publishers are blocked", value=memory)
+    most = context.presence.connections_max
+    yield GaugeMetricFamily("shardmq_connections_max", "Connections let in at once; 0: no limit", value=most)
+    few = bool(processes.short_of_files(context))
+    yield GaugeMetricFamily("rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", value=few)
     for key, value in processes.disk_room(stats).items():
         name = {"disk_free": "available", "disk_free_limit": "available_limit"}[key]
         yield GaugeMetricFamily(f"rabbitmq_disk_space_{name}_bytes", "Of the file system of the messages", value=value)
@@ -119,13 +197,32 @@ def _processes(context: Context, stats: Stats) -> Iterator[Metric]:
     labels = ["process", "shard"]
     rss = GaugeMetricFamily("shardmq_process_resident_memory_bytes", "Resident memory", labels=labels)
     uptime = GaugeMetricFamily("shardmq_process_uptime_seconds", "Time since the process started", labels=labels)
+    files = GaugeMetricFamily("shardmq_process_open_fds", "Open files", labels=labels)
+    files_max = GaugeMetricFamily("shardmq_process_max_fds", "Files that may be open", labels=labels)
     restarts = CounterMetricFamily("shardmq_restarts", "Restarts by the supervisor", labels=labels)
-    for row in processes.rows(context):
+    found = processes.rows(context)
+    for row in found:
         at = [str(row["name"]), str(row["index"]) if row["kind"] == "shard" else ""]
         rss.add_metric(at, row.get("rss_bytes") or 0)
         uptime.add_metric(at, row.get("uptime", 0))
+        files.add_metric(at, row.get("fd_used") or 0)
+        files_max.add_metric(at, row.get("fd_total") or 0)
         restarts.add_metric(at, row["restarts"] or 0)
-    yield from (rss, uptime, restarts)
+    yield from (rss, uptime, restarts, files, files_max)
+    yield GaugeMetricFamily(
+        "rabbitmq_erlang_uptime_seconds", "Time since the broker started", value=processes.node_uptime_s(context)
+    )
+    used = sum(row.get("fd_used") or 0 for row in found)
+    yield GaugeMetricFamily("rabbitmq_process_open_fds", "Open files of all processes", value=used)
+    total = sum(row.get("fd_total") or 0 for row in found)
+    yield GaugeMetricFamily("rabbitmq_process_max_fds", "Files that all processes may open", value=total)
+    memory = context.memory
+    yield GaugeMetricFamily(
+        "rabbitmq_process_resident_memory_bytes", "Held by all processes, files apart", value=memory.used_bytes
+    )
+    yield GaugeMetricFamily(
+        "rabbitmq_resident_memory_limit_bytes", "Above it publishers are blocked", value=memory.limit_bytes
+    )
     names = sorted({name for process in stats.shards.values() for name in process})
     for name in names:
         family = GaugeMetricFamily(f"shardmq_shard_{name}", "As the shard reports it", labels=labels)
@@ -135,31 +232,7 @@ def _processes(context: Context, stats: Stats) -> Iterator[Metric]:
         yield family
 
 
-def _streams(context: Context, stats: Stats) -> Iterator[Metric]:
-    lags: dict[int, int] = {}
-    for reader in stats.readers.values():
-        lags[reader.queue] = max(lags.get(reader.queue, 0), lag(stats, reader))
+def _streams(stats: Stats) -> Iterator[Metric]:
+    worst = max((lag(stats, reader) for reader in stats.readers.values()), default=0)
     what = "Messages that the slowest consumer has before it"
-    yield GaugeMetricFamily("rabbitmq_stream_consumer_max_offset_lag", what, value=max(lags.values(), default=0))
-    family = GaugeMetricFamily("rabbitmq_detailed_stream_consumer_max_offset_lag", what, labels=["vhost", "queue"])
-    for id, value in lags.items():
-        queue = context.catalog.queue_by_id(id)
-        if queue is not None:
-            family.add_metric([queue.vhost, queue.name], value)
-    yield family
-
-
-def _queues(context: Context, stats: Stats) -> Iterator[Metric]:
-    labels = ["vhost", "queue"]
-    for name, fields in (
-        ("rabbitmq_queue_messages", ("ready", "unacked")),
-        ("rabbitmq_queue_messages_ready", ("ready",)),
-        ("rabbitmq_queue_messages_unacked", ("unacked",)),
-        ("rabbitmq_queue_consumers", ("consumers",)),
-    ):
-        family = GaugeMetricFamily(f"{name.replace('rabbitmq_queue', 'rabbitmq_detailed_queue')}", name, labels=labels)
-        for id, known in stats.queues.items():
-            queue = context.catalog.queue_by_id(id)
-            if queue is not None:
-                family.add_metric([queue.vhost, queue.name], sum(getattr(known, field) for field in fields))
-        yield family
+    yield GaugeMetricFamily("rabbitmq_stream_consumer_max_offset_lag", what, value=worst)

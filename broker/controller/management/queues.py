@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -11,7 +13,7 @@ from broker.checks import is_hidden_queue
 from broker.controller.management import consumers
 from broker.controller.management.call import NODE, Call, Context, Route, check, not_found, put_status
 from broker.controller.management.gathered import Stats, message_stats
-from broker.controller.management.listing import Listing
+from broker.controller.management.listing import Lazy
 from broker.policies import NOTHING
 
 SINGLE_ACTIVE = "x-single-active-consumer"
@@ -23,7 +25,15 @@ class QueueBody(msgspec.Struct):
     arguments: dict[str, Any] = {}
 
 
-def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
+ATTRIBUTES = frozenset(("name", "vhost", "durable", "auto_delete", "shard"))
+PLAIN = ATTRIBUTES | {
+    "exclusive", "arguments", "type", "node", "policy", "operator_policy", "effective_policy_definition", "state",
+    "owner_pid_details", "leader", "members", "online", "effective_arguments",
+}  # fmt: skip
+
+
+def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
+    """What is known of it without asking its shard."""
     vhost = context.catalog.vhost(queue.vhost)
     applied = vhost.policies_of(queue) if vhost is not None else NOTHING
     shown: dict[str, Any] = {
@@ -39,6 +49,10 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
         "policy": applied.policy,
         "operator_policy": applied.operator_policy,
         "effective_policy_definition": applied.definition,
+        "effective_arguments": context.catalog.queue_arguments(queue),
+        "leader": NODE,
+        "members": [NODE],
+        "online": [NODE],
         "state": "paused" if queue.paused else "running",
     }
     if queue.part is not None:
@@ -49,13 +63,16 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
             "peer_host": holder.peer_host,
             "peer_port": holder.peer_port,
         }
+    return shown
+
+
+def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
+    shown, known = plain(queue, context), stats.queue(queue)
     if queue.arguments.get(SINGLE_ACTIVE) is True:
         shown["single_active_consumer_tag"] = stats.active.get(queue.id, "")
-    known = stats.queues.get(queue.id)
     if known is None:
         # Numbers that are not known are left out, not shown as 0.
-        if queue.shard not in stats.shards:
-            shown["state"] = "down"
+        shown["state"] = "down"
         return shown
     shown.update(
         messages=known.ready + known.unacked,
@@ -89,16 +106,22 @@ def _queue(call: Call) -> QueuePut:
     return queue
 
 
-async def get_all(call: Call) -> Listing:
-    stats = await call.context.stats.now()
-    there = (queue for vhost in call.vhosts() for queue in vhost.queues.values())
-    queues = [queue for queue in there if not is_hidden_queue(queue.name)]
-    return Listing(row(queue, stats, call.context) for queue in queues)
+async def get_all(call: Call) -> Lazy[QueuePut]:
+    vhosts, context = call.vhosts(), call.context
+    there = [queue for vhost in vhosts for queue in vhost.queues.values()]
+    order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
+
+    async def look(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
+        stats = await (context.stats.now(totals_only=True) if queues is None else context.stats.of(queues))
+        return lambda queue: row(queue, stats, context)
+
+    shown = (queue for queue in there if not is_hidden_queue(queue.name))
+    return Lazy(shown, lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order)
 
 
 async def get(call: Call) -> dict[str, Any]:
     queue = _queue(call)
-    stats = await call.context.stats.now()
+    stats = await call.context.stats.of([queue])
     shown = row(queue, stats, call.context)
     shown["consumer_details"] = [
         one for one in consumers.rows(call, stats) if one["queue"] == {"name": queue.name, "vhost": queue.vhost}
@@ -144,6 +167,7 @@ async def purge(call: Call) -> None:
 
 ROUTES = [
     Route("GET", "/api/queues", get_all),
+    Route("GET", "/api/queues/detailed", get_all),
     Route("GET", "/api/queues/{vhost}", get_all),
     Route("GET", "/api/queues/{vhost}/{queue}", get),
     Route("PUT", "/api/queues/{vhost}/{queue}", put),

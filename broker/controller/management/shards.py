@@ -28,7 +28,7 @@ async def status(call: Call) -> dict[str, Any]:
     parts = vhost.parts(exchange.name)
     change = call.context.settling.get((vhost.name, exchange.name))
     left = change.left(settling.losers(parts)) if change is not None else {}
-    waiting = await _messages(call, parts)
+    waiting = await call.context.shards.messages(parts)
     deadline_ms, choice = shard_sets.deadline(vhost, exchange.name)
     return {
         "exchange": exchange.name,
@@ -51,7 +51,7 @@ async def plan(call: Call) -> dict[str, Any]:
     want = want._replace(number=call.context.shards.count if number == "auto" else number)
     names = {want.name(exchange.name, index) for index in range(want.number)}
     parts = [queue for queue in vhost.parts(exchange.name) if queue.part is not None and queue.part.state == ACTIVE]
-    waiting = await _messages(call, vhost.parts(exchange.name))
+    waiting = await call.context.shards.messages(vhost.parts(exchange.name))
     now = {queue.name for queue in parts}
     coming, going = sorted(names - now), sorted(now - names)
     losing = [queue for queue in parts if queue.name in going] if going else parts
@@ -102,12 +102,6 @@ def _stream_exchange(call: Call) -> tuple[Vhost, ExchangePut]:
     if shard_sets.wanted(call.catalog, vhost, exchange, call.context.shards.count) is None:
         raise bad_request(f"exchange '{name}' is no stream exchange")
     return vhost, exchange
-
-
-async def _messages(call: Call, parts: list[QueuePut]) -> dict[int, int]:
-    """By queue id, those whose shards answer: ready, held, kept back."""
-    stats = await call.context.shards.stats({queue.shard for queue in parts})
-    return {each.id: each.ready + each.unacked for reply in stats.values() for each in reply.queues}
 
 
 def _shown(vhost: Vhost, queue: QueuePut, messages: int | None, left: int | None) -> dict[str, Any]:

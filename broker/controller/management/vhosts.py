@@ -47,12 +47,12 @@ def row(vhost: Vhost, stats: Stats) -> dict[str, Any]:
 
 
 async def get_all(call: Call) -> Listing:
-    stats = await call.context.stats.now()
+    stats = await call.context.stats.now(totals_only=True)
     return Listing(row(vhost, stats) for vhost in call.visible_vhosts())
 
 
 async def get(call: Call) -> dict[str, Any]:
-    return row(call.vhost(), await call.context.stats.now())
+    return row(call.vhost(), await call.context.stats.now(totals_only=True))
 
 
 async def put(call: Call) -> Any:
@@ -69,8 +69,8 @@ async def put(call: Call) -> Any:
         before.is_traced if body.tracing is None else body.tracing,
     )
     check(await call.context.authority.put_vhost(put))
-    if not existed:
-        # As in RabbitMQ: who makes a vhost by the API may use it.
+    if not existed and not call.is_local:
+        # As in RabbitMQ: who makes a vhost by the API may use it; who makes it at the command line is no user.
         check(await call.context.authority.put_permission(name, call.user.name, ".*", ".*", ".*"))
     return put_status(existed)
 

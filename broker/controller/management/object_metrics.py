@@ -1,0 +1,217 @@
+"""Metrics of single queues, connections, channels, exchanges and vhosts, in the families of RabbitMQ's exporter.
+
+There may be 100,000 of them: they are asked for by name (`/metrics/detailed?family=...&vhost=...`) or all together
+(`/metrics/per-object`), and written some at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, NamedTuple
+
+from broker.catalog import Vhost
+from broker.checks import is_hidden_queue
+from broker.controller.management.call import Context
+from broker.controller.management.channels import channel_name
+from broker.controller.management.gathered import Stats
+
+SLICE_ROWS = 1_000
+DETAILED = "rabbitmq_detailed_"
+PER_OBJECT = "rabbitmq_"
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+class Metric(NamedTuple):
+    name: str  # without its prefix; counters end in _total
+    what: str
+    value: Callable[[Any], float]
+
+
+class Family(NamedTuple):
+    """`things`: those of some vhosts, each with the values of `labels`."""
+
+    labels: tuple[str, ...]
+    things: Callable[[Context, Stats, list[Vhost]], Iterable[tuple[tuple[str, ...], Any]]]
+    metrics: tuple[Metric, ...]
+
+
+async def lines(
+    context: Context, stats: Stats, families: Iterable[str], vhosts: AbstractSet[str] | None, prefix: str
+) -> AsyncIterator[bytes]:
+    """Exposition text of these families; those nobody knows are passed over. `vhosts` None: of all."""
+    seen = [vhost for vhost in list(context.catalog.vhosts.values()) if vhosts is None or vhost.name in vhosts]
+    for name in dict.fromkeys(families):
+        family = FAMILIES.get(name)
+        if family is None:
+            continue
+        things = []
+        for part in _slices(family.things(context, stats, seen)):
+            things += [(_labels(family.labels, values), thing) for values, thing in part]
+            await asyncio.sleep(0)
+        for metric in family.metrics:
+            full = prefix + metric.name
+            kind = "counter" if full.endswith("_total") else "gauge"
+            yield f"# HELP {full} {metric.what}\n# TYPE {full} {kind}\n".encode()
+            for each in _slices(things):
+                yield "".join([f"{full}{labels} {float(metric.value(thing))}\n" for labels, thing in each]).encode()
+                await asyncio.sleep(0)
+
+
+def _slices(things: Iterable[Any]) -> Iterable[list[Any]]:
+    rest = iter(things)
+    while part := list(itertools.islice(rest, SLICE_ROWS)):
+        yield part
+
+
+def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    pairs = zip(names, values, strict=True)
+    return "{" + ",".join([f'{name}="{value.translate(_ESCAPES)}"' for name, value in pairs]) + "}"
+
+
+# -- what there is ----------------------------------------------------------------------------------------
+
+
+def _queues(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    for vhost in vhosts:
+        for queue in list(vhost.queues.values()):
+            known = stats.queue(queue)
+            if known is not None and not is_hidden_queue(queue.name):
+                yield (vhost.name, queue.name), known
+
+
+def _exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    for vhost in vhosts:
+        for exchange in list(vhost.exchanges.values()):
+            yield (vhost.name, exchange.name, exchange.type), len(vhost.bindings_from(exchange.name))
+
+
+def _vhosts(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    return (((vhost.name,), 1) for vhost in vhosts)
+
+
+def _connections(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    names = {vhost.name for vhost in vhosts}
+    for info in context.presence.connections():
+        report = stats.connections.get(info.owner)
+        if report is not None and info.vhost in names:
+            yield (info.vhost, info.name), report
+
+
+def _channels(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    names = {vhost.name for vhost in vhosts}
+    for report in stats.channels:
+        info = context.presence.connection(report["owner"])
+        if info is not None and info.vhost in names:
+            yield (info.vhost, channel_name(info, report["number"])), report
+
+
+def _churn(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    return (((), values) for values in [churn(context, stats)])
+
+
+def churn(context: Context, stats: Stats) -> dict[str, float]:
+    """What came and went since the controller's start, or for channels since each front door's."""
+    connections, channels = len(context.presence.connections()), stats.counters.get("channels", 0)
+    channels_opened = stats.counters.get("channels_opened", 0)
+    return {
+        "connections_opened": context.presence.opened,
+        "connections_closed": context.presence.opened - connections,
+        "channels_opened": channels_opened,
+        "channels_closed": max(0, channels_opened - channels),
+        **context.authority.queue_churn(),
+    }
+
+
+def _of(key: str) -> Callable[[dict[str, Any]], float]:
+    return lambda report: float(report.get(key) or 0)
+
+
+_QUEUE = ("vhost", "queue")
+_CONNECTION = ("vhost", "connection")
+_CHANNEL = ("vhost", "channel")
+_EXCHANGE = ("vhost", "exchange", "type")
+
+FAMILIES: Final[dict[str, Family]] = {
+    "queue_coarse_metrics": Family(
+        _QUEUE,
+        _queues,
+        (
+            Metric("queue_messages_ready", "Messages ready", lambda q: q.ready),
+            Metric("queue_messages_unacked", "Messages delivered and not acknowledged", lambda q: q.unacked),
+            Metric("queue_messages", "Messages ready and unacknowledged", lambda q: q.ready + q.unacked),
+        ),
+    ),
+    "queue_consumer_count": Family(_QUEUE, _queues, (Metric("queue_consumers", "Consumers", lambda q: q.consumers),)),
+    "queue_metrics": Family(
+        _QUEUE,
+        _queues,
+        (
+            Metric("queue_messages_bytes", "Bytes of its messages", lambda q: q.ready_bytes + q.unacked_bytes),
+            Metric("queue_messages_ready_bytes", "Bytes of those ready", lambda q: q.ready_bytes),
+            Metric("queue_messages_unacked_bytes", "Bytes of those unacknowledged", lambda q: q.unacked_bytes),
+            Metric("queue_messages_published_total", "Messages that came", lambda q: q.published),
+        ),
+    ),
+    "queue_delivery_metrics": Family(
+        _QUEUE,
+        _queues,
+        (
+            Metric("queue_messages_delivered_total", "Messages given to consumers", lambda q: q.delivered - q.got),
+            Metric("queue_get_total", "Messages fetched by basic.get", lambda q: q.got),
+            Metric("queue_messages_redelivered_total", "Messages given again", lambda q: q.redelivered),
+            Metric("queue_messages_acked_total", "Messages acknowledged", lambda q: q.acked),
+        ),
+    ),
+    "connection_coarse_metrics": Family(
+        _CONNECTION,
+        _connections,
+        (
+            Metric("connection_incoming_bytes_total", "Bytes read", _of("recv_oct")),
+            Metric("connection_outgoing_bytes_total", "Bytes written", _of("send_oct")),
+        ),
+    ),
+    "connection_metrics": Family(
+        _CONNECTION,
+        _connections,
+        (
+            Metric("connection_channels", "Channels", _of("channels")),
+            Metric("connection_pending_bytes", "Bytes the client has not taken", _of("send_pend")),
+        ),
+    ),
+    "channel_metrics": Family(
+        _CHANNEL,
+        _channels,
+        (
+            Metric("channel_consumers", "Consumers", _of("consumer_count")),
+            Metric("channel_messages_unacked", "Deliveries not acknowledged", _of("messages_unacknowledged")),
+            Metric("channel_messages_unconfirmed", "Publishes not confirmed", _of("messages_unconfirmed")),
+            Metric("channel_prefetch", "Limit of unacknowledged messages of new consumers", _of("prefetch_count")),
+            Metric("channel_prefetch_global", "Limit of all together", _of("global_prefetch_count")),
+        ),
+    ),
+    "exchange_bindings": Family(
+        _EXCHANGE, _exchanges, (Metric("exchange_bindings", "Bindings from it", lambda bindings: bindings),)
+    ),
+    "exchange_names": Family(_EXCHANGE, _exchanges, (Metric("exchange_name", "1", lambda bindings: 1),)),
+    "vhost_status": Family(("vhost",), _vhosts, (Metric("vhost_status", "1: it is served", lambda one: one),)),
+    "connection_churn_metrics": Family(
+        (),
+        _churn,
+        tuple(
+            Metric(f"{what}_{end}_total", f"{what.capitalize()} {end}", _of(f"{what}_{end}"))
+            for what, ends in (
+                ("connections", ("opened", "closed")),
+                ("channels", ("opened", "closed")),
+                ("queues", ("declared", "created", "deleted")),
+            )
+            for end in ends
+        ),
+    ),
+}
+PER_OBJECT_FAMILIES: Final = (
+    "queue_coarse_metrics", "queue_consumer_count", "queue_metrics", "queue_delivery_metrics",
+    "connection_coarse_metrics", "connection_metrics", "channel_metrics",
+)  # fmt: skip

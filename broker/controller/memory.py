@@ -1,0 +1,93 @@
+"""How much memory the broker's processes hold that the kernel cannot take back, and how much is too much.
+
+Pages of files (segments, code) are not counted: they go when others need them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+LOW_ON_MEMORY = "low on memory"
+OVER_BELOW = 0.95  # of the limit: else an alarm would come and go with every message
+COUNTED = ("RssAnon:", "RssShmem:")
+CGROUPS = Path("/sys/fs/cgroup")
+
+log = logging.getLogger(__name__)
+
+
+class MemoryWatch:
+    """`alarm`: "" while there is enough. Limits as of the last `look`."""
+
+    def __init__(self) -> None:
+        self.used_bytes = self.limit_bytes = 0
+        self.alarm = ""
+
+    def look(self, pids: Iterable[int], watermark: float, absolute_bytes: int) -> None:
+        self.used_bytes = used_bytes(pids)
+        self.limit_bytes = limit_bytes(watermark, absolute_bytes)
+        before, self.alarm = self.alarm, alarm(self.used_bytes, self.limit_bytes, self.alarm)
+        if self.alarm != before:
+            used, limit = self.used_bytes >> 20, self.limit_bytes >> 20
+            log.warning("memory: %d MiB in use, %d allowed: %s", used, limit, self.alarm or "enough again")
+
+
+def limit_bytes(watermark: float, absolute_bytes: int) -> int:
+    """Of all processes together; 0: none. `absolute_bytes` wins over `watermark`, a part of `total_bytes`."""
+    return absolute_bytes or int(watermark * total_bytes())
+
+
+def alarm(used_bytes: int, limit: int, before: str) -> str:
+    if limit and used_bytes > limit * (OVER_BELOW if before else 1):
+        return LOW_ON_MEMORY
+    return ""
+
+
+def total_bytes() -> int:
+    """What the machine has, or the smallest of what our control groups may use."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_allowed(_control_group())])
+
+
+def _control_group() -> Path | None:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    found = next((line[3:] for line in lines if line.startswith("0::")), None)
+    return None if found is None else CGROUPS / found.lstrip("/")
+
+
+def _allowed(group: Path | None) -> Iterable[int]:
+    for folder in [] if group is None else [group, *group.parents]:
+        try:
+            text = (folder / "memory.max").read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            yield int(text)
+
+
+def used_bytes(pids: Iterable[int]) -> int:
+    return sum(_held(pid) for pid in pids)
+
+
+def _held(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0  # gone
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(COUNTED))
+
+
+def pids(runtime_dir: str) -> list[int]:
+    """Of all processes, as the supervisor tells; our own without one."""
+    try:
+        found = json.loads((Path(runtime_dir) / "status.json").read_bytes())
+        known = [int(found["pid"]), *(int(child["pid"]) for child in found["children"])]
+    except (OSError, ValueError, KeyError, TypeError):
+        return [os.getpid()]
+    return [pid for pid in known if pid]

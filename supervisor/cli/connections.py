@@ -1,0 +1,84 @@
+"""Connections, channels and consumers: listed, and connections closed; rabbitmqctl's names and order of arguments."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from supervisor.cli.queues import Columns, listed
+
+Reason = Annotated[str, typer.Argument(metavar="REASON", help="Told to the client.")]
+Limit = Annotated[int, typer.Option(help="Close at most so many; 0: all.")]
+
+
+def list_connections(api: Api, columns: Columns = None) -> Rows:
+    """Connections of clients."""
+    return _with_pid(listed(api, "connections", None, columns or ["user", "peer_host", "peer_port", "state"]))
+
+
+def list_channels(api: Api, columns: Columns = None) -> Rows:
+    """Channels of all connections."""
+    usual = ["name", "user", "consumer_count", "messages_unacknowledged"]
+    return _with_pid(listed(api, "channels", None, columns or usual))
+
+
+def list_consumers(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
+    """Consumers of a vhost."""
+    usual = ["queue_name", "channel_name", "consumer_tag", "ack_required", "prefetch_count", "active", "arguments"]
+    rows: list[dict[str, Any]] = api.get("consumers", vhost, thing=f"vhost '{vhost}'")
+    for row in rows:
+        row["queue_name"] = row.get("queue", {}).get("name")
+        row["channel_name"] = row["channel_pid"] = row.get("channel_details", {}).get("name")
+    known = set(usual).union(("channel_pid", "exclusive"), *rows)
+    if unknown := [column for column in columns or [] if column not in known]:
+        fail(f"unknown column {', '.join(unknown)}; known are {', '.join(sorted(known))}", USAGE)
+    return Rows(rows, columns or usual)
+
+
+def close_connection(
+    api: Api,
+    connection: Annotated[str, typer.Argument(metavar="NAME", help="As list_connections name (or pid) shows it.")],
+    reason: Reason = "Closed via shardctl",
+) -> None:
+    """Close one client's connection."""
+    api.close(connection, reason)
+
+
+def close_all_connections(
+    api: Api,
+    reason: Reason = "Closed via shardctl",
+    vhost: Annotated[str, typer.Option("--vhost", "-p", help="Of this virtual host alone.")] = "",
+    every: Annotated[bool, typer.Option("--global", help="Of all of them.")] = False,
+    limit: Limit = 0,
+) -> None:
+    """Close the connections of a vhost, or of all."""
+    if not vhost and not every:
+        fail("which: -p VHOST, or --global", USAGE)
+    rows = [row for row in api.get("connections") if every or row["vhost"] == vhost]
+    _close(api, rows[: limit or None], reason)
+
+
+def close_all_user_connections(
+    api: Api,
+    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    reason: Reason = "Closed via shardctl",
+    limit: Limit = 0,
+) -> None:
+    """Close the connections of a user."""
+    rows = [row for row in api.get("connections") if row["user"] == username]
+    _close(api, rows[: limit or None], reason)
+
+
+def _close(api: Api, rows: list[dict[str, Any]], reason: str) -> None:
+    for row in rows:
+        if api.has("connections", row["name"]):  # one that has just left by itself is no error
+            api.close(row["name"], reason)
+
+
+def _with_pid(found: Rows) -> Rows:
+    """rabbitmqctl's scripts ask for the pid, to close by it: here that is the name."""
+    for row in found.rows:
+        row["pid"] = row.get("name")
+    return found

@@ -1,0 +1,221 @@
+"""shardctl perf: a load on a running broker, and what comes through; for a first figure.
+
+One process plays all publishers and consumers, so it measures this program as much as the broker: `make bench` has a
+generator written in C, which is the one to compare brokers with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import pamqp.frame
+import typer
+from pamqp import commands, header
+
+from supervisor.cli.amqp import FRAME_BYTES_MAX, FRAME_END, HEAD, READ_BYTES, Connection, Counts, Lost
+from supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail
+
+BURST_BYTES = 64 << 10  # publishes that leave in one write
+BACKLOG_MESSAGES_MAX = 50_000  # not consumed yet: then publishers wait, and the figure is of what comes through
+HANDSHAKE_TIMEOUT_S = 10.0
+DRAIN_TIMEOUT_S = 10.0  # for what was published to arrive
+BODY = 3
+HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@dataclass(frozen=True)
+class Load:
+    producers: int
+    consumers: int
+    size: int
+    queues: list[str]
+    persistent: bool
+    confirm: int
+    rate: int
+    auto_ack: bool
+    prefetch: int
+    seconds: float
+
+
+def perf(
+    api: Api,
+    uri: Annotated[str, typer.Option(help="amqp://user:password@host:port/vhost; else the broker on this host.")] = "",
+    producers: Annotated[int, typer.Option("--producers", "-x", min=0, help="Connections that publish.")] = 1,
+    consumers: Annotated[int, typer.Option("--consumers", "-y", min=0, help="Connections that consume.")] = 1,
+    size: Annotated[int, typer.Option("--size", min=0, max=1 << 20, help="Bytes of a body.")] = 16,
+    queue: Annotated[str, typer.Option("--queue", help="Its name; several get a number.")] = "shardctl-perf",
+    queues: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 1,
+    persistent: Annotated[bool, typer.Option(help="Durable queues, persistent messages.")] = False,
+    confirm: Annotated[int, typer.Option("--confirm", "-c", min=0, help="At most unconfirmed; 0: not asked for.")] = 0,
+    rate: Annotated[int, typer.Option("--rate", "-r", min=0, help="Of each producer, per second.")] = 0,
+    auto_ack: Annotated[bool, typer.Option(help="Consumers do not acknowledge.")] = False,
+    prefetch: Annotated[int, typer.Option("--prefetch", min=0, max=65535, help="0: no limit.")] = 1000,
+    seconds: Annotated[float, typer.Option("--time", "-z", min=0.1, help="Seconds to publish.")] = 10.0,
+    keep: Annotated[bool, typer.Option(help="Leave the queues, and what is in them.")] = False,
+) -> Rows:
+    """Publish and consume as fast as one process can, and say how fast that was."""
+    names = [queue] if queues == 1 else [f"{queue}-{at}" for at in range(queues)]
+    load = Load(producers, consumers, size, names, persistent, confirm, rate, auto_ack, prefetch, seconds)
+    try:
+        counts, took = asyncio.run(_run(_target(uri, api), load, keep))
+    except Lost as lost:
+        fail(f"the broker ends the connection: {lost}", FAILED)
+    except OSError as error:
+        fail(f"no broker reachable by AMQP: {error}", UNREACHABLE)
+    rates = {name: round(getattr(counts, name) / took) for name in ("published", "confirmed", "consumed")}
+    row = {f"{name}/s": value for name, value in rates.items()} | {"refused": counts.refused, "seconds": took}
+    return Rows([row], list(row))
+
+
+class Target(NamedTuple):
+    host: str
+    port: int
+    user: str
+    password: str
+    vhost: str
+
+
+def _target(uri: str, api: Api) -> Target:
+    if uri:
+        parts = urlsplit(uri)
+        if parts.scheme != "amqp" or not parts.hostname:
+            fail(f"--uri: not amqp://...: {uri}", USAGE)
+        vhost = unquote(parts.path[1:]) if len(parts.path) > 1 else "/"
+        login = unquote(parts.username or "guest"), unquote(parts.password or "guest")
+        return Target(parts.hostname, parts.port or 5672, *login, vhost)
+    found = next((one for one in api.get("overview")["listeners"] if one["protocol"] == "amqp"), None)
+    if found is None:
+        fail("the broker has no AMQP listener; use --uri")
+    host = HERE.get(found["ip_address"], found["ip_address"])
+    return Target(host, found["port"], api.user, api.password, "/")
+
+
+async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
+    counts = Counts()
+    connections: list[Connection] = []
+
+    async def connected() -> Connection:
+        reader, writer = await asyncio.open_connection(target.host, target.port, limit=READ_BYTES)
+        connection = Connection(reader, writer, counts)
+        connections.append(connection)
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            await connection.open(target.user, target.password, target.vhost)
+        return connection
+
+    try:
+        control = await connected()
+        for name in load.queues:
+            declare = _method(commands.Queue.Declare(durable=load.persistent), queue=name)
+            await control.call(declare, commands.Queue.DeclareOk)
+        consuming = [await _consumer(await connected(), at, load) for at in range(load.consumers)]
+        publishing = [await connected() for _ in range(load.producers)]
+        took = await _play(publishing, consuming, load, counts)
+        for name in [] if keep else load.queues:
+            await control.call(_method(commands.Queue.Delete(), queue=name), commands.Queue.DeleteOk)
+        return counts, took
+    finally:
+        for connection in connections:
+            connection.writer.close()
+
+
+async def _play(publishing: list[Connection], consuming: list[Connection], load: Load, counts: Counts) -> float:
+    """Seconds until the last message that was consumed, or published, or confirmed."""
+    began = time.monotonic()
+    until = began + load.seconds
+    readers = [asyncio.create_task(_consume(one, load)) for one in consuming]
+    readers += [asyncio.create_task(_hear(one)) for one in publishing]
+    try:
+        publishers = [_publish(one, at, load, until, counts) for at, one in enumerate(publishing)]
+        await _first_failure(asyncio.gather(*publishers), readers)
+        await _first_failure(_drained(counts, load, bool(consuming)), readers)
+        return time.monotonic() - began
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _first_failure(work: Any, readers: list[asyncio.Task[None]]) -> None:
+    task = asyncio.ensure_future(work)
+    done, _ = await asyncio.wait([task, *readers], return_when=asyncio.FIRST_COMPLETED)
+    for one in done:
+        if one is not task:
+            task.cancel()
+        one.result()
+
+
+async def _drained(counts: Counts, load: Load, consumed: bool) -> None:
+    """What was published is confirmed and consumed, or for a while nothing more is."""
+    seen, at = -1, time.monotonic()
+    while time.monotonic() - at < DRAIN_TIMEOUT_S:
+        settled = counts.confirmed + counts.refused
+        if (not consumed or counts.consumed >= counts.published) and (not load.confirm or settled >= counts.published):
+            return
+        if counts.consumed + settled != seen:
+            seen, at = counts.consumed + settled, time.monotonic()
+        await asyncio.sleep(0.005)
+
+
+async def _consumer(connection: Connection, at: int, load: Load) -> Connection:
+    if load.prefetch and not load.auto_ack:
+        await connection.call(commands.Basic.Qos(0, load.prefetch), commands.Basic.QosOk)
+    queue = load.queues[at % len(load.queues)]
+    await connection.call(_method(commands.Basic.Consume(no_ack=load.auto_ack), queue=queue), commands.Basic.ConsumeOk)
+    return connection
+
+
+async def _consume(connection: Connection, load: Load) -> None:
+    while True:
+        if await connection.take() and not load.auto_ack:
+            connection.send(1, commands.Basic.Ack(connection.last_delivery, multiple=True))
+
+
+async def _hear(connection: Connection) -> None:
+    while True:
+        await connection.take()
+
+
+async def _publish(connection: Connection, at: int, load: Load, until: float, counts: Counts) -> None:
+    if load.confirm:
+        connection.send(1, commands.Confirm.Select())  # its answer is heard, and counts for nothing
+    one = _message(load.queues[at % len(load.queues)], load)
+    most = max(1, BURST_BYTES // len(one))
+    burst = min(most, load.confirm or most, max(1, load.rate // 100) if load.rate else most)
+    data, published, began = one * burst, 0, time.monotonic()
+    while (now := time.monotonic()) < until:
+        if load.rate and (ahead_s := published / load.rate - (now - began)) > 0:
+            await asyncio.sleep(ahead_s)
+        if load.confirm and published + burst - connection.confirmed > load.confirm:
+            await counts.moved.wait()
+            continue
+        if load.consumers and counts.published - counts.consumed > BACKLOG_MESSAGES_MAX:
+            await counts.moved.wait()
+            continue
+        connection.writer.write(data)
+        published += burst
+        counts.published += burst
+        await connection.writer.drain()
+        await asyncio.sleep(0)  # consumers have their turn
+
+
+def _message(queue: str, load: Load) -> bytes:
+    publish = _method(commands.Basic.Publish(), routing_key=queue)
+    properties = commands.Basic.Properties(delivery_mode=2 if load.persistent else 1)
+    body = b"x" * load.size
+    step = FRAME_BYTES_MAX - HEAD.size - len(FRAME_END)
+    pieces = [body[at : at + step] for at in range(0, len(body), step)]
+    parts = [HEAD.pack(BODY, 1, len(part)) + part + FRAME_END for part in pieces]
+    start: bytes = pamqp.frame.marshal(publish, 1)
+    head: bytes = pamqp.frame.marshal(header.ContentHeader(0, len(body), properties), 1)
+    return start + head + b"".join(parts)
+
+
+def _method(method: Any, **names: str) -> Any:
+    """pamqp itself refuses names that brokers take."""
+    for key, value in names.items():
+        setattr(method, key, value)
+    return method

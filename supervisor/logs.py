@@ -1,0 +1,122 @@
+"""How all processes of the broker log: one line per event to standard error, or an entry with fields to the journal.
+
+`auto` is the journal's own protocol where standard error is already connected to it (systemd says so in
+JOURNAL_STREAM), else text. An entry of the journal has MESSAGE, PRIORITY, SYSLOG_IDENTIFIER=shardmq, SHARDMQ_PROCESS
+and LOGGER, so `journalctl -u shardmq SHARDMQ_PROCESS=shard-0 -p warning` finds what it says. The level can be changed
+at any time.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+from typing import Final, Literal
+
+Format = Literal["auto", "text", "json", "journal"]
+
+JOURNAL: Final = "/run/systemd/journal/socket"
+IDENTIFIER: Final = "shardmq"
+ONE_LOGGER: Final = ("supervisor", "controller")  # in lines of text their loggers are not told apart
+MESSAGE_BYTES_MAX: Final = 48 << 10  # what one datagram holds on any machine
+# syslog's priorities
+PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+DEBUG_PRIORITY: Final = 7
+
+
+def begin(level: str, form: str, process: str) -> None:
+    """Once, at the start of a process. `process`: its name in every line."""
+    set_level(level)
+    faulthandler.register(signal.SIGUSR1)  # what every thread does just now, to standard error
+    logging.getLogger().handlers[:] = [_handler(form, process)]
+
+
+def set_level(level: str) -> None:
+    logging.getLogger().setLevel(level.upper())
+
+
+def _handler(form: str, process: str) -> logging.Handler:
+    if form == "journal" or (form == "auto" and is_journal(os.environ.get("JOURNAL_STREAM", ""))):
+        try:
+            return JournalHandler(process)
+        except OSError as error:
+            if form == "journal":
+                print(f"shardmq: no journal ({error}): logging to standard error", file=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    name = process if process in ONE_LOGGER else f"{process} %(name)s"
+    if form == "json":
+        handler.setFormatter(JsonFormatter(process))
+    else:
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {name}: %(message)s"))
+    return handler
+
+
+def is_journal(stream: str) -> bool:
+    """Whether standard error is what JOURNAL_STREAM ("device:inode") names: it may have been redirected since."""
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return False
+    return stream == f"{found.st_dev}:{found.st_ino}"
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (seconds), level, process, logger, message and, for one, exception."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+class JournalHandler(logging.Handler):
+    """Entries by the journal's native protocol. Raises OSError when there is no journal."""
+
+    def __init__(self, process: str, path: str = JOURNAL) -> None:
+        super().__init__()
+        self._process = process
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.connect(path)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._socket.send(entry(record, self._process, self.format(record)))
+        except OSError:
+            self.handleError(record)
+
+
+def entry(record: logging.LogRecord, process: str, text: str) -> bytes:
+    """FIELD=value lines; a value with a newline is FIELD, newline, its length (u64, little endian), value."""
+    priority = next((number for level, number in PRIORITIES if record.levelno >= level), DEBUG_PRIORITY)
+    fields = {
+        "MESSAGE": text,
+        "PRIORITY": str(priority),
+        "SYSLOG_IDENTIFIER": IDENTIFIER,
+        "SHARDMQ_PROCESS": process,
+        "LOGGER": record.name,
+        "CODE_FILE": record.pathname,
+        "CODE_LINE": str(record.lineno),
+    }
+    return b"".join(_field(name, value.encode()[:MESSAGE_BYTES_MAX]) for name, value in fields.items())
+
+
+def _field(name: str, value: bytes) -> bytes:
+    if b"\n" in value:
+        return name.encode() + b"\n" + struct.pack("<Q", len(value)) + value + b"\n"
+    return name.encode() + b"=" + value + b"\n"

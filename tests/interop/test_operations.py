@@ -1,0 +1,203 @@
+"""What operators change in a running broker holds at once: alarms, limits, log level, users, whose addresses count."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pika
+import pytest
+from pamqp import commands
+from pika.exceptions import ProbableAccessDeniedError
+
+from tests.support.raw_client import HEADER, RawClient, method
+from tests.support.real_broker import SOURCE, RealBroker, wait_until
+
+BALANCED = b"PROXY TCP4 192.0.2.7 192.0.2.1 7777 5672\r\n"
+USERS = {"users": [{"name": "late", "password": "secret", "tags": "monitoring"}],
+         "vhosts": [{"name": "/"}],
+         "permissions": [{"user": "late", "vhost": "/", "configure": "", "write": "", "read": ""}]}  # fmt: skip
+
+
+class Operated(RealBroker):
+    """With a settings file, which `set` replaces and has read anew."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.file = folder / "broker.toml"
+        self.file.write_text(text)
+        super().__init__(folder / "data", more=("--config", str(self.file), "--bind", "127.0.0.1"))
+
+    def set(self, text: str) -> None:
+        self.file.write_text(text)
+        self.process.send_signal(signal.SIGHUP)
+
+    def says(self, text: str, times: int = 1) -> None:
+        wait_until(lambda: self.log_path.read_text().count(text) >= times, f"the log to say {text!r}", 20)
+
+    def ctl(self, *arguments: str, status: int = 0) -> str:
+        """shardctl on the broker's host: no password."""
+        command = [sys.executable, "-m", "supervisor.cli.app", *arguments, "--data-dir", str(self.data_dir)]
+        ended = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == status, ended.stderr
+        return ended.stdout + ended.stderr
+
+
+@pytest.fixture(scope="module")
+def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
+    started = Operated(tmp_path_factory.mktemp("operated"), "")
+    yield started
+    started.stop()
+
+
+def connect(broker: RealBroker, user: str = "guest", password: str = "guest") -> pika.BlockingConnection:
+    login = pika.PlainCredentials(user, password)
+    return pika.BlockingConnection(pika.ConnectionParameters(broker.host, broker.port, "/", login))
+
+
+@pytest.mark.row("N13")
+def test_a_memory_alarm_blocks_publishers_and_is_in_health_nodes_and_metrics_until_it_is_over(
+    operated: Operated,
+) -> None:
+    with connect(operated) as connection:
+        blocked: list[str] = []
+        connection.add_on_connection_blocked_callback(lambda _, frame: blocked.append(frame.method.reason))
+        connection.add_on_connection_unblocked_callback(lambda *_: blocked.append("over"))
+        channel = connection.channel()
+        operated.ctl("set_vm_memory_high_watermark", "absolute", "1MB")
+        operated.says("alarm: low on memory")
+        channel.basic_publish("", "nowhere", b"x")
+        wait(connection, lambda: blocked == ["low on memory"])
+        assert "low on memory" in operated.ctl("diagnostics", "check_alarms", status=1)
+        assert metric(operated, "rabbitmq_alarms_memory_used_watermark") == 1.0
+        operated.ctl("set_vm_memory_high_watermark", "0.9")
+        wait(connection, lambda: blocked == ["low on memory", "over"])
+    operated.ctl("diagnostics", "check_alarms")
+    assert metric(operated, "rabbitmq_alarms_memory_used_watermark") == 0.0
+    assert metric(operated, "rabbitmq_process_open_fds") > 10
+
+
+@pytest.mark.row("N14")
+def test_the_disk_limit_can_be_raised_over_what_is_free(operated: Operated) -> None:
+    operated.ctl("set_disk_free_limit", "900TB")
+    operated.says("alarm: low on disk")
+    assert "low on disk" in operated.ctl("diagnostics", "alarms")
+    operated.ctl("set_disk_free_limit", "1MB")
+    operated.says("alarm: over")
+    assert "2GiB" in operated.ctl("set_disk_free_limit", "much", status=2)
+
+
+@pytest.mark.row("N12")
+def test_behind_a_balancer_clients_have_their_own_addresses(operated: Operated) -> None:
+    operated.set('[listen]\nproxy_protocol_from = ["127.0.0.0/8"]')
+    operated.says("listen.proxy_protocol_from has changed")
+    operated.ctl("add_user", "far", "away")
+    operated.ctl("set_permissions", "far", ".*", ".*", ".*")
+    with RawClient(operated.port) as client:
+        client.send(BALANCED)
+        log_in(client, "far", "away")
+        client.expect(commands.Connection.Tune)
+        client.send(method(0, commands.Connection.TuneOk(10, 131072, 0)) + method(0, commands.Connection.Open()))
+        client.expect(commands.Connection.OpenOk)
+        assert "192.0.2.7\t7777" in operated.ctl("list_connections", "peer_host", "peer_port")
+    connect(operated).close()  # without a header: the balancer's own
+    with RawClient(operated.port) as client:
+        client.send(BALANCED)
+        log_in(client, "guest", "guest")
+        assert client.expect(commands.Connection.Close).reply_code == 403  # guest, and not from this host
+    operated.set("")
+    operated.says("listen.proxy_protocol_from has changed", 2)
+
+
+@pytest.mark.row("A1.9")
+def test_a_limit_of_connections_holds_over_all_front_doors_and_can_be_lifted(operated: Operated) -> None:
+    operated.set("[front_doors]\nconnections_max = 2")
+    operated.says("front_doors.connections_max has changed")
+    first, second = connect(operated), connect(operated)
+    with pytest.raises(ProbableAccessDeniedError, match="node connection limit .2. is reached"):
+        wait_until(lambda: connect(operated).close() is not None, "the limit to be in force", 10)
+    second.close()
+    operated.set("")
+    operated.says("front_doors.connections_max has changed", 2)
+    connect(operated).close()
+    first.close()
+
+
+@pytest.mark.row("N5")
+def test_users_and_the_log_level_are_read_anew_and_a_wrong_file_changes_nothing(
+    operated: Operated, tmp_path: Path
+) -> None:
+    given = tmp_path / "users.json"
+    given.write_text(json.dumps(USERS))
+    operated.set(f'log_level = "debug"\nload_definitions = "{given}"')
+    operated.says(f"load_definitions: {given} taken in")
+    assert 'late\t["monitoring"]' in operated.ctl("list_users")
+    operated.says("log_level has changed")
+    operated.set("colour = 1")
+    operated.says("the settings stay as they were: colour: there is no such key")
+    assert operated.status()["log_level"] == "debug"
+    given.write_text("{")
+    operated.set(f'log_level = "debug"\nload_definitions = "{given}"')
+    operated.says("load_definitions: not taken in to its end")
+    operated.set("")
+    operated.says("log_level has changed", 2)
+
+
+@pytest.mark.row("H12")
+def test_the_log_level_can_be_set_until_the_next_start(operated: Operated) -> None:
+    operated.ctl("set_log_level", "warning")
+    wait_until(lambda: operated.status()["log_level"] == "warning", "the level to be warning", 10)
+    assert "one of debug, info" in operated.ctl("set_log_level", "loud", status=2)
+    shown = operated.ctl("environment")
+    assert "log_level\twarning" in shown and "shards.count\t2" in shown and "default_pass" not in shown
+    operated.ctl("set_log_level", "info")
+    wait_until(lambda: operated.status()["log_level"] == "info", "the level to be info", 10)
+
+
+def log_in(client: RawClient, user: str, password: str) -> None:
+    client.send(HEADER)
+    client.expect(commands.Connection.Start)
+    properties = {"capabilities": {"authentication_failure_close": True}}
+    client.send(method(0, commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US")))
+
+
+def wait(connection: pika.BlockingConnection, done: Callable[[], bool]) -> None:
+    wait_until(lambda: connection.process_data_events(0.05) is not None or done(), "the client to hear of it", 20)
+
+
+def metric(broker: RealBroker, name: str) -> float:
+    asked = http.client.HTTPConnection(broker.metrics, timeout=10)
+    asked.request("GET", "/metrics")
+    lines = asked.getresponse().read().decode().splitlines()
+    asked.close()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+@pytest.mark.row("H20")
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("--confirm", "100", "--persistent", "-x", "2", "-y", "3", "--queues", "3"),
+        ("--size", "300000"),
+        ("-y", "0"),
+    ],
+)
+def test_a_load_goes_through_and_leaves_nothing_behind(operated: Operated, more: tuple[str, ...]) -> None:
+    (row,) = json.loads(operated.ctl("perf", "--time", "0.3", "--formatter", "json", *more))
+    assert row["published/s"] > 0 and row["refused"] == 0
+    if "-y" not in more or "0" not in more:
+        assert row["consumed/s"] == row["published/s"]
+    if "--confirm" in more:
+        assert row["confirmed/s"] == row["published/s"]
+    assert operated.ctl("-s", "list_queues", "name") == ""
+
+
+@pytest.mark.row("H20")
+def test_a_load_with_a_wrong_password_says_so(operated: Operated) -> None:
+    said = operated.ctl("perf", "--uri", f"amqp://guest:wrong@{operated.host}:{operated.port}", status=1)
+    assert "ACCESS_REFUSED" in said

@@ -1,0 +1,366 @@
+"""rabbitmqctl's further commands, probes and their exit statuses, formats for programs, the socket without password."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from supervisor.cli.app import COMMANDS, app
+from supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
+from supervisor.cli.node import size_bytes
+from supervisor.cli.top import Picture
+
+NAME = "127.0.0.1:4000 -> 127.0.0.1:5672"
+PATH_OF_NAME = "127.0.0.1%3A4000%20-%3E%20127.0.0.1%3A5672"
+FAILED = {"status": "failed", "reason": "There are alarms in effect", "alarms": [{"shard": 1, "alarm": "low on disk"}]}
+
+ANSWERS: dict[str, Any] = {
+    "/api/overview": {"product_version": "1.2", "cluster_name": "c", "queue_totals": {"messages_ready": 7,
+                      "messages_unacknowledged": 0}, "object_totals": dict.fromkeys(
+                          ("connections", "channels", "consumers", "queues"), 1), "message_stats": {"publish": 5},
+                      "listeners": [{"protocol": "http", "ip_address": "127.0.0.1", "port": 1}]},
+    "/api/nodes": [{"node": "n", "name": "n", "running": True, "alarms": []}],
+    "/api/whoami": {"name": "guest"},
+    "/api/processes": [{"name": "shard-0", "state": "ready", "rss_bytes": 3000000, "pid": 1, "fd_used": 4}],
+    "/api/shards": [{"shard": 0, "queues": 2, "cpu_seconds": 1.0}],
+    "/api/queues": {"items": [{"vhost": "/", "name": "big", "messages_ready": 7}]},
+    "/api/queues/v": [{"name": "a, b\tc", "messages": 3, "state": "running"}, {"name": "gone", "state": "down"}],
+    "/api/vhosts": [{"name": "/"}, {"name": "v"}],
+    "/api/vhosts/v": {"name": "v", "description": "old", "tags": ["a"]},
+    "/api/connections": [{"name": NAME, "user": "bob", "vhost": "v", "peer_host": "127.0.0.1"},
+                         {"name": "other", "user": "eve", "vhost": "/"}],
+    f"/api/connections/{PATH_OF_NAME}": {"name": NAME},
+    "/api/channels": [{"name": "c1", "user": "bob", "consumer_count": 1, "messages_unacknowledged": 2}],
+    "/api/consumers/v": [{"queue": {"name": "q"}, "channel_details": {"name": "c1"}, "consumer_tag": "t",
+                          "ack_required": True, "prefetch_count": 5, "active": True, "arguments": {}}],
+    "/api/policies/v": [
+        {"vhost": "v", "name": "low", "pattern": "^a", "apply-to": "all", "definition": {}, "priority": 1},
+        {"vhost": "v", "name": "high", "pattern": "^ab", "apply-to": "queues", "definition": {}, "priority": 2},
+        {"vhost": "v", "name": "not", "pattern": "^b", "apply-to": "all", "definition": {}, "priority": 9},
+        {"vhost": "v", "name": "exchanges", "pattern": ".", "apply-to": "exchanges", "definition": {}, "priority": 9},
+    ],
+    "/api/health/checks/is-in-service": {"status": "ok"},
+    "/api/health/checks/virtual-hosts": {"status": "ok"},
+    "/api/health/checks/port-listener/5672": {"status": "ok"},
+}  # fmt: skip
+
+
+class Handler(BaseHTTPRequestHandler):
+    asked: list[tuple[str, str, Any]] = []  # one for all calls of a test
+    reasons: list[str] = []
+    logins: list[str] = []
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path = self.path.partition("?")[0]
+        self.asked.append((self.command, self.path, json.loads(body) if body else None))
+        self.reasons.append(self.headers.get("X-Reason", ""))
+        self.logins.append(self.headers.get("Authorization", ""))
+        login = base64.b64decode(self.logins[-1].partition(" ")[2]).decode()
+        status: int
+        answer: Any
+        if login.endswith(":wrong"):
+            status, answer = 401, {"error": "not_authorised", "reason": "Login failed"}
+        elif login.startswith("plain:"):
+            status, answer = 401, {"error": "not_authorised", "reason": "Not management user"}
+        elif path == "/api/health/checks/alarms":
+            status, answer = 503, FAILED
+        elif self.command == "GET" and path not in ANSWERS:
+            status, answer = 404, {"error": "Object Not Found", "reason": "Not Found"}
+        else:
+            status, answer = 200, ANSWERS.get(path)
+        text = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_PUT = do_POST = do_DELETE = _answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class UnixServer(ThreadingHTTPServer):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        self.socket.bind(self.server_address)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        return self.socket.accept()[0], ("local", 0)
+
+
+def serving(server: HTTPServer) -> Iterator[HTTPServer]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[HTTPServer]:
+    yield from serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked_yet() -> None:
+    for kept in (Handler.asked, Handler.reasons, Handler.logins):
+        kept.clear()
+
+
+@pytest.fixture
+def ctl(http: HTTPServer) -> Any:
+    def run(*arguments: str, status: int = 0) -> str:
+        command = [*arguments, "--url", f"http://127.0.0.1:{http.server_address[1]}"]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == status, result.output
+        return result.output
+
+    return run
+
+
+def changes() -> list[tuple[str, str, Any]]:
+    return [asked for asked in Handler.asked if asked[0] != "GET"]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        pytest.param(command, expected, id=f"{row} {command[0]}")
+        for row, command, expected in (
+            ("H2", ["set_permissions_globally", "u", "c", "w", "r"],
+             [("PUT", f"/api/permissions/{vhost}/u", {"configure": "c", "write": "w", "read": "r"})
+              for vhost in ("%2F", "v")]),
+            ("H3", ["update_vhost_metadata", "v", "--description", "new"],
+             [("PUT", "/api/vhosts/v", {"description": "new", "tags": ["a"]})]),
+            ("H3", ["set_vhost_tags", "v", "x", "y"],
+             [("PUT", "/api/vhosts/v", {"description": "old", "tags": "x,y"})]),
+            ("H1", ["add_user", "u", "--pre-hashed-password", "AAAA"],
+             [("PUT", "/api/users/u", {"password_hash": "AAAA", "hashing_algorithm": "rabbit_password_hashing_sha256",
+                                       "tags": ""})]),
+            ("H5", ["create_queue", "-p", "v", "q", "--max-length", "3", "--reject-on-overflow", "--no-durable"],
+             [("PUT", "/api/queues/v/q", {"durable": False, "auto_delete": False,
+                                          "arguments": {"x-max-length": 3, "x-overflow": "reject-publish"}})]),
+            ("H6", ["create_exchange", "topic", "t", "--alternate-exchange", "a"],
+             [("PUT", "/api/exchanges/%2F/t", {"type": "topic", "durable": True, "auto_delete": False,
+                                               "internal": False, "arguments": {"alternate-exchange": "a"}})]),
+            ("H6", ["delete_exchange", "t"], [("DELETE", "/api/exchanges/%2F/t", None)]),
+            ("H7", ["close_connection", NAME, "why"], [("DELETE", f"/api/connections/{PATH_OF_NAME}", None)]),
+            ("H7", ["close_all_user_connections", "bob", "why"],
+             [("DELETE", f"/api/connections/{PATH_OF_NAME}", None)]),
+            ("H7", ["close_all_connections", "-p", "v", "why"],
+             [("DELETE", f"/api/connections/{PATH_OF_NAME}", None)]),
+            ("H12", ["set_log_level", "notice"], [("PUT", "/api/settings/log_level", {"value": "info"})]),
+            ("H12", ["set_disk_free_limit", "2GiB"],
+             [("PUT", "/api/settings/shards.disk_free_min_bytes", {"value": 2 << 30})]),
+            ("H12", ["set_vm_memory_high_watermark", "0.5"],
+             [("PUT", "/api/settings/memory.high_watermark", {"value": 0.5}),
+              ("PUT", "/api/settings/memory.high_watermark_bytes", {"value": 0})]),
+            ("H12", ["set_vm_memory_high_watermark", "absolute", "1GB"],
+             [("PUT", "/api/settings/memory.high_watermark_bytes", {"value": 10**9})]),
+            ("H13", ["set_cluster_name", "c"], [("PUT", "/api/global-parameters/cluster_name", {"value": "c"})]),
+        )
+    ],
+)  # fmt: skip
+def test_changes_are_asked_for_as_rabbitmqctl_says_them(
+    ctl: Any, command: list[str], expected: list[tuple[str, str, Any]]
+) -> None:
+    assert ctl(*command) == ""
+    assert changes() == expected
+    if "why" in command:
+        assert Handler.reasons[-1] == "why"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        pytest.param(command, says, id=f"{row} {command[0]}")
+        for row, command, says in (
+            ("H5", ["list_unresponsive_queues", "-p", "v"], ["name", "gone"]),
+            ("H7", ["list_connections", "pid", "user"], ["pid\tuser", f"{NAME}\tbob", "other\teve"]),
+            ("H7", ["list_channels"], ["name\tuser\tconsumer_count\tmessages_unacknowledged", "c1\tbob\t1\t2"]),
+            ("H7", ["list_consumers", "-p", "v", "queue_name", "channel_pid", "prefetch_count"],
+             ["queue_name\tchannel_pid\tprefetch_count", "q\tc1\t5"]),
+            ("H8", ["list_policies_that_match", "-p", "v", "abc", "-s"],
+             ["v\thigh\t^ab\tqueues\t{}\t2", "v\tlow\t^a\tall\t{}\t1"]),
+            ("H12", ["ping"], ["Ping succeeded"]),
+            ("H12", ["version"], ["1.2"]),
+            ("H13", ["cluster_status", "-s"], ['c\tn\ttrue\t\t["http 127.0.0.1:1"]']),
+            ("H15", ["diagnostics", "listeners", "-s"], ["http\t127.0.0.1\t1"]),
+            ("H15", ["diagnostics", "memory_breakdown", "-s"], ["shard-0\t3000000\t100"]),
+            ("H15", ["diagnostics", "alarms", "-s"], ["low on disk\t\t1\t"]),
+        )
+    ],
+)  # fmt: skip
+def test_what_there_is_is_listed_with_tabs_between_columns(ctl: Any, command: list[str], says: list[str]) -> None:
+    assert ctl(*command).splitlines() == says
+
+
+@pytest.mark.row("H15")
+def test_probes_tell_by_their_exit_status_what_is_wrong(ctl: Any) -> None:
+    for passed in (["check_running"], ["check_virtual_hosts"], ["check_port_listener", "5672"]):
+        assert ctl("diagnostics", *passed, "-q") == ""
+    said = ctl("diagnostics", "check_alarms", status=1)
+    assert said == "shardctl: There are alarms in effect; shard 1: low on disk\n"
+    assert "127.0.0.1:1: Connection refused" in ctl("diagnostics", "check_port_connectivity", status=1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        assert CliRunner().invoke(app, ["diagnostics", "check_running", "--url", url]).exit_code == 69
+
+
+@pytest.mark.row("H19")
+def test_formats_for_programs(ctl: Any) -> None:
+    columns = ("list_queues", "-p", "v", "name", "messages")
+    rows = [["a, b\tc", "3"], ["gone", ""]]
+    assert list(csv.reader(io.StringIO(ctl(*columns, "--formatter", "csv")))) == [["name", "messages"], *rows]
+    assert list(csv.reader(io.StringIO(ctl(*columns, "--formatter", "csv", "-s")))) == rows
+    assert json.loads(ctl(*columns, "--formatter", "json"))[0] == {"name": "a, b\tc", "messages": 3}
+    assert ctl(*columns).splitlines() == ["name\tmessages", "a, b c\t3", "gone\t"]
+    assert ctl(*columns, "--formatter", "pretty_table").split() == ["name", "messages", "a,", "b", "c", "3", "gone"]
+
+
+@pytest.mark.row("H19")
+def test_options_may_stand_before_the_command_as_rabbitmqctls(ctl: Any) -> None:
+    assert ctl("-q", "-s", "-n", "rabbit@host", "-p", "v", "list_queues", "messages") == "3\n\n"
+    assert ctl("--formatter", "json", "list_queues", "-p", "v", "messages").startswith("[")
+    assert ctl("-s", "diagnostics", "listeners") == "http\t127.0.0.1\t1\n"
+    assert ctl("-p", "wrong", "list_queues", "-p", "v", "-s", "messages") == "3\n\n"
+
+
+@pytest.mark.row("H1")
+def test_a_password_can_be_tried_and_hashed(ctl: Any) -> None:
+    assert ctl("authenticate_user", "plain", "right") == "Success\n"  # no right to the API, but the right password
+    assert ctl("authenticate_user", "guest", "right") == "Success\n"
+    assert "not accepted" in ctl("authenticate_user", "guest", "wrong", status=1)
+    hashed = base64.b64decode(CliRunner().invoke(app, ["hash_password", "secret"]).output)
+    assert hashlib.sha256(hashed[:4] + b"secret").digest() == hashed[4:]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["close_all_connections"], "-p VHOST, or --global"),
+        (["set_log_level", "loud"], "one of debug, info"),
+        (["set_vm_memory_high_watermark", "much"], "not a part of the memory"),
+        (["set_vm_memory_high_watermark", "absolute"], "not a size: nothing"),
+        (["list_consumers", "-p", "v", "colour"], "unknown column colour"),
+        (["list_policies_that_match", "a", "--object-type", "user"], "queue or exchange"),
+        (["list_queues", "--formatter", "erlang"], "--formatter: table, json, csv"),
+        (["perf", "--uri", "http://x"], "not amqp://"),
+    ],
+)
+def test_what_makes_no_sense_is_status_2_and_named(ctl: Any, command: list[str], says: str) -> None:
+    assert says in ctl(*command, status=2)
+    assert changes() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("7", 7), ("1k", 1024), ("1kB", 1000), ("2MiB", 2 << 20), ("3 GB", 3 * 10**9), ("5b", 5)]
+)
+def test_sizes_have_rabbitmqs_units(text: str, size: int) -> None:
+    assert size_bytes(text) == size
+
+
+@pytest.fixture
+def local(tmp_path: Path, http: HTTPServer) -> Iterator[Path]:
+    """A data directory whose broker has a socket, and HTTP."""
+    port = http.server_address[1]
+    pointer = {"pid": os.getpid(), "runtime_dir": str(tmp_path), "http": f"127.0.0.1:{port}"}
+    (tmp_path / "broker.json").write_text(json.dumps(pointer))
+    for _ in serving(UnixServer(str(tmp_path / "shardctl.sock"), Handler)):  # type: ignore[arg-type]
+        yield tmp_path
+
+
+def test_on_the_brokers_host_no_password_goes_over_its_socket(local: Path) -> None:
+    result = CliRunner().invoke(app, ["ping", "--data-dir", str(local)])
+    assert (result.exit_code, Handler.logins) == (0, [""])
+
+
+def test_who_names_a_user_is_asked_for_the_password_by_http(local: Path) -> None:
+    result = CliRunner().invoke(app, ["ping", "--data-dir", str(local), "--user", "bob", "--password", "wrong"])
+    assert result.exit_code == 1 and "user bob is not accepted" in result.output
+
+
+def test_a_socket_that_may_not_be_opened_is_passed_over_for_http(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.cli.api.os.access", lambda path, mode: "shardctl.sock" not in str(path))
+    assert CliRunner().invoke(app, ["ping", "--data-dir", str(local)]).exit_code == 0
+    assert base64.b64decode(Handler.logins[0].partition(" ")[2]) == b"guest:guest"
+
+
+def test_the_data_directory_may_come_from_the_environment(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDMQ_DATA_DIR", str(local))
+    assert CliRunner().invoke(app, ["version"]).output == "1.2\n"
+
+
+@pytest.mark.row("H10")
+def test_a_large_import_goes_in_pieces_and_bindings_come_last(ctl: Any, tmp_path: Path) -> None:
+    document: dict[str, Any] = {
+        "users": [{"name": "u"}],
+        "bindings": [{"source": "x", "destination": f"q{at}"} for at in range(PIECE_OBJECTS_MAX + 1)],
+        "queues": [{"name": f"q{at}"} for at in range(PIECE_OBJECTS_MAX + 1)],
+        "exchanges": [{"name": "x"}],
+    }
+    (tmp_path / "file").write_text(json.dumps(document))
+    ctl("import_definitions", str(tmp_path / "file"))
+    bodies = [body for _, _, body in changes()]
+    assert [{key: len(rows) for key, rows in body.items()} for body in bodies] == [
+        {"users": 1}, {"exchanges": 1}, {"queues": PIECE_OBJECTS_MAX}, {"queues": 1},
+        {"bindings": PIECE_OBJECTS_MAX}, {"bindings": 1},
+    ]  # fmt: skip
+    assert [row for body in bodies for row in body.get("queues", [])] == document["queues"]
+
+
+@pytest.mark.parametrize("document", [[], {"queues": 3}, {"queues": [{"name": "q"}], "users": []}, None])
+def test_a_small_or_strange_document_goes_as_it_is(document: Any) -> None:
+    assert pieces(document) == [document]
+
+
+def test_top_shows_processes_shards_and_the_fullest_queues_once(ctl: Any) -> None:
+    shown = ctl("top", "--count", "1")
+    assert all(word in shown for word in ("7 ready", "shard-0", "big"))
+
+
+def test_rates_are_per_second_since_the_look_before_and_never_negative() -> None:
+    picture = Picture()
+    assert picture.rate(10.0, {"in": 100.0}) == {"in": 0.0}
+    assert picture.rate(12.0, {"in": 150.0, "new": 9.0}) == {"in": 25.0, "new": 0.0}
+    assert picture.rate(13.0, {"in": 10.0}) == {"in": 0.0}  # the shard began anew
+
+
+def test_awaiting_a_broker_that_does_not_come_ends_with_its_status(tmp_path: Path) -> None:
+    command = ["await_startup", "--data-dir", str(tmp_path), "-t", "0"]
+    assert CliRunner().invoke(app, command).exit_code == 69
+    starting = {"children": [{"name": "shard-0", "state": "starting", "status": "recovering 7 %"}]}
+    pointer = {"pid": os.getpid(), "runtime_dir": str(tmp_path), "http": "127.0.0.1:1"}
+    (tmp_path / "broker.json").write_text(json.dumps(pointer))
+    (tmp_path / "status.json").write_text(json.dumps(starting))
+    assert CliRunner().invoke(app, command).exit_code == 1
+    starting["children"][0]["state"] = "ready"
+    (tmp_path / "status.json").write_text(json.dumps(starting))
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+
+def test_every_command_has_help_and_a_name_of_its_own() -> None:
+    names = [command.__name__ for command in COMMANDS]
+    assert len(names) == len(set(names))
+    for command in COMMANDS:
+        assert command.__doc__, command.__name__
+    shown = CliRunner().invoke(app, ["list_queues", "--help"], env={"COLUMNS": "200"}).output
+    assert all(option in shown for option in ("--vhost", "--formatter", "--url", "--quiet", "--timeout"))
