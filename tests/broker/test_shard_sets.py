@@ -24,9 +24,9 @@ from broker.changes import (
 )
 from broker.checks import Refusal
 from broker.control import ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
-from broker.controller.decisions import Decision, Decisions
+from broker.controller.decisions import Closed, Decision, Decisions, Settled
 from broker.controller.policies import SHARDS_PER_EXCHANGE_MAX
-from broker.controller.shard_sets import NODE
+from broker.controller.shard_sets import NODE, held_of
 from broker.routing import route
 
 SHARDS = 4
@@ -41,6 +41,7 @@ class World:
         self.catalog.apply(VhostPut("/"))
         self._last_id = 0
         self.decisions = Decisions(self.catalog, self._new_id, lambda: "name", lambda vhost, name: 0, shards)
+        self.follows = True  # changes of the number go through at once
         self.watch: str | None = None  # an exchange that must have a route after each single change
 
     def _new_id(self) -> int:
@@ -52,7 +53,7 @@ class World:
         return self.catalog.vhosts["/"]
 
     def ask(self, request: Any) -> Decision:
-        before = self.vhost.policies
+        before, there = self.vhost.policies, set(self.vhost.queues)
         decision = self.decisions.decide(request, "")
         self._apply(decision.changes)
         more = self.decisions.reshape(decision, before)
@@ -60,11 +61,27 @@ class World:
         decision.create += more.create
         decision.drop += more.drop
         decision.notes += more.notes
+        if not isinstance(request, Closed | Settled):
+            told = {put.name for put in decision.create if put.name in there}
+            decision.create = [put for put in decision.create if put.name not in told]
+            if self.follows:
+                self.carry_through(decision)
         return decision
+
+    def carry_through(self, decision: Decision) -> None:
+        """What resharding.py does when shards and front doors answer at once."""
+        for exchange in self.vhost.part_exchanges():
+            while any(held_of(queue) for queue in self.vhost.parts(exchange)):
+                ids = frozenset(queue.id for queue in self.vhost.parts(exchange))
+                for step in (self.ask(Closed("/", exchange, ids)), self.ask(Settled("/", exchange))):
+                    decision.notes += step.notes
 
     def restart(self) -> Decision:
         decision = self.decisions.restore()
+        there = set(self.vhost.queues)
         self._apply(decision.changes)
+        decision.create = [put for put in decision.create if put.name not in there]
+        self.carry_through(decision)
         return decision
 
     def _apply(self, changes: list[AnyChange]) -> None:

@@ -22,7 +22,10 @@ from aio_pika.abc import AbstractIncomingMessage
 
 from tests.support.real_broker import RealBroker
 
-LOST = (aiormq.exceptions.AMQPError, aio_pika.exceptions.AMQPException, ConnectionError, OSError, TimeoutError)
+LOST = (
+    aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError, aio_pika.exceptions.AMQPException,
+    ConnectionError, OSError, TimeoutError,
+)  # fmt: skip
 PREFETCHES = (0, 1, 5, 50)
 PAUSE_S = 0.002  # of a publisher, between two numbers of a key
 CONNECT_AGAIN_S = 0.05

@@ -74,6 +74,8 @@ CONTROL: list[wire.Control] = [
     wire.Got(15, b"message", 16, True, 17),
     wire.GotAgain(22, b"message", 23, 24, 25),
     wire.Count(16, 7),
+    wire.Left(12, 7, 99),
+    wire.Marked(12, 99, 3),
     wire.Purge(17, 7),
     wire.DeadLetters(20, "/", "orders", "expired", "dlx", "dead", True, 1, b"message"),
     wire.Departed(21, [(2, 3)]),

@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from random import randrange
 
 from aiohttp import web
@@ -38,6 +38,7 @@ from broker.controller.management import (
     queues,
     routes,
     settings,
+    shards,
     streams,
     users,
     vhosts,
@@ -59,6 +60,7 @@ from broker.controller.management.listing import Lazy, Listing, cut, shown
 from broker.controller.management.overview import product_version
 from broker.controller.memory import MemoryWatch
 from broker.controller.presence import Presence
+from broker.controller.settling import Settling
 from broker.controller.shard_links import ShardLinks
 
 BACKLOG = 128
@@ -75,6 +77,7 @@ RESOURCES = (
     users,
     queues,
     routes,
+    shards,
     streams,
     virtual_queues,
     exchanges,
@@ -117,10 +120,14 @@ async def start(
     tls: ssl.SSLContext | None = None,
     groups: Groups | None = None,
     memory: MemoryWatch | None = None,
+    settling: Mapping[tuple[str, str], Settling] | None = None,
 ) -> Servers:
     stats = Gatherer(shard_links, links, hidden_queues=authority.catalog.hidden_queue_ids)
     groups = groups or Groups(randrange)
-    context = Context(authority, presence, shard_links, links, config, stats, groups, memory or MemoryWatch())
+    found = {} if settling is None else settling  # another dict than theirs would stay empty
+    context = Context(
+        authority, presence, shard_links, links, config, stats, groups, memory or MemoryWatch(), settling=found
+    )
     runners = []
     for app, fds in ((api_app(context), config.http_fds), (metrics_app(context), config.metrics_fds)):
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX)

@@ -1,0 +1,86 @@
+"""shards plan, set, status: how many shard queues a stream exchange has, and how a change of that gets on."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from supervisor.cli.command import Formatter, bound
+from supervisor.cli.show import show
+
+shards = typer.Typer(no_args_is_help=True, help="How many shard queues a stream exchange has.")
+
+Exchange = Annotated[str, typer.Argument(metavar="EXCHANGE")]
+Number = Annotated[str, typer.Argument(metavar="NUMBER", help='Or "auto": one for each shard process.')]
+
+
+def plan(
+    api: Api,
+    exchange: Exchange,
+    number: Number,
+    vhost: Vhost = "/",
+    formatter: Formatter = "table",
+) -> None:
+    """What another number of shard queues would move, and how much must be consumed before that."""
+    body = {"number": _checked(number)}
+    found = api.ask("exchanges", vhost, exchange, "shards", "plan", body=body, thing=_named(exchange, vhost))
+    if formatter == "json":
+        typer.echo(json.dumps(found))
+        return
+    typer.echo(f"{found['shards']} shard queues, then {found['new_shards']}")
+    typer.echo(f"{found['share_moving']:.0%} of the keys go to another queue; {found['to_settle']} messages go before")
+    for word in ("coming", "going"):
+        for name in found[word]:
+            typer.echo(f"{word}: {name}")
+
+
+def set_number(
+    api: Api,
+    exchange: Exchange,
+    number: Number,
+    vhost: Vhost = "/",
+) -> None:
+    """Change the number of shard queues, whatever made the exchange a stream exchange; `status` says how far it is."""
+    api.put("exchanges", vhost, exchange, "shards", body={"number": _checked(number)})
+
+
+def status(
+    api: Api,
+    exchange: Exchange,
+    vhost: Vhost = "/",
+    formatter: Formatter = "table",
+) -> None:
+    """The shard queues, and how far a change of their number is."""
+    found = api.get("exchanges", vhost, exchange, "shards", thing=_named(exchange, vhost))
+    if formatter == "json":
+        typer.echo(json.dumps(found))
+        return
+    typer.echo(_told(found))
+    show(Rows(found["queues"], ["name", "shard", "state", "bound", "held", "messages", "to_settle"]), formatter)
+
+
+def _told(found: dict[str, Any]) -> str:
+    if found["step"] == "none":
+        return "no change under way"
+    unknown = f", of {found['unknown']} queues not known yet" if found["unknown"] else ""
+    limit = f"; at {found['deadline_ms']} ms: {found['at_deadline']}" if found["deadline_ms"] is not None else ""
+    return f"{found['step']}: {found['to_settle']} messages to go{unknown}{limit}"
+
+
+def _checked(number: str) -> int | str:
+    if number == "auto":
+        return number
+    if not (number.isascii() and number.isdigit()):
+        fail(f'neither a number nor "auto": {number}', USAGE)
+    return int(number)
+
+
+def _named(exchange: str, vhost: str) -> str:
+    return f"exchange '{exchange}' in vhost '{vhost}'"
+
+
+for name, command in (("plan", plan), ("set", set_number), ("status", status)):
+    shards.command(name)(bound(command))
