@@ -461,7 +461,7 @@ class Queue:
         """As much of its lent prefetch as others want and it can spare; ask for more if it is used up."""
         useful = bool(self.ready_count) and self.consumers.active(consumer) and not self.consumers.paused
         back = 0
-        if consumer.recalled is not None:
+        if consumer.recalled is not None and (consumer.had_turn or not useful):
             back = consumer.give_back(consumer.recalled if useful else 0)
         wants = useful and consumer.prefetch <= consumer.unacked.count and not consumer.asked
         consumer.asked = consumer.asked or wants
@@ -472,6 +472,7 @@ class Queue:
         if consumer.lent:
             consumer.borrow(consumer.prefetch + count)
             consumer.asked, consumer.recalled = False, None
+            consumer.began = consumer.unacked.next_number
         elif consumer.limited:
             consumer.grants += count
             consumer.asked = False
