@@ -400,8 +400,8 @@ class Authority:
         for owner in owners:
             self._doors.close_connection(owner, CONNECTION_FORCED, text)
 
-    async def told(self, queues: list[QueuePut]) -> None:
-        """Returns when their shards know these queues as they are in the catalog now. Raises ShardSilent."""
+    async def told(self, queues: list[QueuePut]) -> list[QueuePut]:
+        """Those of them that their shards know as they are in the catalog now. Raises ShardSilent."""
         by_shard: dict[int, list[wire.QueueSpec]] = {}
         for queue in queues:
             if queue.id not in self._leaving and self.catalog.queue_by_id(queue.id) == queue:
@@ -411,6 +411,12 @@ class Authority:
             for shard, specs in by_shard.items()
         ]
         await asyncio.gather(*asked)
+        return [queue for queue in queues if self._is_known(queue)]
+
+    def _is_known(self, queue: QueuePut) -> bool:
+        """Nothing is on its way to its shard that might have been decided since."""
+        on_the_way = queue.id in self._creating or queue.id in self._leaving
+        return not on_the_way and self.catalog.queue_by_id(queue.id) == queue
 
     # -- what links report ---------------------------------------------------------------------------
 

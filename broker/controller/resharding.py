@@ -30,7 +30,7 @@ class Asked(Protocol):
     """What is needed of the authority."""
 
     async def ask(self, request: Closed | Restore | Settled) -> Answer: ...
-    async def told(self, queues: list[QueuePut]) -> None: ...
+    async def told(self, queues: list[QueuePut]) -> list[QueuePut]: ...
 
 
 class Shards(Protocol):
@@ -100,8 +100,7 @@ class Resharding:
             await self._close(name, parts)
 
     async def _close(self, name: Name, parts: list[QueuePut]) -> None:
-        closing = settling.to_close(parts)
-        await self._authority.told(closing)
+        closing = await self._authority.told(settling.to_close(parts))
         await self._authority.ask(Closed(*name, frozenset(queue.id for queue in closing)))
 
     async def _settle(self, name: Name, parts: list[QueuePut]) -> None:
@@ -123,9 +122,12 @@ class Resharding:
 
     async def _ask(self, change: Settling, question: Question) -> None:
         queue = question.queue
+        epoch = self._shards.epoch(queue.shard)
         answer = await self._shards.request(queue.shard, lambda n: wire.Left(n, queue.id, question.until))
+        if epoch != self._shards.epoch(queue.shard):
+            return  # which of its lives has answered is not known
         if isinstance(answer, wire.Marked):
-            change.answered(question, self._shards.epoch(queue.shard), answer.until, answer.left)
+            change.answered(question, epoch, answer.until, answer.left)
         else:
             change.gone(queue)
 

@@ -90,7 +90,7 @@ class Controller:
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
         watchdog = asyncio.create_task(self._watchdog())
-        drained = asyncio.create_task(draining.run(self.authority.catalog, self.shards, self.authority))
+        drained = asyncio.create_task(draining.run(self.authority.catalog, self.shards, self.links, self.authority))
         resharded = asyncio.create_task(self.resharding.run())
         notify.ready()
         log.info("controller is ready, %d queues known", len(list(self.authority.catalog.queues())))

@@ -12,7 +12,7 @@ moment does a message find no shard, and none is out of reach.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -76,6 +76,7 @@ class Wanted(NamedTuple):
     number: int
     key: str
     arguments: dict[str, Any]  # of its queues
+    is_set: bool = False  # the number, by a parameter of its own
 
     def name(self, exchange: str, index: int) -> str:
         return f"{self.prefix}: {exchange} - {NODE} - {index}"
@@ -101,7 +102,12 @@ def wanted(catalog: Catalog, vhost: Vhost, exchange: ExchangePut, shards: int) -
     if want is None or said is None:
         return want
     number = said.value[NUMBER]
-    return want._replace(number=shards if number == "auto" else number)
+    return set_to(want, number, shards)
+
+
+def set_to(want: Wanted, number: int | str, shards: int) -> Wanted:
+    """Another number, or "auto"."""
+    return want._replace(number=shards if number == "auto" else int(number), is_set=True)
 
 
 def _wanted(exchange: ExchangePut, prefix: str, number: Any, key: Any, shards: int) -> Wanted:
@@ -230,16 +236,18 @@ class Reshaping:
         self._vhost, self._exchange, self._want, self._shards = vhost, exchange, want, shards
         self._first = place(vhost.name, exchange.name, shards)
         self._parts = {queue.name: queue for queue in vhost.parts(exchange.name)}
-        self._names = [want.name(exchange.name, index) for index in range(want.number)]
-        kept = (self._parts[name].shard for name in self._names if name in self._parts)
-        self._load = Counter(kept)  # of this exchange's queues, by shard
         self._done = Reshaped([], [], [], [], [])
         self._bound = {queue.name for queue in self._parts.values() if is_bound(vhost, queue)}
-        ordered = keeps_order(vhost, exchange) and want.arguments.get("x-queue-type") != "stream"
+        ordered = keeps_order(vhost, exchange, want.is_set) and want.arguments.get("x-queue-type") != "stream"
         self._in_steps = ordered and (in_steps or any(held_of(queue) for queue in self._parts.values()))
+        self._indexes = range(want.number)
 
     def run(self, new_queue_id: Callable[[], int], room: int) -> Reshaped:
         """`room`: how many queues more the vhost may have."""
+        self._indexes = self.indexes(room)
+        self._names = [self._want.name(self._exchange.name, index) for index in self._indexes]
+        kept = (self._parts[name].shard for name in self._names if name in self._parts)
+        self._load = Counter(kept)  # of this exchange's queues, by shard
         targets = self._targets(room)
         gate = self._gate({target.name for target in targets}) if self._in_steps else set[str]()
         if gate and any(held_of(queue) == SETTLING for queue in self._parts.values()):
@@ -251,10 +259,37 @@ class Reshaping:
             self._close(targets, gate, new_queue_id)
         return self._done
 
+    def indexes(self, room: int) -> range:
+        """Those of the queues it is to have: from 0 on. Where another number moves keys between queues that stay, and
+        is set, all of them are others then: no queue has both keys that leave and keys to keep back."""
+        number = self._want.number
+        mine = {index for index, queue in self._numbered() if queue.name in self._bound}
+        there = range(min(mine, default=0), min(mine, default=0) + number)
+        if mine == set(there):
+            return there
+        if not mine or not self._want.is_set or not moves_all(self._exchange):
+            return range(number)
+        if not self._in_steps or room < number:
+            if self._in_steps:
+                self._in_steps = False
+                self._note(f"the vhost has no room for {number} more queues: keys that move may overtake what is there")
+            first = max(0, max(mine) + 1 - number)
+            return range(first, first + number)
+        coming = {index for index, queue in self._numbered() if queue.name not in self._bound and held_of(queue)}
+        taken = mine | {index for index, queue in self._numbered() if queue.id in self._leaving}
+        firsts = (min(coming, default=0), *range(max(taken) + 2))
+        return next(block for block in (range(at, at + number) for at in firsts) if taken.isdisjoint(block))
+
+    def _numbered(self) -> Iterator[tuple[int, QueuePut]]:
+        """The parts that have a name which it would give them now."""
+        for queue in self._parts.values():
+            if queue.part is not None and queue.name == self._want.name(self._exchange.name, queue.part.index):
+                yield queue.part.index, queue
+
     def _targets(self, room: int) -> list[Target]:
         targets = []
         new = 0
-        for index, name in enumerate(self._names):
+        for index, name in zip(self._indexes, self._names, strict=True):
             queue = self._vhost.queues.get(name)
             if queue is None and new >= room:
                 self._note(f"'{name}' is not made: the vhost has as many queues as it may")
@@ -368,13 +403,20 @@ def released(vhost: Vhost, exchange: str, choice: str) -> Reshaped:
 # -- changes in steps ---------------------------------------------------------------------------------------
 
 
-def keeps_order(vhost: Vhost, exchange: ExchangePut) -> bool:
+def keeps_order(vhost: Vhost, exchange: ExchangePut, is_set: bool = True) -> bool:
     """Whether keys stay in order when queues come or go. They do where keys move only to queues that come and from
-    queues that go: no queue then has both keys that leave and keys to keep back."""
-    if inner_type(exchange.type, exchange.arguments) != "x-consistent-hash":
-        return False
-    by_jump = exchange.arguments.get("x-algorithm") == "jump"
-    return not by_jump or vhost.count_from(exchange.name) == own_bindings(vhost, exchange.name)
+    queues that go: no queue then has both keys that leave and keys to keep back. Of modulus hash that is so where all
+    queues are others, which is done when the number is set, and not when a policy says another: that adds queues."""
+    spreads = inner_type(exchange.type, exchange.arguments)
+    if spreads == "x-consistent-hash" and exchange.arguments.get("x-algorithm") != "jump":
+        return True
+    alone = vhost.count_from(exchange.name) == own_bindings(vhost, exchange.name)
+    return alone and (spreads == "x-consistent-hash" or (is_set and spreads == "x-modulus-hash"))
+
+
+def moves_all(exchange: ExchangePut) -> bool:
+    """Whether another number of queues moves keys between those that stay, too."""
+    return inner_type(exchange.type, exchange.arguments) == "x-modulus-hash"
 
 
 def is_bound(vhost: Vhost, queue: QueuePut) -> bool:

@@ -139,6 +139,7 @@ class Member:
         self._random = random.Random(seed)
         self._ledger = ledger
         self.is_gone = False  # its connection ended
+        self._has_left = False
         self._acks: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
 
     async def join(self, broker: RealBroker, name: str, arguments: dict[str, Any] | None = None) -> None:
@@ -155,6 +156,8 @@ class Member:
         self.is_gone = True
 
     async def _receive(self, message: AbstractIncomingMessage) -> None:
+        if self._has_left:  # what it had not looked at may have been given to another meanwhile
+            return
         key, number = message.body.decode().split()
         self._ledger.delivered(self.who, key, int(number), bool(message.redelivered))
         self._acks.put_nowait(message)
@@ -169,6 +172,7 @@ class Member:
 
     async def leave(self, how: str) -> None:
         """By basic.cancel (and the rest when all is acknowledged), by closing, or like a cable that is cut."""
+        self._has_left = how != "cancel"
         with contextlib.suppress(*LOST):
             if how == "cancel":
                 await self._queue.cancel(self._tag)

@@ -12,7 +12,7 @@ from broker.changes import ACTIVE, ExchangePut, QueuePut
 from broker.controller import settling, shard_sets
 from broker.controller.management.call import Call, Route, bad_request, check, not_found
 from broker.controller.management.exchanges import exchange_name
-from broker.controller.policies import NUMBER, SHARDS, number_fault
+from broker.controller.policies import NUMBER, SHARDS, SHARDS_PER_EXCHANGE_MAX, number_fault
 
 STATES = ("open", "closing", "closed", "settling")
 
@@ -48,8 +48,10 @@ async def plan(call: Call) -> dict[str, Any]:
     number = _number(await call.body(NumberBody))
     want = shard_sets.wanted(call.catalog, vhost, exchange, call.context.shards.count)
     assert want is not None
-    want = want._replace(number=call.context.shards.count if number == "auto" else number)
-    names = {want.name(exchange.name, index) for index in range(want.number)}
+    want = shard_sets.set_to(want, number, call.context.shards.count)
+    room = _room(call, vhost)
+    reshaping = shard_sets.Reshaping(vhost, exchange, want, call.context.shards.count)
+    names = {want.name(exchange.name, index) for index in reshaping.indexes(room)}
     parts = [queue for queue in vhost.parts(exchange.name) if queue.part is not None and queue.part.state == ACTIVE]
     waiting = await call.context.shards.messages(vhost.parts(exchange.name))
     now = {queue.name for queue in parts}
@@ -83,9 +85,14 @@ def _share(exchange: ExchangePut, before: int, after: int, staying: int) -> floa
         return 0.0
     if exchange.type not in shard_sets.SPREADING:
         return 0.0  # each queue gets what it got
-    if exchange.type == "x-modulus-hash":  # those stay whose remainders are the same for both numbers
-        return 1.0 - 1.0 / max(before, after)
     return 1.0 - staying / max(before, after)
+
+
+def _room(call: Call, vhost: Vhost) -> int:
+    """How many queues more the vhost may have."""
+    most = call.catalog.vhost_limit(vhost.name, "max-queues")
+    there = len(vhost.queues) - vhost.hidden_queues
+    return SHARDS_PER_EXCHANGE_MAX if most is None else max(0, most - there)
 
 
 def _number(body: NumberBody) -> Any:
