@@ -197,6 +197,7 @@ class Shard:
             m.Get: self._on_get,
             m.Count: self._on_count,
             m.Left: self._on_left,
+            m.LetGo: self._on_let_go,
             m.Purge: self._on_purge,
             m.Departed: self._on_departed,
         }
@@ -665,6 +666,16 @@ class Shard:
             return
         until = asked.until or queue.newest()
         peer.tell(m.Marked(asked.request, until, queue.left_until(until)))
+
+    def _on_let_go(self, peer: Peer, asked: m.LetGo, now: int) -> None:
+        queue = self.queues.get(asked.queue)
+        if queue is None or not queue.keeps_in_store or queue.limits.dead_letters is None:
+            peer.tell(m.Refused(asked.request, 404, "gone, or without a dead-letter exchange"))
+            return
+        self._catch_up(queue, now)
+        peer.tell(m.Done(asked.request, queue.let_go_until(asked.until, asked.reason)))
+        self._dirty[queue] = None
+        self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 
     def _on_purge(self, peer: Peer, purge: m.Purge, now: int) -> None:
         queue = self.queues.get(purge.queue)

@@ -425,8 +425,15 @@ class Decisions:
             if not vhost.parts(name):
                 return
             arguments = exchange.arguments if exchange is not None else {}
-            self._release(decision, vhost, name, shard_sets.when_gone(arguments, before.of(EXCHANGE, name).definition))
-            return
+            choice = shard_sets.when_gone(arguments, before.of(EXCHANGE, name).definition)
+            want = shard_sets.as_it_was(vhost, name) if choice == shard_sets.MERGE else None
+            if exchange is None or want is None:
+                self._release(decision, vhost, name, choice)
+                return
+            # Kept in the catalog: what asked for it is gone at the next step.
+            said = {policies.NUMBER: 1, policies.MERGED: True}
+            decision.changes.append(ParameterPut(vhost.name, policies.SHARDS, name, said))
+            decision.notes.append(f"exchange '{name}' in vhost '{vhost.name}': its shard queues drain into one")
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
         new = sum(put.vhost == vhost.name and put.name not in vhost.queues for put in decision.create)
         there = len(vhost.queues) - vhost.hidden_queues + new

@@ -27,10 +27,11 @@ JSON_DEPTH_MAX = 64
 STREAM, DEFINITION = "stream", "stream-definition"
 NUMBER, WHEN_GONE = "shards-per-node", "shards-when-gone"
 SHARDS_PER_EXCHANGE_MAX = 1024
-WHEN_GONE_WORDS: Final = ("drain", "keep", "delete")
+WHEN_GONE_WORDS: Final = ("drain", "merge", "keep", "delete")
 DEADLINE, AT_DEADLINE = "shards-change-deadline", "shards-change-at-deadline"
-AT_DEADLINE_WORDS: Final = ("wait", "break-order")
+AT_DEADLINE_WORDS: Final = ("wait", "break-order", "dead-letter")
 SHARDS = "shards"  # the component of parameters, named as exchanges, that say their number of shard queues
+MERGED = "merged"  # in such a value: nothing else makes it a stream exchange any more
 
 Check = Callable[[Any], str]
 
@@ -98,7 +99,8 @@ def _check_sharding(definition: Mapping[str, Any]) -> None:
 
 
 def _check_shards(value: Any) -> None:
-    if not isinstance(value, dict) or value.keys() != {NUMBER}:
+    fits = isinstance(value, dict) and NUMBER in value and value.keys() <= {NUMBER, MERGED}
+    if not fits or not isinstance(value.get(MERGED, True), bool):
         raise invalid(f'{SHARDS} should be an object {{"{NUMBER}": ...}}, actually was {term(value)}')
     _check_stream_setting(NUMBER, value[NUMBER])
 

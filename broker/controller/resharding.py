@@ -17,11 +17,12 @@ from broker.control import Answer
 from broker.controller import settling, shard_sets
 from broker.controller.authority import ShardSilent
 from broker.controller.decisions import Closed, Restore, Settled
-from broker.controller.settling import BREAK_ORDER, Question, Settling
+from broker.controller.settling import BREAK_ORDER, DEAD_LETTER, Question, Settling
 from shardd.wire import messages as wire
 
 LOOK_S = 0.1  # between two looks while something changes
 QUIET_S = 0.5  # and else
+RESHARDED = "resharded"  # the reason in x-death of what a deadline let go
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class Resharding:
         await asyncio.gather(*[self._ask(change, question) for question in change.questions(losing)])
         if change.is_settled(losing):
             log.info("shards of exchange '%s' in vhost '%s' have changed", name.exchange, name.vhost)
-        elif not self._is_given_up(name, change, losing):
+        elif not await self._is_given_up(name, change, losing):
             return
         await self._authority.ask(Settled(*name))
         self.settling.pop(name, None)
@@ -131,12 +132,35 @@ class Resharding:
         else:
             change.gone(queue)
 
-    def _is_given_up(self, name: Name, change: Settling, losing: list[QueuePut]) -> bool:
+    async def _is_given_up(self, name: Name, change: Settling, losing: list[QueuePut]) -> bool:
+        """Whether what is left is waited for no longer; what is chosen for the deadline is done."""
         deadline_ms, choice = shard_sets.deadline(self._catalog.vhosts[name.vhost], name.exchange)
-        if choice != BREAK_ORDER or not change.is_overdue(asyncio.get_running_loop().time(), deadline_ms):
+        if not change.is_overdue(asyncio.get_running_loop().time(), deadline_ms):
+            return False
+        if choice == DEAD_LETTER:
+            await asyncio.gather(*[self._let_go(change, queue) for queue in losing])
+        if choice != BREAK_ORDER:
             return False
         log.warning(
             "shards of exchange '%s' in vhost '%s': %s ms are over, the order of keys is given up; left behind: %s",
             name.exchange, name.vhost, deadline_ms, change.left(losing),
         )  # fmt: skip
         return True
+
+    async def _let_go(self, change: Settling, queue: QueuePut) -> None:
+        """To its dead-letter exchange. Without one it would be lost, so then it is waited for."""
+        epoch = self._shards.epoch(queue.shard)
+        until = change.until(queue, epoch)
+        if until is None:
+            return
+        to = self._catalog.queue_arguments(queue).get("x-dead-letter-exchange")
+        if to is None or to not in self._catalog.vhosts[queue.vhost].exchanges:
+            if queue.name not in change.told:
+                change.told.add(queue.name)
+                log.warning("shard queue '%s' in vhost '%s' has no dead-letter exchange: what it has is waited for",
+                            queue.name, queue.vhost)  # fmt: skip
+            return
+        answer = await self._shards.request(queue.shard, lambda n: wire.LetGo(n, queue.id, until, RESHARDED))
+        if isinstance(answer, wire.Done) and answer.messages:
+            log.warning("shard queue '%s' in vhost '%s': the deadline is over, %d messages are dead-lettered",
+                        queue.name, queue.vhost, answer.messages)  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from broker.changes import CLOSING, KEPT, SETTLING, QueuePut
 from broker.controller.shard_sets import held_of
 
-BREAK_ORDER = "break-order"  # else: wait
+BREAK_ORDER, DEAD_LETTER = "break-order", "dead-letter"  # else: wait
 STEPS: Final = ("closing", "passing", "settling", "settled")
 
 
@@ -54,6 +54,7 @@ class Settling:
     def __init__(self, now: float) -> None:
         """`now`: seconds, of any clock that only goes forward."""
         self.since = now
+        self.told: set[str] = set()  # queues of which an operator has been told that they hold the change up
         self.passed = False  # the fence: whatever was routed by the old bindings is at its shard
         self._marks: dict[int, Mark] = {}
         self._left: dict[int, int] = {}
@@ -75,6 +76,11 @@ class Settling:
             return
         self._marks[asked.queue.id] = Mark(epoch, until)
         self._left[asked.queue.id] = left
+
+    def until(self, queue: QueuePut, epoch: int) -> int | None:
+        """The end of what it had, if that is known of this life of its shard, and something is left."""
+        mark = self._marks.get(queue.id)
+        return mark.until if mark is not None and mark.epoch == epoch and self._left.get(queue.id) else None
 
     def gone(self, queue: QueuePut) -> None:
         """Its shard does not know it: with what it had."""

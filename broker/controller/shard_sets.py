@@ -39,6 +39,7 @@ from broker.controller.policies import (
     AT_DEADLINE,
     DEADLINE,
     DEFINITION,
+    MERGED,
     NUMBER,
     SHARDS,
     STREAM,
@@ -66,7 +67,9 @@ NEVER: Final = frozenset(("", "amq.rabbitmq.trace"))
 # Types that give each message to one queue. Others are what their users want now and then, and often a mistake.
 SPREADING: Final = frozenset(("x-consistent-hash", "x-modulus-hash", "x-random"))
 
-DRAIN, KEEP, DELETE = "drain", "keep", "delete"  # what becomes of shard queues whose exchange is none any more
+# What becomes of shard queues whose exchange is none any more. MERGE: one stays, bound, and gives what is new when the
+# others have given what they had.
+DRAIN, MERGE, KEEP, DELETE = "drain", "merge", "keep", "delete"
 
 
 class Wanted(NamedTuple):
@@ -99,8 +102,12 @@ def wanted(catalog: Catalog, vhost: Vhost, exchange: ExchangePut, shards: int) -
     """None: it is no stream exchange. `shards`: how many shard processes there are."""
     want = by_arguments(catalog, exchange, shards) or _by_policy(catalog, vhost, exchange, shards)
     said = catalog.parameters.get((vhost.name, SHARDS, exchange.name))
-    if want is None or said is None:
+    if said is None:
         return want
+    if want is None and said.value.get(MERGED):
+        want = as_it_was(vhost, exchange.name)
+    if want is None:
+        return None
     number = said.value[NUMBER]
     return set_to(want, number, shards)
 
@@ -108,6 +115,15 @@ def wanted(catalog: Catalog, vhost: Vhost, exchange: ExchangePut, shards: int) -
 def set_to(want: Wanted, number: int | str, shards: int) -> Wanted:
     """Another number, or "auto"."""
     return want._replace(number=shards if number == "auto" else int(number), is_set=True)
+
+
+def as_it_was(vhost: Vhost, exchange: str) -> Wanted | None:
+    """By the shard queues it has, one of them; None: it has none."""
+    for queue in vhost.parts(exchange):
+        if queue.part is not None and queue.part.state == ACTIVE:
+            prefix = queue.name.partition(":")[0]
+            return Wanted(prefix, 1, queue.part.key, dict(queue.arguments), is_set=True)
+    return None
 
 
 def _wanted(exchange: ExchangePut, prefix: str, number: Any, key: Any, shards: int) -> Wanted:
@@ -380,6 +396,8 @@ class Reshaping:
 
 def released(vhost: Vhost, exchange: str, choice: str) -> Reshaped:
     """The exchange is no stream exchange any more, or gone. Of `choice`s only `delete` loses messages."""
+    if choice == MERGE:  # nothing would come to the one
+        choice = DRAIN
     done = Reshaped([], [], [], [], [])
     queues = [queue for queue in vhost.parts(exchange) if queue.part is not None and queue.part.state == ACTIVE]
     for queue in queues:

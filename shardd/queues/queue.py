@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
@@ -243,6 +244,28 @@ class Queue:
             bisect_right(level.peek(len(level)), last) for level in self._levels if len(level) and level.first() <= last
         )
         return ready + sum(entry <= last for entry in self._held())
+
+    def let_go_until(self, place: int, reason: str) -> int:
+        """What is not settled up to that place leaves, but for what rests; how many. A late ack of it is no error."""
+        last, before = place | ~PLACE, self.counters.let_go
+        gone: list[array[int]] = []
+        for holder in list(self._holders):
+            if isinstance(holder, Getter):
+                entries, size = holder.take_until(self, last)
+            else:
+                entries, size = holder.unacked.take_until(last)
+            if entries:
+                self._taken_back(entries, size)
+                gone.append(entries)
+            if isinstance(holder, Consumer):
+                self.let_holder_go(holder)
+        if gone:  # before those that are ready: they are older
+            self.let_go(array("Q", sorted(chain(*gone))), reason)
+        for level in self._levels:
+            while len(level) and level.first() <= last:
+                head = level.peek(STEP_MESSAGES)
+                self._drop_head(level, head[: bisect_right(head, last)], reason)
+        return self.counters.let_go - before
 
     def _choose(self, arrival: Arrival) -> tuple[list[int], list[int]]:
         """Which of them fit, and which do not. What consumers can take at once does not count against the limit."""

@@ -503,6 +503,16 @@ class Marked(Message, tag="marked", frozen=True):
     left: int
 
 
+class LetGo(Message, tag="letgo", frozen=True):
+    """Controller to shard: what of the queue up to the place `until` is not settled leaves for its dead-letter exchange,
+    held by a consumer or not. Answered by Done(request, messages) or Refused."""
+
+    request: int
+    queue: int
+    until: int
+    reason: str
+
+
 class Purge(Message, tag="purge", frozen=True):
     """Peer to shard. Answered by Done(request, messages)."""
 
@@ -557,5 +567,5 @@ Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | Attached | AttachReader | AttachedAt | Look
     | Looked | Pull | Pulled | Unwatch | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled | Overdue
-    | Get | Got | GotAgain | Count | Left | Marked | Purge | DeadLetters | Departed | Done | Refused
+    | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge | DeadLetters | Departed | Done | Refused
 )  # fmt: skip

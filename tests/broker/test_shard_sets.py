@@ -175,7 +175,7 @@ def test_an_exchange_without_it_has_none() -> None:
         ({"x_super_stream": 0}, "x-super-stream should be greater than 0, actually was 0"),
         ({"x_shards": 1, "x_shard_arguments": 3}, "x-shard-arguments should be a table, actually was 3"),
         ({"x_shards": 1, "x_shard_routing_key": 3}, "x-shard-routing-key should be a string, actually was 3"),
-        ({"x_shards": 1, "x_shards_when_gone": "x"}, 'x-shards-when-gone: <<"x">> is none of drain, keep, delete'),
+        ({"x_shards": 1, "x_shards_when_gone": "x"}, 'x-shards-when-gone: <<"x">> is none of drain, merge, keep, delete'),
         (
             {"x_shards": 1, "durable": False, "x_shard_arguments": {"x-queue-type": "stream"}},
             "invalid property 'non-durable' for queue 'e' in vhost '/'",
@@ -350,6 +350,36 @@ def test_what_becomes_of_the_shards_is_an_explicit_choice(choice: str | None, st
     assert not list(world.vhost.bindings())
     assert world.vhost.shard_queues("e") == (() if end == "exchange deleted" or state is None else tuple(
         queue.name for queue in queues))  # fmt: skip
+
+
+def test_an_exchange_that_is_deleted_leaves_none_to_drain_into() -> None:
+    world = World()
+    world.declare()
+    world.policy(shards_per_node=2, shards_when_gone="merge")
+    world.ask(ExchangeRemove("/", "e", if_unused=True))
+    assert world.states() == [DRAINING] * 2
+
+
+@pytest.mark.parametrize("type", ["x-consistent-hash", HASH])
+def test_shards_drain_into_one_that_stays_where_that_is_chosen(type: str) -> None:
+    world = World()
+    world.declare(type=type)
+    world.policy(shards_per_node=3, routing_key="7", shards_when_gone="merge")
+    queues = world.vhost.parts("e")
+    world.watch = "e"
+    decision = world.clear()
+    # All queues are others where keys move between those that stay.
+    assert sorted(world.states()) == [ACTIVE] + [DRAINING] * 3 if type == HASH else [ACTIVE] + [DRAINING] * 2
+    assert decision.notes
+    assert len(world.bound()) == 1
+    assert {queue.name for queue in queues} <= set(world.vhost.shard_queues("e"))
+    before = world.bound()
+    world.restart()
+    assert world.bound() == before
+    world.watch = None
+    world.ask(ParameterDelete("/", "shards", "e"))
+    assert set(world.states()) == {DRAINING}
+    assert not world.bound()
 
 
 @pytest.mark.parametrize(("type", "told"), [("fanout", True), ("direct", True), (HASH, False)])

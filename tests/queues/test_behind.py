@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardd.queues import Consumer, Limits, Queue, Window
+from shardd.queues.entry import PLACE
+from shardd.queues.limits import DeadLetters
 from tests.queues.test_queue_model import Outlet, publish
 from tests.support.dict_store import DictArrival, DictStore
 
@@ -85,3 +87,40 @@ def test_a_restarted_queue_that_keeps_back_gives_nothing_of_what_it_finds() -> N
     assert given_now(again, outlet) == []
     again.change(OPEN, 0)
     assert given_now(again, outlet) == [1, 2]
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["publish", "deliver", "ack", "let go", "requeue"]), st.integers(1, 6)), max_size=30
+)
+
+
+@given(STEPS)
+def test_what_is_let_go_is_all_that_is_not_settled_up_to_a_place_and_nothing_behind(
+    steps: list[tuple[str, int]],
+) -> None:
+    store, outlet = DictStore(), Outlet()
+    queue = Queue(1, store, Limits(dead_letters=DeadLetters("dlx")))
+    consumer = Consumer(queue, None, 1, Window(1 << 20), prefetch=4)
+    queue.attach(consumer)
+    there: set[int] = set()  # places of what is not settled
+    for step, count in steps:
+        if step == "publish":
+            publish(queue, store, list(range(count)))
+            departed = set(queue.departures.entries()) if queue.departures is not None else set()
+            there |= {entry & PLACE for entry in queue.live()} - {entry & PLACE for entry in departed}
+        elif step == "deliver":
+            queue.deliver(0, outlet, 1 << 20)
+        elif step in ("ack", "requeue"):
+            first = consumer.unacked.first_number
+            entries, size = consumer.unacked.settle(first, first)
+            (queue.ack if step == "ack" else queue.requeue)(entries, size)
+            if step == "ack":
+                there -= {entry & PLACE for entry in entries}
+        elif there:
+            until = sorted(there)[min(count, len(there)) - 1]
+            assert queue.left_until(until) == queue.let_go_until(until, "resharded") == min(count, len(there))
+            there = {place for place in there if place > until}
+        departing = queue.departures.entries() if queue.departures is not None else ()
+        assert {entry & PLACE for entry in queue.live()} - {entry & PLACE for entry in departing} == there
+        assert queue.ready_count + queue.unacked_count == len(there)
+        assert queue.unacked_count == consumer.unacked.count

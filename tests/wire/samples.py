@@ -76,6 +76,7 @@ CONTROL: list[wire.Control] = [
     wire.Count(16, 7),
     wire.Left(12, 7, 99),
     wire.Marked(12, 99, 3),
+    wire.LetGo(13, 7, 99, "resharded"),
     wire.Purge(17, 7),
     wire.DeadLetters(20, "/", "orders", "expired", "dlx", "dead", True, 1, b"message"),
     wire.Departed(21, [(2, 3)]),

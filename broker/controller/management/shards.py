@@ -75,7 +75,8 @@ async def plan(call: Call) -> dict[str, Any]:
 async def change(call: Call) -> None:
     call.vhost_to_change()
     vhost, exchange = _stream_exchange(call)
-    put = {NUMBER: _number(await call.body(NumberBody))}
+    said = call.catalog.parameters.get((vhost.name, SHARDS, exchange.name))
+    put = {**(said.value if said is not None else {}), NUMBER: _number(await call.body(NumberBody))}
     check(await call.context.authority.put_parameter(vhost.name, SHARDS, exchange.name, put))
 
 
