@@ -58,6 +58,7 @@ class Settling:
         self.passed = False  # the fence: whatever was routed by the old bindings is at its shard
         self._marks: dict[int, Mark] = {}
         self._left: dict[int, int] = {}
+        self._most: dict[int, int] = {}  # of what was left
 
     def questions(self, losing: Iterable[QueuePut]) -> list[Question]:
         """What to ask next, of those that are not known to have settled all."""
@@ -76,6 +77,12 @@ class Settling:
             return
         self._marks[asked.queue.id] = Mark(epoch, until)
         self._left[asked.queue.id] = left
+        self._most[asked.queue.id] = max(left, self._most.get(asked.queue.id, 0))
+
+    @property
+    def total(self) -> int:
+        """Messages that were to be settled in all, as far as is known."""
+        return sum(self._most.values())
 
     def until(self, queue: QueuePut, epoch: int) -> int | None:
         """The end of what it had, if that is known of this life of its shard, and something is left."""

@@ -105,7 +105,9 @@ class Unacked:
 
     def take_until(self, last: int) -> tuple[array[int], int]:
         """Entries that are not above `last`, in whatever order they were delivered, and the sum of their sizes."""
-        numbers = [self._first + at for at, entry in enumerate(self._entries) if 0 < entry <= last and at >= self._start]
+        numbers = [
+            self._first + at for at, entry in enumerate(self._entries) if 0 < entry <= last and at >= self._start
+        ]
         taken, size = array("Q"), 0
         for number in numbers:
             entries, entry_bytes = self.settle(number, number)

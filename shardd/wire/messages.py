@@ -504,8 +504,8 @@ class Marked(Message, tag="marked", frozen=True):
 
 
 class LetGo(Message, tag="letgo", frozen=True):
-    """Controller to shard: what of the queue up to the place `until` is not settled leaves for its dead-letter exchange,
-    held by a consumer or not. Answered by Done(request, messages) or Refused."""
+    """Controller to shard: what of the queue up to the place `until` is not settled, held by a consumer or not, leaves
+    for its dead-letter exchange. Answered by Done(request, messages) or Refused."""
 
     request: int
     queue: int

@@ -175,7 +175,10 @@ def test_an_exchange_without_it_has_none() -> None:
         ({"x_super_stream": 0}, "x-super-stream should be greater than 0, actually was 0"),
         ({"x_shards": 1, "x_shard_arguments": 3}, "x-shard-arguments should be a table, actually was 3"),
         ({"x_shards": 1, "x_shard_routing_key": 3}, "x-shard-routing-key should be a string, actually was 3"),
-        ({"x_shards": 1, "x_shards_when_gone": "x"}, 'x-shards-when-gone: <<"x">> is none of drain, merge, keep, delete'),
+        (
+            {"x_shards": 1, "x_shards_when_gone": "x"},
+            'x-shards-when-gone: <<"x">> is none of drain, merge, keep, delete',
+        ),
         (
             {"x_shards": 1, "durable": False, "x_shard_arguments": {"x-queue-type": "stream"}},
             "invalid property 'non-durable' for queue 'e' in vhost '/'",

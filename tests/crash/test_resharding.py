@@ -21,6 +21,7 @@ PAUSE_S = 0.02  # of each publisher: consumers that take one message at a time a
 SETTLED_WITHIN_S = 60.0
 BACKLOG_S = 1.0  # of publishing that nobody consumes, so that there is something to be overtaken
 UNDER_LOAD_S = 0.5
+HANDOVER_MS = 10_000
 
 
 def ask(broker: RealBroker, method: str, path: str, body: Any = None) -> Any:
@@ -63,14 +64,26 @@ class Sharded:
         raise AssertionError(f"after {within_s:g} s: {found}")
 
 
-@pytest.mark.parametrize("victim", ["nobody", "shard", "front-door", "controller"])
+@pytest.mark.row("E1.12", "E1.13", "E2.13", "E2.14")
+@pytest.mark.parametrize(
+    ("kind", "victim"),
+    [("x-consistent-hash", victim) for victim in ("nobody", "shard", "front-door", "controller")]
+    + [("x-modulus-hash", victim) for victim in ("nobody", "shard")],
+)
 async def test_keys_stay_in_order_from_2_to_5_to_3_shards(
-    broker: RealBroker, name: str, request: pytest.FixtureRequest, victim: str, monkeypatch: pytest.MonkeyPatch
+    broker: RealBroker,
+    name: str,
+    request: pytest.FixtureRequest,
+    kind: str,
+    victim: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(virtual_load, "PAUSE_S", PAUSE_S)
     sharded = Sharded(broker, name)
-    await sharded.declare("x-consistent-hash", 2)
+    await sharded.declare(kind, 2)
     group = Group(broker, name, request.config.option.seed)
+    # A client that is slow to look at what it has got is not to be overtaken by who gets it next.
+    group.arguments["x-handover-timeout"] = HANDOVER_MS
     publishers = [Publisher(broker, name, f"key-{number}", group.ledger) for number in range(KEYS)]
     for number in (5, 3):
         for member in list(group.members):
@@ -105,6 +118,63 @@ async def test_what_is_never_acknowledged_may_cost_the_order_at_the_deadline(bro
     choice = {"shards_change_deadline": 1000, "shards_change_at_deadline": "break-order"}
     await _with_a_stuck_key(sharded, wait_s=0.0, **choice)
     await sharded.reaches(3, 15.0)
+
+
+async def test_what_is_never_acknowledged_may_be_dead_lettered_at_the_deadline(broker: RealBroker, name: str) -> None:
+    sharded = Sharded(broker, name)
+    dead = {"x-dead-letter-exchange": "amq.fanout"}
+    choice = {"shards_change_deadline": 1000, "shards_change_at_deadline": "dead-letter", "shard_arguments": dead}
+    async with await aio_pika.connect(broker.url) as connection:
+        channel = await connection.channel()
+        graves = await channel.declare_queue(f"{name}-dead", durable=True)
+        await graves.bind("amq.fanout")
+        await _with_a_stuck_key(sharded, wait_s=0.0, **choice)
+        message = await graves.get(timeout=10, no_ack=True)
+    assert message is not None
+    assert message.body == b"stuck"
+    (death,) = message.headers["x-death"]  # type: ignore[misc] # an array of tables
+    assert death["reason"] == "resharded"  # type: ignore[index,call-overload]
+    assert death["routing-keys"] == ["key"]  # type: ignore[index,call-overload]
+
+
+async def test_without_a_dead_letter_exchange_nothing_is_lost_at_the_deadline(broker: RealBroker, name: str) -> None:
+    sharded = Sharded(broker, name)
+    choice = {"shards_change_deadline": 0, "shards_change_at_deadline": "dead-letter"}
+    await sharded.declare("x-consistent-hash", 2, **choice)
+    async with await aio_pika.connect(broker.url) as connection:
+        channel = await connection.channel(publisher_confirms=True)
+        exchange = await channel.get_exchange(sharded.name, ensure=False)
+        await exchange.publish(aio_pika.Message(b"waits"), "key")
+        await sharded.set(3)
+        await asyncio.sleep(1.0)
+        assert (await sharded.ask())["step"] == "settling"
+        queue = await channel.get_queue(sharded.name, ensure=False)
+        message = await queue.get(timeout=10, no_ack=True)
+        assert message.body == b"waits"
+    await sharded.reaches(3, 15.0)
+
+
+async def test_shards_of_a_cleared_policy_drain_into_one_in_order(
+    broker: RealBroker, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(virtual_load, "PAUSE_S", PAUSE_S)
+    definition = {"shards-per-node": 3, "shards-when-gone": "merge", "routing-key": "3"}
+    policy = {"pattern": f"^{name}$", "definition": definition, "apply-to": "exchanges"}
+    await asyncio.to_thread(ask, broker, "PUT", f"policies/%2F/{name}", policy)
+    async with await aio_pika.connect(broker.url) as connection:
+        channel = await connection.channel()
+        await channel.declare_exchange(name, "x-consistent-hash", durable=True)
+    group = Group(broker, name, request.config.option.seed)
+    group.arguments["x-handover-timeout"] = HANDOVER_MS
+    publishers = [Publisher(broker, name, f"key-{number}", group.ledger) for number in range(KEYS)]
+    await asyncio.sleep(BACKLOG_S)
+    await asyncio.to_thread(ask, broker, "DELETE", f"policies/%2F/{name}")
+    for _ in range(2):
+        await group.join()
+    found = await Sharded(broker, name).reaches(1)
+    assert all(queue["state"] == ("active" if queue["bound"] else "draining") for queue in found["queues"])
+    await asyncio.sleep(UNDER_LOAD_S)
+    await group.end(publishers)
 
 
 async def _with_a_stuck_key(sharded: Sharded, wait_s: float, **arguments: Any) -> dict[str, Any]:

@@ -31,6 +31,7 @@ async def declare(broker: RealBroker, name: str, shards: int) -> None:
 class Group:
     def __init__(self, broker: RealBroker, name: str, seed: int, affinity: bool = False) -> None:
         self.broker, self.name, self.affinity = broker, name, affinity
+        self.arguments: dict[str, object] = {"x-key-affinity": True} if affinity else {}
         self.random = random.Random(seed)
         self.ledger = Ledger()
         self.members: dict[str, Member] = {}
@@ -41,7 +42,7 @@ class Group:
         self.joined += 1
         who = f"member-{self.joined}"
         member = Member(who, self.random.randrange(1 << 30), self.ledger)
-        await member.join(self.broker, self.name, {"x-key-affinity": True} if self.affinity else None)
+        await member.join(self.broker, self.name, self.arguments)
         self.members[who] = member
 
     async def leave(self, how: str) -> None:

@@ -36,6 +36,7 @@ async def status(call: Call) -> dict[str, Any]:
         "keeps_order": shard_sets.keeps_order(vhost, exchange),
         "step": settling.step_of(parts, change) or "none",
         "to_settle": sum(count for count in left.values() if count is not None),
+        "to_settle_at_first": change.total if change is not None else 0,
         "unknown": sum(count is None for count in left.values()),
         "deadline_ms": deadline_ms,
         "at_deadline": choice or "wait",
