@@ -563,7 +563,8 @@ class ShardLinks:
 
     def tick(self) -> None:
         """Say Join again: a shard that restarted does not know where its front doors are."""
-        assert self._loop is not None
+        if self._loop is None:
+            return  # not started: the catalog is waited for
         now = self._loop.time()
         for link in self.links:
             self._join(link)
