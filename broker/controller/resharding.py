@@ -21,6 +21,9 @@ from broker.controller.settling import BREAK_ORDER, DEAD_LETTER, Question, Settl
 from shardd.wire import messages as wire
 
 LOOK_S = 0.1  # between two looks while something changes
+# A look at a queue costs as much as it has: of so many messages that are left it takes twice as long to the next.
+LOOK_MESSAGES = 100_000
+LOOK_S_MAX = 5.0
 QUIET_S = 0.5  # and else
 RESHARDED = "resharded"  # the reason in x-death of what a deadline let go
 
@@ -90,7 +93,9 @@ class Resharding:
                 await self.step(name)
             except ShardSilent as error:
                 log.warning("shards of exchange '%s' in vhost '%s' wait: %s", name.exchange, name.vhost, error)
-            await asyncio.sleep(LOOK_S)
+            change = self.settling.get(name)
+            left = change.left_in_all if change is not None else 0
+            await asyncio.sleep(min(LOOK_S_MAX, LOOK_S * (1 + left / LOOK_MESSAGES)))
 
     async def step(self, name: Name) -> None:
         """As far as it goes without waiting for messages."""

@@ -84,6 +84,11 @@ class Settling:
         """Messages that were to be settled in all, as far as is known."""
         return sum(self._most.values())
 
+    @property
+    def left_in_all(self) -> int:
+        """As far as is known."""
+        return sum(self._left.values())
+
     def until(self, queue: QueuePut, epoch: int) -> int | None:
         """The end of what it had, if that is known of this life of its shard, and something is left."""
         mark = self._marks.get(queue.id)

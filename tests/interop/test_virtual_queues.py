@@ -125,6 +125,7 @@ def test_consumers_divide_the_shards_however_they_come_and_go(
         each.close()
 
 
+@pytest.mark.row("E2.19")
 def test_one_shard_moves_only_when_its_messages_are_settled(
     broker: RealBroker, channel: BlockingChannel, name: str
 ) -> None:
