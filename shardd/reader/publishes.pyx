@@ -11,8 +11,10 @@ Knows how Arrow's arrays lie in memory (drawn in store/columns.pyx) and AMQP's f
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
+
+from shardd.grown cimport Grown, reserve
 
 cdef enum:
     METHOD = 1
@@ -34,27 +36,6 @@ cdef int[PROPERTIES] bit_of = [15, 14, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3]
 cdef int HEADERS_AT = 2
 cdef int HEADERS_BIT = 13
 cdef int DELIVERY_MODE_BIT = 12
-
-
-cdef struct Grown:
-    uint8_t *data
-    size_t used
-    size_t room
-
-
-cdef int reserve(Grown *grown, size_t more) except -1:
-    cdef size_t room = grown.room * 2
-    cdef uint8_t *moved
-    if grown.used + more <= grown.room:
-        return 0
-    if room < grown.used + more:
-        room = grown.used + more + 64
-    moved = <uint8_t*>realloc(grown.data, room)
-    if moved == NULL:
-        raise MemoryError
-    grown.data = moved
-    grown.room = room
-    return 0
 
 
 cdef inline void put_big(uint8_t *at, uint64_t value, int size) noexcept:

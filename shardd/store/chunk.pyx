@@ -22,9 +22,10 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, qsort, realloc
+from libc.stdlib cimport free, qsort
 from libc.string cimport memcpy, memset
 
+from shardd.grown cimport Grown, reserve
 from shardd.store.chunk_shape cimport (
     CHUNK_HEADER, CUT_OFF, FILTERS, MESSAGES_BYTES, NONE, SHARED_BYTES, WORDS, chunk_bytes,
 )
@@ -63,30 +64,9 @@ cdef array.array _Q = array.array("Q")
 cdef array.array _I = array.array("I")
 
 
-cdef struct Grown:
-    uint8_t *data
-    size_t used
-    size_t room
-
-
 cdef struct Part:
     const uint8_t *at
     uint64_t size
-
-
-cdef int reserve(Grown *grown, size_t more) except -1:
-    cdef size_t room = grown.room * 2
-    cdef uint8_t *moved
-    if grown.used + more <= grown.room:
-        return 0
-    if room < grown.used + more:
-        room = grown.used + more + 64
-    moved = <uint8_t*>realloc(grown.data, room)
-    if moved == NULL:
-        raise MemoryError
-    grown.data = moved
-    grown.room = room
-    return 0
 
 
 cdef int push64(Grown *grown, uint64_t value) except -1:

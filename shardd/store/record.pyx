@@ -28,6 +28,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+from shardd.grown cimport Grown, reserve
 from shardd.store.layout cimport RECORD_HEADER, message_bytes, put32, record_bytes, u16, u32, u64
 
 cdef extern from "../crc32c.h" nogil:
@@ -91,27 +92,6 @@ def crc32c_uses_hardware() -> bool:
 
 
 # -- growing arrays and the table of queue ids --------------------------------------------------------
-
-cdef struct Grown:
-    uint8_t *data
-    size_t used
-    size_t room
-
-
-cdef int reserve(Grown *grown, size_t more) except -1 nogil:
-    cdef size_t room = grown.room
-    cdef uint8_t *moved
-    if grown.used + more <= room:
-        return 0
-    room = room * 2 if room * 2 > grown.used + more else grown.used + more + 64
-    moved = <uint8_t*>realloc(grown.data, room)
-    if moved == NULL:
-        with gil:
-            raise MemoryError
-    grown.data = moved
-    grown.room = room
-    return 0
-
 
 cdef struct IdTable:
     uint32_t *keys

@@ -18,6 +18,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
+from shardd.grown cimport Grown, reserve
 from shardd.store.layout cimport RECORD_HEADER, message_bytes, put16, put32, record_bytes, u16, u32, u64
 
 cdef extern from "../crc32c.h" nogil:
@@ -62,27 +63,6 @@ cdef struct Change:  # of a batch that may still be undone
     uint64_t next
     uint64_t gap
     uint64_t stored
-
-
-cdef struct Grown:
-    uint8_t *data
-    size_t used
-    size_t room
-
-
-cdef int reserve(Grown *grown, size_t more) except -1 nogil:
-    cdef size_t room = grown.room
-    cdef uint8_t *moved
-    if grown.used + more <= room:
-        return 0
-    room = room * 2 if room * 2 > grown.used + more else grown.used + more + 256
-    moved = <uint8_t*>realloc(grown.data, room)
-    if moved == NULL:
-        with gil:
-            raise MemoryError
-    grown.data = moved
-    grown.room = room
-    return 0
 
 
 cdef struct Bound:  # of a queue that refuses what is too much

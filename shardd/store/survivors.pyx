@@ -9,9 +9,10 @@ from cpython cimport array
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
+from shardd.grown cimport Grown, reserve
 from shardd.store.layout cimport RECORD_HEADER, message_bytes, put16, put32, u16, u32
 
 cdef extern from "../crc32c.h" nogil:
@@ -27,27 +28,6 @@ cdef uint64_t RECORD_BYTES_MAX = 1 << 20
 cdef uint64_t FLAGS = 15
 
 cdef array.array _Q = array.array("Q")
-
-
-cdef struct Grown:
-    uint8_t *data
-    size_t used
-    size_t room
-
-
-cdef int reserve(Grown *grown, size_t more) except -1 nogil:
-    cdef size_t room = grown.room
-    cdef uint8_t *moved
-    if grown.used + more <= room:
-        return 0
-    room = room * 2 if room * 2 > grown.used + more else grown.used + more + 4096
-    moved = <uint8_t*>realloc(grown.data, room)
-    if moved == NULL:
-        with gil:
-            raise MemoryError
-    grown.data = moved
-    grown.room = room
-    return 0
 
 
 cdef inline int put64(Grown *grown, uint64_t value) except -1 nogil:
