@@ -40,7 +40,7 @@ from broker.shard_link import ShardLinks
 from broker.tls import Handshake
 from broker.tracing import Tracing
 from shardd.wire import messages as wire
-from shardd.wire.memory import AfterBursts, collect_seldom, keep_warm
+from shardd.wire.memory import AfterBursts, collect_seldom, give_back, keep_warm
 from supervisor import notify
 from supervisor.logs import set_level
 
@@ -504,6 +504,7 @@ async def serve(config: BrokerConfig) -> None:
     if starting.done():
         starting.result()
         notify.ready(pid=str(os.getpid()))
+        give_back()
     ticking = loop.create_task(door.tick())
     await stopping
     if lifeline is not None:

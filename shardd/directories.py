@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
+try:  # hashlib maps OpenSSL: 3.5 MB in each shard
+    from _sha1 import sha1  # type: ignore[import-not-found]
+except ImportError:
+    from hashlib import sha1
 
 
 def shard_directory(data_dir: str, shard: int) -> str:
@@ -11,7 +14,7 @@ def shard_directory(data_dir: str, shard: int) -> str:
 
 def vhost_directory(directory: str, vhost: str) -> str:
     """`directory`: the shard's."""
-    return f"{directory}/{hashlib.sha1(vhost.encode()).hexdigest()}"
+    return f"{directory}/{sha1(vhost.encode()).hexdigest()}"
 
 
 def stream_directory(vhost_directory: str, queue_id: int) -> str:

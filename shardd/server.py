@@ -12,7 +12,6 @@ import os
 import queue
 import re
 import resource
-import secrets
 import select
 import signal
 import socket
@@ -266,7 +265,7 @@ class Server:
         self._low = False
         self.shard = Shard(
             config.shard,
-            secrets.randbits(31) | 1,
+            int.from_bytes(os.urandom(4), "little") >> 1 | 1,
             os.getpid(),
             Stores(self._directory, config, self._calls, self._board),
             no_room=(DiskFull,),

@@ -20,8 +20,9 @@ SOCKET_PATH_BYTES_MAX = 100  # sun_path holds 108
 SOCKET_NAME_BYTES_MAX = 32
 LOCK_POLL_S = 0.1
 LOCK_NAME = ".lock"
+READER_NAME = "reader.sock"
 RUNTIME_NAMES = (
-    "control.sock", "controller.sock", "shard-*.sock", "lane-*.sock", "door-*.sock", "shardctl.sock", "reader.sock",
+    "control.sock", "controller.sock", "shard-*.sock", "lane-*.sock", "door-*.sock", "shardctl.sock", READER_NAME,
     "board-*", "status.json", "status.json.new",
 )  # fmt: skip
 

@@ -23,6 +23,7 @@ class Listening:
     http_address: str
     amqps_fds: tuple[tuple[int, ...], ...] = ()  # as amqp_fds and http_fds, or none
     https_fds: tuple[int, ...] = ()
+    reader_fd: int = -1  # where the controller calls the reader; -1: there is none
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class ChildPlan:
     section: dict[str, Any]
     fds: tuple[int, ...] = ()
     needed: bool = True  # the broker is not ready, and does not go on, without it
+    called_at: int = -1  # a listening socket: started when somebody calls there; -1: from the beginning
 
     @property
     def name(self) -> str:
@@ -55,8 +57,8 @@ def children(settings: Settings, cores: int, runtime_dir: str, boot: str, listen
     plans += [
         _front_door(settings, shards, index, listening, runtime_dir, boot) for index in range(len(listening.amqp_fds))
     ]
-    if settings.reader.enabled is True:
-        plans.append(_reader(settings, shards, runtime_dir))
+    if listening.reader_fd >= 0:
+        plans.append(_reader(settings, shards, runtime_dir, listening.reader_fd))
     return plans
 
 
@@ -106,8 +108,9 @@ def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
     return ChildPlan("shard", index, "shardd", section)
 
 
-def _reader(settings: Settings, shards: int, runtime_dir: str) -> ChildPlan:
+def _reader(settings: Settings, shards: int, runtime_dir: str, listen_fd: int) -> ChildPlan:
     section = {
+        "listen_fd": listen_fd,
         "data_dir": settings.data_dir,
         "runtime_dir": runtime_dir,
         "shards": shards,
@@ -116,7 +119,7 @@ def _reader(settings: Settings, shards: int, runtime_dir: str) -> ChildPlan:
         "log_level": settings.log_level,
         "log_format": settings.log_format,
     }
-    return ChildPlan("reader", 0, "shardd.reader", section, needed=False)
+    return ChildPlan("reader", 0, "shardd.reader", section, (listen_fd,), needed=False, called_at=listen_fd)
 
 
 def _tls(settings: Settings) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import errno
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from supervisor.config import ConfigError, Settings
 from supervisor.plan import Listening
@@ -89,6 +90,16 @@ def listen(settings: Settings, given: Given | None = None) -> Sockets:
     for sock in opening.opened:
         sock.listen(BACKLOG)
     return sockets
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """For calls of the broker's own processes: whoever can enter the directory."""
+    path.unlink(missing_ok=True)  # of a former life
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(str(path))
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
+    return sock
 
 
 def address(sock: socket.socket) -> str:

@@ -15,10 +15,12 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 import time
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +28,21 @@ import msgspec
 
 from supervisor import systemd
 from supervisor.child import EXITED, READY, STARTING, Child, describe_exit
-from supervisor.config import ConfigError, Reader, Settings, Supervision
-from supervisor.directories import DataDirectory, RuntimeDirectory, replace_file
+from supervisor.config import ConfigError, Settings, Supervision
+from supervisor.directories import READER_NAME, DataDirectory, RuntimeDirectory, replace_file
 from supervisor.logs import set_level
 from supervisor.plan import STAGES, ChildPlan, Listening, children
 from supervisor.reload import SECRET, SETTABLE, flat, reloaded
 from supervisor.restart import Restarts
-from supervisor.sockets import Sockets, address, listen
+from supervisor.sockets import Sockets, address, listen, listen_unix
 
 LOOK_INTERVAL_S = 0.25  # how late a silent child or a systemd watchdog may be noticed
 KILL_WAIT_S = 5.0  # for the kernel to take a killed process away
 EXTEND_EACH_S = 1.0  # how often systemd hears that recovery goes on, and how far it is
 EXTEND_BY_S = 20.0
 DRAINED, GAVE_UP, REFUSED = 0, 1, 2
+# States of a child that is not there: between two lives, or nobody has called it.
+WAITING, UNCALLED = "waiting", "uncalled"
 
 log = logging.getLogger("supervisor")
 
@@ -59,7 +63,7 @@ class Slot:
         self.last_end = ""  # how its life before this one ended
         self.restarts = Restarts(policy.deaths_max, policy.deaths_within_s)
         self.ready = asyncio.Event()
-        self.state_without_child = "waiting"
+        self.state_without_child = WAITING if plan.called_at < 0 else UNCALLED
         self.keeper: asyncio.Task[None] | None = None
 
     def describe(self) -> dict[str, Any]:
@@ -95,6 +99,7 @@ class Supervisor:
         self._planner = planner
         self._data = DataDirectory(Path(data_dir))
         self._lifeline: tuple[int, int] = (-1, -1)
+        self._calls: socket.socket | None = None
         self._ending = asyncio.Event()
         self._exit_status = DRAINED
         self._stopping = False
@@ -120,6 +125,7 @@ class Supervisor:
             self.sockets.close()
             self._data.undo()
             raise
+        self._calls = self._calls_of_reader()
         self._lifeline = os.pipe()
         self.slots = [Slot(plan, self.settings.supervision) for plan in self._plans()]
         pointer = {"pid": os.getpid(), "runtime_dir": str(self.runtime.path), "http": address(self.sockets.http[0])}
@@ -128,9 +134,16 @@ class Supervisor:
         self._warn_of_readers()
 
     def _plans(self) -> list[ChildPlan]:
-        listening = self.sockets.listening()
-        settings = msgspec.structs.replace(self.settings, reader=_resolved(self.settings.reader))
-        return self._planner(settings, self._cores, str(self.runtime.path), self.boot, listening)
+        reader_fd = self._calls.fileno() if self._calls is not None else -1
+        listening = replace(self.sockets.listening(), reader_fd=reader_fd)
+        return self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
+
+    def _calls_of_reader(self) -> socket.socket | None:
+        """Where it will be called: open for as long as the broker runs, so that a call waits while it starts."""
+        enabled = self.settings.reader.enabled
+        if enabled is False or (enabled == "auto" and importlib.util.find_spec("pyarrow") is None):
+            return None
+        return listen_unix(self.runtime.path / READER_NAME)
 
     def _warn_of_readers(self) -> None:
         mode = self._data.path.stat().st_mode
@@ -252,6 +265,7 @@ class Supervisor:
         """One life after another, until the broker stops or the child dies too often."""
         clock = asyncio.get_running_loop().time
         while not self._stopping:
+            await self._called(slot)
             status = await self._live(slot)
             if self._stopping:
                 return
@@ -265,10 +279,23 @@ class Supervisor:
             if wait_s is None:
                 why = f"{slot.plan.name} died too often, at last with {slot.last_end}: giving up, the broker stops"
                 return self._give_up(why, GAVE_UP)
-            slot.state_without_child = "waiting"
+            slot.state_without_child = WAITING
             slot.child = None
             self._dirty.set()
             await asyncio.sleep(wait_s)
+
+    async def _called(self, slot: Slot) -> None:
+        """At once, but for a child that only lives when somebody wants something of it."""
+        if slot.plan.called_at < 0:
+            return
+        slot.state_without_child = UNCALLED
+        self._dirty.set()
+        loop, called = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(slot.plan.called_at, called.set)
+        try:
+            await called.wait()
+        finally:
+            loop.remove_reader(slot.plan.called_at)
 
     async def _live(self, slot: Slot) -> int:
         """The exit status of one life."""
@@ -403,18 +430,14 @@ class Supervisor:
         with self._writing:  # a thread may be at it
             self._closed = True
         self.sockets.close()
+        if self._calls is not None:
+            self._calls.close()
         self.runtime.remove()
         (self._data.path / "broker.json").unlink(missing_ok=True)
         for fd in self._lifeline:
             os.close(fd)
         self._data.close()
         log.info("stopped")
-
-
-def _resolved(reader: Reader) -> Reader:
-    if reader.enabled != "auto":
-        return reader
-    return msgspec.structs.replace(reader, enabled=importlib.util.find_spec("pyarrow") is not None)
 
 
 async def _ready(slots: Sequence[Slot], enough: int) -> None:

@@ -46,7 +46,7 @@ from broker.controller.shard_sets import NODE
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.routing.placement import place
 from shardd.wire import messages as wire
-from shardd.wire.memory import AfterBursts
+from shardd.wire.memory import AfterBursts, give_back
 from supervisor import notify
 from supervisor.logs import set_level
 
@@ -93,6 +93,7 @@ class Controller:
         drained = asyncio.create_task(draining.run(self.authority.catalog, self.shards, self.links, self.authority))
         resharded = asyncio.create_task(self.resharding.run())
         notify.ready()
+        give_back()
         log.info("controller is ready, %d queues known", len(list(self.authority.catalog.queues())))
         await stop.wait()
         notify.stopping()

@@ -30,7 +30,6 @@ from shardd.wire.reading import (
     Find,
     Publish,
     Scan,
-    socket_path,
 )
 from supervisor import notify
 from supervisor.logs import set_level
@@ -66,7 +65,7 @@ class Server:
         _step_back()
         keep_warm()
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        listener, wake = self._listen(), self._on_signals()
+        listener, wake = socket.socket(fileno=self._config.listen_fd), self._on_signals()
         poll = select.poll()
         lifeline = notify.lifeline_fd()
         for fd in (listener.fileno(), wake, lifeline):
@@ -107,16 +106,6 @@ class Server:
         section = notify.new_section()
         if section is not None:
             set_level(read(section).log_level)
-
-    def _listen(self) -> socket.socket:
-        path = socket_path(self._config.runtime_dir)
-        if os.path.exists(path):
-            os.unlink(path)  # of a former life
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(path)
-        listener.listen(WAITING_MAX)
-        listener.setblocking(False)
-        return listener
 
     def _accept(self, listener: socket.socket) -> None:
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from typing import Protocol
 
 
@@ -106,7 +105,7 @@ class OsFiles:
         os.unlink(path)
 
     def salt(self) -> int:
-        return secrets.randbelow(0xFFFFFFFF) + 1
+        return int.from_bytes(os.urandom(4), "little") or 1
 
 
 def is_full(error: OSError) -> bool:

@@ -25,7 +25,7 @@ from shardd.wire.ring import CONTROL_BYTES, Reader, Writer
 
 # Bytes of messages under way in one direction; only what is used is ever touched. Several times the window of publishes
 # (shard_link.py) and that of one client's deliveries (peers.py).
-RING_BYTES = 4 << 20
+RING_BYTES = 2 << 20
 # What both rings say of themselves lies before them.
 _CONTROL_TO_SHARD, _CONTROL_TO_DOOR = 0, CONTROL_BYTES
 _RINGS_AT = mmap.PAGESIZE

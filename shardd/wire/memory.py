@@ -31,12 +31,6 @@ def collect_seldom() -> None:
     gc.set_threshold(COLLECT_EACH, COLLECT_OLDER_EACH, COLLECT_OLDER_EACH)
 
 
-def keep_for_good() -> None:
-    """What exists now stays as long as the process: the collector need not look at it again."""
-    gc.collect()
-    gc.freeze()
-
-
 # Changes of what exists after which a look at what they left in the heap pays.
 BURST_CHANGES = 10_000
 

@@ -21,6 +21,7 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "kib": 1
 LEVELS = ("debug", "info", "warning", "error")
 LEVELS_OF_RABBITMQ = {"critical": "error", "notice": "info", "none": "error"}
 LOOK_EACH_S = 0.1
+UP = ("ready", "uncalled")  # states of children
 REPORTED = ("overview", "nodes", "processes", "shards", "vhosts", "policies", "connections", "queues")
 
 Size = Annotated[str, typer.Argument(metavar="SIZE", help="Bytes, or with a unit such as 512MB or 2GiB.")]
@@ -135,7 +136,7 @@ def _unready(data_dir: DataDir) -> str | None:
         children = json.loads((Path(found["runtime_dir"]) / "status.json").read_text())["children"]
     except (OSError, ValueError, KeyError):
         return "starting"
-    waits = [f"{child['name']}: {child['status'] or child['state']}" for child in children if child["state"] != "ready"]
+    waits = [f"{child['name']}: {child['status'] or child['state']}" for child in children if child["state"] not in UP]
     return "; ".join(waits) or None
 
 

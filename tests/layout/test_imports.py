@@ -1,4 +1,5 @@
-"""What import contracts cannot see: compiled modules import only C, CPython, Cython and their own folder."""
+"""What import contracts cannot see: compiled modules import only C, CPython, Cython, their own folder, and declarations
+at the top of their package, which import nothing but C."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMPILED = sorted(path for package in ("broker", "shardd", "supervisor") for path in (ROOT / package).rglob("*.pyx"))
 IMPORT = re.compile(r"^\s*(?:from\s+(\S+)\s+)?c?import\s+(\S+)", re.MULTILINE)
+# Structures and inline functions that several folders of a package share.
+SHARED = [path for package in ("broker", "shardd") for path in (ROOT / package).glob("*.pxd")]
 OPTIONS = "# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False"
 
 
@@ -20,9 +23,15 @@ def imported(text: str) -> set[str]:
 @pytest.mark.parametrize("path", COMPILED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_compiled_modules_know_nothing_outside_their_folder(path: Path) -> None:
     folder = ".".join(path.parent.relative_to(ROOT).parts)
+    shared = {f"{path.parent.name}.{path.stem}" for path in SHARED}
     for name in imported(path.read_text()):
-        allowed = name.split(".")[0] in ("libc", "cpython", "cython") or name.startswith((".", folder + "."))
-        assert allowed, f"{path.name} imports {name}"
+        known = name.split(".")[0] in ("libc", "cpython", "cython") or name in shared
+        assert known or name.startswith((".", folder + ".")), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", SHARED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_folders_share_knows_none_of_them(path: Path) -> None:
+    assert {name.split(".")[0] for name in imported(path.read_text())} <= {"libc", "cpython"}
 
 
 @pytest.mark.parametrize("path", COMPILED, ids=lambda path: str(path.relative_to(ROOT)))

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,14 @@ FAKE = "tests.supervisor.fake_child"
 POLL_S = 0.005  # status.json is a file: nothing tells of its change
 
 
-def settings_for(tmp_path: Path, **supervision: Any) -> Settings:
+def settings_for(tmp_path: Path, reader: bool = False, **supervision: Any) -> Settings:
     return Settings(
         data_dir=str(tmp_path / "data"),
         runtime_dir=str(tmp_path / "run"),
         listen=Listen(bind="127.0.0.1", amqp_port=0, http_port=0, metrics_port=0),
         front_doors=FrontDoors(count=2),
         shards=Shards(count=2),
-        reader=Reader(enabled=False),  # the same children whether pyarrow is installed or not
+        reader=Reader(enabled=reader),  # the same children whether pyarrow is installed or not
         supervision=Supervision(**supervision),
     )
 
@@ -44,13 +45,15 @@ def settings_for(tmp_path: Path, **supervision: Any) -> Settings:
 class Broker:
     """A supervisor over fake children; `does` tells single ones to misbehave."""
 
-    def __init__(self, tmp_path: Path, does: dict[str, str] | None = None, **supervision: Any) -> None:
+    def __init__(
+        self, tmp_path: Path, does: dict[str, str] | None = None, reader: bool = False, **supervision: Any
+    ) -> None:
         self.journal_path = tmp_path / "journal"
         self.status_path = tmp_path / "run" / "status.json"
         self.does = does or {}
         self.lines: list[str] = []
         self.ready = asyncio.Event()
-        self.written = settings_for(tmp_path, **supervision)  # what a reload finds
+        self.written = settings_for(tmp_path, reader, **supervision)  # what a reload finds
         self.supervisor = Supervisor(self.written, 2, self._plans, self._reread)
         self.supervisor.open()
         self.running = asyncio.create_task(self.supervisor.run(self._announce))
@@ -66,7 +69,7 @@ class Broker:
         does = self.does.get(plan.name, "well")
         section = {"name": plan.name, "journal": str(self.journal_path), "does": does}
         section["says"] = f"{plan.section['log_level']} {plan.section.get('disk_free_min_bytes', '')}".strip()
-        return ChildPlan(plan.kind, plan.index, FAKE, section, plan.fds)
+        return replace_fields(plan, module=FAKE, section=section)
 
     def _reread(self, set: dict[str, Any]) -> Settings:
         if self.written.log_level == "debug":
@@ -133,6 +136,31 @@ async def test_a_killed_child_comes_back_and_is_counted(tmp_path: Path) -> None:
     assert after["shard-1"]["pid"] != before["shard-1"]["pid"]
     assert after["shard-0"] == before["shard-0"]
     assert await broker.stop() == 0
+
+
+async def test_the_reader_is_started_when_it_is_called_and_again_when_it_died_with_a_call_unanswered(
+    tmp_path: Path,
+) -> None:
+    broker = Broker(tmp_path, reader=True)
+    await broker.ready.wait()
+    before = await broker.status(lambda named: named["reader"]["state"] == "uncalled")
+    assert before["reader"]["pid"] == 0 and "reader started" not in broker.journal()
+    call = socket.socket(socket.AF_UNIX)
+    call.connect(str(tmp_path / "run" / "reader.sock"))
+    called = await broker.status(lambda named: named["reader"]["state"] == "ready")
+    os.kill(called["reader"]["pid"], signal.SIGKILL)  # a fake: it has not even taken the call
+    again = await broker.status(lambda named: named["reader"]["restarts"] == 1 and named["reader"]["state"] == "ready")
+    assert again["reader"]["pid"] != called["reader"]["pid"]
+    call.close()
+    assert await broker.stop() == 0
+    assert not (tmp_path / "run" / "reader.sock").exists()
+
+
+async def test_a_broker_ends_whose_reader_nobody_called(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, reader=True)
+    await broker.ready.wait()
+    assert await broker.stop() == 0
+    assert "reader started" not in broker.journal()
 
 
 async def test_a_disk_that_hangs_under_the_status_file_does_not_stop_the_watch_over_children(
