@@ -41,6 +41,7 @@ from broker.control import (
     ControlMessage,
     DoorHello,
     DoorReport,
+    Fence,
     Query,
     SeatOrder,
     SeatOrders,
@@ -89,6 +90,9 @@ class Listener(Protocol):
         """All consumers of virtual queues that the controller let in."""
 
     def seat_orders(self, orders: list[SeatOrder]) -> None: ...
+
+    def fence(self, number: int) -> None:
+        """To be answered by Fenced, some time later."""
 
 
 class _Asked(NamedTuple):
@@ -231,6 +235,8 @@ class CatalogLink:
                     self._send(DoorReport(message.query, [], [], self._listener.totals()))
                 case Query():
                     self._send(DoorReport(message.query, *self._listener.report()))
+                case Fence():
+                    self._listener.fence(message.number)
                 case SeatOrders():
                     self._listener.seat_orders(message.orders)
                 case CloseConnection():

@@ -98,6 +98,11 @@ class ExchangeDelete(Change, tag="exchange-", frozen=True):
 ACTIVE, DRAINING, KEPT = "active", "draining", "kept"  # what a shard queue is to its exchange
 
 
+# Whether a shard queue keeps back what arrives, while keys move to it: told to (CLOSING), known to (CLOSED), and, once
+# the bindings are others, until the queues that the keys come from have settled what they had (SETTLING).
+OPEN, CLOSING, CLOSED, SETTLING = range(4)
+
+
 class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Which part of a stream exchange a queue is.
 
@@ -108,6 +113,7 @@ class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
     index: int
     key: str = ""
     state: str = ACTIVE
+    held: int = OPEN
 
 
 class QueuePut(Change, tag="queue+", frozen=True):

@@ -105,6 +105,12 @@ class ConsumeTerms(msgspec.Struct, array_like=True, frozen=True):
     tag: str
 
 
+class Fenced(ControlMessage, tag="fenced", frozen=True):
+    """Answers Fence: all that this door routed by what was in force before has been taken in by the shards."""
+
+    number: int
+
+
 class DoorReport(ControlMessage, tag="report", frozen=True):
     """Answers Query. connections: per connection {owner, channels, send_oct, recv_oct, state, ...};
     channels: per channel {owner, number, prefetch_count, unacked, confirm, ...}; counters: totals of this
@@ -307,6 +313,12 @@ class SeatOrders(ControlMessage, tag="seats", frozen=True):
     orders: list[SeatOrder]
 
 
+class Fence(ControlMessage, tag="fence", frozen=True):
+    """Answered by Fenced, when every shard is there and has taken in what this door had routed before."""
+
+    number: int
+
+
 class Alarmed(ControlMessage, tag="alarmed", frozen=True):
     """Publishers are to be held back for this reason, whatever the shards say; "", or a Snapshot: that is over."""
 
@@ -325,5 +337,5 @@ class Query(ControlMessage, tag="query", frozen=True):
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
     | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed | Query
-    | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatOrders
+    | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatOrders | Fence | Fenced
 )  # fmt: skip

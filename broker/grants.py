@@ -148,6 +148,8 @@ class Grants:
         """Nothing is left to lend, and some want: an equal share may stay with each who needs it."""
         users = [part for part in whole.parts.values() if part.granted or part in whole.channel.wanting]
         keep = whole.limit // len(users)
+        if all(part.granted for part in users) and whole.limit % len(users):
+            keep += 1  # what is over stays where it is, and does not go round for ever
         for part in users:
             if part.granted and part.wanted and part.recalled != keep:
                 part.recalled = keep

@@ -27,7 +27,7 @@ from broker.changes import AnyChange, ParameterPut
 from broker.client import Client
 from broker.config import BrokerConfig, ConfigError, read_config
 from broker.consuming import Consuming
-from broker.control import ConsumerHere, SeatOrder
+from broker.control import ConsumerHere, Fenced, SeatOrder
 from broker.counts import Counts
 from broker.dead_letters import DeadLettering
 from broker.logins import Logins
@@ -105,6 +105,7 @@ class Door:
         self._tls_listeners: list[socket.socket] = []
         self._certificates = None if config.tls is None else Certificates(config.tls)
         self._handshakes: set[Handshake] = set()
+        self._fences: set[asyncio.Task[None]] = set()
         self._balancers = Balancers(config.proxy_protocol_from)
         self._greetings: set[Greeting] = set()
 
@@ -291,6 +292,15 @@ class Door:
     def seat_orders(self, orders: list[SeatOrder]) -> None:
         self.consuming.virtual.obey(orders, self.catalog_link.catalog)
         self.schedule_end_of_pass()
+
+    def fence(self, number: int) -> None:
+        task = asyncio.create_task(self._answer_fence(number))
+        self._fences.add(task)
+        task.add_done_callback(self._fences.discard)
+
+    async def _answer_fence(self, number: int) -> None:
+        await self.links.fence()
+        self.catalog_link.say(Fenced(number))
 
     def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
         connections: list[dict[str, Any]] = []

@@ -41,6 +41,7 @@ DELIVERY_CREDIT_BYTES = 128 << 10
 # Connections with less than that before all are told of: those that left meanwhile would stay for ever.
 CREDITS_MAX = 4096
 RECONNECT_MS = 10
+FENCE_LOOK_S = 0.05
 # A shard's last words arrive on a connection other than the one whose end is noticed: confirms among them still count.
 LAST_WORDS_S = 0.05
 # Publishes that want a confirm wait this long for a shard that is away; then they are nacked.
@@ -269,6 +270,15 @@ class ShardLinks:
             return wire.Done(0)
         assert isinstance(done, wire.Done)
         return done
+
+    async def fence(self) -> None:
+        """Returns when each shard has taken in what was packed for it before, or lost it with its process. What is
+        packed for a shard that is away leaves when it is back, so that is waited for."""
+        for link in self.links:
+            while not link.up:
+                await asyncio.sleep(FENCE_LOOK_S)
+            # Says nothing, is answered in turn.
+            await self.ask(link.shard, lambda request: wire.Release(request, []))
 
     def settle(self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int) -> None:
         """Delivery numbers of an older epoch are forgotten: that shard has requeued them."""
@@ -591,7 +601,8 @@ class ShardLinks:
 
     def tick(self) -> None:
         """Say Join again: a shard that restarted does not know where its front doors are."""
-        assert self._loop is not None
+        if self._loop is None:
+            return  # not started: the catalog is waited for
         now = self._loop.time()
         for link in self.links:
             self._join(link)

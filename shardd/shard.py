@@ -199,6 +199,8 @@ class Shard:
             m.Recall: self._on_recall,
             m.Get: self._on_get,
             m.Count: self._on_count,
+            m.Left: self._on_left,
+            m.LetGo: self._on_let_go,
             m.Purge: self._on_purge,
             m.Departed: self._on_departed,
         }
@@ -456,8 +458,8 @@ class Shard:
 
     def _limits(self, spec: m.QueueSpec) -> Limits:
         limits = limits_of(spec.arguments)
-        if spec.paused:
-            limits = limits._replace(paused=True)
+        if spec.paused or spec.held:
+            limits = limits._replace(paused=spec.paused, held=spec.held)
         if self._consumer_timeout and "x-consumer-timeout" not in spec.arguments:
             limits = limits._replace(consumer_timeout=self._consumer_timeout)
         if self._timeout_closes and limits.consumer_timeout is not None:
@@ -480,7 +482,7 @@ class Shard:
             peer.tell(m.Done(delete.request))
         elif delete.if_unused and queue.consumers:
             peer.tell(m.Refused(delete.request, 406, "in use"))
-        elif delete.if_empty and queue.ready_count:
+        elif delete.if_empty and queue.ready_count + queue.kept_back:
             peer.tell(m.Refused(delete.request, 406, "not empty"))
         else:
             peer.tell(m.Done(delete.request, messages=self._drop(queue)))
@@ -663,7 +665,25 @@ class Shard:
         queue.expire(now)
         self._dirty[queue] = None
         queue.last_used = now
-        peer.tell(m.Done(count.request, queue.ready_count, len(queue.consumers)))
+        peer.tell(m.Done(count.request, queue.ready_count + queue.kept_back, len(queue.consumers)))
+
+    def _on_left(self, peer: Peer, asked: m.Left, now: int) -> None:
+        queue = self.queues.get(asked.queue)
+        if queue is None or not queue.keeps_in_store:
+            peer.tell(m.Refused(asked.request, 404, "gone"))
+            return
+        until = asked.until or queue.newest()
+        peer.tell(m.Marked(asked.request, until, queue.left_until(until)))
+
+    def _on_let_go(self, peer: Peer, asked: m.LetGo, now: int) -> None:
+        queue = self.queues.get(asked.queue)
+        if queue is None or not queue.keeps_in_store or queue.limits.dead_letters is None:
+            peer.tell(m.Refused(asked.request, 404, "gone, or without a dead-letter exchange"))
+            return
+        self._catch_up(queue, now)
+        peer.tell(m.Done(asked.request, queue.let_go_until(asked.until, asked.reason)))
+        self._dirty[queue] = None
+        self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 
     def _on_purge(self, peer: Peer, purge: m.Purge, now: int) -> None:
         queue = self.queues.get(purge.queue)

@@ -37,7 +37,7 @@ def of_queue(queue: Queue) -> m.QueueStats:
     counters = queue.counters
     return m.QueueStats(
         id=queue.id,
-        ready=queue.ready_count + queue.delayed_count,
+        ready=queue.ready_count + queue.delayed_count + queue.kept_back,
         unacked=queue.unacked_count,
         consumers=len(queue.consumers),
         ready_bytes=queue.ready_bytes,

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from broker.catalog import Catalog, Vhost
 from broker.changes import (
+    OPEN,
     AnyChange,
     ParameterDelete,
     ParameterPut,
@@ -41,6 +42,7 @@ from broker.control import Answer, AnyRequest, Bind, ExchangeDeclare, ExchangeRe
 from broker.controller.access import hash_password
 from broker.controller.decisions import (
     RESHAPING,
+    Closed,
     Decision,
     Decisions,
     Drained,
@@ -48,6 +50,7 @@ from broker.controller.decisions import (
     Pause,
     Removal,
     Restore,
+    Settled,
 )
 from broker.controller.definitions import Definitions
 from broker.passwords import DEFAULT_ALGORITHM
@@ -64,7 +67,7 @@ SERVER_NAME_BYTES = 16  # 22 characters of base64
 CONNECTION_FORCED = 320
 INTERNAL_ERROR = 541
 
-AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone | Pause | Drained | Restore
+AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone | Pause | Drained | Restore | Closed | Settled
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
 ShardReply = wire.Done | wire.Refused
 
@@ -243,7 +246,7 @@ class Authority:
             before = self._policies(decision.policies_of)
             self.churn[type(asked.request)] += 1
             self._apply(decision.changes)
-            if decision.bereft or not RESHAPING.isdisjoint(map(type, decision.changes)):
+            if decision.bereft or decision.follow or not RESHAPING.isdisjoint(map(type, decision.changes)):
                 self._reshape(decision, before)
             changes.extend(decision.changes)
             if decision.policies_of:
@@ -397,6 +400,24 @@ class Authority:
         for owner in owners:
             self._doors.close_connection(owner, CONNECTION_FORCED, text)
 
+    async def told(self, queues: list[QueuePut]) -> list[QueuePut]:
+        """Those of them that their shards know as they are in the catalog now. Raises ShardSilent."""
+        by_shard: dict[int, list[wire.QueueSpec]] = {}
+        for queue in queues:
+            if queue.id not in self._leaving and self.catalog.queue_by_id(queue.id) == queue:
+                by_shard.setdefault(queue.shard, []).append(self._spec(queue))
+        asked = [
+            self._shards.request(shard, lambda n, specs=specs: wire.CreateQueues(n, specs))  # type: ignore[misc]
+            for shard, specs in by_shard.items()
+        ]
+        await asyncio.gather(*asked)
+        return [queue for queue in queues if self._is_known(queue)]
+
+    def _is_known(self, queue: QueuePut) -> bool:
+        """Nothing is on its way to its shard that might have been decided since."""
+        on_the_way = queue.id in self._creating or queue.id in self._leaving
+        return not on_the_way and self.catalog.queue_by_id(queue.id) == queue
+
     # -- what links report ---------------------------------------------------------------------------
 
     def connection_gone(self, owner: str) -> None:
@@ -545,7 +566,15 @@ class Authority:
             arguments = {key: value for key, value in arguments.items() if key != DELAYS_FOR}
         exclusive = bool(queue.owner)
         return wire.QueueSpec(
-            queue.id, queue.vhost, queue.name, queue.durable, queue.auto_delete, exclusive, arguments, queue.paused
+            queue.id,
+            queue.vhost,
+            queue.name,
+            queue.durable,
+            queue.auto_delete,
+            exclusive,
+            arguments,
+            queue.paused,
+            queue.part is not None and queue.part.held != OPEN,
         )
 
     @staticmethod

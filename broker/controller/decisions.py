@@ -16,7 +16,11 @@ from broker import checks
 from broker.catalog import Catalog, Vhost
 from broker.changes import (
     ACTIVE,
+    CLOSED,
+    CLOSING,
     DRAINING,
+    OPEN,
+    SETTLING,
     AnyChange,
     BindingDelete,
     BindingPut,
@@ -47,7 +51,7 @@ BINDINGS_AT_ONCE_MAX = 500
 
 # Changes that stream exchanges may have to follow.
 RESHAPING: Final = frozenset((ExchangePut, ExchangeDelete, ParameterPut, ParameterDelete))
-SHARDING_COMPONENTS: Final = COMPONENTS | {policies.STREAM, policies.DEFINITION}
+SHARDING_COMPONENTS: Final = COMPONENTS | {policies.STREAM, policies.DEFINITION, policies.SHARDS}
 
 NOT_FOUND = 404
 BAD_REQUEST = 400
@@ -100,6 +104,23 @@ class Restore:
 
 
 @dataclass(slots=True)
+class Closed:
+    """These shard queues of one exchange keep back what arrives: their shards have said so."""
+
+    vhost: str
+    exchange: str
+    queues: frozenset[int]
+
+
+@dataclass(slots=True)
+class Settled:
+    """What one exchange's shard queues kept back may go: what was to go before it has gone, or is not waited for."""
+
+    vhost: str
+    exchange: str
+
+
+@dataclass(slots=True)
 class Decision:
     """The changes, in order, and beside them: what the shards are asked, once or before the answer."""
 
@@ -111,6 +132,7 @@ class Decision:
     first: QueuePut | None = None  # the shard decides whether it may go; then a Removal
     drop: list[QueuePut] = field(default_factory=list)  # at their shards, once no front door knows them
     bereft: set[tuple[str, str]] = field(default_factory=set)  # stream exchanges, with vhost, that lose a shard by it
+    follow: set[tuple[str, str]] = field(default_factory=set)  # stream exchanges, with vhost, that take their next step
     drop_vhost: str = ""
     policies_of: str = ""  # the vhost whose policies change: queues with other effective arguments are told so
     close_vhost: str = ""
@@ -209,6 +231,8 @@ class Decisions:
         lost = vhost.bindings_to("exchange", ask.name)
         decision.changes += unbound_first([*vhost.bindings_from(ask.name), *lost])
         decision.changes += [ExchangeDelete(ask.vhost, ask.name), *unbound_exchanges(vhost, lost, {ask.name})]
+        if (ask.vhost, policies.SHARDS, ask.name) in self._catalog.parameters:
+            decision.changes.append(ParameterDelete(ask.vhost, policies.SHARDS, ask.name))
         return decision
 
     # -- bindings ------------------------------------------------------------------------------------
@@ -330,6 +354,20 @@ class Decisions:
             self._reshape(decision, vhost, ask.exchange, NO_POLICIES)
         return decision
 
+    def _closed(self, ask: Closed, owner: str) -> Decision:
+        held = [queue for queue in self._parts(ask) if shard_sets.held_of(queue) == CLOSING and queue.id in ask.queues]
+        changes: list[AnyChange] = [shard_sets.with_held(queue, CLOSED) for queue in held]
+        return Decision(changes, follow={(ask.vhost, ask.exchange)})
+
+    def _settled(self, ask: Settled, owner: str) -> Decision:
+        held = [queue for queue in self._parts(ask) if shard_sets.held_of(queue) == SETTLING]
+        open = [shard_sets.with_held(queue, OPEN) for queue in held]
+        return Decision([*open], create=open, follow={(ask.vhost, ask.exchange)})
+
+    def _parts(self, ask: Closed | Settled) -> list[QueuePut]:
+        vhost = self._catalog.vhosts.get(ask.vhost)
+        return vhost.parts(ask.exchange) if vhost is not None else []
+
     def _owner_gone(self, ask: OwnerGone, owner: str) -> Decision:
         return self.remove(self._catalog.queues_of(ask.connection))
 
@@ -355,7 +393,10 @@ class Decisions:
         decision = Decision()
         for vhost_name, exchange in sorted(decided.bereft):
             if (left := self._catalog.vhosts.get(vhost_name)) is not None:
-                self._reshape(decision, left, exchange, before)
+                self._reshape(decision, left, exchange, before, in_steps=False)
+        for vhost_name, exchange in sorted(decided.follow):
+            if (there := self._catalog.vhosts.get(vhost_name)) is not None:
+                self._reshape(decision, there, exchange, before)
         for change in decided.changes:
             vhost = self._catalog.vhosts.get(getattr(change, "vhost", ""))
             if vhost is None:
@@ -378,21 +419,30 @@ class Decisions:
                 self._reshape(decision, vhost, exchange, NO_POLICIES)
         return decision
 
-    def _reshape(self, decision: Decision, vhost: Vhost, name: str, before: Policies) -> None:
+    def _reshape(self, decision: Decision, vhost: Vhost, name: str, before: Policies, in_steps: bool = True) -> None:
         exchange = vhost.exchanges.get(name)
         want = shard_sets.wanted(self._catalog, vhost, exchange, self._shards) if exchange is not None else None
         if exchange is None or want is None:
             if not vhost.parts(name):
                 return
             arguments = exchange.arguments if exchange is not None else {}
-            self._release(decision, vhost, name, shard_sets.when_gone(arguments, before.of(EXCHANGE, name).definition))
-            return
+            choice = shard_sets.when_gone(arguments, before.of(EXCHANGE, name).definition)
+            want = shard_sets.as_it_was(vhost, name) if choice == shard_sets.MERGE else None
+            if exchange is None or want is None:
+                self._release(decision, vhost, name, choice)
+                return
+            # Kept in the catalog: what asked for it is gone at the next step.
+            said = {policies.NUMBER: 1, policies.MERGED: True}
+            decision.changes.append(ParameterPut(vhost.name, policies.SHARDS, name, said))
+            decision.notes.append(f"exchange '{name}' in vhost '{vhost.name}': its shard queues drain into one")
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
-        there = len(vhost.queues) - vhost.hidden_queues + sum(put.vhost == vhost.name for put in decision.create)
+        new = sum(put.vhost == vhost.name and put.name not in vhost.queues for put in decision.create)
+        there = len(vhost.queues) - vhost.hidden_queues + new
         room = want.number if most is None else max(0, most - there)
-        done = shard_sets.Reshaping(vhost, exchange, want, self._shards, self._leaving).run(self._new_queue_id, room)
+        reshaping = shard_sets.Reshaping(vhost, exchange, want, self._shards, self._leaving, in_steps)
+        done = reshaping.run(self._new_queue_id, room)
         decision.changes += done.changes
-        decision.create += done.created
+        decision.create += done.created + done.told
         decision.notes += done.notes
 
     def _release(self, decision: Decision, vhost: Vhost, exchange: str, choice: str) -> None:
@@ -400,6 +450,7 @@ class Decisions:
         removal = self.remove(done.dropped)
         decision.changes += done.changes + removal.changes
         decision.drop += removal.drop
+        decision.create += done.told
         decision.notes += done.notes
 
     # -- vhosts, users, parameters ---------------------------------------------------------------------
@@ -558,6 +609,8 @@ _DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
     Pause: Decisions._pause,
     Drained: Decisions._drained,
     Restore: Decisions._restore,
+    Closed: Decisions._closed,
+    Settled: Decisions._settled,
     OwnerGone: Decisions._owner_gone,
     VhostPut: Decisions._put_vhost,
     VhostDelete: Decisions._delete_vhost,

@@ -6,7 +6,7 @@
     record  u32 length of what follows the checksum | u32 crc32 of it
             u64 version | u32 queue id | u16 shard | u8 flags (1 = durable, 2 = part of a stream exchange)
             u8 n, vhost[n] | u8 n, owner[n]
-            of a part: u8 n, exchange[n] | u8 n, binding key[n] | u8 n, state[n] | u16 index
+            of a part: u8 n, exchange[n] | u8 n, binding key[n] | u8 n, state or state:held[n] | u16 index
             method frame
 
 What is not durable is logged too, without a sync: a controller that starts again in the same boot gets it back,
@@ -33,6 +33,7 @@ import msgspec
 
 from broker.catalog import Catalog
 from broker.changes import (
+    OPEN,
     AnyChange,
     BindingDelete,
     ExchangeDelete,
@@ -302,15 +303,17 @@ def _encode_record(change: Definition, version: int, durable: bool, queue: Any) 
 def _encode_part(part: ShardOf | None) -> bytes:
     if part is None:
         return b""
-    texts = [text.encode() for text in (part.exchange, part.key, part.state)]
+    state = f"{part.state}:{part.held}" if part.held else part.state
+    texts = [text.encode() for text in (part.exchange, part.key, state)]
     return b"".join(bytes((len(text),)) + text for text in texts) + _INDEX.pack(part.index)
 
 
 def _part_at(data: bytes, at: int) -> tuple[ShardOf, int]:
     exchange, at = _short_at(data, at)
     key, at = _short_at(data, at)
-    state, at = _short_at(data, at)
-    return ShardOf(exchange, _INDEX.unpack_from(data, at)[0], key, state), at + _INDEX.size
+    said, at = _short_at(data, at)
+    state, _, held = said.partition(":")
+    return ShardOf(exchange, _INDEX.unpack_from(data, at)[0], key, state, int(held or OPEN)), at + _INDEX.size
 
 
 def _records(data: bytes, at: int) -> Iterator[tuple[int, int, int, int, AnyChange]]:

@@ -1,7 +1,7 @@
 """Shard queues that are to go when they are empty: looked at from time to time, and let go.
 
-Such a queue is unbound; what was on its way to it when it was unbound has come before the second look. So it goes when
-two looks in a row found nothing in it, neither ready nor held by a consumer.
+Such a queue is unbound. Before each look all front doors are asked whether what they had routed has arrived, however
+late a front door is; so it goes when two looks in a row found nothing in it, neither ready nor held by a consumer.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ class Shards(Protocol):
     async def messages(self, queues: list[QueuePut]) -> dict[int, int]: ...
 
 
+class Doors(Protocol):
+    async def fence(self) -> bool: ...
+
+
 class Looks:
     """What was found so far. Pure: `seen` takes one look and says which queues may go."""
 
@@ -50,14 +54,15 @@ class Looks:
         return empty_twice
 
 
-async def run(catalog: Catalog, shards: Shards, authority: Asked) -> None:
+async def run(catalog: Catalog, shards: Shards, doors: Doors, authority: Asked) -> None:
     """Until cancelled."""
     looks = Looks()
     while True:
         await asyncio.sleep(looks.wait_s)
         queues = [queue for vhost in catalog.vhosts.values() for name in vhost.part_exchanges()
                   for queue in draining(vhost.parts(name))]  # fmt: skip
-        messages = await shards.messages(queues) if queues else {}
+        arrived = bool(queues) and await doors.fence()
+        messages = await shards.messages(queues) if arrived else {}
         for queue in looks.seen(queues, messages):
             await authority.ask(Drained(queue.id))
             assert queue.part is not None  # of all that drain

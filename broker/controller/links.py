@@ -38,6 +38,8 @@ from broker.control import (
     ControlMessage,
     DoorHello,
     DoorReport,
+    Fence,
+    Fenced,
     Query,
     SeatGivenUp,
     SeatOrder,
@@ -51,6 +53,7 @@ READ_BYTES = 256 << 10
 SNAPSHOT_PART_CHANGES = 4096
 UNREAD_BYTES_MAX = 256 << 20  # of one door; then its link is cut
 APPLY_S_MAX = 10.0  # a door that has not applied changes after that long holds up nobody any more
+FENCE_S_MAX = 5.0  # then it is asked again: a shard may be away
 REPORT_S_MAX = 2.0
 RETURN_S_MAX = 3.0  # after a start, how long a front door that is not here yet holds up what the others ask for
 PREFIX = struct.Struct("<I")
@@ -137,6 +140,8 @@ class DoorLinks:
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._reports: dict[int, _Gathering] = {}
         self._query = 0
+        self._all = frozenset(range(doors))
+        self._fences: dict[int, _Fence] = {}
         self._server: asyncio.Server | None = None
         self._check: asyncio.TimerHandle | None = None
         self._return: asyncio.TimerHandle | None = None
@@ -252,6 +257,24 @@ class DoorLinks:
             del self._reports[query]
         return gathering.reports
 
+    async def fence(self) -> bool:
+        """Whether within FENCE_S_MAX the shards have taken in what any front door routed by what was in force before
+        this call. A front door that is away may still route by what it knew: then no."""
+        if not self._all <= self._doors.keys():
+            return False
+        self._query += 1
+        number, fence = self._query, _Fence({door.number for door in self._doors.values()})
+        self._fences[number] = fence
+        try:
+            for door in self._doors.values():
+                door.send(Fence(number))
+            await asyncio.wait_for(fence.complete.wait(), FENCE_S_MAX)
+        except TimeoutError:
+            return False
+        finally:
+            del self._fences[number]
+        return not fence.broken
+
     # -- one door ----------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -310,6 +333,8 @@ class DoorLinks:
             del self._doors[door.number]
             assert self.handler is not None
             self.handler.door_gone(door.number, door.incarnation)
+            for fence in self._fences.values():
+                fence.lost(door.number)
             self._settle()
 
     def _receive(self, door: Door, message: AnyControl) -> None:
@@ -331,11 +356,33 @@ class DoorLinks:
                 self.handler.connection_down(message.owner)
             case ConsumersHere() | ConsumerLeave() | SeatGivenUp():
                 self.handler.consuming(door.number, door.incarnation, message)
+            case Fenced():
+                if message.number in self._fences:
+                    self._fences[message.number].passed(door.number)
             case DoorReport():
                 if message.query in self._reports:
                     self._reports[message.query].add(message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} from a front door")
+
+
+class _Fence:
+    """Front doors whose word is missing."""
+
+    def __init__(self, doors: set[int]) -> None:
+        self._doors = doors
+        self.complete = asyncio.Event()
+        self.broken = False
+
+    def passed(self, door: int) -> None:
+        self._doors.discard(door)
+        if not self._doors:
+            self.complete.set()
+
+    def lost(self, door: int) -> None:
+        """Whether it, or who comes after it, had routed all by the new bindings is not known."""
+        self.broken = True
+        self.complete.set()
 
 
 class _Gathering:

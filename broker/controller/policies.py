@@ -27,7 +27,11 @@ JSON_DEPTH_MAX = 64
 STREAM, DEFINITION = "stream", "stream-definition"
 NUMBER, WHEN_GONE = "shards-per-node", "shards-when-gone"
 SHARDS_PER_EXCHANGE_MAX = 1024
-WHEN_GONE_WORDS: Final = ("drain", "keep", "delete")
+WHEN_GONE_WORDS: Final = ("drain", "merge", "keep", "delete")
+DEADLINE, AT_DEADLINE = "shards-change-deadline", "shards-change-at-deadline"
+AT_DEADLINE_WORDS: Final = ("wait", "break-order", "dead-letter")
+SHARDS = "shards"  # the component of parameters, named as exchanges, that say their number of shard queues
+MERGED = "merged"  # in such a value: nothing else makes it a stream exchange any more
 
 Check = Callable[[Any], str]
 
@@ -44,6 +48,8 @@ def check_parameter(vhost: str, component: str, name: str, value: Any) -> None:
         check_limits(component, value)
     elif component == DEFINITION:
         check_stream_definition(value)
+    elif component == SHARDS:
+        _check_shards(value)
     elif component == STREAM and name in STREAM_DEFINITION:
         _check_stream_setting(name, value)
     elif component not in FREE_COMPONENTS and not (component == GLOBAL and not vhost):
@@ -92,6 +98,13 @@ def _check_sharding(definition: Mapping[str, Any]) -> None:
             _check_stream_setting(key, definition[key])
 
 
+def _check_shards(value: Any) -> None:
+    fits = isinstance(value, dict) and NUMBER in value and value.keys() <= {NUMBER, MERGED}
+    if not fits or not isinstance(value.get(MERGED, True), bool):
+        raise invalid(f'{SHARDS} should be an object {{"{NUMBER}": ...}}, actually was {term(value)}')
+    _check_stream_setting(NUMBER, value[NUMBER])
+
+
 def check_stream_definition(value: Any) -> None:
     if not isinstance(value, dict):
         raise invalid(f"{DEFINITION} should be an object, actually was {term(value)}")
@@ -130,6 +143,15 @@ def text_fault(name: str, value: Any) -> str:
 
 def when_gone_fault(value: Any) -> str:
     return "" if isinstance(value, str) and value in WHEN_GONE_WORDS else f"is none of {', '.join(WHEN_GONE_WORDS)}"
+
+
+def deadline_fault(value: Any) -> str:
+    return "" if type(value) is int and value >= 0 else "is not a valid number of milliseconds"
+
+
+def at_deadline_fault(value: Any) -> str:
+    fits = isinstance(value, str) and value in AT_DEADLINE_WORDS
+    return "" if fits else f"is none of {', '.join(AT_DEADLINE_WORDS)}"
 
 
 STREAM_DEFINITION: Final[dict[str, Callable[[str, Any], str]]] = {
@@ -282,6 +304,8 @@ POLICY_KEYS: Final[dict[str, Check]] = {
     ),
     DEFINITION: _text("stream definition name"),
     WHEN_GONE: when_gone_fault,
+    DEADLINE: deadline_fault,
+    AT_DEADLINE: at_deadline_fault,
     **dict.fromkeys((NUMBER, "routing-key"), _anything),  # looked at together: _check_sharding
 }  # fmt: skip
 # Components whose values nobody here reads, but others' tools set and definitions carry.

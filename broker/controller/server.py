@@ -40,6 +40,7 @@ from broker.controller.definitions import Definitions, DefinitionsError
 from broker.controller.links import DoorLinks
 from broker.controller.memberships import Memberships
 from broker.controller.presence import Presence, door_of
+from broker.controller.resharding import Resharding
 from broker.controller.shard_links import ShardLinks
 from broker.controller.shard_sets import NODE
 from broker.passwords import DEFAULT_ALGORITHM
@@ -70,6 +71,7 @@ class Controller:
             load_or_begin(self.definitions, config), self.definitions, self.links, self.shards, self.presence
         )
         self.memberships = Memberships(self.authority.catalog, self.links, self.shards, config.doors)
+        self.resharding = Resharding(self.authority.catalog, self.authority, self.shards, self.links)
         self.memory = memory.MemoryWatch()
         self._reloading: asyncio.Task[None] | None = None
         self.certificates = None if config.tls is None else Certificates(config.tls)
@@ -88,7 +90,8 @@ class Controller:
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
         watchdog = asyncio.create_task(self._watchdog())
-        drained = asyncio.create_task(draining.run(self.authority.catalog, self.shards, self.authority))
+        drained = asyncio.create_task(draining.run(self.authority.catalog, self.shards, self.links, self.authority))
+        resharded = asyncio.create_task(self.resharding.run())
         notify.ready()
         give_back()
         log.info("controller is ready, %d queues known", len(list(self.authority.catalog.queues())))
@@ -97,6 +100,7 @@ class Controller:
         doors_return.cancel()
         watchdog.cancel()
         drained.cancel()
+        resharded.cancel()
         self.memberships.stop()
         if http is not None:
             await http.cleanup()
@@ -332,6 +336,7 @@ async def start_http(controller: Controller) -> Any:
         None if certificates is None else certificates.http_context(),
         controller.memberships.groups,
         controller.memory,
+        controller.resharding.settling,
     )
 
 

@@ -161,6 +161,10 @@ class ShardLinks:
         data = envelope.control(wire.CONTROLLER, self._incarnation, shard.epoch, shard.number, message)
         shard.socket.send(data, zmq.DONTWAIT)
 
+    def epoch(self, shard: int) -> int:
+        """Which life of its process it is in."""
+        return self.shards[shard].epoch
+
     # -- news ------------------------------------------------------------------------------------------
 
     def _join_unknown(self) -> None:
@@ -190,7 +194,7 @@ class ShardLinks:
             return  # of a process that is gone, or to one
         assert self.handler is not None
         match message:
-            case wire.Done() | wire.Refused() | wire.StatsReply() | wire.Queues() | wire.Attached():
+            case wire.Done() | wire.Refused() | wire.StatsReply() | wire.Queues() | wire.Attached() | wire.Marked():
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:
                     waiting.timer.cancel()

@@ -54,9 +54,9 @@ class Consumer:
     """One consumer of one queue. `peer` is whatever the caller sends deliveries with."""
 
     __slots__ = (
-        "affinity", "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "lent", "limited",
-        "no_ack", "number", "peer", "prefetch", "priority", "queue", "recalled", "tag", "told_late", "unacked",
-        "window",
+        "affinity", "asked", "began", "channel", "connection", "detached", "exclusive", "grants", "handed", "lent",
+        "limited", "no_ack", "number", "peer", "prefetch", "priority", "queue", "recalled", "tag", "told_late",
+        "unacked", "window",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +94,7 @@ class Consumer:
         self.lent = lent  # its prefetch is part of a limit that it shares
         self.affinity = affinity  # messages of one key to one consumer
         self.recalled: int | None = None  # of that: so much may stay
+        self.began = 0  # the delivery that was next when it last got some
         if lent:
             self.borrow(prefetch)
         self.detached = False
@@ -106,6 +107,11 @@ class Consumer:
         self.prefetch = prefetch
         self.limited = prefetch == 0
         self.grants = 0
+
+    @property
+    def had_turn(self) -> bool:
+        """Whether it has used some of what it got last: what is given back unused would go round for ever."""
+        return self.unacked.next_number != self.began
 
     def give_back(self, floor: int) -> int:
         """What of its prefetch is above `floor` and not in use."""
@@ -137,6 +143,8 @@ class Consumer:
             self.window.blocked[self.queue] = None
             return 0
         wanted = self.prefetch - self.unacked.count if self.prefetch else NO_LIMIT
+        if self.recalled is not None and self.had_turn:
+            wanted = min(wanted, self.recalled - self.unacked.count)  # one that is never idle would give nothing back
         return min(wanted, self.grants) if self.limited else wanted
 
 

@@ -47,6 +47,7 @@ class Limits(NamedTuple):
     paused: bool = False  # nothing is handed out
     timeout_closes: bool = False  # who holds something for longer loses its channel, not that message
     retry: Retry | None = None  # what comes back rests first
+    held: bool = False  # what arrives from now on is kept back, see behind.py
 
     @property
     def bounded(self) -> bool:

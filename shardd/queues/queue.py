@@ -10,11 +10,14 @@ a dead-letter exchange it then waits in `departures`, in the store still, until 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
+from shardd.queues.behind import Behind
 from shardd.queues.consumers import Consumer, Consumers
 from shardd.queues.departures import Departures
 from shardd.queues.entry import EXPIRY, HAS_BCC, OWN_LETTERS, PLACE, REDELIVERED, Facts
@@ -64,6 +67,7 @@ class Queue:
     """There may be 100,000 of them, most of them idle: what an idle one does not need is not there."""
 
     __slots__ = (
+        "_behind",
         "_counts_returns",
         "_facts",
         "_holders",
@@ -124,12 +128,18 @@ class Queue:
         self._facts: Facts | None = None  # until a message has one
         self._keys: Keys | None = None  # while a consumer wants each key for one of them
         self._resting: Resting | None = None  # none rests
+        self._behind = Behind() if limits.held else None
         self._decide()
 
     @property
     def delayed_count(self) -> int:
         """Messages that wait until they are due."""
         return 0
+
+    @property
+    def kept_back(self) -> int:
+        """Messages that are not ready because others, elsewhere, go first."""
+        return self._behind.count if self._behind is not None else 0
 
     # -- in --------------------------------------------------------------------------------------------
 
@@ -141,6 +151,7 @@ class Queue:
         self.is_watched = bool(limits.dead_letters or limits.consumer_timeout or self.departures or self.letters_differ)
         self._is_timed = limits.expires is not None or limits.consumer_timeout is not None
         self._is_plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
+        self._is_plain = self._is_plain and self._behind is None
 
     @property
     def hides(self) -> bool:
@@ -178,7 +189,7 @@ class Queue:
                 refused = [arrival.indexes[i] if arrival.indexes is not None else i for i in dropped]
                 self.let_go(entries, MAXLEN if self.limits.refused_die else REFUSED)
         self._place(arrival, chosen, now)
-        self.ready_bytes += arrival.body_bytes - lost_bytes
+        self._add_bytes(arrival.body_bytes - lost_bytes)
         return refused or None
 
     def restore(self, arrival: Arrival, now: int) -> None:
@@ -190,11 +201,15 @@ class Queue:
             self.ready_count += len(arrival.entries)
         else:
             self._place(arrival, range(len(arrival.entries)), now)
-        self.ready_bytes += arrival.body_bytes
+        self._add_bytes(arrival.body_bytes)
 
     def _place(self, arrival: Arrival, chosen: Iterable[int], now: int) -> None:
         """Those chosen to the ready list of their priority, with what is to be remembered of them."""
         limits, levels = self.limits, len(self._levels) - 1
+        behind = self._behind
+        if behind is not None and self._needs_no_facts(arrival):
+            behind.add(0, arrival.entries)
+            return
         if self._facts is None:
             self._facts = Facts()
         facts = self._facts
@@ -207,10 +222,71 @@ class Queue:
             facts.add(entry, priority << 56 | limits.expiry(fact & EXPIRY, published, now))
             parts.setdefault(priority, array("Q")).append(entry)
         for priority, entries in parts.items():
+            if behind is not None:
+                behind.add(priority, entries)
+                continue
             self._levels[priority].push_many(entries)
             self.ready_count += len(entries)
         if facts.crowded():
             facts.trim(self._oldest())
+
+    def _needs_no_facts(self, arrival: Arrival) -> bool:
+        limits = self.limits
+        plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
+        return plain and arrival.facts is None and not self._facts
+
+    def _add_bytes(self, size: int) -> None:
+        if self._behind is not None:
+            self._behind.bytes += size
+        else:
+            self.ready_bytes += size
+
+    def _hold(self, held: bool) -> None:
+        """Keep back what arrives from now on; or no more, and what was kept back is ready behind the rest."""
+        behind = self._behind
+        if held == (behind is not None):
+            return
+        self._behind = Behind() if held else None
+        if behind is not None:
+            for priority, level in behind.levels.items():
+                self._levels[min(priority, len(self._levels) - 1)].merge(level.take_all())
+            self.ready_count += behind.count
+            self.ready_bytes += behind.bytes
+
+    def newest(self) -> int:
+        """The place of the last message that is ready or held, 0 without one."""
+        lasts = [level.peek(len(level))[-1] for level in self._levels if len(level)]
+        return max([entry & PLACE for entry in (*lasts, *self._held())], default=0)
+
+    def left_until(self, place: int) -> int:
+        """How many up to that place are not settled."""
+        last = place | ~PLACE
+        ready = sum(
+            bisect_right(level.peek(len(level)), last) for level in self._levels if len(level) and level.first() <= last
+        )
+        return ready + sum(entry <= last for entry in self._held())
+
+    def let_go_until(self, place: int, reason: str) -> int:
+        """What is not settled up to that place leaves, but for what rests; how many. A late ack of it is no error."""
+        last, before = place | ~PLACE, self.counters.let_go
+        gone: list[array[int]] = []
+        for holder in list(self._holders):
+            if isinstance(holder, Getter):
+                entries, size = holder.take_until(self, last)
+            else:
+                entries, size = holder.unacked.take_until(last)
+            if entries:
+                self._taken_back(entries, size)
+                gone.append(entries)
+            if isinstance(holder, Consumer):
+                self.let_holder_go(holder)
+        if gone:  # before those that are ready: they are older
+            self.let_go(array("Q", sorted(chain(*gone))), reason)
+        for level in self._levels:
+            while len(level) and level.first() <= last:
+                head = level.peek(STEP_MESSAGES)
+                self._drop_head(level, head[: bisect_right(head, last)], reason)
+        return self.counters.let_go - before
 
     def _choose(self, arrival: Arrival) -> tuple[list[int], list[int]]:
         """Which of them fit, and which do not. What consumers can take at once does not count against the limit."""
@@ -235,7 +311,7 @@ class Queue:
         """Messages that count against its limit, how many may, bytes that count, how many may."""
         limits = self.limits
         capacity = self.consumers.capacity()
-        length = self.ready_count - capacity
+        length = self.ready_count + self.kept_back - capacity
         held = self.ready_bytes - self._first_bytes(capacity) if length > 0 and limits.max_bytes is not None else 0
         return length, limits.max_length, held, limits.max_bytes
 
@@ -430,7 +506,7 @@ class Queue:
         """As much of its lent prefetch as others want and it can spare; ask for more if it is used up."""
         useful = bool(self.ready_count) and self.consumers.active(consumer) and not self.consumers.paused
         back = 0
-        if consumer.recalled is not None:
+        if consumer.recalled is not None and (consumer.had_turn or not useful):
             back = consumer.give_back(consumer.recalled if useful else 0)
         wants = useful and consumer.prefetch <= consumer.unacked.count and not consumer.asked
         consumer.asked = consumer.asked or wants
@@ -441,6 +517,7 @@ class Queue:
         if consumer.lent:
             consumer.borrow(consumer.prefetch + count)
             consumer.asked, consumer.recalled = False, None
+            consumer.began = consumer.unacked.next_number
         elif consumer.limited:
             consumer.grants += count
             consumer.asked = False
@@ -564,12 +641,12 @@ class Queue:
         if self.departures is None:
             self.departures = Departures()
         self.departures.add(entries, reason)
-        if self._facts and not self.ready_count and not self.unacked_count:
+        if self._facts and not self.ready_count and not self.unacked_count and self._behind is None:
             self._facts = None
 
     def _forget(self, entries: array[int]) -> None:
         self.store.settle(self.id, entries, self.durable)
-        if self._facts and not self.ready_count and not self.unacked_count:
+        if self._facts and not self.ready_count and not self.unacked_count and self._behind is None:
             self._facts = None
 
     def _fact(self, entry: int) -> int:
@@ -676,6 +753,7 @@ class Queue:
         if limits.max_priority != self.limits.max_priority:
             self._rearrange(limits.max_priority)
         self.limits = limits
+        self._hold(limits.held)
         self._decide()
         self.consumers.be_single_active(limits.single_active)
         self.consumers.be_paused(limits.paused)
@@ -789,13 +867,20 @@ class Queue:
 
     def purge(self) -> int:
         """Forget what is ready; how many there were."""
-        count = self.ready_count
+        count = self.ready_count + self.kept_back
         self.ready_count = self.ready_bytes = 0
-        for level in self._levels:
-            entries = level.take_all()
+        kept_back = self._take_behind()
+        for entries in [*(level.take_all() for level in self._levels), *kept_back]:
             if entries:
                 self._forget(entries)
         return count
+
+    def _take_behind(self) -> list[array[int]]:
+        if self._behind is None:
+            return []
+        taken = self._behind.entries()
+        self._behind = Behind()
+        return taken
 
     def live(self) -> array[int]:
         """All entries, in order: ready as they are, held and departing ones as delivered before."""
@@ -807,17 +892,20 @@ class Queue:
         live = marked(array("Q", sorted(self._held())))
         for level in self._levels:
             live = merged(level.peek(len(level)), live)
+        for entries in self._behind.entries() if self._behind is not None else ():
+            live = merged(entries, live)
         return live
 
     def drop(self) -> int:
         """The queue is deleted; how many messages were ready. What departs is on its way all the same."""
-        count = self.ready_count
+        count = self.ready_count + self.kept_back
         if self.departures is None or not self.departures.count:
             self.store.drop_queue(self.id, self._own())
         else:
             self.store.settle(self.id, self._own(), False)
         for level in self._levels:
             level.take_all()
+        self._take_behind()
         for holder in self._holders:
             if isinstance(holder, Getter):
                 holder.forget(self)
@@ -837,6 +925,7 @@ class Queue:
     def _oldest(self) -> int:
         """The first entry this queue still has."""
         heads = [level.first() for level in self._levels if len(level)]
+        heads += self._behind.heads() if self._behind is not None else []
         return min([entry & PLACE for entry in (*heads, *self._held())], default=PLACE & ((1 << 64) - 1))
 
 

@@ -103,6 +103,18 @@ class Unacked:
     def take_all(self) -> tuple[array[int], int]:
         return self.settle(self._first, self.next_number - 1)
 
+    def take_until(self, last: int) -> tuple[array[int], int]:
+        """Entries that are not above `last`, in whatever order they were delivered, and the sum of their sizes."""
+        numbers = [
+            self._first + at for at, entry in enumerate(self._entries) if 0 < entry <= last and at >= self._start
+        ]
+        taken, size = array("Q"), 0
+        for number in numbers:
+            entries, entry_bytes = self.settle(number, number)
+            taken += entries
+            size += entry_bytes
+        return taken, size
+
 
 class Getter:
     """What basic.get took for one channel, from any of the shard's queues; bounded by how often a client asks."""
@@ -129,6 +141,12 @@ class Getter:
     def take_overdue(self, queue: Queue, before: int) -> tuple[array[int], int]:
         """Of that queue, what was taken at `before` or earlier, and the sum of its sizes."""
         numbers = [n for n, (owner, _, _, since) in self._held.items() if owner is queue and since <= before]
+        found = [self._held.pop(number) for number in numbers]
+        return array("Q", [entry for _, entry, _, _ in found]), sum(size for _, _, size, _ in found)
+
+    def take_until(self, queue: Queue, last: int) -> tuple[array[int], int]:
+        """Of that queue, entries that are not above `last`, and the sum of their sizes."""
+        numbers = [n for n, (owner, entry, _, _) in self._held.items() if owner is queue and entry <= last]
         found = [self._held.pop(number) for number in numbers]
         return array("Q", [entry for _, entry, _, _ in found]), sum(size for _, _, size, _ in found)
 

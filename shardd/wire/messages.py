@@ -69,6 +69,7 @@ class QueueSpec(msgspec.Struct, array_like=True, frozen=True):
     exclusive: bool = False
     arguments: dict[str, Any] = {}  # effective: the queue's own merged with policies
     paused: bool = False  # gives no messages
+    held: bool = False  # gives none of what arrives from now on; after a restart: none of what is there
 
 
 # -- a peer makes itself known, a shard answers -------------------------------------------------------
@@ -497,6 +498,33 @@ class Count(Message, tag="count", frozen=True):
     queue: int
 
 
+class Left(Message, tag="left", frozen=True):
+    """Controller to shard: how many messages of the queue up to the place `until` (0: to its end as it is now) are not
+    settled. Answered by Marked(request) or Refused. Places are of one life of the shard."""
+
+    request: int
+    queue: int
+    until: int = 0
+
+
+class Marked(Message, tag="marked", frozen=True):
+    """`until`: the place that was meant; `left`: messages up to it, ready ones and held ones."""
+
+    request: int
+    until: int
+    left: int
+
+
+class LetGo(Message, tag="letgo", frozen=True):
+    """Controller to shard: what of the queue up to the place `until` is not settled, held by a consumer or not, leaves
+    for its dead-letter exchange. Answered by Done(request, messages) or Refused."""
+
+    request: int
+    queue: int
+    until: int
+    reason: str
+
+
 class Purge(Message, tag="purge", frozen=True):
     """Peer to shard. Answered by Done(request, messages)."""
 
@@ -553,5 +581,5 @@ Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | Attached | AttachReader | AttachedAt | Look
     | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled
-    | Overdue | Get | Got | GotAgain | Count | Purge | DeadLetters | Departed | Done | Refused
+    | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge | DeadLetters | Departed | Done | Refused
 )  # fmt: skip

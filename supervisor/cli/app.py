@@ -20,6 +20,7 @@ from supervisor.cli import (
     processes,
     queues,
     routes,
+    shards,
     storage,
     top,
     users,
@@ -172,6 +173,7 @@ app.add_typer(routes.route, name="route")
 app.add_typer(routes.ring, name="ring")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(definitions.offline, name="definitions")
+app.add_typer(shards.shards, name="shards")
 app.add_typer(storage.app, name="store")
 app.add_typer(storage.app, name="storage", hidden=True)  # its former name
 

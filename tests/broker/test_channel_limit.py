@@ -49,6 +49,7 @@ class Bench:
         self.asked = dict.fromkeys(self.ready, False)
         self.lent: dict[int, int] = {}  # prefetch of those that share one
         self.recalled: dict[int, int | None] = {}
+        self.began: dict[int, int] = {}  # the number that was next when it last got some of it
         for number in self.ready:
             client: Any = SimpleNamespace()
             consumer = Consumer(client, self.channel, number, f"tag-{number}")
@@ -66,7 +67,7 @@ class Bench:
             self.consuming.consumers[number] = part
             self.ready[number], self.numbers[number], self.grants[number], self.asked[number] = 0, 1, 0, False
             self.limited[number] = False
-            self.recalled[number] = None
+            self.recalled[number], self.began[number] = None, 0
         for part in whole.parts.values():
             self.consuming.grants.begin(part)
             self.lent[part.number] = part.prefetch
@@ -75,12 +76,15 @@ class Bench:
     def lent_turn(self, number: int) -> None:
         """Of a consumer with a lent prefetch."""
         held = self.numbers[number] - 1 - self.links.settled[number]
-        count = min(self.ready[number], max(0, self.lent[number] - held))
+        back, recalled = 0, self.recalled[number]
+        fresh = self.numbers[number] == self.began[number]
+        most = self.lent[number] if recalled is None or fresh else min(self.lent[number], recalled)
+        count = min(self.ready[number], max(0, most - held))
         if count:
             self.deliver(number, count)
             held += count
-        back, recalled = 0, self.recalled[number]
-        if recalled is not None:
+            fresh = False
+        if recalled is not None and not (fresh and self.ready[number]):
             back = max(0, self.lent[number] - max(held, recalled if self.ready[number] else 0))
             self.lent[number] -= back
         wants = self.ready[number] > 0 and self.lent[number] <= held and not self.asked[number]
@@ -98,6 +102,7 @@ class Bench:
             elif number in self.lent and isinstance(what, wire.Grant):
                 self.lent[number] += what.count
                 self.asked[number], self.recalled[number] = False, None
+                self.began[number] = self.numbers[number]
             elif isinstance(what, wire.Tune):
                 self.lent.pop(number, None)
                 if what.lent:
@@ -195,6 +200,21 @@ def test_prefetch_of_a_virtual_queue_is_the_total_of_all_shards(
             assert not waiting or held == prefetch or channel.outstanding >= channel.limit
         else:
             assert not bench.ready[1] and (not waiting or held == prefetch)
+
+
+@given(st.integers(1, 5), st.integers(1, 7))
+def test_no_shard_of_a_virtual_queue_waits_for_another_to_be_empty(parts: int, prefetch: int) -> None:
+    bench = Bench(1)
+    whole = bench.with_virtual(parts, prefetch)
+    ready = dict.fromkeys((part.number for part in whole.parts.values()), 1000)
+    bench.ready |= ready
+    bench.settle()
+    for _ in range(10 * parts):
+        bench.consuming.settles(bench.channel, [(wire.ACK, 0, 0, True)])
+        bench.settle()
+    given = [1000 - bench.ready[number] for number in ready]
+    assert min(given) >= 10 * prefetch // 2, given
+    assert sum(given) >= 10 * parts * prefetch
 
 
 def test_what_is_unacknowledged_counts_toward_a_limit_that_comes() -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.changes import DRAINING, QueuePut, ShardOf
+from broker.catalog import Catalog
+from broker.changes import DRAINING, QueuePut, ShardOf, VhostPut
+from broker.control import Answer
+from broker.controller import draining
+from broker.controller.decisions import Drained, Restore
 from broker.controller.draining import LOOK_S_FIRST, LOOK_S_MAX, Looks
 
 QUEUES = [QueuePut("/", f"q{i}", i, 0, part=ShardOf("e", i, "", DRAINING)) for i in range(3)]
@@ -41,3 +49,49 @@ def test_where_nothing_happens_looks_become_rare() -> None:
     for _ in range(3):
         looks.seen([], {})
     assert looks.wait_s == LOOK_S_FIRST  # to look at nothing costs nothing
+
+
+class World:
+    """One draining queue that is empty, and front doors that say in turn whether what they had routed has arrived."""
+
+    def __init__(self, arrived: list[bool]) -> None:
+        self.catalog = Catalog()
+        self.catalog.apply(VhostPut("/"))
+        self.catalog.apply(QUEUES[1])
+        self.said = iter(arrived)
+        self.looks = 0
+        self.through = asyncio.Event()
+        self.gone: list[int] = []
+
+    async def fence(self) -> bool:
+        arrived = next(self.said, None)
+        if arrived is None:
+            self.through.set()
+        return bool(arrived)
+
+    async def messages(self, queues: list[QueuePut]) -> dict[int, int]:
+        self.looks += 1
+        return {queue.id: 0 for queue in queues}
+
+    async def ask(self, request: Drained | Restore) -> Answer:
+        if isinstance(request, Drained):
+            self.gone.append(self.looks)
+            self.through.set()
+        return Answer(0)
+
+
+@pytest.mark.parametrize(
+    ("arrived", "gone"), [([True, True], [2]), ([True, False, True, False], []), ([False, True, True], [2]), ([], [])]
+)
+async def test_a_queue_goes_only_when_what_front_doors_had_routed_has_arrived(
+    arrived: list[bool], gone: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "LOOK_S_FIRST", 0)
+    monkeypatch.setattr(draining, "LOOK_S_MAX", 0)
+    world = World(arrived)
+    running = asyncio.create_task(draining.run(world.catalog, world, world, world))
+    await asyncio.wait_for(world.through.wait(), 5)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    assert world.gone == gone

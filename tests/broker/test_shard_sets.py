@@ -24,9 +24,9 @@ from broker.changes import (
 )
 from broker.checks import Refusal
 from broker.control import ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
-from broker.controller.decisions import Decision, Decisions
+from broker.controller.decisions import Closed, Decision, Decisions, Settled
 from broker.controller.policies import SHARDS_PER_EXCHANGE_MAX
-from broker.controller.shard_sets import NODE
+from broker.controller.shard_sets import NODE, held_of
 from broker.routing import route
 
 SHARDS = 4
@@ -41,6 +41,7 @@ class World:
         self.catalog.apply(VhostPut("/"))
         self._last_id = 0
         self.decisions = Decisions(self.catalog, self._new_id, lambda: "name", lambda vhost, name: 0, shards)
+        self.follows = True  # changes of the number go through at once
         self.watch: str | None = None  # an exchange that must have a route after each single change
 
     def _new_id(self) -> int:
@@ -52,7 +53,7 @@ class World:
         return self.catalog.vhosts["/"]
 
     def ask(self, request: Any) -> Decision:
-        before = self.vhost.policies
+        before, there = self.vhost.policies, set(self.vhost.queues)
         decision = self.decisions.decide(request, "")
         self._apply(decision.changes)
         more = self.decisions.reshape(decision, before)
@@ -60,11 +61,27 @@ class World:
         decision.create += more.create
         decision.drop += more.drop
         decision.notes += more.notes
+        if not isinstance(request, Closed | Settled):
+            told = {put.name for put in decision.create if put.name in there}
+            decision.create = [put for put in decision.create if put.name not in told]
+            if self.follows:
+                self.carry_through(decision)
         return decision
+
+    def carry_through(self, decision: Decision) -> None:
+        """What resharding.py does when shards and front doors answer at once."""
+        for exchange in self.vhost.part_exchanges():
+            while any(held_of(queue) for queue in self.vhost.parts(exchange)):
+                ids = frozenset(queue.id for queue in self.vhost.parts(exchange))
+                for step in (self.ask(Closed("/", exchange, ids)), self.ask(Settled("/", exchange))):
+                    decision.notes += step.notes
 
     def restart(self) -> Decision:
         decision = self.decisions.restore()
+        there = set(self.vhost.queues)
         self._apply(decision.changes)
+        decision.create = [put for put in decision.create if put.name not in there]
+        self.carry_through(decision)
         return decision
 
     def _apply(self, changes: list[AnyChange]) -> None:
@@ -158,7 +175,10 @@ def test_an_exchange_without_it_has_none() -> None:
         ({"x_super_stream": 0}, "x-super-stream should be greater than 0, actually was 0"),
         ({"x_shards": 1, "x_shard_arguments": 3}, "x-shard-arguments should be a table, actually was 3"),
         ({"x_shards": 1, "x_shard_routing_key": 3}, "x-shard-routing-key should be a string, actually was 3"),
-        ({"x_shards": 1, "x_shards_when_gone": "x"}, 'x-shards-when-gone: <<"x">> is none of drain, keep, delete'),
+        (
+            {"x_shards": 1, "x_shards_when_gone": "x"},
+            'x-shards-when-gone: <<"x">> is none of drain, merge, keep, delete',
+        ),
         (
             {"x_shards": 1, "durable": False, "x_shard_arguments": {"x-queue-type": "stream"}},
             "invalid property 'non-durable' for queue 'e' in vhost '/'",
@@ -333,6 +353,36 @@ def test_what_becomes_of_the_shards_is_an_explicit_choice(choice: str | None, st
     assert not list(world.vhost.bindings())
     assert world.vhost.shard_queues("e") == (() if end == "exchange deleted" or state is None else tuple(
         queue.name for queue in queues))  # fmt: skip
+
+
+def test_an_exchange_that_is_deleted_leaves_none_to_drain_into() -> None:
+    world = World()
+    world.declare()
+    world.policy(shards_per_node=2, shards_when_gone="merge")
+    world.ask(ExchangeRemove("/", "e", if_unused=True))
+    assert world.states() == [DRAINING] * 2
+
+
+@pytest.mark.parametrize("type", ["x-consistent-hash", HASH])
+def test_shards_drain_into_one_that_stays_where_that_is_chosen(type: str) -> None:
+    world = World()
+    world.declare(type=type)
+    world.policy(shards_per_node=3, routing_key="7", shards_when_gone="merge")
+    queues = world.vhost.parts("e")
+    world.watch = "e"
+    decision = world.clear()
+    # All queues are others where keys move between those that stay.
+    assert sorted(world.states()) == [ACTIVE] + [DRAINING] * 3 if type == HASH else [ACTIVE] + [DRAINING] * 2
+    assert decision.notes
+    assert len(world.bound()) == 1
+    assert {queue.name for queue in queues} <= set(world.vhost.shard_queues("e"))
+    before = world.bound()
+    world.restart()
+    assert world.bound() == before
+    world.watch = None
+    world.ask(ParameterDelete("/", "shards", "e"))
+    assert set(world.states()) == {DRAINING}
+    assert not world.bound()
 
 
 @pytest.mark.parametrize(("type", "told"), [("fanout", True), ("direct", True), (HASH, False)])

@@ -22,6 +22,7 @@ from supervisor.cli.app import app
 from tests.support.real_broker import RealBroker, wait_until
 
 NODE = "shardmq@localhost"
+CHANGED_S_MAX = 10.0
 EMPTY_S_MAX = 30.0  # two looks at an empty queue, on a crowded machine
 
 
@@ -122,7 +123,8 @@ def test_a_stream_definition_as_the_first_plugin_takes_it(
     publish(channel, "shard.logs_stream", 50)
     said = '{"shards-per-node": 3}'
     shardctl(broker, "set_parameter", "stream-definition", "my_stream", said, "--vhost", vhost)
-    assert keys_of(broker, vhost) == {"4321"}
+    # The bindings change when the shards of the new queue know it.
+    wait_until(lambda: keys_of(broker, vhost) == {"4321"}, "the bindings to change", CHANGED_S_MAX)
     found = shards_of(broker, vhost, "shard.logs_stream")
     assert [row["shard_state"] for row in found] == ["active"] * 3
     assert sum(counts(channel, found)) == 50

@@ -7,7 +7,7 @@ import base64
 import json
 import os
 from asyncio import Future
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from broker.changes import AnyChange
+from broker.changes import AnyChange, QueuePut
 from broker.control import ConnectionInfo, DoorReport
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
@@ -66,6 +66,9 @@ class FakeShards:
         refused = isinstance(sent, wire.DeleteQueue) and sent.if_empty
         reply.set_result(wire.Refused(1, 406, "not empty") if refused else wire.Done(1, messages=3))
         return reply
+
+    async def messages(self, queues: Iterable[QueuePut]) -> dict[int, int]:
+        return {} if self.silent else {queue.id: 4 for queue in queues}
 
     def stats(self, shard: int, asked: wire.Stats) -> Future[Any]:
         self.asked.append(asked)

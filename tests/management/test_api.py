@@ -541,3 +541,23 @@ async def test_a_consumer_is_cancelled_by_who_may_close_its_connection(made: Api
     made.login = ("guest", "guest")
     assert (await made.call("DELETE", path))[0] == 204
     assert made.doors.closed == [(OWNER, 1, "tag")]
+
+
+async def test_shards_are_planned_changed_and_shown(api: Api) -> None:
+    declared = {"type": "x-modulus-hash", "arguments": {"x-shards": 2, "x-shards-change-deadline": 9}}
+    assert (await api.call("PUT", "/api/exchanges/%2F/planned", declared))[0] == 201
+    path = "/api/exchanges/%2F/planned/shards"
+    status, plan = await api.call("POST", f"{path}/plan", {"number": 3})
+    assert (status, plan["shards"], plan["new_shards"], plan["share_moving"]) == (200, 2, 3, 1.0)
+    assert (len(plan["coming"]), len(plan["going"]), plan["keeps_order"]) == (3, 2, True)
+    _, before = await api.call("GET", path)
+    assert (before["step"], before["deadline_ms"], before["at_deadline"]) == ("none", 9, "wait")
+    assert [queue["bound"] for queue in before["queues"]] == [True, True]  # a plan changes nothing
+    assert (await api.call("PUT", path, {"number": 3}))[0] == 204
+    _, after = await api.call("GET", path)
+    assert after["step"] != "none"
+    assert {queue["name"] for queue in after["queues"]} == {*plan["coming"], *plan["going"]}
+    for bad in (0, -1, 1.5, "many", None, 10**6):
+        assert (await api.call("PUT", path, {"number": bad}))[0] == 400
+    assert (await api.call("GET", "/api/exchanges/%2F/amq.topic/shards"))[0] == 400
+    assert (await api.call("GET", "/api/exchanges/%2F/nobody/shards"))[0] == 404

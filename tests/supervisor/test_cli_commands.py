@@ -52,6 +52,12 @@ ANSWERS: dict[str, Any] = {
         {"vhost": "v", "name": "not", "pattern": "^b", "apply-to": "all", "definition": {}, "priority": 9},
         {"vhost": "v", "name": "exchanges", "pattern": ".", "apply-to": "exchanges", "definition": {}, "priority": 9},
     ],
+    "/api/exchanges/v/e/shards": {
+        "step": "settling", "to_settle": 30, "to_settle_at_first": 120, "unknown": 0, "deadline_ms": 500,
+        "at_deadline": "dead-letter", "queues": [{"name": "e-0", "shard": 1, "state": "active", "bound": True}]},
+    "/api/exchanges/%2F/still/shards": {"step": "none", "queues": []},
+    "/api/exchanges/v/e/shards/plan": {"shards": 2, "new_shards": 3, "share_moving": 0.34, "to_settle": 7,
+                                       "coming": ["e-2"], "going": []},
     "/api/health/checks/is-in-service": {"status": "ok"},
     "/api/health/checks/virtual-hosts": {"status": "ok"},
     "/api/health/checks/port-listener/5672": {"status": "ok"},
@@ -368,3 +374,26 @@ def test_every_command_has_help_and_a_name_of_its_own() -> None:
         assert command.__doc__, command.__name__
     shown = CliRunner().invoke(app, ["list_queues", "--help"], env={"COLUMNS": "200"}).output
     assert all(option in shown for option in ("--vhost", "--formatter", "--url", "--quiet", "--timeout"))
+
+
+def test_shards_status_says_how_far_a_change_is(ctl: Any) -> None:
+    first, *rows = ctl("shards", "status", "e", "-p", "v").splitlines()
+    assert first == "settling: [###############-----] 75%, 30 messages to go; at 500 ms: dead-letter"
+    assert rows[1].split("\t")[:4] == ["e-0", "1", "active", "true"]
+
+
+def test_shards_plan_says_what_would_move(ctl: Any) -> None:
+    assert ctl("shards", "plan", "e", "3", "-p", "v").splitlines() == [
+        "2 shard queues, then 3",
+        "34% of the keys go to another queue; 7 messages go before",
+        "coming: e-2",
+    ]
+    assert changes() == [("POST", "/api/exchanges/v/e/shards/plan", {"number": 3})]
+
+
+def test_shards_set_changes_the_number_and_may_wait(ctl: Any) -> None:
+    ctl("shards", "set", "still", "auto", "--wait")
+    assert changes() == [("PUT", "/api/exchanges/%2F/still/shards", {"number": "auto"})]
+    assert Handler.asked[-1][:2] == ("GET", "/api/exchanges/%2F/still/shards")
+    ctl("shards", "set", "still", "many", status=2)
+    assert len(changes()) == 1

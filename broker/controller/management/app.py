@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from random import randrange
 
 from aiohttp import web
@@ -41,6 +41,7 @@ from broker.controller.management import (
     queues,
     routes,
     settings,
+    shards,
     stream_groups,
     streams,
     users,
@@ -63,6 +64,7 @@ from broker.controller.management.listing import Lazy, Listing, cut, shown
 from broker.controller.management.overview import product_version
 from broker.controller.memory import MemoryWatch
 from broker.controller.presence import Presence
+from broker.controller.settling import Settling
 from broker.controller.shard_links import ShardLinks
 
 BACKLOG = 128
@@ -78,6 +80,7 @@ RESOURCES = (
     users,
     queues,
     routes,
+    shards,
     stream_groups,
     streams,
     virtual_queues,
@@ -123,10 +126,14 @@ async def start(
     tls: ssl.SSLContext | None = None,
     groups: Groups | None = None,
     memory: MemoryWatch | None = None,
+    settling: Mapping[tuple[str, str], Settling] | None = None,
 ) -> Servers:
     stats = Gatherer(shard_links, links, hidden_queues=authority.catalog.hidden_queue_ids)
     groups = groups or Groups(randrange)
-    context = Context(authority, presence, shard_links, links, config, stats, groups, memory or MemoryWatch())
+    found = {} if settling is None else settling  # another dict than theirs would stay empty
+    context = Context(
+        authority, presence, shard_links, links, config, stats, groups, memory or MemoryWatch(), settling=found
+    )
     runners = []
     for app, fds in ((api_app(context), config.http_fds), (metrics_app(context), config.metrics_fds)):
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX)

@@ -11,7 +11,7 @@ import base64
 import binascii
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -31,6 +31,7 @@ from broker.controller.management.imports import Imports
 from broker.controller.memory import MemoryWatch
 from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
+from broker.controller.settling import Settling
 from broker.controller.shard_links import ShardLinks
 from broker.controller.shard_sets import NODE as NODE
 from broker.controller.stream_ranges import StreamRanges
@@ -111,6 +112,7 @@ class Context:
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     logins: Logins = field(default_factory=Logins)
     streams: StreamRanges = field(default_factory=StreamRanges)
+    settling: Mapping[tuple[str, str], Settling] = field(default_factory=dict)  # changes of shard numbers
     imports: Imports = field(default_factory=Imports)
     churn_rates: Rates = field(default_factory=Rates)
 

@@ -1,0 +1,247 @@
+"""While the number of shards changes, whatever is late, dies or is told twice: of each key what is delivered for the
+first time comes in order, and in the end all of it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.catalog import Catalog
+from broker.changes import OPEN, AnyChange, ParameterPut, QueuePut, ShardOf
+from broker.control import Answer
+from broker.controller.resharding import Name, Resharding
+from broker.controller.settling import Question, Settling, losers
+from broker.controller.shard_sets import held_of
+from broker.routing import route
+from shardd.wire import messages as wire
+from tests.broker.test_shard_sets import World
+
+KEYS = "abcdefgh"
+NAME = Name("/", "e")
+Sent = tuple[str, int]
+
+
+class Kept:
+    """A queue at its shard, slow and obvious."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self.ready: list[Sent] = []
+        self.unacked: list[Sent] = []
+        self.behind: list[Sent] = []
+        self.marked: set[Sent] = set()
+
+    def tell(self, held: bool) -> None:
+        self.held = held
+        if not held:
+            self.ready, self.behind = self.ready + self.behind, []
+
+    def arrive(self, sent: Sent) -> None:
+        (self.behind if self.held else self.ready).append(sent)
+
+    def restart(self) -> None:
+        everything = self.unacked + self.ready + self.behind
+        self.ready, self.unacked, self.behind = [], [], []
+        for sent in everything:
+            self.arrive(sent)
+
+
+class Play:
+    """Controller, a front door with a copy of its own, shards and a consumer; one thing happens at a time."""
+
+    def __init__(self, seed: int, kind: str, shards: int) -> None:
+        self.random = random.Random(seed)
+        self.world = World()
+        self.world.follows = False
+        self.door = Catalog()
+        self.to_door: list[AnyChange] = []
+        self.on_the_way: list[tuple[int, Sent]] = []
+        self.queues: dict[int, Kept] = {}
+        self.epochs = 0
+        self.last = dict.fromkeys(KEYS, 0)
+        self.seen: dict[str, int] = dict.fromkeys(KEYS, 0)
+        self.world.catalog.apply = self._noted(self.world.catalog.apply)  # type: ignore[method-assign]
+        for change in self.world.catalog.changes():
+            self.door.apply(change)
+        self.carrier = self._new_carrier()
+        decision = self.world.declare(type=kind, x_shards=shards)
+        self._told(decision.create)
+        self._door_applies()
+
+    def _noted(self, apply: Callable[[AnyChange], None]) -> Callable[[AnyChange], None]:
+        def noted(change: AnyChange) -> None:
+            apply(change)
+            self.to_door.append(change)
+
+        return noted
+
+    def _new_carrier(self) -> Resharding:
+        return Resharding(self.world.catalog, self, self, self)
+
+    # -- what the carrier sees of the others
+
+    async def ask(self, request: Any) -> Answer:
+        decision = self.world.ask(request)
+        self._told([put for put in decision.create if self.world.catalog.queue_by_id(put.id) == put])
+        self._told(self.world.vhost.parts("e"))
+        self._happen(2)
+        self._door_applies()
+        return Answer(0)
+
+    async def told(self, queues: list[QueuePut]) -> list[QueuePut]:
+        self._happen(2)
+        self._told(queues)
+        return queues
+
+    async def fence(self) -> bool:
+        if self.random.random() < 0.3:
+            return False
+        while self.on_the_way:
+            self._arrive()
+        return True
+
+    def epoch(self, shard: int) -> int:
+        return self.epochs
+
+    def request(self, shard: int, message: Callable[[int], wire.Message]) -> asyncio.Future[Any]:
+        self._happen(2)
+        asked = message(1)
+        assert isinstance(asked, wire.Left)
+        queue = self.queues[asked.queue]
+        if not asked.until:
+            queue.marked = {*queue.ready, *queue.unacked}
+        left = queue.marked.intersection([*queue.ready, *queue.unacked])
+        if asked.until != self.epochs + 1 and asked.until:  # places of another life mean nothing
+            left = set()
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        reply.set_result(wire.Marked(1, asked.until or self.epochs + 1, len(left)))
+        return reply
+
+    # -- what happens
+
+    def _told(self, queues: list[QueuePut]) -> None:
+        for put in queues:
+            self.queues.setdefault(put.id, Kept()).tell(held_of(put) != OPEN)
+
+    def _door_applies(self) -> None:
+        for change in self.to_door:
+            self.door.apply(change)
+        self.to_door.clear()
+
+    def _happen(self, most: int) -> None:
+        for _ in range(self.random.randrange(most + 1)):
+            self.random.choice([self.publish, self._arrive, self.consume, self.consume, self.ack])()
+
+    def publish(self) -> None:
+        key = self.random.choice(KEYS)
+        self.last[key] += 1
+        (name,) = route(self.door.vhosts["/"].table, "e", key).queues
+        queue = self.door.queue("/", name)
+        assert queue is not None
+        self.on_the_way.append((queue.id, (key, self.last[key])))
+
+    def _arrive(self) -> None:
+        if self.on_the_way:
+            id, sent = self.on_the_way.pop(0)
+            self.queues[id].arrive(sent)
+
+    def consume(self) -> None:
+        queue = self.random.choice([*self.queues.values()])
+        if queue.ready:
+            key, number = sent = queue.ready.pop(0)
+            queue.unacked.append(sent)
+            assert number <= self.seen[key] + 1, f"{key} {number} came after {self.seen[key]}"
+            self.seen[key] = max(self.seen[key], number)
+
+    def ack(self) -> None:
+        queue = self.random.choice([*self.queues.values()])
+        if queue.unacked:
+            queue.unacked.pop(self.random.randrange(len(queue.unacked)))
+
+    def shards_restart(self) -> None:
+        self.epochs += 1
+        for queue in self.queues.values():
+            queue.restart()
+        self._told(self.world.vhost.parts("e"))
+
+    def controller_restarts(self) -> None:
+        self.carrier = self._new_carrier()
+        self.world.decisions.restore()
+
+    def set(self, number: int) -> None:
+        decision = self.world.ask(ParameterPut("/", "shards", "e", {"shards-per-node": number}))
+        self._told(decision.create)
+
+    def step(self) -> None:
+        asyncio.run(self.carrier.step(NAME))
+
+    def run(self, steps: list[tuple[str, int]]) -> None:
+        for step, number in steps:
+            if step == "set":
+                self.set(number)
+            else:
+                getattr(self, step)()
+
+    def end(self) -> None:
+        """No more is published; everything still there is consumed and acknowledged."""
+        for _ in range(100):
+            self._door_applies()
+            while self.on_the_way:
+                self._arrive()
+            self.step()
+            for queue in self.queues.values():
+                queue.unacked.clear()
+            for _ in range(40):
+                self.consume()
+        assert self.seen == self.last, (self.seen, self.last)
+
+
+ACTS = [*(["publish", "consume", "ack"] * 6), "_arrive", "_arrive", "_door_applies", *(["step"] * 4), "set"]
+KILLS = ["controller_restarts", "shards_restart"]
+STEPS = 600
+
+
+@pytest.mark.parametrize("case", range(40))
+def test_keys_stay_in_order_and_all_comes_whatever_happens(case: int, request: pytest.FixtureRequest) -> None:
+    seed = request.config.option.seed + case
+    chance = random.Random(seed)
+    play = Play(seed, "x-modulus-hash" if case % 4 > 1 else "x-consistent-hash", chance.randint(1, 6))
+    play.run([(chance.choice([*ACTS, *(KILLS if case % 2 else ())]), chance.randint(1, 6)) for _ in range(STEPS)])
+    play.end()
+    assert sum(play.seen.values()) > STEPS // 10
+
+
+QUEUES = [QueuePut("/", f"q{i}", i + 1, 0, part=ShardOf("e", i)) for i in range(2)]
+
+
+def test_a_mark_of_a_former_life_is_set_anew() -> None:
+    change = Settling(0.0)
+    change.passed = True
+    for question in change.questions(QUEUES):
+        change.answered(question, 1, 50, 3)
+    assert change.left(QUEUES) == {"q0": 3, "q1": 3}
+    first, second = change.questions(QUEUES)
+    assert first == Question(QUEUES[0], 50)
+    change.answered(first, 2, 50, 0)  # by a shard that restarted: its places are others
+    assert change.questions(QUEUES) == [Question(QUEUES[0], 0), second]
+    assert not change.is_settled(QUEUES)
+
+
+def test_nothing_is_asked_before_what_was_routed_by_the_old_bindings_has_arrived() -> None:
+    change = Settling(0.0)
+    assert change.questions(QUEUES) == []
+    assert not change.is_settled([])
+
+
+@pytest.mark.parametrize(("deadline_ms", "overdue"), [(None, False), (1000, True), (1001, False), (0, True)])
+def test_the_deadline_counts_from_the_change_of_the_bindings(deadline_ms: int | None, overdue: bool) -> None:
+    assert Settling(5.0).is_overdue(6.0, deadline_ms) == overdue
+
+
+def test_queues_that_keep_back_are_not_waited_for() -> None:
+    held = QueuePut("/", "q", 9, 0, part=ShardOf("e", 2, held=3))
+    assert losers([*QUEUES, held]) == QUEUES
