@@ -175,7 +175,7 @@ class Path:
     def _frames(self, message: bytes) -> tuple[int, int]:
         """Messages and bytes of them."""
         came = taken = 0
-        for _, _, _, _, redelivered, count, blob, _ in codec.read_deliveries(message):
+        for _, _, _, _, redelivered, count, blob, *_ in codec.read_deliveries(message):
             data = frames.deliveries(blob, count, CHANNEL, TAG, self._tag + 1, redelivered, FRAME_BYTES_MAX)
             assert len(data) > len(blob)
             self._tag += count

@@ -209,7 +209,7 @@ VOLATILE = (403, "cannot bind or unbind to a volatile (direct reply-to) queue")
     [
         (Queue.Declare(queue="missing", passive=True), (404, "no queue 'missing' in vhost '/'")),
         (Queue.Declare(queue="theirs", passive=True), LOCKED),
-        (Queue.Declare(queue="", passive=True), NO_LAST),
+        (Queue.Declare(queue="", passive=True), (404, "no queue '' in vhost '/'")),
         (Queue.Declare(queue="amq.rabbitmq.reply-to.dead", passive=True),
          (404, "no queue 'amq.rabbitmq.reply-to.dead' in vhost '/'")),
         (Queue.Delete(queue=""), NO_LAST),
