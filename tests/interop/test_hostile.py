@@ -116,6 +116,8 @@ def client(broker: RealBroker) -> Iterator[RawClient]:
 def resident_bytes(broker: RealBroker) -> int:
     total = 0
     for child in broker.status()["children"]:
+        if not child["pid"]:
+            continue
         status = Path(f"/proc/{child['pid']}/status").read_text()
         total += next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS"))
     return total
