@@ -28,7 +28,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -389,7 +389,8 @@ def measure_scrape(options: argparse.Namespace) -> None:
         found: dict[bool, list[generator.Figures]] = {False: [], True: []}
         for _ in range(SCRAPE_ROUNDS):
             for scraped, figures in found.items():
-                with scraping(own) if scraped else nullcontext([]) as seconds:
+                beside: AbstractContextManager[list[list[float]]] = scraping(own) if scraped else nullcontext([])
+                with beside as seconds:
                     figures.append(generator.measure(own.target(), PROBE, PROBE_S))
                 for path, took in zip(SCRAPED, zip(*seconds, strict=True), strict=False):
                     say(f"scrape: {path.partition('&')[0]}", statistics.median(took), f"s, {len(took)} times")

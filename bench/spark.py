@@ -31,7 +31,7 @@ from typing import Any
 import machine
 from brokers import own_broker
 from generator import build_generator, measure
-from load.scenarios import BY_NAME
+from load.families import BY_NAME
 from scale import shortstr
 from streams import StreamClient
 
@@ -201,7 +201,7 @@ def importing_pika(_: Any) -> None:
 
 def rows_by_pika(url: str, queues: list[str], each: int) -> int:
     """Makes (offset, timestamp, value) of so many messages of each stream."""
-    import pika
+    import pika  # type: ignore[import-untyped]
 
     channel = pika.BlockingConnection(pika.URLParameters(url)).channel()
     channel.basic_qos(prefetch_count=PREFETCH)
