@@ -64,7 +64,7 @@ DEFINITIONS: list[tuple[str, dict[str, Any], str]] = [
      "shards-per-node and stream-definition are mutually exclusive"),
     ("E1.2 no name", {"stream-definition": 3}, "3 is not a valid stream definition name"),
     ("E2.15 no choice", {"shards-per-node": 1, "shards-when-gone": "x"},
-     '<<"x">> is none of drain, keep, delete'),
+     '<<"x">> is none of drain, merge, keep, delete'),
     ("C3.2 argument only", {"max-priority": 3}, '[{<<"max-priority">>,3}] are not recognised policy settings'),
 ]  # fmt: skip
 
