@@ -54,6 +54,8 @@ log = logging.getLogger("broker.client")
 # Work queued behind a busy channel past which the client is not read any more.
 WORK_MAX = 4096
 WORK_BYTES_MAX = 4 << 20
+# A read of at least this much is worth a pass of its own: no waiting for more.
+FULL_READ_BYTES = 64 << 10
 # What one range of a queued Settles event takes.
 RANGE_BYTES = 160
 # Events of one client before the others get their turn.
@@ -166,7 +168,8 @@ class Client:
         if count == 0:
             self.disconnect()
             return
-        self.door.was_read(count)
+        if count >= FULL_READ_BYTES:
+            self.door.read_was_large()
         self.received_bytes += count
         self.last_received = self.door.now
         self.amqp.receive_data(buffer[:count])
@@ -174,11 +177,12 @@ class Client:
 
     def _handle_events(self) -> None:
         # What is left of the read when the turn is over is kept: the next client's bytes will overwrite the buffer.
-        turn = TURN_EVENTS
+        turn, next_event = TURN_EVENTS, self.amqp.next_event
         while turn > 0:
-            event = self.amqp.next_event()
+            event = next_event()
             if event is None:
-                self.resume(PAUSE_TURN)
+                if self._paused:
+                    self.resume(PAUSE_TURN)
                 break
             turn -= NOTHING_EVENTS if isinstance(event, Nothing) else 1
             try:
@@ -187,7 +191,7 @@ class Client:
                 self.fail(error, 0)
             except Exception:
                 self._fail_internally()
-            if self._paused & PAUSE_LOGIN:
+            if self._paused and self._paused & PAUSE_LOGIN:
                 turn = 0  # what it sent already is looked at once we know who it is
         else:
             self.amqp.keep_unread()

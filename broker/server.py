@@ -48,8 +48,6 @@ log = logging.getLogger("broker.server")
 
 # One read takes at most this from a socket; one buffer serves all clients.
 READ_BYTES = 256 << 10
-# A read of at least this much is worth a pass of its own: no waiting for more.
-FULL_READ_BYTES = 64 << 10
 # Connections taken from the listening socket before the others get their turn.
 ACCEPT_BURST = 64
 ACCEPT_AGAIN_S = 1.0
@@ -93,8 +91,8 @@ class Door:
         self._dead_letters_scheduled = False
         self.alarm = ""
         self._alarms: dict[int, str] = {}
-        self._feeders: list[set[Client]] = [set() for _ in range(config.shards)]
-        self._fed = 0  # bit mask of the shards that have some
+        self._feeders: dict[Client, int] = {}  # who published in this pass, and to which shards (bit mask)
+        self._fed = 0  # to which shards any of them did
         self._held: list[set[Client]] = [set() for _ in range(config.shards)]
         self._held_back = [0] * config.shards  # how often publishers had to wait
         self._last_id = 0
@@ -122,9 +120,8 @@ class Door:
         self.now = self.loop.time()
         self.schedule_end_of_pass()
 
-    def was_read(self, count: int) -> None:
-        if count >= FULL_READ_BYTES:
-            self._pace.was_large()
+    def read_was_large(self) -> None:
+        self._pace.was_large()
 
     def schedule_end_of_pass(self) -> None:
         if not self._end_scheduled:
@@ -137,7 +134,8 @@ class Door:
 
     def end_of_pass(self) -> None:
         self._in_pass = self._end_scheduled = False
-        self.publishing.end_of_pass()
+        if self.publishing.answers_due:
+            self.publishing.end_of_pass()
         if self._fed:
             self._hold_feeders()
         if self.dirty:
@@ -166,23 +164,17 @@ class Door:
     def fed(self, client: Client, shards: int) -> None:
         """`client` published to these shards (bit mask) in this pass."""
         self._fed |= shards
-        shard = 0
-        while shards:
-            if shards & 1:
-                self._feeders[shard].add(client)
-            shards >>= 1
-            shard += 1
+        self._feeders[client] = self._feeders.get(client, 0) | shards
 
     def _hold_feeders(self) -> None:
-        self._fed = 0
-        for shard, feeders in enumerate(self._feeders):
-            if feeders:
-                if self.links.crowded(shard):
-                    for client in feeders:
-                        client.pause(1 << shard)
-                    self._held_back[shard] += len(feeders)
-                    self._held[shard] |= feeders
-                feeders.clear()
+        fed, self._fed = self._fed, 0
+        for shard in self.links.crowded(fed):
+            feeders = [client for client, shards in self._feeders.items() if shards >> shard & 1]
+            for client in feeders:
+                client.pause(1 << shard)
+            self._held_back[shard] += len(feeders)
+            self._held[shard].update(feeders)
+        self._feeders.clear()
 
     def publish_room(self, shard: int) -> None:
         held, self._held[shard] = self._held[shard], set()
@@ -456,9 +448,9 @@ class Door:
     def forget(self, client: Client) -> None:
         self.clients.pop(client.id, None)
         self.links.forget(client.id)
-        for shard in range(self.config.shards):
-            self._feeders[shard].discard(client)
-            self._held[shard].discard(client)
+        self._feeders.pop(client, None)
+        for held in self._held:
+            held.discard(client)
         self.schedule_end_of_pass()
 
     async def tick(self) -> None:
