@@ -84,6 +84,7 @@ class Door:
         self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
         self.publishing = Publishing(self.catalog_link, self.links, self.counts, set_timestamp=config.set_timestamp)
         self.consuming = Consuming(self.links, self.catalog_link.say, self.counts)
+        self.delivery = self.consuming.delivery
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.rewinding = Rewinding(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
@@ -155,9 +156,7 @@ class Door:
         """Messages of shards are about to be handled: this pass ends in `received`."""
         self._end_scheduled = True
 
-    def received(self) -> None:
-        """The shards' messages of this burst are handled."""
-        self.end_of_pass()
+    received = end_of_pass  # the shards' messages of this burst are handled
 
     # -- back pressure ---------------------------------------------------------------------------------------
 
@@ -182,9 +181,6 @@ class Door:
             client.resume(1 << shard)
 
     # -- what the shards say -------------------------------------------------------------------------------
-
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]) -> None:
-        self.consuming.delivery(shard, section)
 
     def restarted(self, shard: int) -> None:
         self._set_alarm(shard, "")

@@ -433,18 +433,16 @@ class ShardLinks:
             log.exception("a message of a shard cannot be handled")
             return
         if head.kind != wire.LANE:
-            self._take(link, head, message)
+            self._take_all(link, [message])
 
     def _take_all(self, link: ShardLink, messages: list[bytes]) -> None:
         for message in messages:
-            self._take(link, envelope.read(message), message)
-
-    def _take(self, link: ShardLink, head: envelope.Header, message: bytes) -> None:
-        try:
-            if head.kind == wire.CONTROL or head.epoch == link.epoch:
-                self._handlers[head.kind](link, message)
-        except Exception:
-            log.exception("a message of a shard cannot be handled")
+            kind, _, _, epoch, _ = envelope.read(message)
+            try:
+                if epoch == link.epoch or kind == wire.CONTROL:
+                    self._handlers[kind](link, message)
+            except Exception:
+                log.exception("a message of a shard cannot be handled")
 
     # -- lanes -----------------------------------------------------------------------------------------------
 
@@ -489,8 +487,9 @@ class ShardLinks:
             self.events.received()
 
     def _on_deliver(self, link: ShardLink, message: bytes) -> None:
+        delivery, shard = self.events.delivery, link.shard
         for section in codec.read_deliveries(message):
-            self.events.delivery(link.shard, section)
+            delivery(shard, section)
 
     def _on_confirmed(self, link: ShardLink, message: bytes) -> None:
         batch, refused = envelope.read_confirmed(message)
