@@ -77,6 +77,15 @@ PAUSE_LOGIN = 1 << 68  # its password takes long to check
 class Client:
     """One connection. `id`: used once in this front door's life; `tls`: what its handshake told, if it has one."""
 
+    # More than Python keeps in an object without a dictionary beside it.
+    __slots__ = (
+        "_close_when_idle", "_handshake", "_is_dirty", "_paused", "_queued_bytes", "_queued_work", "_tasks",
+        "_waiting", "_writing", "amqp", "auth_mechanism", "blocked", "channels", "closing",
+        "closing_after_flush", "connected_at", "door", "fd", "gets", "host", "id", "is_open", "last_received",
+        "last_sent", "lost", "output", "owner", "peer_host", "peer_port", "port", "published", "received_bytes",
+        "scope", "sock", "tls", "trusted", "user", "vhost",
+    )  # fmt: skip
+
     def __init__(
         self, door: Door, sock: Stream, peer: tuple[str, int], number: int, tls: login.TlsPeer | None = None
     ) -> None:
