@@ -63,6 +63,15 @@ WHOLE_BROKER = -1  # in the place of a shard's number
 class Door:
     """One front door. Also hears what the shards say (shard_link.Events)."""
 
+    # More than Python keeps in an object without a dictionary beside it.
+    __slots__ = (
+        "_alarms", "_balancers", "_certificates", "_dead_letters_scheduled", "_end_scheduled", "_fed",
+        "_feeders", "_fences", "_greetings", "_handshakes", "_held", "_held_back", "_in_pass", "_last_id",
+        "_linking", "_listeners", "_memory", "_pace", "_tls_listeners", "alarm", "catalog_link", "clients",
+        "config", "consuming", "counts", "dead_lettering", "delivery", "dirty", "incarnation", "links",
+        "logins", "loop", "now", "publishing", "read_buffer", "rewinding", "server_properties", "tracing",
+    )  # fmt: skip
+
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
         self.incarnation = wire.incarnation_at(time.monotonic_ns())
