@@ -195,7 +195,10 @@ class Client:
                 break
             turn -= NOTHING_EVENTS if isinstance(event, Nothing) else 1
             try:
-                self._handle(event)
+                if isinstance(event, Publishes) and not self.lost:
+                    self._on_publishes(event)
+                else:
+                    self._handle(event)
             except (ChannelException, ConnectionException) as error:
                 self.fail(error, 0)
             except Exception:
@@ -222,9 +225,7 @@ class Client:
     def _handle(self, event: Event) -> None:
         if self.lost:
             return
-        if isinstance(event, Publishes):
-            self._on_publishes(event)
-        elif isinstance(event, Settles):
+        if isinstance(event, Settles):
             channel = self.channels.get(event.channel)
             if channel is not None and channel.is_open:
                 self._do(channel, lambda: self._settle(channel, event.ranges), len(event.ranges) * RANGE_BYTES)
@@ -729,8 +730,7 @@ class Client:
         if self.closing or self.lost:
             self.door.links.credit(shard, epoch, self.id, credit)
             return
-        self.output.add(data)
-        self.output.credit_then(shard, epoch, credit)
+        self.output.add_then_credit(data, shard, epoch, credit)
         self._mark_dirty()
 
     def _gather(self) -> None:

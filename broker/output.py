@@ -37,8 +37,10 @@ class Output:
         self._chunks.append(data)
         self.pending += len(data)
 
-    def credit_then(self, shard: int, epoch: int, credit: int) -> None:
+    def add_then_credit(self, data: bytes, shard: int, epoch: int, credit: int) -> None:
         """`credit` is due to `shard` when all that was added so far is written."""
+        self._chunks.append(data)
+        self.pending += len(data)
         self._due.append((self.written + self.pending, shard, epoch, credit))
 
     def write(self, sock: Stream) -> bool:

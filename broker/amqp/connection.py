@@ -145,6 +145,9 @@ class Connection:
                 self._drop_read()
                 return None
             have = len(self._buffer) - self._at
+            if not have and self._next is None:
+                self._buffer, self._at, self._needed = _UNREAD, 0, 0
+                return None
             if (not have or have < self._needed) and not self._has(self._needed):
                 return None
             self._needed = 0
