@@ -717,7 +717,8 @@ class Client:
     def write(self, data: bytes) -> None:
         """Ready-made frames."""
         if data and not self.lost and not self.closing:
-            self._put_out(data)
+            self.output.add(data)
+            self._mark_dirty()
 
     def _put_out(self, data: bytes) -> None:
         if not self.lost:

@@ -88,7 +88,7 @@ class Door:
             listener=self,
         )
         self.logins = Logins()
-        self.server_properties = login.server_properties(config.shown_cluster_name)
+        self.server_properties: dict[str, Any] = login.server_properties(config.shown_cluster_name)
         self.counts = Counts()
         self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
         self.publishing = Publishing(self.catalog_link, self.links, self.counts, set_timestamp=config.set_timestamp)

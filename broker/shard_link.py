@@ -324,7 +324,8 @@ class ShardLinks:
         messages = packer.messages(shard)
         message = packer.take(shard, self.peer, self.incarnation, epoch, link.batch + 1, bool(link.gathering))
         if message is not None:
-            self._count_batch(messages, len(message))
+            self._batch_messages.add(messages)
+            self._batch_bytes.add(len(message))
             self._send_batch(link, message, link.gathering)
             link.gathering = []
         if link.credit_due:
@@ -355,14 +356,11 @@ class ShardLinks:
         messages = self.packer.messages(link.shard)
         message = self.packer.take(link.shard, self.peer, self.incarnation, 0, 0)
         if message is not None:
-            self._count_batch(messages, len(message))
+            self._batch_messages.add(messages)
+            self._batch_bytes.add(len(message))
             link.aside.append((message, link.gathering))
             link.in_flight += len(message)
             link.gathering = []
-
-    def _count_batch(self, messages: int, size: int) -> None:
-        self._batch_messages.add(messages)
-        self._batch_bytes.add(size)
 
     def numbers(self) -> dict[str, float]:
         """Sizes of batches, and how each link is: under names with its shard."""

@@ -137,7 +137,7 @@ class Connection:
         if self._at < len(self._buffer):
             self._next = memoryview(data)
         else:
-            self._buffer, self._at = memoryview(data), 0
+            self._buffer, self._at = data if isinstance(data, memoryview) else memoryview(data), 0
 
     def next_event(self) -> Event | None:
         for _ in range(EVENTLESS_FRAMES_MAX):
