@@ -54,6 +54,8 @@ log = logging.getLogger("broker.client")
 # Work queued behind a busy channel past which the client is not read any more.
 WORK_MAX = 4096
 WORK_BYTES_MAX = 4 << 20
+# A read of at least this much is worth a pass of its own: no waiting for more.
+FULL_READ_BYTES = 64 << 10
 # What one range of a queued Settles event takes.
 RANGE_BYTES = 160
 # Events of one client before the others get their turn.
@@ -74,6 +76,15 @@ PAUSE_LOGIN = 1 << 68  # its password takes long to check
 
 class Client:
     """One connection. `id`: used once in this front door's life; `tls`: what its handshake told, if it has one."""
+
+    # More than Python keeps in an object without a dictionary beside it.
+    __slots__ = (
+        "_close_when_idle", "_handshake", "_is_dirty", "_paused", "_queued_bytes", "_queued_work", "_tasks",
+        "_waiting", "_writing", "amqp", "auth_mechanism", "blocked", "channels", "closing",
+        "closing_after_flush", "connected_at", "door", "fd", "gets", "host", "id", "is_open", "last_received",
+        "last_sent", "lost", "output", "owner", "peer_host", "peer_port", "port", "published", "received_bytes",
+        "scope", "sock", "tls", "trusted", "user", "vhost",
+    )  # fmt: skip
 
     def __init__(
         self, door: Door, sock: Stream, peer: tuple[str, int], number: int, tls: login.TlsPeer | None = None
@@ -166,7 +177,8 @@ class Client:
         if count == 0:
             self.disconnect()
             return
-        self.door.was_read(count)
+        if count >= FULL_READ_BYTES:
+            self.door.read_was_large()
         self.received_bytes += count
         self.last_received = self.door.now
         self.amqp.receive_data(buffer[:count])
@@ -174,20 +186,24 @@ class Client:
 
     def _handle_events(self) -> None:
         # What is left of the read when the turn is over is kept: the next client's bytes will overwrite the buffer.
-        turn = TURN_EVENTS
+        turn, next_event = TURN_EVENTS, self.amqp.next_event
         while turn > 0:
-            event = self.amqp.next_event()
+            event = next_event()
             if event is None:
-                self.resume(PAUSE_TURN)
+                if self._paused:
+                    self.resume(PAUSE_TURN)
                 break
             turn -= NOTHING_EVENTS if isinstance(event, Nothing) else 1
             try:
-                self._handle(event)
+                if isinstance(event, Publishes) and not self.lost:
+                    self._on_publishes(event)
+                else:
+                    self._handle(event)
             except (ChannelException, ConnectionException) as error:
                 self.fail(error, 0)
             except Exception:
                 self._fail_internally()
-            if self._paused & PAUSE_LOGIN:
+            if self._paused and self._paused & PAUSE_LOGIN:
                 turn = 0  # what it sent already is looked at once we know who it is
         else:
             self.amqp.keep_unread()
@@ -209,9 +225,7 @@ class Client:
     def _handle(self, event: Event) -> None:
         if self.lost:
             return
-        if isinstance(event, Publishes):
-            self._on_publishes(event)
-        elif isinstance(event, Settles):
+        if isinstance(event, Settles):
             channel = self.channels.get(event.channel)
             if channel is not None and channel.is_open:
                 self._do(channel, lambda: self._settle(channel, event.ranges), len(event.ranges) * RANGE_BYTES)
@@ -703,7 +717,8 @@ class Client:
     def write(self, data: bytes) -> None:
         """Ready-made frames."""
         if data and not self.lost and not self.closing:
-            self._put_out(data)
+            self.output.add(data)
+            self._mark_dirty()
 
     def _put_out(self, data: bytes) -> None:
         if not self.lost:
@@ -716,8 +731,7 @@ class Client:
         if self.closing or self.lost:
             self.door.links.credit(shard, epoch, self.id, credit)
             return
-        self.output.add(data)
-        self.output.credit_then(shard, epoch, credit)
+        self.output.add_then_credit(data, shard, epoch, credit)
         self._mark_dirty()
 
     def _gather(self) -> None:

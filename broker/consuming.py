@@ -506,7 +506,7 @@ class Consuming:
             consumer.tag_bytes,
             tag,
             redelivered,
-            client.frame_bytes_max,
+            client.amqp.frame_bytes_max,
         )
         client.write_delivery(data, shard, size)
 

@@ -37,18 +37,21 @@ class Output:
         self._chunks.append(data)
         self.pending += len(data)
 
-    def credit_then(self, shard: int, epoch: int, credit: int) -> None:
+    def add_then_credit(self, data: bytes, shard: int, epoch: int, credit: int) -> None:
         """`credit` is due to `shard` when all that was added so far is written."""
+        self._chunks.append(data)
+        self.pending += len(data)
         self._due.append((self.written + self.pending, shard, epoch, credit))
 
     def write(self, sock: Stream) -> bool:
         """As much as the kernel takes; whether that was all. Raises OSError when the connection is gone."""
+        chunks = self._chunks
         try:
-            while self._chunks:
-                if len(self._chunks) == 1:
-                    self._drop(sock.send(self._chunks[0]))
+            while chunks:
+                if len(chunks) == 1:
+                    self._drop(sock.send(chunks[0]))
                 else:
-                    self._drop(sock.sendmsg([*islice(self._chunks, SEND_CHUNKS_MAX)]))
+                    self._drop(sock.sendmsg([*islice(chunks, SEND_CHUNKS_MAX)]))
         except (BlockingIOError, InterruptedError):
             return False
         return True
@@ -62,7 +65,7 @@ class Output:
 
     def take_credits(self) -> list[tuple[int, int, int]]:
         """(shard, epoch, credit) that became due."""
-        due = []
+        due: list[tuple[int, int, int]] = []
         while self._due and self._due[0][0] <= self.written:
             due.append(self._due.popleft()[1:])
         return due
@@ -74,6 +77,9 @@ class Output:
             self._has_room.set()
             self._has_room = None
         chunks = self._chunks
+        if not self.pending:
+            chunks.clear()
+            return
         while count:
             head = chunks[0]
             if count < len(head):

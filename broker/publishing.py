@@ -155,7 +155,7 @@ class Publishing:
         self.links = links
         # As long as some client holds them.
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
-        self._dirty: list[Confirms] = []
+        self.answers_due: list[Confirms] = []  # whose acks and nacks
         self.unroutable_dropped = 0
         self.tracing: Tracing | None = None  # nothing is traced
         self.duplicates = 0  # dropped at exchanges and queues that want each message once
@@ -181,14 +181,14 @@ class Publishing:
                 del self._seen[kind, vhost, name]
 
     def confirms(self, client: Publisher, channel: int) -> Confirms:
-        return Confirms(client, channel, self._dirty, self._counts)
+        return Confirms(client, channel, self.answers_due, self._counts)
 
     def end_of_pass(self) -> None:
         """Write the acks and nacks that became due."""
-        if self._dirty:
-            dirty, self._dirty[:] = self._dirty[:], []
-            for confirms in dirty:
-                confirms.client.write(confirms.answers())
+        due = self.answers_due.copy()
+        self.answers_due.clear()
+        for confirms in due:
+            confirms.client.write(confirms.answers())
 
     # -- a read's publishes -----------------------------------------------------------------------
 
@@ -215,10 +215,11 @@ class Publishing:
 
     def _pack(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> int:
         """As many of the channel's messages as go without a decision, and the one that needs it."""
-        confirms, scope = channel.confirms, client.scope
+        confirms, scope, links = channel.confirms, client.scope, self.links
         assert scope is not None
-        self.links.use_vhost(scope.vhost)
-        packed, why = self.links.packer.pack(
+        if scope.vhost != links.vhost:
+            links.use_vhost(scope.vhost)
+        packed, why = links.packer.pack(
             scope.routes,
             event.buffer,
             event.table,
@@ -228,7 +229,7 @@ class Publishing:
             now_ms,
         )
         if packed > at:
-            if confirms and self.links.packer.in_sequence:
+            if confirms and links.packer.in_sequence:
                 confirms.in_sequence = True
             self._account(client, channel, packed - at)
         if why == packer.UNKNOWN:

@@ -48,8 +48,6 @@ log = logging.getLogger("broker.server")
 
 # One read takes at most this from a socket; one buffer serves all clients.
 READ_BYTES = 256 << 10
-# A read of at least this much is worth a pass of its own: no waiting for more.
-FULL_READ_BYTES = 64 << 10
 # Connections taken from the listening socket before the others get their turn.
 ACCEPT_BURST = 64
 ACCEPT_AGAIN_S = 1.0
@@ -64,6 +62,15 @@ WHOLE_BROKER = -1  # in the place of a shard's number
 
 class Door:
     """One front door. Also hears what the shards say (shard_link.Events)."""
+
+    # More than Python keeps in an object without a dictionary beside it.
+    __slots__ = (
+        "_alarms", "_balancers", "_certificates", "_dead_letters_scheduled", "_end_scheduled", "_fed",
+        "_feeders", "_fences", "_greetings", "_handshakes", "_held", "_held_back", "_in_pass", "_last_id",
+        "_linking", "_listeners", "_memory", "_pace", "_tls_listeners", "alarm", "catalog_link", "clients",
+        "config", "consuming", "counts", "dead_lettering", "delivery", "dirty", "incarnation", "links",
+        "logins", "loop", "now", "publishing", "read_buffer", "rewinding", "server_properties", "tracing",
+    )  # fmt: skip
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
@@ -81,11 +88,12 @@ class Door:
             listener=self,
         )
         self.logins = Logins()
-        self.server_properties = login.server_properties(config.shown_cluster_name)
+        self.server_properties: dict[str, Any] = login.server_properties(config.shown_cluster_name)
         self.counts = Counts()
         self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
         self.publishing = Publishing(self.catalog_link, self.links, self.counts, set_timestamp=config.set_timestamp)
         self.consuming = Consuming(self.links, self.catalog_link.say, self.counts)
+        self.delivery = self.consuming.delivery
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.rewinding = Rewinding(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
@@ -93,8 +101,8 @@ class Door:
         self._dead_letters_scheduled = False
         self.alarm = ""
         self._alarms: dict[int, str] = {}
-        self._feeders: list[set[Client]] = [set() for _ in range(config.shards)]
-        self._fed = 0  # bit mask of the shards that have some
+        self._feeders: dict[Client, int] = {}  # who published in this pass, and to which shards (bit mask)
+        self._fed = 0  # to which shards any of them did
         self._held: list[set[Client]] = [set() for _ in range(config.shards)]
         self._held_back = [0] * config.shards  # how often publishers had to wait
         self._last_id = 0
@@ -122,9 +130,8 @@ class Door:
         self.now = self.loop.time()
         self.schedule_end_of_pass()
 
-    def was_read(self, count: int) -> None:
-        if count >= FULL_READ_BYTES:
-            self._pace.was_large()
+    def read_was_large(self) -> None:
+        self._pace.was_large()
 
     def schedule_end_of_pass(self) -> None:
         if not self._end_scheduled:
@@ -137,7 +144,8 @@ class Door:
 
     def end_of_pass(self) -> None:
         self._in_pass = self._end_scheduled = False
-        self.publishing.end_of_pass()
+        if self.publishing.answers_due:
+            self.publishing.end_of_pass()
         if self._fed:
             self._hold_feeders()
         if self.dirty:
@@ -157,32 +165,24 @@ class Door:
         """Messages of shards are about to be handled: this pass ends in `received`."""
         self._end_scheduled = True
 
-    def received(self) -> None:
-        """The shards' messages of this burst are handled."""
-        self.end_of_pass()
+    received = end_of_pass  # the shards' messages of this burst are handled
 
     # -- back pressure ---------------------------------------------------------------------------------------
 
     def fed(self, client: Client, shards: int) -> None:
         """`client` published to these shards (bit mask) in this pass."""
         self._fed |= shards
-        shard = 0
-        while shards:
-            if shards & 1:
-                self._feeders[shard].add(client)
-            shards >>= 1
-            shard += 1
+        self._feeders[client] = self._feeders.get(client, 0) | shards
 
     def _hold_feeders(self) -> None:
-        self._fed = 0
-        for shard, feeders in enumerate(self._feeders):
-            if feeders:
-                if self.links.crowded(shard):
-                    for client in feeders:
-                        client.pause(1 << shard)
-                    self._held_back[shard] += len(feeders)
-                    self._held[shard] |= feeders
-                feeders.clear()
+        fed, self._fed = self._fed, 0
+        for shard in self.links.crowded(fed):
+            feeders = [client for client, shards in self._feeders.items() if shards >> shard & 1]
+            for client in feeders:
+                client.pause(1 << shard)
+            self._held_back[shard] += len(feeders)
+            self._held[shard].update(feeders)
+        self._feeders.clear()
 
     def publish_room(self, shard: int) -> None:
         held, self._held[shard] = self._held[shard], set()
@@ -190,9 +190,6 @@ class Door:
             client.resume(1 << shard)
 
     # -- what the shards say -------------------------------------------------------------------------------
-
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]) -> None:
-        self.consuming.delivery(shard, section)
 
     def restarted(self, shard: int) -> None:
         self._set_alarm(shard, "")
@@ -456,9 +453,9 @@ class Door:
     def forget(self, client: Client) -> None:
         self.clients.pop(client.id, None)
         self.links.forget(client.id)
-        for shard in range(self.config.shards):
-            self._feeders[shard].discard(client)
-            self._held[shard].discard(client)
+        self._feeders.pop(client, None)
+        for held in self._held:
+            held.discard(client)
         self.schedule_end_of_pass()
 
     async def tick(self) -> None:

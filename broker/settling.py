@@ -32,36 +32,36 @@ def acks_together(prefetch: int, counts_keys: bool) -> int:
 class Settles:
     """Of one shard, in the order in which they came; neighbouring acks of a consumer are one. `due`: not to wait."""
 
-    __slots__ = ("_acks", "_ranges", "due")
+    __slots__ = ("_acks", "due", "ranges")
 
     def __init__(self) -> None:
-        self._ranges: list[Settle] = []
+        self.ranges: list[Settle] = []
         self._acks: dict[int, list[int]] = {}  # by consumer: where its last range of acks is, how many acks wait
         self.due = False
 
     def __bool__(self) -> bool:
-        return bool(self._ranges)
+        return bool(self.ranges)
 
     def add(self, consumer: int, kind: int, first: int, last: int) -> None:
-        self._ranges.append((consumer, kind, first, last))
+        self.ranges.append((consumer, kind, first, last))
         self.due = True
 
     def ack(self, consumer: int, first: int, last: int, together: int) -> None:
         """`together`: so many of this consumer do not wait for more."""
         waiting = self._acks.get(consumer)
         if waiting is None:
-            waiting = self._acks[consumer] = [len(self._ranges), 0]
-            self._ranges.append((consumer, ACK, first, last))
-        elif self._ranges[waiting[0]][3] + 1 == first:
-            self._ranges[waiting[0]] = (consumer, ACK, self._ranges[waiting[0]][2], last)
+            waiting = self._acks[consumer] = [len(self.ranges), 0]
+            self.ranges.append((consumer, ACK, first, last))
+        elif self.ranges[waiting[0]][3] + 1 == first:
+            self.ranges[waiting[0]] = (consumer, ACK, self.ranges[waiting[0]][2], last)
         else:
-            waiting[0] = len(self._ranges)
-            self._ranges.append((consumer, ACK, first, last))
+            waiting[0] = len(self.ranges)
+            self.ranges.append((consumer, ACK, first, last))
         waiting[1] += last + 1 - first
-        if waiting[1] >= together or len(self._ranges) >= RANGES_MAX:
+        if waiting[1] >= together or len(self.ranges) >= RANGES_MAX:
             self.due = True
 
     def take(self) -> list[Settle]:
         """All of them, to be told now."""
-        ranges, self._ranges, self._acks, self.due = self._ranges, [], {}, False
+        ranges, self.ranges, self._acks, self.due = self.ranges, [], {}, False
         return ranges

@@ -122,10 +122,6 @@ class ShardLink:
         """Whether somebody wants a confirm for what is not sent."""
         return bool(self.gathering or any(batch for _, batch in self.aside))
 
-    def crowded(self, packed: int) -> bool:
-        """Whether whoever feeds this shard must wait; `packed`: bytes not yet sent."""
-        return self.in_flight + packed >= PUBLISH_WINDOW_BYTES
-
 
 class ShardLinks:
     """All shards of this host. `peer`: this front door's number; `incarnation`: of this process."""
@@ -140,7 +136,7 @@ class ShardLinks:
         self._endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"
         self._runtime_dir = config.runtime_dir
         self.links = [ShardLink(shard, self._socket(zmq.PUSH)) for shard in range(config.shards)]
-        self._vhost = ""  # whose publishes the packer holds
+        self.vhost = ""  # whose publishes the packer holds
         self._batch_messages, self._batch_bytes = Histogram(), Histogram()
         self._requests: dict[int, tuple[int, wire.Message, asyncio.Future[wire.Control]]] = {}
         self._last_request = 0
@@ -298,7 +294,7 @@ class ShardLinks:
     def _acks_waited(self) -> None:
         self._acks_wait = False
         for link in self.links:
-            if link.settles:
+            if link.settles.ranges:
                 self._flush_link(link)
 
     def credit(self, shard: int, epoch: int, connection: int, count: int) -> None:
@@ -322,19 +318,19 @@ class ShardLinks:
             link.settles.take()
             link.credits.clear()
             return
-        who = (self.peer, self.incarnation, link.epoch, link.shard)
-        if link.settles:
-            link.send(envelope.settles(*who, link.settles.take()))
-        wanted = bool(link.gathering)
-        messages = self.packer.messages(link.shard)
-        message = self.packer.take(link.shard, self.peer, self.incarnation, link.epoch, link.batch + 1, wanted)
+        shard, epoch, packer = link.shard, link.epoch, self.packer
+        if link.settles.ranges:
+            link.send(envelope.settles(self.peer, self.incarnation, epoch, shard, link.settles.take()))
+        messages = packer.messages(shard)
+        message = packer.take(shard, self.peer, self.incarnation, epoch, link.batch + 1, bool(link.gathering))
         if message is not None:
-            self._count_batch(messages, len(message))
+            self._batch_messages.add(messages)
+            self._batch_bytes.add(len(message))
             self._send_batch(link, message, link.gathering)
             link.gathering = []
         if link.credit_due:
             link.credit_due = False
-            link.send(envelope.credit(*who, link.credits.items()))
+            link.send(envelope.credit(self.peer, self.incarnation, epoch, shard, link.credits.items()))
             link.credits.clear()
 
     @staticmethod
@@ -347,8 +343,8 @@ class ShardLinks:
 
     def use_vhost(self, vhost: str) -> None:
         """What is packed next belongs to `vhost`: a batch goes to one store, so another vhost's leaves before."""
-        if vhost != self._vhost:
-            self._vhost = vhost
+        if vhost != self.vhost:
+            self.vhost = vhost
             for link in self.links:
                 if self.packer.messages(link.shard):
                     if link.up:
@@ -360,14 +356,11 @@ class ShardLinks:
         messages = self.packer.messages(link.shard)
         message = self.packer.take(link.shard, self.peer, self.incarnation, 0, 0)
         if message is not None:
-            self._count_batch(messages, len(message))
+            self._batch_messages.add(messages)
+            self._batch_bytes.add(len(message))
             link.aside.append((message, link.gathering))
             link.in_flight += len(message)
             link.gathering = []
-
-    def _count_batch(self, messages: int, size: int) -> None:
-        self._batch_messages.add(messages)
-        self._batch_bytes.add(size)
 
     def numbers(self) -> dict[str, float]:
         """Sizes of batches, and how each link is: under names with its shard."""
@@ -395,9 +388,13 @@ class ShardLinks:
             log.warning("the disk of shard %d does not answer: publishes that want a confirm are nacked", shard)
         link.stalled = stalled
 
-    def crowded(self, shard: int) -> bool:
-        link = self.links[shard]
-        return link.crowded(self.packer.pending(shard))
+    def crowded(self, shards: int) -> list[int]:
+        """Those of the shards (bit mask) whose feeders must wait."""
+        found = []
+        for link in self.links:
+            if shards >> link.shard & 1 and link.in_flight + self.packer.pending(link.shard) >= PUBLISH_WINDOW_BYTES:
+                found.append(link.shard)
+        return found
 
     # -- in --------------------------------------------------------------------------------------------------
 
@@ -434,18 +431,16 @@ class ShardLinks:
             log.exception("a message of a shard cannot be handled")
             return
         if head.kind != wire.LANE:
-            self._take(link, head, message)
+            self._take_all(link, [message])
 
     def _take_all(self, link: ShardLink, messages: list[bytes]) -> None:
         for message in messages:
-            self._take(link, envelope.read(message), message)
-
-    def _take(self, link: ShardLink, head: envelope.Header, message: bytes) -> None:
-        try:
-            if head.kind == wire.CONTROL or head.epoch == link.epoch:
-                self._handlers[head.kind](link, message)
-        except Exception:
-            log.exception("a message of a shard cannot be handled")
+            kind, _, _, epoch, _ = envelope.read(message)
+            try:
+                if epoch == link.epoch or kind == wire.CONTROL:
+                    self._handlers[kind](link, message)
+            except Exception:
+                log.exception("a message of a shard cannot be handled")
 
     # -- lanes -----------------------------------------------------------------------------------------------
 
@@ -490,8 +485,9 @@ class ShardLinks:
             self.events.received()
 
     def _on_deliver(self, link: ShardLink, message: bytes) -> None:
+        delivery, shard = self.events.delivery, link.shard
         for section in codec.read_deliveries(message):
-            self.events.delivery(link.shard, section)
+            delivery(shard, section)
 
     def _on_confirmed(self, link: ShardLink, message: bytes) -> None:
         batch, refused = envelope.read_confirmed(message)

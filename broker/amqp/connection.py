@@ -47,6 +47,9 @@ _CHANNEL_NAMES: Final = {
     struct.pack(">I", method.index): method.name
     for method in (commands.Channel.Open, commands.Channel.Close, commands.Channel.CloseOk, commands.Basic.Publish)
 }
+# Looked at with each read: an enum is asked for its members the slow way.
+_AWAITING_HEADER, _OPEN, _CLOSED = ConnectionState.AWAITING_HEADER, ConnectionState.OPEN, ConnectionState.CLOSED
+_UNREAD: Final = memoryview(b"")  # nothing
 _NOT_OPEN: Final = (ChannelState.CLOSED, *CHANNEL_DISCARDS)
 _CLOSES: Final = frozenset(
     struct.pack(">I", method.index) for method in (commands.Connection.Close, commands.Connection.CloseOk)
@@ -134,14 +137,18 @@ class Connection:
         if self._at < len(self._buffer):
             self._next = memoryview(data)
         else:
-            self._buffer, self._at = memoryview(data), 0
+            self._buffer, self._at = data if isinstance(data, memoryview) else memoryview(data), 0
 
     def next_event(self) -> Event | None:
         for _ in range(EVENTLESS_FRAMES_MAX):
-            if self._out_of_step or self._state is ConnectionState.CLOSED:
+            if self._out_of_step or self._state is _CLOSED:
                 self._drop_read()
                 return None
-            if not self._has(self._needed):
+            have = len(self._buffer) - self._at
+            if not have and self._next is None:
+                self._buffer, self._at, self._needed = _UNREAD, 0, 0
+                return None
+            if (not have or have < self._needed) and not self._has(self._needed):
                 return None
             self._needed = 0
             try:
@@ -186,15 +193,15 @@ class Connection:
             self._buffer, self._at = bytearray(self._buffer[self._at :]), 0
 
     def _drop_read(self) -> None:
-        self._buffer, self._at, self._next, self._needed = memoryview(b""), 0, None, 0
+        self._buffer, self._at, self._next, self._needed = _UNREAD, 0, None, 0
 
     def _parse(self) -> Event | None:
         """The next event, or None for bytes that give none: gone on, or _needed says what is missing."""
-        if self._state is ConnectionState.AWAITING_HEADER:
+        if self._state is not _OPEN:
+            if self._state is not _AWAITING_HEADER:
+                return self._read_frame()
             self._read_protocol_header()
             return None
-        if self._state is not ConnectionState.OPEN:
-            return self._read_frame()
         buffer = self._buffer
         at, table, count, why, needed = frames.scan(
             buffer, self._at, len(buffer), self._channels, self._received_frame_bytes_max, self._message_bytes_max
@@ -434,6 +441,8 @@ class Connection:
 
     def data_to_send(self) -> list[bytes]:
         """What is to be written, in order; it is forgotten here."""
+        if not self._out:
+            return []
         out, self._out = self._out, []
         return out
 
@@ -480,7 +489,7 @@ class Connection:
     @property
     def closed(self) -> bool:
         """Nothing more is read or to be said, but what data_to_send() still gives."""
-        return self._state is ConnectionState.CLOSED
+        return self._state is _CLOSED
 
 
 def _ids(payload: bytes) -> tuple[int, int]:

@@ -104,6 +104,8 @@ def confirmed(
 
 def read_confirmed(message: Buffer) -> tuple[int, list[tuple[int, int, int, int]]]:
     (batch,) = _BATCH.unpack_from(message, HEADER_BYTES)
+    if len(message) == HEADER_BYTES + _BATCH.size:  # as nearly always: none is refused
+        return batch, []
     return batch, list(_REFUSED.iter_unpack(memoryview(message)[HEADER_BYTES + 8 :]))
 
 
