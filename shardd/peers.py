@@ -25,6 +25,9 @@ class Outgoing(NamedTuple):
     message: bytes
 
 
+_new_tuple = tuple.__new__  # what Outgoing(...) does, without a function of Python in between
+
+
 class Held:
     """A batch not yet confirmed. `sync`: number of the sync that makes it last; 0: it waits for those before it."""
 
@@ -98,7 +101,7 @@ class Peer:
     def take(self) -> list[Outgoing]:
         """All there is to send."""
         self.has_news = False
-        messages = self._told
+        messages, self._told = self._told, []
         if self.taken >= PUBLISH_CREDIT_BYTES:
             messages.append(envelope.credit(*self._who, [(0, self.taken)]))
             self.taken = 0
@@ -108,8 +111,8 @@ class Peer:
         if self._told_after:
             messages += self._told_after
             self._told_after = []
-        self._told = []
-        return [Outgoing(self.endpoint, message) for message in messages]
+        endpoint = self.endpoint
+        return [_new_tuple(Outgoing, (endpoint, message)) for message in messages]
 
 
 def refused_runs(message: bytes, ordinals: Sequence[int], unnumbered: bool = False) -> list[tuple[int, int, int, int]]:

@@ -202,8 +202,13 @@ class Consumers:
         self._levels = [levels[priority] for priority in sorted(levels, reverse=True)]
 
     def takers(self) -> list[Consumer]:
-        """Those of the highest level that has some with room, whose turn it is first."""
+        """Those of the highest level that has some with room, whose turn it is first; good until one is added, removed
+        or took something."""
         for level in self._levels:
+            if len(level) == 1:
+                if level[0].room() > 0:
+                    return level
+                continue
             found = [consumer for consumer in level if consumer.room() > 0]
             if found:
                 return found

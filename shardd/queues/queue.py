@@ -71,6 +71,7 @@ class Queue:
         "_counts_returns",
         "_facts",
         "_holders",
+        "_is_bounded",
         "_is_plain",
         "_is_timed",
         "_keys",
@@ -146,6 +147,7 @@ class Queue:
     def _decide(self) -> None:
         """What its limits ask of each message, once for all messages."""
         limits = self.limits
+        self._is_bounded = limits.bounded
         self.may_refuse = limits.reject_publish and limits.bounded
         self._counts_returns = limits.delivery_limit is not None or limits.retry is not None
         self.is_watched = bool(limits.dead_letters or limits.consumer_timeout or self.departures or self.letters_differ)
@@ -170,12 +172,13 @@ class Queue:
 
     def publish(self, arrival: Arrival, now: int) -> list[int] | None:
         """Take the messages in; ordinals within the batch of those refused, if some were."""
-        self.counters.published += len(arrival.entries)
+        count = len(arrival.entries)
+        self.counters.published += count
         if arrival.marks != self.marks:
             self._mark_as(arrival.marks)
         if self._is_plain and arrival.facts is None and not self._facts:
             self._levels[0].push_many(arrival.entries)
-            self.ready_count += len(arrival.entries)
+            self.ready_count += count
             self.ready_bytes += arrival.body_bytes
             return None
         chosen: Iterable[int] = range(len(arrival.entries))
@@ -345,7 +348,7 @@ class Queue:
                 return True
         if self._facts and not self.expire(now, EXPIRED_MAX):
             return True
-        if self.limits.bounded:
+        if self._is_bounded:
             self.enforce()
             self.expire(now)  # behind what was dropped
         self._settle_grants(outlet)
@@ -353,9 +356,13 @@ class Queue:
 
     def _deal_to_one(self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet, now: int) -> int:
         """As many as it has room for; bytes handed out."""
-        room = min(taker.window.room, bytes_max)
-        average = self.ready_bytes // self.ready_count + 1
-        block = level.peek(min(STEP_MESSAGES, taker.room(), room // average + 1))
+        room = taker.window.room
+        room = bytes_max if bytes_max < room else room
+        if self.ready_count == 1:  # who is a taker has room for one
+            block = level.peek(1)
+        else:
+            average = self.ready_bytes // self.ready_count + 1
+            block = level.peek(min(STEP_MESSAGES, taker.room(), room // average + 1))
         if self._facts:
             block = self._before_old(block, now - 1)
         pieces = self._read(block, room)
@@ -365,7 +372,8 @@ class Queue:
             self.ready_count -= len(entries)
             self._hand_over(taker, entries, sizes, blob, outlet)
             given += len(blob)
-        self.consumers.took(taker)
+        if len(self.consumers.all) > 1:
+            self.consumers.took(taker)
         return given
 
     def _first_level(self) -> Ready:
@@ -452,7 +460,8 @@ class Queue:
         return pieces
 
     def _hand_over(self, taker: Consumer, entries: array[int], sizes: array[int], blob: bytes, outlet: Outlet) -> None:
-        count, body_bytes = len(entries), total(sizes)
+        count = len(entries)
+        body_bytes = total(sizes) if count > 1 else sizes[0]
         redelivered = bool(entries[0] & REDELIVERED)
         number = taker.unacked.skip(count) if taker.no_ack else taker.unacked.add(entries, sizes)
         times = self._times(entries[0]) if redelivered else 0
@@ -466,7 +475,8 @@ class Queue:
             taker.grants -= count
         self.ready_bytes -= body_bytes
         self.counters.delivered += count
-        self.counters.redelivered += count if redelivered else 0
+        if redelivered:
+            self.counters.redelivered += count
         if taker.no_ack:
             self._forget(entries)
         else:

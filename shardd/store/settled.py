@@ -28,19 +28,15 @@ class Settled:
         self._written = written  # its acks file has grown
         self._with_settled: dict[int, Segment] = {}
         self._with_forgotten: dict[int, Segment] = {}
-        self._settled_bytes = 0
+        self.settled_bytes = 0  # those written when it is more than SETTLED_BYTES_MAX
         self._forgotten_bytes = 0
-
-    @property
-    def is_much(self) -> bool:
-        return self._settled_bytes > SETTLED_BYTES_MAX
 
     def note(self, segment: Segment, settled: bytes, forgotten: bytes) -> None:
         if settled:
             segment.settled += settled
             self._with_settled[segment.number] = segment
             if segment.flushed:
-                self._settled_bytes += len(settled)
+                self.settled_bytes += len(settled)
         if forgotten:
             segment.forgotten += forgotten
             self._with_forgotten[segment.number] = segment
@@ -52,7 +48,7 @@ class Settled:
         """Of segments that are on disk: written like the others with the next flush."""
         for segment in [one for one in self._with_forgotten.values() if one.flushed and not one.merging]:
             segment.settled += segment.forgotten
-            self._settled_bytes += len(segment.forgotten)
+            self.settled_bytes += len(segment.forgotten)
             self._with_settled[segment.number] = segment
             self.drop_forgotten(segment)
 
@@ -70,7 +66,7 @@ class Settled:
 
     def _drop_settled(self, segment: Segment) -> None:
         if segment.settled:
-            self._settled_bytes = max(self._settled_bytes - len(segment.settled), 0)
+            self.settled_bytes = max(self.settled_bytes - len(segment.settled), 0)
             segment.settled = bytearray()
 
     def flush(self, files_max: int | None = None) -> None:
@@ -87,7 +83,7 @@ class Settled:
             del self._with_settled[segment.number]
             self._written(segment)
         if not self._with_settled:
-            self._settled_bytes = 0  # those told before their segment was on disk were not counted
+            self.settled_bytes = 0  # those told before their segment was on disk were not counted
 
     def _write(self, segment: Segment) -> None:
         path = f"{self._directory}/{file_name('acks', segment.number)}"

@@ -26,7 +26,7 @@ from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_
 from shardd.store.recovery import Damage, Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
 from shardd.store.sequences import Screened
-from shardd.store.settled import ACKS_FILES_AT_ONCE, Settled
+from shardd.store.settled import ACKS_FILES_AT_ONCE, SETTLED_BYTES_MAX, Settled
 from shardd.store.sync import SyncJob
 
 POSITION_LIMIT = 1 << 28
@@ -409,9 +409,15 @@ class SegmentStore:
                 self._quietly(self._reclaimer.drop_index, segment)
 
     def _read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
+        runs = segment_runs(entries)
+        if len(runs) == 1:
+            ((number, start, stop),) = runs
+            segment = self._segments[number]
+            if segment.buffer is not None and segment.moves is None:
+                return copy_out(segment.buffer, 0, segment.used, entries, start, stop, bytes_max, True)
         blobs: list[bytes] = []
         sizes: array[int] = array("I")
-        for number, start, stop in segment_runs(entries):
+        for number, start, stop in runs:
             segment = self._segments[number]
             on_disk = segment.buffer is None and len(entries) >= SCATTERED_MIN
             scattered = on_disk and is_scattered(entries, start, stop)
@@ -456,7 +462,7 @@ class SegmentStore:
                 self._let_go(segment)
             else:
                 self._remember(segment, queue_id, entries, start, stop, durable)
-        if self._settled.is_much and not self._failure:
+        if self._settled.settled_bytes > SETTLED_BYTES_MAX and not self._failure:
             self._quietly(self._settled.flush, ACKS_FILES_AT_ONCE)
 
     def _let_go(self, segment: Segment) -> None:
@@ -474,7 +480,7 @@ class SegmentStore:
             entries, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
         pairs = settled_pairs(queue_id, entries, start, stop)
         self._settled.note(segment, pairs if durable else b"", b"" if durable else pairs)
-        if segment.live * 2 <= segment.references:
+        if segment.sealed and segment.live * 2 <= segment.references:
             self._look_at(segment)
 
     def drop_queue(self, queue_id: int, entries: array[int]) -> None:
