@@ -52,6 +52,7 @@ class Peer:
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}
         self._who = (number, incarnation, epoch, shard)
+        self.sender = envelope.sender(*self._who)
         self.writer = codec.DeliveryWriter(*self._who)
         self._told: list[bytes] = []  # leaves before deliveries
         self._told_after: list[bytes] = []
@@ -98,10 +99,10 @@ class Peer:
             self._told_after.append(envelope.confirmed(*self._who, batch, refused))
             self.has_news = True
 
-    def take(self) -> list[Outgoing]:
-        """All there is to send."""
+    def take(self, outgoing: list[Outgoing]) -> None:
+        """All there is to send, added to `outgoing`."""
         self.has_news = False
-        messages, self._told = self._told, []
+        messages = self._told
         if self.taken >= PUBLISH_CREDIT_BYTES:
             messages.append(envelope.credit(*self._who, [(0, self.taken)]))
             self.taken = 0
@@ -112,7 +113,9 @@ class Peer:
             messages += self._told_after
             self._told_after = []
         endpoint = self.endpoint
-        return [_new_tuple(Outgoing, (endpoint, message)) for message in messages]
+        for message in messages:
+            outgoing.append(_new_tuple(Outgoing, (endpoint, message)))
+        messages.clear()
 
 
 def refused_runs(message: bytes, ordinals: Sequence[int], unnumbered: bool = False) -> list[tuple[int, int, int, int]]:

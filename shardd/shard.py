@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from shardd import stats
 from shardd.dead_letters import DeadLetters
-from shardd.peers import Held, Outgoing, Peer, refused_runs
+from shardd.peers import Outgoing, Peer, refused_runs
 from shardd.queues import (
     Arrival,
     Consumer,
@@ -149,6 +149,7 @@ class Shard:
         self.queues = Roster()
         self.streams = Streams(home)
         self.peers: dict[int, Peer] = {}
+        self._senders: dict[bytes, Peer] = {}  # the same, by how their messages begin
         self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
         self.dead_letters = DeadLetters()
         self.alarm = ""
@@ -210,6 +211,10 @@ class Shard:
     def receive(self, message: bytes, now: int) -> None:
         """Of a known process and of this epoch, or a Join; everything else is stale."""
         self._now = now
+        peer = self._senders.get(message[1 : m.HEADER_BYTES])
+        if peer is not None:
+            self._kinds[message[0]](peer, message, now)
+            return
         head = envelope.read(message)
         peer = self.peers.get(head.peer)
         if peer is not None and head.epoch == self.epoch and head.incarnation == peer.incarnation:
@@ -219,12 +224,13 @@ class Shard:
 
     def _on_publish(self, peer: Peer, message: bytes, now: int) -> None:
         publish = codec.read_publish(message)
-        peer.took(len(message))
+        size = len(message)
+        peer.took(size)
         self.batch_messages.add(publish.messages)
-        self.batch_bytes.add(len(message))
+        self.batch_bytes.add(size)
         ids = codec.first_queue_ids(publish.records)
         known = [*filter(None, map(self.queues.get, ids))]
-        held = peer.hold(publish.batch) if publish.wanted else Held(publish.batch)
+        held = peer.hold(publish.batch) if publish.wanted else None
         if not known:
             return  # all its queues were deleted meanwhile
         store: Store = known[0].store  # type: ignore[assignment] # queues were made with a Store of ours
@@ -240,22 +246,26 @@ class Shard:
                     streams, publish.records, alone=len(ids) == 1, in_sequence=publish.in_sequence
                 )
             if stored:
-                arrivals = store.append(records, indexes=any(map(_may_refuse, known)), in_sequence=publish.in_sequence)
+                indexes = known[0].may_refuse if len(known) == 1 else any(map(_may_refuse, known))
+                arrivals = store.append(records, indexes=indexes, in_sequence=publish.in_sequence)
                 self._dirty_stores.add(store)
         except self._no_room:
             if screened is not None:
                 store.unscreen()
             self.refused_batches += 1
-            held.refused = refused_runs(message, range(publish.messages), unnumbered=True)
+            if held is not None:
+                held.refused = refused_runs(message, range(publish.messages), unnumbered=True)
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
             self.set_alarm(m.LOW_ON_DISK)
             return
-        if publish.needs_sync or (streams and publish.wanted):
+        if held is not None and (publish.needs_sync or streams):
             held.sync = self._syncs_begun + 1
         if publish.needs_sync or streams:  # a stream's readers wait for it, too
             self._sync_wanted = True
-        refused.update(screened.refused if screened is not None else ())
-        origins = screened.origins if screened is not None else None
+        origins = None
+        if screened is not None:
+            refused.update(screened.refused)
+            origins = screened.origins
         for arrival in arrivals:
             queue = self.queues.get(arrival.queue_id)
             if queue is None:
@@ -264,7 +274,7 @@ class Shard:
             if turned_away := queue.publish(arrival, now):
                 refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
             self._dirty[queue] = None
-        if refused:
+        if refused and held is not None:
             held.refused = refused_runs(message, sorted(refused))
 
     def _screen(self, store: Store, records: memoryview, known: list[Queue]) -> Screened:
@@ -350,6 +360,7 @@ class Shard:
         if peer is None or peer.incarnation != head.incarnation:
             self._remove(head.peer, now)
             peer = self.peers[head.peer] = Peer(head.peer, head.incarnation, endpoint, self.epoch, self.number)
+            self._senders[peer.sender] = peer
             if head.peer == m.CONTROLLER:
                 if not self.ready:  # it names all queues anew
                     self.queues, self._dirty, self.stores = Roster(), {}, {}
@@ -377,6 +388,7 @@ class Shard:
         """That process is gone, with all its consumers."""
         peer = self.peers.pop(number, None)
         if peer is not None:
+            del self._senders[peer.sender]
             self._release(peer, list(peer.holders), now)
             self.dead_letters.door_gone(number)
             self.streams.peer_gone(number)
@@ -722,7 +734,7 @@ class Shard:
             if peer.held:
                 peer.confirm(self._syncs_ended)
             if peer.has_news:
-                outgoing += peer.take()
+                peer.take(outgoing)
         return outgoing
 
     @property
@@ -742,9 +754,8 @@ class Shard:
         assert isinstance(peer, Peer)
         self._given += len(blob)
         peer.has_news = True
-        hides = consumer.queue.hides
         connection, channel, number = consumer.connection, consumer.channel, consumer.number
-        peer.writer.add(connection, channel, number, first_number, redelivered, count, blob, 0, hides)
+        peer.writer.add(connection, channel, number, first_number, redelivered, count, blob, 0, consumer.queue.hides)
 
     def deliver_again(self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes) -> None:
         peer = consumer.peer

@@ -84,6 +84,7 @@ class Queue:
         "deleted",
         "departures",
         "durable",
+        "hides",
         "id",
         "is_watched",
         "last_used",
@@ -124,6 +125,7 @@ class Queue:
         self.unacked_bytes = 0
         self.last_used = now
         self.marks = 0  # of all it has had since it was empty
+        self.hides = False  # some of its messages may have what no consumer is to see
         self._holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
         self._levels = [Ready() for _ in range(limits.max_priority + 1)]
         self._facts: Facts | None = None  # until a message has one
@@ -156,11 +158,6 @@ class Queue:
         self._is_plain = self._is_plain and self._behind is None
 
     @property
-    def hides(self) -> bool:
-        """Some of its messages may have what no consumer is to see."""
-        return bool(self.marks & HAS_BCC)
-
-    @property
     def letters_differ(self) -> bool:
         """Some of its messages may say themselves where they go when they die."""
         return bool(self.marks & OWN_LETTERS)
@@ -168,6 +165,7 @@ class Queue:
     def _mark_as(self, marks: int) -> None:
         is_empty = not (self.ready_count or self.unacked_count or (self.departures and self.departures.count))
         self.marks = marks if is_empty else self.marks | marks
+        self.hides = bool(self.marks & HAS_BCC)
         self._decide()
 
     def publish(self, arrival: Arrival, now: int) -> list[int] | None:

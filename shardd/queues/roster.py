@@ -44,7 +44,9 @@ class Roster:
 
     def get(self, id: int) -> Queue | None:
         queue = self._used.get(id)
-        if queue is None and (kind := self._unused.pop(id, None)) is not None:
+        if queue is not None:
+            return queue
+        if (kind := self._unused.pop(id, None)) is not None:
             # Since when it is unused does not matter: one that expires is never among these.
             make = DelayQueue if kind.limits.delays else Queue
             queue = self._used[id] = make(

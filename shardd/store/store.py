@@ -233,7 +233,8 @@ class SegmentStore:
     ) -> list[Arrival]:
         """Take a batch of whole records; one Arrival per queue id in it. All of it or, with an error, nothing. (A
         memoryview is one of bytes.) `in_sequence`: it was screened."""
-        self._check_usable()
+        if self._state != "open" or self._job is not None or self._failure:
+            self._check_usable()
         batch = self._batch
         batch.plan(records)
         if not batch.messages:

@@ -11,7 +11,7 @@ What carries messages themselves (PUBLISH, DELIVER) is in codec.pyx. All integer
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +24,7 @@ _SETTLE = struct.Struct("<IIQQ")
 _REFUSED = struct.Struct("<IIQQ")
 _BATCH = struct.Struct("<Q")
 _EPOCH = struct.Struct("<I")
+_CONFIRMED = struct.Struct("<BBHIIIQ")
 _CREDIT = struct.Struct("<II")
 # One CREDIT entry holds at most this; larger sums are split.
 CREDIT_BYTES_MAX = 0xFFFFFFFF
@@ -53,6 +54,11 @@ _new_tuple = tuple.__new__  # what Header(...) does, without a function of Pytho
 
 def header(kind: int, peer: int, incarnation: int, epoch: int, shard: int) -> bytes:
     return _HEADER.pack(kind, WIRE_VERSION, peer, incarnation, epoch, shard)
+
+
+def sender(peer: int, incarnation: int, epoch: int, shard: int) -> bytes:
+    """What all messages of one process to one process have behind their first byte, the kind."""
+    return header(0, peer, incarnation, epoch, shard)[1:]
 
 
 def read(message: Buffer) -> Header:
@@ -94,12 +100,11 @@ def confirmed(
     epoch: int,
     shard: int,
     batch: int,
-    refused: Iterable[tuple[int, int, int, int]] = (),
+    refused: Collection[tuple[int, int, int, int]] = (),
 ) -> bytes:
     """Every batch up to `batch` is settled; `refused`: (connection, channel, first, last) confirm numbers not taken."""
-    parts = [header(CONFIRMED, peer, incarnation, epoch, shard), _BATCH.pack(batch)]
-    parts += [_REFUSED.pack(*r) for r in refused]
-    return b"".join(parts)
+    head = _CONFIRMED.pack(CONFIRMED, WIRE_VERSION, peer, incarnation, epoch, shard, batch)
+    return head + b"".join([_REFUSED.pack(*r) for r in refused]) if refused else head
 
 
 def read_confirmed(message: Buffer) -> tuple[int, list[tuple[int, int, int, int]]]:
