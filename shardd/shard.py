@@ -228,7 +228,7 @@ class Shard:
         peer.took(size)
         self.batch_messages.add(publish.messages)
         self.batch_bytes.add(size)
-        ids = codec.first_queue_ids(publish.records)
+        ids = publish.queue_ids
         known = [*filter(None, map(self.queues.get, ids))]
         held = peer.hold(publish.batch) if publish.wanted else None
         if not known:

@@ -11,6 +11,7 @@ PUBLISH is drawn in packer.pyx, which makes it. Little endian, after the 16-byte
 A stored message is drawn in packer.pyx too; here it is bytes.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
@@ -29,37 +30,50 @@ cdef enum:
     KEPT_BYTES_MAX = 4 << 20
 
 
-class Publish:
-    """A PUBLISH message, its head taken apart; `records` looks into the message."""
+cdef class Publish:
+    """A PUBLISH message, its head taken apart; `records` looks into the message, `queue_ids` are the distinct ones that
+    the records name, in order of appearance."""
 
-    __slots__ = ("batch", "in_sequence", "messages", "needs_sync", "records", "wanted")
-
-    def __init__(self, batch, wanted, needs_sync, messages, records, in_sequence):
-        self.batch = batch
-        self.wanted = wanted
-        self.needs_sync = needs_sync
-        self.messages = messages
-        self.records = records
-        self.in_sequence = in_sequence
+    cdef readonly unsigned long long batch
+    cdef readonly unsigned int messages
+    cdef readonly object wanted, needs_sync, in_sequence, records, queue_ids
 
 
-def read_publish(const unsigned char[::1] message not None):
+# Plain buffers here, and no typed memoryviews: a batch of one message is mostly what surrounds it.
+def read_publish(message not None):
     """The batch, checked for its lengths (not for the records' checksums)."""
-    cdef const uint8_t *p
+    cdef Py_buffer view
+    cdef Publish found = Publish.__new__(Publish)
+    cdef size_t start
+    PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+    try:
+        start = read_head(found, <const uint8_t *> view.buf, view.len)
+        found.queue_ids = queue_ids(<const uint8_t *> view.buf + start, view.len - start)
+    finally:
+        PyBuffer_Release(&view)
+    found.records = memoryview(message)[start:]
+    return found
+
+
+cdef size_t read_head(Publish found, const uint8_t *p, size_t total) except? 0:
+    """Where the records begin."""
     cdef uint64_t batch
     cdef uint32_t runs, size, messages, flags
-    if message.shape[0] < PUBLISH_HEADER:
+    if total < PUBLISH_HEADER:
         raise ValueError("short PUBLISH")
-    p = &message[0]
     memcpy(&batch, p + 16, 8)
     memcpy(&runs, p + 24, 4)
     memcpy(&size, p + 28, 4)
     memcpy(&messages, p + 32, 4)
     memcpy(&flags, p + 36, 4)
-    if <uint64_t> message.shape[0] != PUBLISH_HEADER + <uint64_t> runs * RUN + size:
+    if total != PUBLISH_HEADER + <uint64_t> runs * RUN + size:
         raise ValueError("PUBLISH of another length than it says")
-    records = memoryview(message)[PUBLISH_HEADER + runs * RUN:]
-    return Publish(batch, flags & 2 != 0, flags & 1 != 0, messages, records, flags & 4 != 0)
+    found.batch = batch
+    found.messages = messages
+    found.wanted = flags & 2 != 0
+    found.needs_sync = flags & 1 != 0
+    found.in_sequence = flags & 4 != 0
+    return PUBLISH_HEADER + <size_t> runs * RUN
 
 
 def run_of(const unsigned char[::1] message not None, uint32_t ordinal):
@@ -82,17 +96,15 @@ def run_of(const unsigned char[::1] message not None, uint32_t ordinal):
     raise IndexError("no such message in the batch")
 
 
-def first_queue_ids(const unsigned char[::1] records not None):
-    """The distinct queue ids that the records name, in order of appearance."""
+cdef list queue_ids(const uint8_t *records, size_t end):
     cdef size_t at = 0
-    cdef size_t end = records.shape[0]
     cdef const uint8_t *p
     cdef uint32_t length, qid, last = 0
     cdef uint16_t queues
     cdef int k
     cdef dict seen = {}
     while at + RECORD_HEADER <= end:
-        p = &records[at]
+        p = records + at
         memcpy(&length, p, 4)
         memcpy(&queues, p + 24, 2)
         if length < RECORD_HEADER + 4 * queues or at + length > end:
@@ -124,18 +136,27 @@ cdef class DeliveryWriter:
         free(self.out.data)
 
     def add(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number, bint redelivered,
-            uint32_t count, const unsigned char[::1] blob not None, uint32_t times=0, bint hides=False):
+            uint32_t count, blob not None, uint32_t times=0, bint hides=False):
         """`blob`: `count` stored messages; their delivery numbers are first_number, first_number + 1, ... `times`: how
         often each of them came back before; more than TIMES_MAX is told as that. `hides`: some may have a header BCC, which no consumer
         is to see."""
-        cdef uint8_t *p
+        cdef Py_buffer view
         cdef uint16_t flags = <uint16_t> (
             min(times, TIMES_MAX) << 1 | (1 if redelivered else 0) | (HIDES if hides else 0)
         )
-        cdef uint32_t size = <uint32_t> blob.shape[0]
+        PyObject_GetBuffer(blob, &view, PyBUF_SIMPLE)
+        try:
+            self.section(connection, channel, consumer, first_number, flags, count, <const uint8_t *> view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef int section(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number,
+                     uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes) except -1:
+        cdef uint8_t *p
+        cdef uint32_t size = <uint32_t> blob_bytes
         if not self.sections:
             self.out.used = 24
-        if reserve(&self.out, SECTION + blob.shape[0] + 32):
+        if reserve(&self.out, SECTION + blob_bytes + 32):
             raise MemoryError()
         p = self.out.data + self.out.used
         memset(p, 0, SECTION)
@@ -147,12 +168,13 @@ cdef class DeliveryWriter:
         memcpy(p + 16, &first_number, 8)
         memcpy(p + 24, &size, 4)
         if size:
-            memcpy(p + SECTION, &blob[0], size)
+            memcpy(p + SECTION, blob, size)
         self.out.used += SECTION + size
         while self.out.used & 7:
             self.out.data[self.out.used] = 0
             self.out.used += 1
         self.sections += 1
+        return 0
 
     @property
     def size(self):

@@ -88,7 +88,7 @@ def test_every_publish_reaches_its_shards_in_order_with_its_facts(
         for ordinal, one in enumerate(expected):
             assert codec.run_of(message, ordinal) == (77, 1, one[5] + first_seq if first_seq else 0)
         known = dict.fromkeys(queue for one in expected for queue in one[3])
-        assert codec.first_queue_ids(read.records) == list(known)
+        assert read.queue_ids == list(known)
         assert packer.take(shard, 5, 6, 7, 9) is None
 
 
@@ -149,7 +149,7 @@ def test_many_routes_are_told_apart() -> None:
     assert packer.pack(routes, buffer, table, 0, 1, 0, 0) == (5000, packing.DONE)
     message = packer.take(0, 0, 0, 0, 1)
     assert message is not None
-    assert codec.first_queue_ids(codec.read_publish(message).records) == list(range(5000))
+    assert codec.read_publish(message).queue_ids == list(range(5000))
 
 
 def test_one_decided_message_is_a_run_of_its_own() -> None:
