@@ -378,7 +378,8 @@ class Server:
             self._begin_reclaim(now)
         if 0 < taken <= FEW_MESSAGES and self._syncer.usual_s < QUICK_SYNC_S:
             self._send_all(self.shard.turn_end(now))
-            if self._sync_here():
+            if self.shard.wants_sync:
+                self._sync_here()
                 self._send_all(self.shard.turn_end(now))
         else:
             self._begin_sync()
@@ -388,9 +389,15 @@ class Server:
         """The descriptor of the inbox tells of changes only: what is there already does not wake it. An inbox that was
         found empty stays so until the descriptor speaks."""
         wait_ms = self._wait_ms()
-        if wait_ms and (self._inbox_speaks() or not all(lane.sleep() for lane in self._heard.values())):
+        if wait_ms and ((self._inbox_told and self._inbox_speaks()) or not self._lanes_sleep()):
             wait_ms = 0
         return self._poll.poll(wait_ms)
+
+    def _lanes_sleep(self) -> bool:
+        for lane in self._heard.values():  # no generator: this is each turn's
+            if not lane.sleep():
+                return False
+        return True
 
     def _inbox_speaks(self) -> bool:
         if self._inbox_told:
@@ -419,27 +426,28 @@ class Server:
                 self._accept_lanes()
 
     def _wait_ms(self) -> int:
-        if self.shard.has_work:
+        shard, at = self.shard, self._next_tick
+        if shard.has_work:
             return 0
-        now = _now()
-        due = self.shard.next_due()
-        at = min(self._next_tick, self.shard.upkeep.due)
-        at = at if due is None else min(due, at)
-        return max(0, min(at - now, TICK_MS))
+        if shard.upkeep.due < at:
+            at = shard.upkeep.due
+        due = shard.next_due()
+        if due is not None and due < at:
+            at = due
+        left_ms = at - _now()
+        return 0 if left_ms < 0 else left_ms if left_ms < TICK_MS else TICK_MS
 
     def _receive(self, now: int, most: int = RECEIVE_BURST) -> int:
         """How many messages were taken in."""
         taken = 0
-        for lane in list(self._heard.values()):
+        for lane in self._heard.values():
             taken += self._receive_near(lane, now, most)
-        inbox = self._inbox
+        far = 0
         # Cheaper to ask than to be told by an exception.
-        for _ in range(most):
-            if not self._inbox_speaks():
-                break
-            self._receive_far(inbox.recv(AT_ONCE), now)
-            taken += 1
-        return taken
+        while self._inbox_told and far < most and self._inbox_speaks():
+            self._receive_far(self._inbox.recv(AT_ONCE), now)
+            far += 1
+        return taken + far
 
     def _receive_far(self, message: bytes, now: int) -> None:
         """Through ZeroMQ: behind what came through the ring."""
@@ -573,16 +581,12 @@ class Server:
             self._syncing = True
             self._syncer.start(sync)
 
-    def _sync_here(self) -> bool:
-        """With one batch at hand and a quick disk the two wake-ups of the thread take longer than the sync itself.
-        Whether one was wanted, so that there may be confirms now."""
-        if not self.shard.wants_sync:
-            return False
+    def _sync_here(self) -> None:
+        """With one batch at hand and a quick disk the two wake-ups of the thread take longer than the sync itself."""
         sync = self.shard.begin_sync()
         if sync is not None:
             self._syncer.run(sync)
             self.shard.sync_ended()
-        return True
 
     def _end_sync(self) -> None:
         os.eventfd_read(self._syncer.fd)

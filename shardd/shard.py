@@ -745,6 +745,8 @@ class Shard:
     def next_due(self) -> int | None:
         """When the next turn must be, at the latest."""
         due = self._timers[0][0] if self._timers else None
+        if self.dead_letters.idle:
+            return due
         retry = None if self.alarm else self.dead_letters.next_due()
         return due if retry is None else retry if due is None else min(due, retry)
 
