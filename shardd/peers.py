@@ -84,7 +84,8 @@ class Peer:
     def took(self, count: int) -> None:
         """Bytes of publishes."""
         self.taken += count
-        self.has_news = self.has_news or self.taken >= PUBLISH_CREDIT_BYTES
+        if self.taken >= PUBLISH_CREDIT_BYTES:
+            self.has_news = True
 
     def confirm(self, syncs_ended: int) -> None:
         """Batches in their order, as far as their syncs have ended."""

@@ -389,15 +389,13 @@ class Server:
         """The descriptor of the inbox tells of changes only: what is there already does not wake it. An inbox that was
         found empty stays so until the descriptor speaks."""
         wait_ms = self._wait_ms()
-        if wait_ms and ((self._inbox_told and self._inbox_speaks()) or not self._lanes_sleep()):
+        if wait_ms and self._inbox_told and self._inbox_speaks():
             wait_ms = 0
-        return self._poll.poll(wait_ms)
-
-    def _lanes_sleep(self) -> bool:
-        for lane in self._heard.values():  # no generator: this is each turn's
+        for lane in self._heard.values() if wait_ms else ():
             if not lane.sleep():
-                return False
-        return True
+                wait_ms = 0
+                break
+        return self._poll.poll(wait_ms)
 
     def _inbox_speaks(self) -> bool:
         if self._inbox_told:

@@ -228,26 +228,25 @@ class Shard:
         peer.took(size)
         self.batch_messages.add(publish.messages)
         self.batch_bytes.add(size)
+        in_sequence, records = publish.in_sequence, publish.records
         ids = publish.queue_ids
-        known = [*filter(None, map(self.queues.get, ids))]
+        known = self.queues.named(ids)
         held = peer.hold(publish.batch) if publish.wanted else None
         if not known:
             return  # all its queues were deleted meanwhile
         store: Store = known[0].store  # type: ignore[assignment] # queues were made with a Store of ours
         streams = self.streams.among(known) if self.streams.queues else ()
         stored = len(streams) < len(known)
-        screened = self._screen(store, publish.records, known) if publish.in_sequence and stored else None
-        records = publish.records if screened is None else screened.records
+        screened = self._screen(store, records, known) if in_sequence and stored else None
         arrivals: Sequence[Arrival] = ()
         refused: set[int] = set()
         try:
             if streams:
-                refused = self.streams.append(
-                    streams, publish.records, alone=len(ids) == 1, in_sequence=publish.in_sequence
-                )
+                refused = self.streams.append(streams, records, alone=len(ids) == 1, in_sequence=in_sequence)
             if stored:
                 indexes = known[0].may_refuse if len(known) == 1 else any(map(_may_refuse, known))
-                arrivals = store.append(records, indexes=indexes, in_sequence=publish.in_sequence)
+                kept = records if screened is None else screened.records
+                arrivals = store.append(kept, indexes=indexes, in_sequence=in_sequence)
                 self._dirty_stores.add(store)
         except self._no_room:
             if screened is not None:

@@ -170,12 +170,13 @@ class Queue:
 
     def publish(self, arrival: Arrival, now: int) -> list[int] | None:
         """Take the messages in; ordinals within the batch of those refused, if some were."""
-        count = len(arrival.entries)
+        entries = arrival.entries
+        count = len(entries)
         self.counters.published += count
         if arrival.marks != self.marks:
             self._mark_as(arrival.marks)
         if self._is_plain and arrival.facts is None and not self._facts:
-            self._levels[0].push_many(arrival.entries)
+            self._levels[0].push_many(entries)
             self.ready_count += count
             self.ready_bytes += arrival.body_bytes
             return None
@@ -349,7 +350,10 @@ class Queue:
         if self._is_bounded:
             self.enforce()
             self.expire(now)  # behind what was dropped
-        self._settle_grants(outlet)
+        for consumer in self.consumers.all:
+            if consumer.limited or consumer.lent:
+                self._settle_grants(outlet)
+                break
         return False
 
     def _deal_to_one(self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet, now: int) -> int:
@@ -442,6 +446,9 @@ class Queue:
 
     def _read(self, entries: array[int], room: int) -> list[tuple[array[int], array[int], bytes]]:
         """As many as fit, at least one, in pieces that are all redelivered or all not: (entries, sizes, blob)."""
+        if len(entries) == 1:
+            blob, sizes = self.store.read(entries, max(room, 1))
+            return [(entries, sizes, blob)]
         pieces: list[tuple[array[int], array[int], bytes]] = []
         at = 0
         while at < len(entries) and (room > 0 or not at):

@@ -54,6 +54,17 @@ class Roster:
             )
         return queue
 
+    def named(self, ids: Iterable[int]) -> list[Queue]:
+        """Those of them that there are."""
+        found = []
+        for id in ids:
+            queue = self._used.get(id)
+            if queue is None:
+                queue = self.get(id)
+            if queue is not None:
+                found.append(queue)
+        return found
+
     def put(self, id: int, kind: Kind, now: int) -> Queue | None:
         """A new queue, or other limits for one that is there. The queue, if it is more than its kind."""
         queue = self._used.get(id)

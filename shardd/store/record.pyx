@@ -402,6 +402,7 @@ cdef class Batch:
         cdef Slot *slots = <Slot*>self.slots.data
         cdef size_t i
         cdef array.array entries, ordinals
+        cdef Arrival arrival
         cdef list arrivals = []
         for i in range(self.slots.used // sizeof(Slot)):
             entries = array.clone(_Q, slots[i].count, False)
@@ -410,7 +411,13 @@ cdef class Batch:
             if indexes:
                 ordinals = array.clone(_I, slots[i].count, False)
                 slots[i].indexes = <uint32_t*>ordinals.data.as_uints
-            arrivals.append(Arrival(slots[i].queue_id, entries, slots[i].body_bytes, None, ordinals, None, slots[i].marks))
+            arrival = Arrival.__new__(Arrival)
+            arrival.queue_id = slots[i].queue_id
+            arrival.entries = entries
+            arrival.body_bytes = slots[i].body_bytes
+            arrival.indexes = ordinals
+            arrival.marks = slots[i].marks
+            arrivals.append(arrival)
         return arrivals
 
     cdef void _index(self, Seen *seen, uint64_t base, bint indexes) noexcept:
@@ -507,7 +514,7 @@ def segment_runs(array.array entries) -> list:
     cdef const uint64_t *entry = <const uint64_t*>entries.data.as_ulonglongs
     cdef Py_ssize_t i, start = 0, count = len(entries)
     cdef list runs = []
-    if entries.typecode != "Q":
+    if entries.ob_descr.typecode != c"Q":
         raise TypeError("entries must be array('Q')")
     for i in range(1, count):
         if entry[i] >> 32 != entry[start] >> 32:

@@ -396,8 +396,14 @@ class SegmentStore:
         at least one. After Corrupt close the store: the next recovery reads every record and leaves out what is bad."""
         if self._state != "open":
             raise Closed("the store is not open")
+        runs = segment_runs(entries)
+        if len(runs) == 1:
+            ((number, start, stop),) = runs
+            segment = self._segments[number]
+            if segment.buffer is not None and segment.moves is None:
+                return copy_out(segment.buffer, 0, segment.used, entries, start, stop, bytes_max, True)
         try:
-            return self._read(entries, bytes_max)
+            return self._read(runs, entries, bytes_max)
         except Corrupt:
             self._distrust()
             raise
@@ -409,13 +415,7 @@ class SegmentStore:
             if segment.has_index:
                 self._quietly(self._reclaimer.drop_index, segment)
 
-    def _read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
-        runs = segment_runs(entries)
-        if len(runs) == 1:
-            ((number, start, stop),) = runs
-            segment = self._segments[number]
-            if segment.buffer is not None and segment.moves is None:
-                return copy_out(segment.buffer, 0, segment.used, entries, start, stop, bytes_max, True)
+    def _read(self, runs: list[tuple[int, int, int]], entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
         blobs: list[bytes] = []
         sizes: array[int] = array("I")
         for number, start, stop in runs:
