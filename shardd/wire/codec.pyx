@@ -198,23 +198,30 @@ cdef class DeliveryWriter:
         return out
 
 
-def read_deliveries(const unsigned char[::1] message not None):
+def read_deliveries(message not None):
     """[(connection, channel, consumer, first number, redelivered, count, blob, times, hides)]; blobs look into the message."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+    try:
+        return deliveries(<const uint8_t *> view.buf, view.len, memoryview(message))
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef list deliveries(const uint8_t *message, size_t end, object view):
     cdef const uint8_t *p
     cdef size_t at = 24
-    cdef size_t end = message.shape[0]
     cdef uint32_t sections, i, connection, consumer, count, size
     cdef uint16_t channel, flags
     cdef uint64_t number
     cdef list found = []
     if end < 24:
         raise ValueError("short DELIVER")
-    view = memoryview(message)
-    memcpy(&sections, &message[16], 4)
+    memcpy(&sections, message + 16, 4)
     for i in range(sections):
         if at + SECTION > end:
             raise ValueError("DELIVER of another length than it says")
-        p = &message[at]
+        p = message + at
         memcpy(&connection, p, 4)
         memcpy(&consumer, p + 4, 4)
         memcpy(&channel, p + 8, 2)
