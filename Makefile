@@ -36,8 +36,9 @@ $(VENV)/.dev: $(VENV)/.run
 run: $(VENV)/.run
 	@exec $(BIN)/shardctl start --data-dir ./data
 
+# Most tests wait for a broker: two at a time, each file in one piece.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-asan: $(VENV)/.dev
 	.ci/asan $(BIN)/python
