@@ -8,9 +8,10 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,13 @@ from supervisor.supervisor import Supervisor
 
 FAKE = "tests.supervisor.fake_child"
 POLL_S = 0.005  # status.json is a file: nothing tells of its change
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Short, for there are sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="shardmq-") as directory:
+        yield Path(directory)
 
 
 def settings_for(tmp_path: Path, reader: bool = False, **supervision: Any) -> Settings:
