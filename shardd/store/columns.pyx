@@ -12,9 +12,10 @@ nothing of files, and nothing of Arrow but how its arrays lie in memory:
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
+from shardd.grown cimport Grown, reserve
 from shardd.store.chunk_shape cimport CUT_OFF, SHARED_BYTES, chunk_bytes
 from shardd.store.layout cimport RECORD_HEADER, message_bytes, u16, u32, u64
 
@@ -63,12 +64,6 @@ cdef uint64_t NOTHING = 0
 cdef uint64_t SECONDS_MAX = 9223372036854
 
 
-cdef struct Grown:
-    uint8_t *data
-    size_t used
-    size_t room
-
-
 cdef struct Text:
     Grown ends
     Grown data
@@ -88,22 +83,6 @@ cdef struct Word:
     int kind
     const uint8_t *at
     size_t size
-
-
-cdef int reserve(Grown *grown, size_t more) except -1 nogil:
-    cdef size_t room = grown.room * 2
-    cdef uint8_t *moved
-    if grown.used + more <= grown.room:
-        return 0
-    if room < grown.used + more:
-        room = grown.used + more + 64
-    moved = <uint8_t*>realloc(grown.data, room)
-    if moved == NULL:
-        with gil:
-            raise MemoryError
-    grown.data = moved
-    grown.room = room
-    return 0
 
 
 cdef int push32(Grown *grown, int32_t value) except -1 nogil:
