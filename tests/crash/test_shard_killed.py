@@ -42,6 +42,8 @@ async def test_no_publish_stays_without_an_answer(broker: RealBroker, name: str)
         publishing = [Publishing(channel, queue, 20) for queue in queues]
         for shard in range(SHARDS):
             await asyncio.sleep(0.3)
+            os.kill(broker.pid("shard", shard), signal.SIGSTOP)
+            await wait_for(lambda: any(each.is_stuck() for each in publishing), "a shard that has messages unread")
             await kill_and_wait(broker, shard)
         await asyncio.sleep(0.3)
         for each in publishing:

@@ -17,6 +17,8 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 
 from tests.support.real_broker import RealBroker
 
+STUCK_S = 0.3
+
 
 class Publishing:
     """Numbers as bodies. `at_once` publishes are always on their way; each is answered; the slowest is kept."""
@@ -25,6 +27,7 @@ class Publishing:
         self.confirmed: list[bytes] = []
         self.nacked = 0
         self.slowest_s = 0.0
+        self._answered_at = time.monotonic()
         self._exchange, self._queue = channel.default_exchange, queue
         self._padding = b":" + b"x" * padding
         self._going = True
@@ -43,7 +46,12 @@ class Publishing:
                 self.nacked += 1
             else:
                 self.confirmed.append(body)
-            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+            self._answered_at = time.monotonic()
+            self.slowest_s = max(self.slowest_s, self._answered_at - began)
+
+    def is_stuck(self) -> bool:
+        """Nothing was answered for a while: all publishes are on their way."""
+        return time.monotonic() - self._answered_at > STUCK_S
 
     def stop(self) -> None:
         """No more; what is on its way may end as it will."""

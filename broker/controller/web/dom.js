@@ -48,7 +48,10 @@ export function fill(element, ...children) {
 export function update(element, ...children) {
   const wanted = document.createElement("div");
   add(wanted, children);
+  const focused = document.activeElement;
   bringUp(element, [...wanted.childNodes]);
+  // What is moved among its neighbours loses the focus, and a keyboard would begin again at the top of the page.
+  if (focused !== document.activeElement && element.contains(focused)) focused.focus({ preventScroll: true });
 }
 
 function bringUp(element, wanted) {
