@@ -149,7 +149,7 @@ class Shard:
         self.queues = Roster()
         self.streams = Streams(home)
         self.peers: dict[int, Peer] = {}
-        self._senders: dict[bytes, Peer] = {}  # the same, by how their messages begin
+        self._senders: dict[envelope.Message, Peer] = {}  # the same, by how their messages begin
         self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
         self.dead_letters = DeadLetters()
         self.alarm = ""
@@ -172,7 +172,7 @@ class Shard:
         self._syncs_begun = self._syncs_ended = 0
         self._sync_wanted = False
         self._now = 0
-        self._kinds: dict[int, Callable[[Peer, bytes, int], None]] = {
+        self._kinds: dict[int, Callable[[Peer, envelope.Message, int], None]] = {
             m.PUBLISH: self._on_publish,
             m.SETTLE: self._on_settle,
             m.CREDIT: self._on_credit,
@@ -208,8 +208,8 @@ class Shard:
 
     # -- in --------------------------------------------------------------------------------------------
 
-    def receive(self, message: bytes, now: int) -> None:
-        """Of a known process and of this epoch, or a Join; everything else is stale."""
+    def receive(self, message: envelope.Message, now: int) -> None:
+        """Of a known process and of this epoch, or a Join; everything else is stale. Nothing of the message is kept."""
         self._now = now
         peer = self._senders.get(message[1 : m.HEADER_BYTES])
         if peer is not None:
@@ -222,7 +222,7 @@ class Shard:
         elif head.kind == m.CONTROL and isinstance(join := envelope.read_control(message), m.Join):
             self._on_join(head, join.endpoint, now)
 
-    def _on_publish(self, peer: Peer, message: bytes, now: int) -> None:
+    def _on_publish(self, peer: Peer, message: envelope.Message, now: int) -> None:
         publish = codec.read_publish(message)
         size = len(message)
         peer.took(size)
@@ -299,7 +299,7 @@ class Shard:
             while queue.deliver(now, self, QUEUE_PASS_BYTES):
                 pass
 
-    def _on_settle(self, peer: Peer, message: bytes, now: int) -> None:
+    def _on_settle(self, peer: Peer, message: envelope.Message, now: int) -> None:
         for number, kind, first, last in envelope.read_settles(message):
             holder = peer.holders.get(number)
             if isinstance(holder, Consumer):
@@ -326,7 +326,7 @@ class Shard:
             peer.holders.pop(consumer.number, None)
             peer.forget_window(consumer.connection)
 
-    def _on_credit(self, peer: Peer, message: bytes, now: int) -> None:
+    def _on_credit(self, peer: Peer, message: envelope.Message, now: int) -> None:
         for connection, count in envelope.read_credit(message):
             window = peer.windows.get(connection)
             if window is None:
@@ -335,7 +335,7 @@ class Shard:
             for queue in window.unblocked():
                 self._dirty[queue] = None
 
-    def _on_control(self, peer: Peer, message: bytes, now: int) -> None:
+    def _on_control(self, peer: Peer, message: envelope.Message, now: int) -> None:
         what = envelope.read_control(message)
         handler = self._controls.get(type(what))
         if handler is not None:

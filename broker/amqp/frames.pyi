@@ -43,6 +43,15 @@ def deliveries(
     redelivered: bool,
     frame_bytes_max: int,
 ) -> bytes: ...
+def delivery_parts(
+    blob: _Bytes,
+    count: int,
+    channel: int,
+    consumer_tag: bytes,
+    first_tag: int,
+    redelivered: bool,
+    frame_bytes_max: int,
+) -> list[bytes | memoryview]: ...
 def get_ok(
     message: _Bytes, channel: int, tag: int, redelivered: bool, remaining: int, frame_bytes_max: int
 ) -> bytes: ...

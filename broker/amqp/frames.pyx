@@ -49,6 +49,7 @@ cdef enum:
     NO_TTL = 0xffffffff
     ROWS_MAX = 2048         # of one event: 96 KiB of rows, which stay in the cache
     RANGES_MAX = 4096       # of one Settles event
+    HEAD_BYTES_MAX = 1024   # between two bodies: an end, a deliver with three names of 255 bytes, the head of a header
     WHOLE_BYTES_MAX = 65536 # a publish not larger is waited for in one piece; of a larger one each frame is taken as it comes
 
 cdef struct Row:
@@ -491,6 +492,18 @@ cdef inline uint32_t body_part_max(uint32_t frame_bytes_max) except 0:
         raise ValueError("a frame is larger than that")
     return frame_bytes_max - 8
 
+cdef inline uint8_t *put_deliver(uint8_t *p, uint32_t channel, const uint8_t *ctag, size_t ctag_len, uint64_t tag,
+                                 bint redelivered, const uint8_t *names, size_t names_len) noexcept nogil:
+    """The frame of a basic.deliver: 7 + 14 + 1 bytes, the tag and the names."""
+    p = put_frame_head(p, 1, channel, <uint32_t>(4 + 1 + ctag_len + 9 + names_len))
+    p = put32(p, 60 << 16 | 60)
+    p[0] = <uint8_t>ctag_len
+    p = put64(put(p + 1, ctag, ctag_len), tag)
+    p[0] = redelivered
+    p = put(p + 1, names, names_len)
+    p[0] = 0xCE
+    return p + 1
+
 def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channel, bytes consumer_tag not None,
                uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
     """basic.deliver with its content for each of `count` stored messages, tags from `first_tag` on."""
@@ -516,17 +529,47 @@ def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channe
     with nogil:
         for i in range(count):
             read_message(at, left, &s)
-            p = put_frame_head(p, 1, channel, <uint32_t>(4 + 1 + ctag_len + 9 + s.names_len))
-            p = put32(p, 60 << 16 | 60)
-            p[0] = <uint8_t>ctag_len
-            p = put64(put(p + 1, ctag, ctag_len), first_tag + i)
-            p[0] = redelivered
-            p = put(p + 1, s.names, s.names_len)
-            p[0] = 0xCE
-            p = put_content(p + 1, channel, s.props, s.props_len, s.body, s.body_len, part_max)
+            p = put_deliver(p, channel, ctag, ctag_len, first_tag + i, redelivered, s.names, s.names_len)
+            p = put_content(p, channel, s.props, s.props_len, s.body, s.body_len, part_max)
             at += s.size
             left -= s.size
     return out
+
+def delivery_parts(blob not None, uint32_t count, uint16_t channel, bytes consumer_tag not None,
+                   uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
+    """What deliveries() gives, in parts whose bodies are views into `blob`: for large ones, which are not to be copied."""
+    cdef const uint8_t[::1] bytes_of = blob
+    cdef uint32_t part_max = body_part_max(frame_bytes_max), part, i
+    cdef size_t ctag_len = len(consumer_tag), at = 0, left = bytes_of.shape[0], body, end
+    cdef const uint8_t *start = &bytes_of[0] if left else NULL
+    cdef uint8_t head[HEAD_BYTES_MAX]
+    cdef uint8_t *p = head
+    cdef Stored s
+    cdef list found = []
+    view = memoryview(blob)
+    if ctag_len > 255:
+        raise ValueError("a consumer tag has at most 255 bytes")
+    for i in range(count):
+        if read_message(start + at, left - at, &s) < 0:
+            raise ValueError("no whole stored message")
+        p = put_deliver(p, channel, <const uint8_t *>PyBytes_AS_STRING(consumer_tag), ctag_len, first_tag + i, redelivered, s.names, s.names_len)
+        p = put_frame_head(p, 2, channel, s.props_len + 12)
+        p = put64(put32(p, 60 << 16), s.body_len)
+        body = at + s.size - s.body_len
+        end = at + s.size
+        found.append(PyBytes_FromStringAndSize(<char *>head, p - head) + s.props[:s.props_len])
+        head[0] = 0xCE
+        p = head + 1
+        while body < end:
+            part = <uint32_t>min(end - body, part_max)
+            p = put_frame_head(p, 3, channel, part)
+            found.append(PyBytes_FromStringAndSize(<char *>head, p - head))
+            found.append(view[body:body + part])
+            p = head + 1
+            body += part
+        at = end
+    found.append(PyBytes_FromStringAndSize(<char *>head, p - head))
+    return found
 
 def get_ok(const uint8_t[::1] message not None, uint16_t channel, uint64_t tag, bint redelivered, uint32_t remaining,
            uint32_t frame_bytes_max):

@@ -19,6 +19,7 @@ Of an exchange that spreads its messages over queues those of each queue are put
 table that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in frames.pyx).
 """
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -52,6 +53,8 @@ cdef enum:
     RECORD_HEADER = 28
     # A run longer than this is closed, so that one record never grows far beyond a socket read.
     RUN_BYTES_MAX = 1 << 20
+    # Records of at least this much are not copied into their PUBLISH, but handed over with the memory they are in.
+    LARGE_BYTES = 32 << 10
     # Routes remembered; past it the memory is emptied and learnt anew.
     ROUTES_MAX = 1 << 16
     # Exchanges remembered that choose one queue for each key.
@@ -516,6 +519,33 @@ cdef class Routes:
         return 0
 
 
+cdef class Records:
+    """The memory of a writer whose records were taken; read-only."""
+
+    cdef uint8_t *_data
+    cdef Py_ssize_t _used
+
+    def __dealloc__(self):
+        free(self._data)
+
+    def __len__(self):
+        return self._used
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self._data, self._used, 1, flags)
+
+
+cdef Records handed_over(Bytes *records):
+    """What follows gets memory of the same size: it comes back from where this one goes soon."""
+    cdef Records taken = Records.__new__(Records)
+    taken._data = records.data
+    taken._used = records.used
+    records.data = <uint8_t *> malloc(records.room)
+    if records.data == NULL:
+        records.room = 0
+    return taken
+
+
 cdef class Packer:
     """The publishes of one front door on their way to its shards: a writer per shard and the routes learnt.
 
@@ -767,6 +797,11 @@ cdef class Packer:
     def take(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch, bint wanted=True):
         """The PUBLISH message of what was packed for `shard`, or None; the writer is empty again. `wanted`: somebody waits for its
         confirm; nothing needs to be synced for nobody."""
+        message = self.take_parts(shard, peer, incarnation, epoch, batch, wanted)
+        return b"".join(message) if type(message) is list else message
+
+    def take_parts(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch, bint wanted=True):
+        """As take(), in parts when the records are large."""
         cdef Writer *w = &self.writers[shard]
         cdef size_t total
         cdef uint8_t *p
@@ -774,7 +809,8 @@ cdef class Packer:
         if not w.messages:
             return None
         close_record(w)
-        total = PUBLISH_HEADER + w.runs.used + w.records.used
+        cdef bint large = w.records.used >= LARGE_BYTES
+        total = PUBLISH_HEADER + w.runs.used + (0 if large else w.records.used)
         cdef bytes out = PyBytes_FromStringAndSize(NULL, total)
         p = <uint8_t *> PyBytes_AS_STRING(out)
         write_header(p, KIND_PUBLISH, peer, incarnation, epoch, shard)
@@ -786,9 +822,11 @@ cdef class Packer:
         n32 = ((2 | w.needs_sync) if wanted else 0) | w.in_sequence << 2
         memcpy(p + 36, &n32, 4)
         memcpy(p + PUBLISH_HEADER, w.runs.data, w.runs.used)
-        memcpy(p + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
+        if not large:
+            memcpy(p + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
+        cdef object records = handed_over(&w.records) if large else None
         self.clear(w)
-        return out
+        return [out, records] if large else out
 
     def drop(self, int shard):
         """Forget what waits for `shard`."""

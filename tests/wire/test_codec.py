@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shardd.wire import codec, envelope
 from shardd.wire import messages as wire
 from shardd.wire import packer as packing
+from shardd.wire.lane import joined
 from tests.reference import wire as reference
 
 SHARDS = 3
@@ -165,6 +166,9 @@ def test_one_decided_message_is_a_run_of_its_own() -> None:
     assert codec.run_of(sent, 0) == (9, 3, 21)
 
 
+# From here on messages are left where they are.
+LARGE = 32 << 10
+
 sections = st.lists(
     st.tuples(
         st.integers(0, 2**32 - 1),
@@ -173,7 +177,7 @@ sections = st.lists(
         st.integers(0, 2**64 - 1),
         st.booleans(),
         st.integers(0, 2**32 - 1),
-        st.binary(max_size=50),
+        st.one_of(st.binary(max_size=50), st.integers(LARGE, LARGE + 9).map(bytes)),
         st.integers(0, 2**14 - 1),
         st.booleans(),
     ),
@@ -186,13 +190,34 @@ def test_deliveries_come_out_as_they_went_in(given_sections: list[Any]) -> None:
     writer = codec.DeliveryWriter(1, 2, 3, 4)
     for section in given_sections:
         writer.add(*section)
+    size = writer.size
     message = writer.take()
+    assert size == len(message or b"")
     if message is None:
         assert not given_sections
         return
     assert envelope.read(message) == (wire.DELIVER, 1, 2, 3, 4)
     assert [(*one[:6], bytes(one[6]), *one[7:]) for one in codec.read_deliveries(message)] == given_sections
     assert writer.take() is None
+
+
+def test_large_deliveries_and_publishes_are_not_copied() -> None:
+    writer = codec.DeliveryWriter(1, 2, 3, 4)
+    small, large = b"s" * 9, b"l" * LARGE
+    for blob in (small, large, small):
+        writer.add(1, 1, 1, 1, False, 1, blob)
+    parts = writer.take_parts()
+    assert isinstance(parts, list) and sum(part is large for part in parts) == 1
+    packer = packing.Packer(1)
+    taken = []
+    for body in (b"1", b"2"):
+        message = reference.stored(plain(frames=(body * 4 * LARGE,)))
+        packer.add_stored(0, [1], message, 9, 3, 21, 99, 1000, 7, True, True)
+        taken.append((packer.take_parts(0, 0, 0, 0, 1), message))
+    for parts, message in taken:  # what was packed later is not where the first is
+        assert isinstance(parts, list)
+        ((*_, found),) = [one[:6] for one in reference.records_of(bytes(codec.read_publish(joined(parts)).records))]
+        assert found == [message]
 
 
 @given(st.binary(max_size=200))
