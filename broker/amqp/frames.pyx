@@ -11,6 +11,7 @@ mistake in it or puts an interleaved or large publish together. So every check h
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
+from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 
 # Why scan() stopped.
@@ -363,6 +364,10 @@ def scan(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[
             count += 1
             why = C_FULL
     return at, PyBytes_FromStringAndSize(<char *>rows, count * sizeof(Row)), count, why, needed
+
+def room(size_t size):
+    """A bytearray that is to be filled: what is in it is whatever was there."""
+    return PyByteArray_FromStringAndSize(NULL, size)
 
 def facts(const uint8_t[::1] props not None):
     """(ttl_ms, delivery_mode, priority, flags) of a property list, as in a row."""

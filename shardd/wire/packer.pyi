@@ -36,6 +36,7 @@ class Packer:
         connection: int,
         first_seq: int,
         now_ms: int,
+        lasting: bool = False,
     ) -> tuple[int, int]: ...
     def add_stored(
         self,

@@ -166,6 +166,7 @@ cdef struct Writer:  # the next PUBLISH of one shard
     uint64_t next_seq
     uint32_t count  # in the record
     uint32_t counted  # of these, in runs that are complete
+    size_t elsewhere  # bytes of large bodies that belong between the records and are not copied
 
 cdef inline uint32_t be32(const uint8_t *p) noexcept nogil:
     return (<uint32_t> p[0] << 24) | (<uint32_t> p[1] << 16) | (<uint32_t> p[2] << 8) | p[3]
@@ -229,7 +230,7 @@ cdef inline void end_run(Writer *w) noexcept nogil:
 cdef int begin_run(Writer *w, uint32_t connection, uint16_t channel, uint64_t seq) noexcept nogil:
     """Into the open record: its messages may be numbered with gaps, each run without."""
     cdef uint8_t *p
-    cdef uint32_t at = <uint32_t> w.record_at
+    cdef uint32_t at = <uint32_t> (w.record_at + w.elsewhere)
     if reserve(&w.runs, RUN):
         return -1
     w.run_at = w.runs.used
@@ -274,6 +275,38 @@ cdef int open_record(Writer *w, Target *target, Row *row, uint32_t connection, u
     w.count = 0
     w.counted = 0
     w.is_open = 1
+    return 0
+
+cdef int put_head(Writer *w, const uint8_t *buf, Row *row, size_t *zeros) noexcept nogil:
+    """The row's publish without its body, which is large and ends the record; then `zeros` bytes of it behind that."""
+    cdef uint32_t line = row.line_len - 1
+    cdef uint32_t n32 = <uint32_t> row.body_len
+    cdef uint8_t *p
+    if reserve(&w.records, 24 + line + row.props_len):
+        return -1
+    p = w.records.data + w.records.used
+    memcpy(p, &n32, 4)
+    memcpy(p + 4, &row.props_len, 4)
+    memcpy(p + 8, buf + row.line_off, line)
+    memcpy(p + 8 + line, buf + row.props_off, row.props_len)
+    w.records.used += 8 + line + row.props_len
+    w.count += 1
+    w.messages += 1
+    p = w.records.data + w.record_at
+    n32 = <uint32_t> (w.records.used - w.record_at + row.body_len)
+    zeros[0] = -n32 & 7
+    n32 += <uint32_t> zeros[0]
+    memcpy(p, &n32, 4)
+    memcpy(p + 20, &w.count, 4)
+    memset(w.records.data + w.records.used, 0, zeros[0])
+    n32 = c_crc32c(0, p + 8, w.records.used - w.record_at - 8)
+    n32 = c_crc32c(n32, buf + row.body_off + 7, row.body_len)
+    n32 = c_crc32c(n32, w.records.data + w.records.used, zeros[0])
+    memcpy(p + 4, &n32, 4)
+    end_run(w)
+    w.is_open = 0
+    w.records.used += zeros[0]
+    w.elsewhere += row.body_len
     return 0
 
 cdef int put(Writer *w, const uint8_t *buf, Row *row) noexcept nogil:
@@ -558,6 +591,9 @@ cdef class Packer:
     cdef readonly bint in_sequence
     cdef uint32_t *following  # by row of the table that is packed, the next one of its group
     cdef size_t following_room
+    cdef object lasting  # what is packed lies in this and may be left there, None: it may not
+    cdef bint may_leave
+    cdef list larges  # of each shard, bodies that were left: (records before it, view), ...
 
     def __cinit__(self, int shards):
         if not 0 < shards <= 64:
@@ -566,6 +602,7 @@ cdef class Packer:
         self.writers = <Writer *> calloc(shards, sizeof(Writer))
         if self.writers == NULL:
             raise MemoryError()
+        self.larges = [[] for _ in range(shards)]
 
     def __dealloc__(self):
         cdef int i
@@ -578,11 +615,12 @@ cdef class Packer:
 
     def pack(self, Routes routes not None, const unsigned char[::1] buffer not None,
              const unsigned char[::1] table not None, size_t start, uint32_t connection, uint64_t first_seq,
-             uint64_t now_ms):
+             uint64_t now_ms, bint lasting=False):
         """Pack publishes of one channel from row `start` on. Returns (next row, why it stopped). `in_sequence` tells
         whether one of them was.
 
-        `first_seq` is the confirm number of the first message, 0 when the channel takes no confirms.
+        `first_seq` is the confirm number of the first message, 0 when the channel takes no confirms. `lasting`: nobody
+        changes the bytes of `buffer` any more; a large body is left there until take().
         """
         cdef size_t rows = table.shape[0] // sizeof(Row)
         cdef size_t at
@@ -597,8 +635,11 @@ cdef class Packer:
             if self.following == NULL:
                 raise MemoryError("publish batch")
             self.following_room = rows
+        self.may_leave = lasting
+        self.lasting = memoryview(buffer) if lasting else None
         with nogil:
             why = self._pack(routes, &buffer[0], <Row *> &table[0], rows, start, connection, first_seq, now_ms, &at)
+        self.lasting = None
         if why < 0:
             raise MemoryError("publish batch")
         return at, why
@@ -722,12 +763,24 @@ cdef class Packer:
                 end_run(w)
                 if begin_run(w, connection, channel, seq):
                     return -1
-            if put(w, buf, row):
+            if row.body_len >= LARGE_BYTES and self.may_leave and row.body_frames == 1:
+                if self.leave(target.shard, w, buf, row):
+                    return -1
+            elif put(w, buf, row):
                 return -1
             if seq:
                 w.next_seq = seq + 1
             if flags & PERSISTENT and route.durable:
                 w.needs_sync = 1
+        return 0
+
+    cdef int leave(self, int shard, Writer *w, const uint8_t *buf, Row *row) noexcept nogil:
+        """As put(), but for the body, which comes between what the records have before it and its zeros."""
+        cdef size_t body = row.body_off + 7, zeros
+        if put_head(w, buf, row, &zeros):
+            return -1
+        with gil:
+            self.larges[shard].append((w.records.used - zeros, self.lasting[body:body + row.body_len]))
         return 0
 
     def add_stored(self, int shard, list ids not None, const unsigned char[::1] message not None,
@@ -788,7 +841,7 @@ cdef class Packer:
 
     def pending(self, int shard):
         """Bytes of records that wait for take()."""
-        return self.writers[shard].records.used
+        return self.writers[shard].records.used + self.writers[shard].elsewhere
 
     def messages(self, int shard):
         """Messages that wait for take()."""
@@ -809,14 +862,14 @@ cdef class Packer:
         if not w.messages:
             return None
         close_record(w)
-        cdef bint large = w.records.used >= LARGE_BYTES
+        cdef bint large = w.records.used + w.elsewhere >= LARGE_BYTES
         total = PUBLISH_HEADER + w.runs.used + (0 if large else w.records.used)
         cdef bytes out = PyBytes_FromStringAndSize(NULL, total)
         p = <uint8_t *> PyBytes_AS_STRING(out)
         write_header(p, KIND_PUBLISH, peer, incarnation, epoch, shard)
         memcpy(p + 16, &batch, 8)
         memcpy(p + 24, &w.run_count, 4)
-        n32 = <uint32_t> w.records.used
+        n32 = <uint32_t> (w.records.used + w.elsewhere)
         memcpy(p + 28, &n32, 4)
         memcpy(p + 32, &w.messages, 4)
         n32 = ((2 | w.needs_sync) if wanted else 0) | w.in_sequence << 2
@@ -824,13 +877,29 @@ cdef class Packer:
         memcpy(p + PUBLISH_HEADER, w.runs.data, w.runs.used)
         if not large:
             memcpy(p + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
-        cdef object records = handed_over(&w.records) if large else None
+        cdef list parts = self.with_larges(shard, out, handed_over(&w.records)) if large else None
         self.clear(w)
-        return [out, records] if large else out
+        return parts if large else out
+
+    cdef list with_larges(self, int shard, bytes head, Records records):
+        cdef list parts = [head]
+        cdef size_t at = 0, before
+        if not self.larges[shard]:
+            parts.append(records)
+            return parts
+        view = memoryview(records)
+        for before, body in self.larges[shard]:
+            parts.append(view[at:before])
+            parts.append(body)
+            at = before
+        parts.append(view[at:])
+        self.larges[shard] = []
+        return parts
 
     def drop(self, int shard):
         """Forget what waits for `shard`."""
         close_record(&self.writers[shard])
+        self.larges[shard] = []
         self.clear(&self.writers[shard])
 
     cdef void clear(self, Writer *w) noexcept:
@@ -838,6 +907,7 @@ cdef class Packer:
         w.runs.used = 0
         w.run_count = 0
         w.messages = 0
+        w.elsewhere = 0
         w.needs_sync = 0
         w.in_sequence = 0
         w.is_open = 0

@@ -44,8 +44,10 @@ cdef enum:
     MESSAGE = 1
     SKIP = 2
     TURN = 3
-    # A reader that has taken everything leads the writer back to the start from here on.
+    # A reader that has taken everything leads the writer back to the start from here on, if there is then room, before
+    # it has taken the skip, for some small messages and one as large as the largest since the last time.
     BACK_AT = 64 << 10
+    SMALL_ONES = 16 << 10
     # Messages of at least this much are looked at in the ring: a smaller one is sooner copied than a view is made.
     VIEW_BYTES_MIN = 16 << 10
 
@@ -76,6 +78,7 @@ cdef class Writer(_End):
     """`bell`: descriptor of the socket whose other end the reader hears."""
 
     cdef uint64_t _at
+    cdef uint64_t _largest
     cdef int _bell
 
     def __init__(self, memory, size_t place, size_t start, size_t size, int bell):
@@ -135,8 +138,12 @@ cdef class Writer(_End):
         cdef uint64_t offset = self._at % self._size
         cdef uint64_t head = seen(self._head)
         cdef uint64_t skip = 0
-        if offset + need > self._size or (head == self._at and offset >= BACK_AT and offset >= need + ENTRY):
+        if need > self._largest:
+            self._largest = need
+        if offset + need > self._size or (
+                head == self._at and offset >= BACK_AT and offset >= self._largest + SMALL_ONES):
             skip = self._size - offset
+            self._largest = need
         if length > 0xffffffff or self._at - head + skip + need + ENTRY > self._size:
             return NULL
         if skip:

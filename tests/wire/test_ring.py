@@ -164,6 +164,16 @@ def test_a_ring_that_is_kept_empty_uses_its_first_pages_only() -> None:
     pair.close()
 
 
+@pytest.mark.parametrize("size", [100, 40 << 10, 64 << 10, 200 << 10, (500 << 10) - 17])
+def test_a_small_message_that_leads_back_leaves_room_for_a_large_one(size: int) -> None:
+    pair = Pair(1 << 20)
+    for number in range(200):
+        assert pair.writer.put(b"c" * 24)
+        assert pair.writer.put(b"m" * size), number
+        assert pair.reader.take(MANY)[0] == [b"c" * 24, b"m" * size]
+    pair.close()
+
+
 LARGE = 16 << 10
 
 
@@ -179,6 +189,7 @@ def test_what_is_put_in_parts_comes_as_one_message(views: bool, parts: list[list
             assert fits or len(b"".join(some)) > 2 * LARGE
             messages, _ = pair.reader.take(MANY)
             assert messages == ([b"".join(some)] if fits else [])
+            pair.reader.let_go()
     finally:
         pair.close()
 
