@@ -4,8 +4,8 @@ Publish path, 1 of 5. Before: the socket. After: broker/publishing.py.
 
 Each channel's work is done in the order it arrived. What can be done at once is done at once; a method that has to ask
 another process makes its channel *busy*, and what comes behind it on that channel queues up (`Channel.work`) until the
-answer is there; other channels go on. Output is gathered during a pass of the loop and written at its end. A client is
-not read while its shards have no room for its publishes, its own output is not taken, or too much work is queued.
+answer is there; other channels go on. A client is not read while its shards have no room for its publishes, its own
+output is not taken (transport.py), or too much work is queued.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from broker.amqp import (
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ChannelOpen, ConnectionInfo, ConnectionOpen
 from broker.logins import TakesLong
-from broker.output import OUT_BYTES_MAX, Output, Stream, close_behind_output
+from broker.output import Stream, close_behind_output
 from broker.scope import Scope
+from broker.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_TURN, PAUSE_WORK, Transport
 
 if TYPE_CHECKING:
     from broker.catalog import Catalog
@@ -63,45 +64,21 @@ TURN_EVENTS = 512
 NOTHING_EVENTS = 128  # and as how many of these Nothing counts
 # Messages one client is being got (basic.get) at once, on all its channels: each may be as large as messages may be.
 GETS_MAX = 16
-# How long a client may take to answer our connection.close.
-CLOSE_TIMEOUT_S = 5.0
-
-# Why a client is not read: bits above those of the shards it feeds.
-PAUSE_OUTPUT = 1 << 64
-PAUSE_WORK = 1 << 65
-PAUSE_ALARM = 1 << 66
-PAUSE_TURN = 1 << 67  # its turn is over, and not all that was read is handled
-PAUSE_LOGIN = 1 << 68  # its password takes long to check
 
 
-class Client:
+class Client(Transport):
     """One connection. `id`: used once in this front door's life; `tls`: what its handshake told, if it has one."""
 
-    # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
-        "_close_when_idle", "_handshake", "_is_dirty", "_paused", "_queued_bytes", "_queued_work", "_tasks",
-        "_waiting", "_writing", "amqp", "auth_mechanism", "blocked", "channels", "closing",
-        "closing_after_flush", "connected_at", "door", "fd", "gets", "host", "id", "is_open", "last_received",
-        "last_sent", "lost", "output", "owner", "peer_host", "peer_port", "port", "published", "received_bytes",
-        "scope", "sock", "tls", "trusted", "user", "vhost",
+        "_close_when_idle", "_handshake", "_queued_bytes", "_queued_work", "_tasks", "_waiting", "auth_mechanism",
+        "channels", "connected_at", "gets", "owner", "received_bytes", "scope", "tls", "trusted", "user", "vhost",
     )  # fmt: skip
 
     def __init__(
         self, door: Door, sock: Stream, peer: tuple[str, int], number: int, tls: login.TlsPeer | None = None
     ) -> None:
-        self.door = door
-        self.id = number
-        self.owner = f"{door.config.door}.{door.incarnation}.{number}"
-        self.sock = sock
-        self.tls = tls
-        self.fd = sock.fileno()
-        self.peer_host, self.peer_port = peer[0], peer[1]
-        name = sock.getsockname()
-        self.host, self.port = name[:2] if isinstance(name, tuple) else (name, 0)
-        # It is the controller: who it speaks for was proved there, and it counts in no listing and no limit.
-        self.trusted = False
         config = door.config
-        self.amqp = Connection(
+        amqp = Connection(
             frame_bytes_max=config.frame_bytes_max,
             channels_max=config.channels_max,
             heartbeat_s=config.heartbeat_s,
@@ -109,42 +86,28 @@ class Client:
             server_properties=door.server_properties,
             message_bytes_max=config.message_bytes_max,
         )
+        super().__init__(door, sock, peer, number, amqp)
+        self.owner = f"{config.door}.{door.incarnation}.{number}"
+        self.tls = tls
+        # It is the controller: who it speaks for was proved there, and it counts in no listing and no limit.
+        self.trusted = False
         self.user = ""
         self.vhost = ""
         self.auth_mechanism = ""
         self.scope: Scope | None = None
-        self.is_open = False  # connection.open-ok was sent
-        self.closing = False
-        self.closing_after_flush = False
         self._close_when_idle = False
-        self.lost = False
         self.channels: dict[int, Channel] = {}
         self._waiting: set[Channel] = set()  # those with work that is not done
-        self.published = False
-        self.blocked = False
-        self.last_received = self.last_sent = door.now
         self.connected_at = time.time()
         self.received_bytes = 0
-        self._paused = 0
         self._queued_bytes = 0
         self._queued_work = 0
-        self.output = Output()
         self.gets = asyncio.Semaphore(GETS_MAX)
-        self._is_dirty = False
-        self._writing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshake = door.loop.call_later(config.handshake_timeout_s, self._handshake_too_slow)
         door.loop.add_reader(self.fd, self._readable)
         if tls is not None:
             door.loop.call_soon(self._readable)  # its first bytes may have come with the end of the handshake
-
-    @property
-    def frame_bytes_max(self) -> int:
-        return self.amqp.frame_bytes_max
-
-    @property
-    def name(self) -> str:
-        return f"{self.peer_host}:{self.peer_port} -> {self.host}:{self.port}"
 
     @property
     def catalog(self) -> Catalog:
@@ -641,47 +604,10 @@ class Client:
         self.is_open = False
         self.door.catalog_link.connection_down(self.owner)
 
-    # -- held back, alarms ----------------------------------------------------------------------------------
-
-    def pause(self, reason: int) -> None:
-        if not self._paused and not self.lost:
-            self.door.loop.remove_reader(self.fd)
-        self._paused |= reason
-
-    def resume(self, reasons: int) -> None:
-        before, self._paused = self._paused, self._paused & ~reasons
-        if before == self._paused or self.lost:
-            return
-        if self._paused == PAUSE_TURN:
-            self.door.loop.call_soon(self._next_turn)
-        elif not self._paused:
-            self.last_received = self.door.loop.time()  # its silence was ours
-            self.door.loop.add_reader(self.fd, self._readable)
+    # -- what others want of it ------------------------------------------------------------------------------
 
     def feeds(self, shards: int) -> None:
         self.door.fed(self, shards)
-
-    def _block(self) -> None:
-        """A publisher during an alarm: told why, and not read until it is over."""
-        if not self.blocked:
-            self.blocked = True
-            if self._can("connection.blocked"):
-                self.send(0, commands.Connection.Blocked(self.door.alarm))
-            self.pause(PAUSE_ALARM)
-
-    def alarm_changed(self) -> None:
-        if self.door.alarm and self.published:
-            self._block()
-        elif self.blocked and not self.door.alarm:
-            self.blocked = False
-            if self._can("connection.blocked"):
-                self.send(0, commands.Connection.Unblocked())
-            self.resume(PAUSE_ALARM)
-
-    def _can(self, capability: str) -> bool:
-        """What the client said of itself in start-ok."""
-        capabilities = self.amqp.client_properties.get("capabilities")
-        return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
     def cancel_consumer(self, number: int, tag: str) -> None:
         """By an operator, in its turn among what the client asks for."""
@@ -705,96 +631,6 @@ class Client:
             self._waiting.add(known)
         else:
             say()
-
-    # -- out -----------------------------------------------------------------------------------------------------
-
-    def send(self, channel: int, method: base.Frame) -> None:
-        self.amqp.send_method(channel, method)
-        self._gather()
-
-    reply = send
-
-    def write(self, data: bytes) -> None:
-        """Ready-made frames."""
-        if data and not self.lost and not self.closing:
-            self.output.add(data)
-            self._mark_dirty()
-
-    def _put_out(self, data: bytes) -> None:
-        if not self.lost:
-            self.output.add(data)
-            self._mark_dirty()
-
-    def write_delivery(self, data: bytes | list[bytes | memoryview], shard: int, credit: int) -> None:
-        """Deliveries, large ones in parts; `credit` goes back to the shard once they are with the kernel."""
-        epoch = self.door.links.links[shard].epoch
-        if self.closing or self.lost:
-            self.door.links.credit(shard, epoch, self.id, credit)
-            return
-        if isinstance(data, bytes):
-            self.output.add_then_credit(data, shard, epoch, credit)
-        else:
-            self.output.add_parts_then_credit(data, shard, epoch, credit)
-        self._mark_dirty()
-
-    def _gather(self) -> None:
-        """Take over what the AMQP library has to send."""
-        for data in self.amqp.data_to_send():
-            self._put_out(data)
-        if self.amqp.closed:
-            self._flush_then_disconnect()
-
-    def _mark_dirty(self) -> None:
-        if not self._is_dirty:
-            self._is_dirty = True
-            self.door.dirty.append(self)
-            self.door.schedule_end_of_pass()
-
-    def flush(self) -> None:
-        """Write as much as the kernel takes."""
-        self._is_dirty = False
-        if not self._writing and not self.lost:
-            self._write_out()
-        elif self.output.pending > OUT_BYTES_MAX:
-            self.pause(PAUSE_OUTPUT)
-
-    def _write_out(self) -> None:
-        try:
-            all_out = self.output.write(self.sock)
-        except OSError:
-            self.disconnect()
-            return
-        self.last_sent = self.door.now
-        for shard, epoch, credit in self.output.take_credits():
-            self.door.links.credit(shard, epoch, self.id, credit)
-        if not all_out and not self._writing:
-            self._writing = True
-            self.door.loop.add_writer(self.fd, self._writable)
-        if self.output.pending > OUT_BYTES_MAX:
-            self.pause(PAUSE_OUTPUT)
-
-    def _writable(self) -> None:
-        self._write_out()
-        if self.lost:
-            return
-        if not self.output.pending:
-            self._writing = False
-            self.door.loop.remove_writer(self.fd)
-            if self.closing_after_flush:
-                self.disconnect(politely=True)
-                return
-        if self.output.pending <= OUT_BYTES_MAX // 2:
-            self.resume(PAUSE_OUTPUT)
-        self.door.schedule_end_of_pass()
-
-    def _flush_then_disconnect(self) -> None:
-        """Nothing more comes; what is still to be written gets its chance."""
-        self.closing = self.closing_after_flush = True
-        self.flush()
-        if not self.output.pending:
-            self.disconnect(politely=True)
-        else:
-            self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
 
     # -- what operators see ----------------------------------------------------------------------------------
 
@@ -831,19 +667,3 @@ class Client:
             "send_pend": self.output.pending,
             "state": state,
         }
-
-    # -- time ----------------------------------------------------------------------------------------------------
-
-    def tick(self, now: float) -> None:
-        """About once a second: heartbeats out, and a peer that fell silent is dropped."""
-        interval = self.amqp.heartbeat_s
-        if not interval or not self.is_open:
-            return
-        if now - self.last_sent >= interval / 2 and not self._writing:
-            self.amqp.send_heartbeat()
-            self._gather()
-        # While we do not read it, it shows that it lives by taking what we write.
-        takes_nothing = self._paused & PAUSE_OUTPUT and now - self.last_sent > 2 * interval
-        if takes_nothing or (now - self.last_received > 2 * interval and not self._paused):
-            log.warning("%s: missed heartbeats, timeout: %d s", self.name, interval)
-            self.disconnect()

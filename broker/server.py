@@ -39,6 +39,7 @@ from broker.rewinding import Rewinding
 from broker.shard_link import ShardLinks
 from broker.tls import Handshake
 from broker.tracing import Tracing
+from broker.transport import Transport
 from shardd.wire import messages as wire
 from shardd.wire.memory import AfterBursts, collect_seldom, give_back, keep_warm
 from supervisor import notify
@@ -97,7 +98,7 @@ class Door:
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.rewinding = Rewinding(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
-        self.dirty: list[Client] = []
+        self.dirty: list[Transport] = []  # have something to write
         self._dead_letters_scheduled = False
         self.alarm = ""
         self._alarms: dict[int, str] = {}

@@ -1,6 +1,7 @@
 """Who talks to a shard (front doors, the controller), and what waits to be sent to each.
 
-Keeps and orders only; what it means is decided in shard.py. A peer is one process: when it starts anew it is another.
+Keeps and orders only; what it means is decided in shard.py and controls.py. A peer is one process: when it starts anew
+it is another.
 """
 
 from __future__ import annotations

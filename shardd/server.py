@@ -144,7 +144,7 @@ class Remover:
 
 
 class Stores:
-    """Where the stores of a shard lie: a directory for each vhost, by the hash of its name. `Home` of shard.py."""
+    """Where the stores of a shard lie: a directory for each vhost, by the hash of its name. `Home` of stores.py."""
 
     def __init__(self, directory: str, config: ShardConfig, calls: Calls, ranges: Ranges | None = None) -> None:
         self._directory = directory

@@ -6,6 +6,11 @@ Standard output gets the one line `ready: ...`; what happens goes to standard er
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":  # asyncio would load OpenSSL, 5 MB, into a process that speaks to none but its children
+    sys.modules["ssl"] = None  # type: ignore[assignment]
+
 import argparse
 import asyncio
 import contextlib
@@ -13,7 +18,6 @@ import logging
 import os
 import resource
 import signal
-import sys
 from pathlib import Path
 from typing import Any, NoReturn
 

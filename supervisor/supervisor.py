@@ -13,7 +13,6 @@ import importlib.util
 import itertools
 import logging
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -91,7 +90,7 @@ class Supervisor:
         data_dir = str(Path(settings.data_dir).absolute())
         self._data_dir = data_dir
         self.settings = msgspec.structs.replace(settings, data_dir=data_dir)
-        self.boot = secrets.token_hex(8)
+        self.boot = os.urandom(8).hex()
         self.slots: list[Slot] = []
         self._reread = reread
         self._set: dict[str, Any] = {}  # settings that are others until the next start

@@ -8,9 +8,10 @@ from __future__ import annotations
 from array import array
 from typing import Protocol
 
+from shardd.queues.backlog import Counters
 from shardd.queues.consumers import Consumer, Window
 from shardd.queues.limits import Limits, limits_of
-from shardd.queues.queue import Counters, Queue
+from shardd.queues.queue import Queue
 from shardd.queues.roster import Kind, Roster
 from shardd.queues.stream import Log, Reader, StreamQueue, is_stream, retention_of
 from shardd.queues.unacked import Getter

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shardd.queues.ready import total
 
 if TYPE_CHECKING:
+    from shardd.queues.backlog import Backlog
     from shardd.queues.queue import Queue
 
 # Settled items in front of the others are cut off when they are this many, and half of all.
@@ -160,7 +161,7 @@ class Getter:
     def take_all(self) -> list[tuple[Queue, array[int], int]]:
         return self.settle(1, self._last)
 
-    def held_of(self, queue: Queue) -> array[int]:
+    def held_of(self, queue: Backlog) -> array[int]:
         return array("Q", [entry for owner, entry, _, _ in self._held.values() if owner is queue])
 
     def forget(self, queue: Queue) -> None:

@@ -4,29 +4,27 @@ Publish path, 5 of 5. Before: shardd/queues/queue.py.
 
 Blocking and for one thread, but for `SyncJob.run`. Knows records and queue ids, not queues: whoever calls keeps the
 entries. Bytes stay in the write buffer of their segment until a flush; what is settled before that never touches the
-disk. After StoreFailed nothing is written any more: only what recovery finds is true.
+disk. After StoreFailed nothing is written any more: only what recovery finds is true. Which segments there are, and how
+nearly empty ones are merged: segments.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 
 from shardd.store import producers, recovery, returns
-from shardd.store.compaction import Candidates, Merged, ReclaimJob, bytes_max_alone, source_of
-from shardd.store.errors import Closed, Corrupt, DiskFull, StoreError, StoreFailed
+from shardd.store.errors import Closed, Corrupt, DiskFull
 from shardd.store.files import Files, OsFiles, is_full
-from shardd.store.handles import Handles
 from shardd.store.pieces import Piece, allocate_alone, cut
-from shardd.store.reading import Windows, is_scattered
-from shardd.store.reclaim import Reclaimer
+from shardd.store.reading import is_scattered
 from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
-from shardd.store.recovery import Damage, Progress
+from shardd.store.recovery import Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
+from shardd.store.segments import Segments
 from shardd.store.sequences import Screened
-from shardd.store.settled import ACKS_FILES_AT_ONCE, SETTLED_BYTES_MAX, Settled
+from shardd.store.settled import ACKS_FILES_AT_ONCE, SETTLED_BYTES_MAX
 from shardd.store.sync import SyncJob
 
 POSITION_LIMIT = 1 << 28
@@ -43,18 +41,7 @@ INDEX_BYTES_MAX = 1 << 20
 UNSYNCED_MAX = 64
 
 
-@dataclass(slots=True)
-class _Counters:
-    appended_messages: int = 0
-    appended_bytes: int = 0
-    written_bytes: int = 0
-    syncs: int = 0
-    merged_segments: int = 0
-    merge_bytes: int = 0
-    damage: list[Damage] = field(default_factory=list)
-
-
-class SegmentStore:
+class SegmentStore(Segments):
     def __init__(
         self,
         directory: str,
@@ -65,33 +52,8 @@ class SegmentStore:
         spare_segments: int = 2,
     ) -> None:
         assert SEGMENT_BYTES_MIN <= segment_bytes <= POSITION_LIMIT and segment_bytes % 8 == 0
-        self.directory = directory
-        self.segment_bytes = segment_bytes
-        self.sync = sync
-        self._files: Files = OsFiles() if files is None else files
-        self._reclaimer = Reclaimer(self._files, directory, segment_bytes, spare_segments, sync)
-        self._windows = Windows(self._files)
+        super().__init__(directory, OsFiles() if files is None else files, segment_bytes, sync, spare_segments)
         self._batch = Batch()
-        self._segments: dict[int, Segment] = {}
-        self._open: Segment | None = None
-        self._in_memory: list[Segment] = []  # sealed, with buffer, oldest first
-        self._unsynced: dict[int, Segment] = {}
-        self._settled = Settled(self._files, directory, self._look_at)
-        self._index_bytes = 0
-        self._handles = Handles(self._files, self._is_waited_for)
-        self._next_number = 1
-        self._directory_changed = False
-        self._job: SyncJob | None = None
-        self._dead: list[Segment] = []  # wait for the end of the job
-        self._candidates = Candidates(segment_bytes)
-        self._reclaim: ReclaimJob | None = None
-        self._replaced: list[Segment] = []  # until the merged one's name lasts
-        self._known_ids: array[int] | None = None  # queues there were at the start, ascending
-        self._failure: str = ""
-        self._state = "new"
-        self._counters = _Counters()
-        self._returns = returns.Returns()
-        self._producers = producers.Producers(self._files, directory, sync)
 
     # -- start and stop -------------------------------------------------------------------------------
 
@@ -179,16 +141,6 @@ class SegmentStore:
         if live is not None:
             placed = {queue_id: self._on_disk(entries) for queue_id, entries in live.items()}
             recovery.write_state(self._files, self.directory, self._next_number, placed)
-
-    def _on_disk(self, entries: array[int]) -> array[int]:
-        """As the next recovery will name them."""
-        if all(segment.moves is None for segment in self._segments.values()):
-            return entries
-        placed: array[int] = array("Q")
-        for number, start, stop in segment_runs(entries):
-            moves = self._segments[number].moves
-            placed += entries[start:stop] if moves is None else moves.find(entries, start, stop)
-        return placed
 
     def _sync_acks(self, segment: Segment) -> None:
         """While the store lives acks may be lost; a clean stop promises them."""
@@ -301,15 +253,6 @@ class SegmentStore:
         assert self._open is not None
         return self._open
 
-    def _enlist(self, segment: Segment) -> None:
-        self._segments[segment.number] = segment
-        self._candidates.append(segment)
-
-    def _take_number(self) -> int:
-        number = self._next_number
-        self._next_number += 1
-        return number
-
     def _renew(self, segment: Segment) -> Segment:
         """A new number for the same file and memory: entries stay in publish order, pages stay warm."""
         del self._segments[segment.number]
@@ -408,13 +351,6 @@ class SegmentStore:
             self._distrust()
             raise
 
-    def _distrust(self) -> None:
-        """Where one record is damaged others may be. Without indexes a recovery believes none unread."""
-        for segment in self._distinct():
-            self._forget_index(segment)
-            if segment.has_index:
-                self._quietly(self._reclaimer.drop_index, segment)
-
     def _read(self, runs: list[tuple[int, int, int]], entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
         blobs: list[bytes] = []
         sizes: array[int] = array("I")
@@ -496,36 +432,6 @@ class SegmentStore:
 
     def times_returned(self, queue_id: int, entry: int) -> int:
         return self._returns.of(queue_id, entry)
-
-    def _retire(self, segment: Segment) -> None:
-        """Nobody needs it. Its file may be in the hands of a sync."""
-        for number in segment.numbers or [segment.number]:
-            del self._segments[number]
-        self._candidates.remove(segment)
-        self._forget_state(segment)
-        if segment in self._in_memory:
-            self._in_memory.remove(segment)
-        if segment.in_sequence and segment.buffer is not None:
-            self._reclaimer.give_back_buffer(segment.buffer)
-            segment.buffer = None
-        if self._failure or self._in_job(segment) or segment.in_sequence:
-            self._dead.append(segment)
-        else:
-            self._quietly(self._reclaimer.dispose, segment)
-
-    def _forget_state(self, segment: Segment) -> None:
-        """What is kept beside the file of one that is gone."""
-        self._unsynced.pop(segment.number, None)
-        self._settled.drop(segment)
-        self._handles.drop(segment)
-        self._windows.forget(segment.number)
-        self._forget_index(segment)
-
-    def _is_waited_for(self, segment: Segment) -> bool:
-        return segment.number in self._unsynced or self._in_job(segment)
-
-    def _in_job(self, segment: Segment) -> bool:
-        return self._job is not None and any(segment is held for held, _, _ in self._job.segments)
 
     # -- flush and sync -------------------------------------------------------------------------------
 
@@ -663,173 +569,3 @@ class SegmentStore:
             if not is_full(error):
                 raise
         self._forget_index(segment)
-
-    def _forget_index(self, segment: Segment) -> None:
-        self._index_bytes -= len(segment.index or b"")
-        segment.index = None
-
-    # -- merge what is nearly empty -------------------------------------------------------------------
-
-    def compact(self) -> int:
-        """One step in this thread: how many fewer segments there are now."""
-        job = self.begin_reclaim()
-        if job is None:
-            return 0
-        job.run()
-        return self.finish_reclaim(job)
-
-    def begin_reclaim(self) -> ReclaimJob | None:
-        """Removes files nobody needs, and merges some neighbouring segments in which little is left. One at a time,
-        ended by `finish_reclaim`; all else may go on meanwhile. None: nothing to do. Entries stay good."""
-        self._check_usable()
-        assert self._reclaim is None, "a reclaim is running"
-        doomed = self._reclaimer.take_doomed()
-        run = self._candidates.choose(self._is_at_rest)
-        if not doomed and not run:
-            return None
-        sources = [source_of(one, self._known_ids) for one in run]
-        self._reclaim = ReclaimJob(self._files, self.directory, doomed, sources)
-        if run:
-            self._reclaim.path = self._reclaimer.new_path()
-            self._reclaim.salt = self._files.salt()
-            self._reclaim.bytes_max = self.segment_bytes if len(run) > 1 else bytes_max_alone(run[0])
-            self._reclaim.sync = self.sync
-        return self._reclaim
-
-    def finish_reclaim(self, job: ReclaimJob) -> int:
-        """After `run`, on the owner's thread: how many fewer segments there are. Wants a sync, for the files to go.
-        Raises StoreFailed when a write or sync failed, Corrupt as `read`; with a full disk nothing has changed."""
-        assert job is self._reclaim and job.done, "not this job, or it did not run"
-        self._give_up_reclaim()
-        self._counters.merge_bytes += job.moved_bytes
-        if job.corrupt is not None:
-            self._distrust()
-            raise job.corrupt
-        if job.error is not None and not is_full(job.error):
-            raise self._fail(job.error)
-        merged, sources = job.merged, [source.segment for source in job.sources]
-        if merged is not None and not any(segment.live for segment in sources):
-            self._files.close(merged.handle)
-            self._reclaimer.doom(job.path, merged.size)
-        elif merged is not None:
-            try:
-                self._put_in_place(job, merged, sources)
-            except OSError as error:
-                raise self._named(error) from error
-            return len(sources) - 1
-        for segment in sources:
-            if segment.live == 0:
-                self._retire(segment)
-            else:
-                self._candidates.look_at(segment)
-        return 0
-
-    def _give_up_reclaim(self) -> None:
-        """One that is still running does no harm: what it writes is found as a spare by the next recovery."""
-        for source in self._reclaim.sources if self._reclaim else ():
-            source.segment.merging = False
-        self._reclaim = None
-
-    def _look_at(self, segment: Segment) -> None:
-        if segment.sealed and not segment.merging:
-            self._candidates.look_at(segment)
-
-    def _is_at_rest(self, segment: Segment) -> bool:
-        """On stable storage, and nothing else goes on with it."""
-        unsynced = self.sync and segment.number in self._unsynced
-        at_rest = segment.buffer is None and not unsynced and not segment.in_sequence
-        return at_rest and not segment.merging and not self._in_job(segment)
-
-    def _put_in_place(self, job: ReclaimJob, merged: Merged, sources: list[Segment]) -> None:
-        last = sources[-1]
-        self._files.rename(job.path, last.path)
-        self._directory_changed = True
-        new = job.new_segment(merged)
-        settled, forgotten = job.settled_since()
-        for segment in sources:
-            self._forget_state(segment)
-            for number in segment.numbers or [segment.number]:
-                del self._segments[number]
-        for number in new.numbers:
-            self._segments[number] = new
-        self._candidates.replace(sources, new)
-        self._handles.keep(new)
-        self._settled.note(new, settled, forgotten)
-        self._reclaimer.dispose_replaced(last)
-        self._replaced += sources[:-1]
-        if not self.sync:
-            self._dispose_replaced()
-        self._counters.merged_segments += len(sources)
-        self._candidates.look_at(new)
-        self._returns.places_changed()
-        self._returns.write(self._files, self.directory, self._on_disk)
-
-    def _dispose_replaced(self) -> None:
-        replaced, self._replaced = self._replaced, []
-        for segment in replaced:
-            self._reclaimer.dispose_merged(segment)
-
-    def _distinct(self) -> list[Segment]:
-        """A merged one is known by many numbers."""
-        return list(dict.fromkeys(self._segments.values()))
-
-    # -- errors and numbers ---------------------------------------------------------------------------
-
-    def _check_usable(self) -> None:
-        if self._state != "open":
-            raise Closed("the store is not open")
-        if self._job is not None and self._job.error is not None:
-            self._fail(self._job.error)
-        if self._failure:
-            raise StoreFailed(self._failure)
-
-    def _named(self, error: OSError) -> StoreError:
-        if is_full(error):
-            return DiskFull(f"no room in {self.directory}: {error}")
-        return self._fail(error)
-
-    def _fail(self, error: OSError) -> StoreFailed:
-        self._failure = self._failure or f"{self.directory}: {error}"
-        return StoreFailed(self._failure)
-
-    def _quietly(self, act: Callable[..., None], *arguments: object) -> None:
-        """Housekeeping: its failure is remembered and met by the next append or sync, not by whoever came by."""
-        try:
-            act(*arguments)
-        except OSError as error:
-            self._fail(error)
-
-    @property
-    def written_bytes(self) -> int:
-        """To segments, of what was appended."""
-        return self._counters.written_bytes
-
-    @property
-    def damage(self) -> list[Damage]:
-        """What recovery found broken."""
-        return self._counters.damage
-
-    def stats(self) -> dict[str, int]:
-        segments = self._distinct()
-        used = sum(segment.used - HEADER_BYTES for segment in segments)
-        live_bytes = sum(segment.live_bytes() for segment in segments)
-        on_disk = sum(segment.capacity for segment in segments if segment.flushed)
-        return {
-            "segments": len(segments),
-            "live_messages": sum(segment.live for segment in segments),
-            "live_bytes": live_bytes,
-            "dead_bytes": used - live_bytes,
-            "disk_bytes": on_disk + self._reclaimer.disk_bytes() + sum(one.capacity for one in self._replaced),
-            "buffered_bytes": sum(segment.used - segment.flushed for segment in segments if segment.buffer is not None),
-            "unsynced_segments": len(self._unsynced),
-            "spare_segments": len(self._reclaimer.spares),
-            "appended_messages": self._counters.appended_messages,
-            "appended_bytes": self._counters.appended_bytes,
-            "written_bytes": self._counters.written_bytes,
-            "merged_segments": self._counters.merged_segments,
-            "merge_bytes": self._counters.merge_bytes,
-            "syncs": self._counters.syncs,
-            "producers": len(self._producers.table),
-            "damaged": sum(one.what in ("corrupt", "header") for one in self._counters.damage),
-            "torn": sum(one.what == "torn" for one in self._counters.damage),
-        }

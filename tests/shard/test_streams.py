@@ -6,8 +6,9 @@ import struct
 from typing import Any
 
 from shardd.queues.stream import PLACED_MAX
-from shardd.shard import NoRoom, Shard
+from shardd.shard import Shard
 from shardd.store import DiskFull
+from shardd.stores import NoRoom
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
 from shardd.wire import packer as packing

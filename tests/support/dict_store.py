@@ -62,7 +62,7 @@ class DictStore:
         self, records: bytes | bytearray | memoryview, *, indexes: bool = False, in_sequence: bool = False
     ) -> list[DictArrival]:
         if self.full:
-            from shardd.shard import NoRoom
+            from shardd.stores import NoRoom
 
             raise NoRoom
         found: dict[int, DictArrival] = {}
@@ -123,7 +123,7 @@ class DictStore:
 
     def begin_sync(self) -> DictJob | None:
         if self.full and self.dirty:
-            from shardd.shard import NoRoom
+            from shardd.stores import NoRoom
 
             raise NoRoom
         dirty, self.dirty = self.dirty, False

@@ -11,7 +11,8 @@ import sys
 
 from shardd import server
 from shardd.__main__ import main as shard_main
-from shardd.shard import Peer, Shard
+from shardd.peers import Peer
+from shardd.shard import Shard
 from supervisor.__main__ import main as supervisor_main
 from supervisor.config import Settings
 from supervisor.plan import ChildPlan, Listening, children

@@ -1,0 +1,87 @@
+"""What a shard needs of the stores of its vhosts, and of whoever opens them; server.py meets it with shardd.store."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from shardd.queues import Arrival, StreamQueue
+from shardd.queues import Store as QueueStore
+from shardd.streams import Home as StreamHome
+
+# Of one store: bytes of message files gone through, of how many; messages found in them so far.
+Progress = Callable[[int, int, int], None]
+
+
+class NoRoom(Exception):
+    """The store's disk is full: nothing of the batch was taken; reading and settling go on."""
+
+
+class SyncJob(Protocol):
+    def run(self) -> None: ...
+
+
+class Store(QueueStore, Protocol):
+    """What a shard needs of a store; `append` raises NoRoom (or what `Shard.no_room` names) when the disk is full."""
+
+    def recover(
+        self, queue_ids: Collection[int], timed: Collection[int] = (), progress: Progress | None = None
+    ) -> Mapping[int, Arrival]: ...
+    def append(
+        self, records: bytes | bytearray | memoryview, *, indexes: bool = False, in_sequence: bool = False
+    ) -> Sequence[Arrival]: ...
+    def screen(self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]) -> Screened:
+        """What of records IN_SEQUENCE is to be appended."""
+
+    def unscreen(self) -> None:
+        """It was not."""
+
+    def forget_producers(self, heard_before: int) -> int: ...
+    def begin_sync(self) -> Any: ...
+    def finish_sync(self, job: Any) -> None: ...
+    @property
+    def written_bytes(self) -> int: ...
+    def begin_reclaim(self) -> Any: ...
+    def finish_reclaim(self, job: Any) -> int: ...
+    def close(self, live: dict[int, array[int]] | None = None) -> None: ...
+    def delete_all(self) -> None: ...
+    def stats(self) -> Mapping[str, int]: ...
+
+
+class Screened(Protocol):
+    """A batch without messages that are not to be stored: repeated ones by queue id, and ordinals of refused ones.
+    `origins`: of those left, which they were in the batch."""
+
+    records: bytes | bytearray | memoryview
+    origins: array[int] | None
+    repeated: dict[int, int]
+    refused: list[int]
+
+
+class Home(StreamHome, Protocol):
+    """Where the stores of all vhosts lie."""
+
+    def open(self, vhost: str) -> Store: ...
+    def remove(self, vhost: str) -> None:
+        """Of a vhost whose store is not open."""
+
+    def keep_only(self, vhosts: Collection[str]) -> None:
+        """Stores of other vhosts go."""
+
+    def recovered(self, vhost: str, store: Any) -> None:
+        """That store, as `open` gave it."""
+
+    def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
+        """A store recovers."""
+
+
+class Sync:
+    """One sync of all stores and streams that need it: `run` in any thread, then `Shard.sync_ended`."""
+
+    def __init__(self, jobs: list[tuple[Store | StreamQueue, SyncJob]]) -> None:
+        self.jobs = jobs
+
+    def run(self) -> None:
+        for _, job in self.jobs:
+            job.run()
