@@ -149,6 +149,8 @@ class Shard(Controls):
         if queue in self._dirty and queue.keeps_in_store:
             while queue.deliver(now, self, QUEUE_PASS_BYTES):
                 pass
+            for peer in self.peers.values():
+                peer.writer.own()  # before this turn's end more may be appended
 
     def _on_settle(self, peer: Peer, message: envelope.Message, now: int) -> None:
         for number, kind, first, last in envelope.read_settles(message):
@@ -211,7 +213,9 @@ class Shard(Controls):
         return due if retry is None else retry if due is None else min(due, retry)
 
     # queues.Outlet
-    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(
+        self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes | memoryview
+    ) -> None:
         peer = consumer.peer
         assert isinstance(peer, Peer)
         self._given += len(blob)
@@ -219,7 +223,9 @@ class Shard(Controls):
         connection, channel, number = consumer.connection, consumer.channel, consumer.number
         peer.writer.add(connection, channel, number, first_number, redelivered, count, blob, 0, consumer.queue.hides)
 
-    def deliver_again(self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes) -> None:
+    def deliver_again(
+        self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes | memoryview
+    ) -> None:
         peer = consumer.peer
         assert isinstance(peer, Peer)
         self._given += len(blob)

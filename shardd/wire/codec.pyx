@@ -196,6 +196,11 @@ cdef class DeliveryWriter:
         self.sections += 1
         return 0
 
+    def own(self):
+        """Copy what was left where it is: it is about to be changed."""
+        if self.large:
+            self.large = [(before, bytes(blob)) for before, blob in self.large]
+
     @property
     def size(self):
         """Size so far."""
