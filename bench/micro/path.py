@@ -70,6 +70,10 @@ def publish(body_bytes: int) -> bytes:
     return method + frame(2, struct.pack(">HHQH", 60, 0, body_bytes, 0)) + b"".join(frame(3, each) for each in pieces)
 
 
+def _is_deliver(message: envelope.Parts) -> bool:
+    return (message if isinstance(message, bytes) else message[0])[0] == wire.DELIVER
+
+
 class Home:
     """One store, as the shard's process opens it."""
 
@@ -95,7 +99,6 @@ class Ring:
         self._reader = Reader(memory, *place, views)
 
     def through(self, message: envelope.Parts) -> envelope.Message:
-        self._reader.let_go()
         assert self._writer.put(message) if isinstance(message, bytes) else self._writer.put_parts(message)
         (taken,), _ = self._reader.take(1)
         return taken
@@ -146,10 +149,8 @@ class Path:
         around("enqueue", lambda: self._shard.receive(batch, self._now()))
         messages = around("dequeue", lambda: self._shard.turn_end(self._now()))
         came = 0
-        for message in [each.message for each in messages]:
+        for message in [each.message for each in messages if _is_deliver(each.message)]:
             arrived = around("ring", partial(self._back.through, message))
-            if envelope.read(arrived).kind != wire.DELIVER:
-                continue
             written, taken = around("frames", partial(self._frames, arrived))
             came += written
             self._shard.receive(envelope.credit(*WHO, [(CONNECTION, taken)]), self._now())

@@ -591,8 +591,6 @@ cdef class Packer:
     cdef readonly bint in_sequence
     cdef uint32_t *following  # by row of the table that is packed, the next one of its group
     cdef size_t following_room
-    cdef object lasting  # what is packed lies in this and may be left there, None: it may not
-    cdef bint may_leave
     cdef list larges  # of each shard, bodies that were left: (records before it, view), ...
 
     def __cinit__(self, int shards):
@@ -625,6 +623,7 @@ cdef class Packer:
         cdef size_t rows = table.shape[0] // sizeof(Row)
         cdef size_t at
         cdef int why
+        cdef Row *row
         self.in_sequence = False
         if start >= rows:
             return start, W_DONE
@@ -635,11 +634,12 @@ cdef class Packer:
             if self.following == NULL:
                 raise MemoryError("publish batch")
             self.following_room = rows
-        self.may_leave = lasting
-        self.lasting = memoryview(buffer) if lasting else None
+        row = <Row *> &table[0] + start
+        if lasting and rows - start == 1 and row.body_len >= LARGE_BYTES and row.body_frames == 1:
+            why = self.leave(routes, memoryview(buffer), &buffer[0], row, connection, first_seq, now_ms)
+            return start + (why == W_DONE), why
         with nogil:
             why = self._pack(routes, &buffer[0], <Row *> &table[0], rows, start, connection, first_seq, now_ms, &at)
-        self.lasting = None
         if why < 0:
             raise MemoryError("publish batch")
         return at, why
@@ -763,10 +763,7 @@ cdef class Packer:
                 end_run(w)
                 if begin_run(w, connection, channel, seq):
                     return -1
-            if row.body_len >= LARGE_BYTES and self.may_leave and row.body_frames == 1:
-                if self.leave(target.shard, w, buf, row):
-                    return -1
-            elif put(w, buf, row):
+            if put(w, buf, row):
                 return -1
             if seq:
                 w.next_seq = seq + 1
@@ -774,14 +771,40 @@ cdef class Packer:
                 w.needs_sync = 1
         return 0
 
-    cdef int leave(self, int shard, Writer *w, const uint8_t *buf, Row *row) noexcept nogil:
-        """As put(), but for the body, which comes between what the records have before it and its zeros."""
-        cdef size_t body = row.body_off + 7, zeros
-        if put_head(w, buf, row, &zeros):
-            return -1
-        with gil:
-            self.larges[shard].append((w.records.used - zeros, self.lasting[body:body + row.body_len]))
-        return 0
+    cdef int leave(self, Routes routes, object buffer, const uint8_t *buf, Row *row, uint32_t connection, uint64_t seq,
+                   uint64_t now_ms) except -1:
+        """As _pack(), of one publish with a large body: that stays in `buffer`, which comes between what the records have
+        before it and its zeros."""
+        cdef Spread *spread = routes.find_spread(buf + row.line_off, row.line_len) if routes.spread_count else NULL
+        cdef Route *route
+        cdef Writer *w
+        cdef uint32_t k
+        cdef size_t zeros = 0, body = row.body_off + 7
+        cdef int flags = record_flags(buf, row)
+        if flags < 0:
+            return W_ASK
+        self.in_sequence = flags & IN_SEQUENCE != 0
+        if spread != NULL:
+            route = routes.choose(spread, buf + row.line_off)
+        else:
+            route = routes.find(buf + row.line_off, row.line_len)
+        if route == NULL:
+            return W_UNKNOWN
+        if route.kind == 2:
+            return W_ASK
+        if route.kind == 1:
+            return W_UNROUTABLE if buf[row.line_off + row.line_len - 1] & 1 else W_DONE
+        for k in range(route.count):
+            w = &self.writers[route.targets[k].shard]
+            self.touched |= <uint64_t> 1 << route.targets[k].shard
+            close_record(w)
+            if open_record(w, &route.targets[k], row, connection, row.channel, seq, now_ms, flags) or \
+                    put_head(w, buf, row, &zeros):
+                raise MemoryError("publish batch")
+            self.larges[route.targets[k].shard].append((w.records.used - zeros, buffer[body:body + row.body_len]))
+            if flags & PERSISTENT and route.durable:
+                w.needs_sync = 1
+        return W_DONE
 
     def add_stored(self, int shard, list ids not None, const unsigned char[::1] message not None,
                    uint32_t connection, uint16_t channel, uint64_t seq, uint64_t now_ms, uint32_t ttl_ms,
