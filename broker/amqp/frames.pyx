@@ -134,28 +134,15 @@ cdef int may_have_cc(const uint8_t *p, uint32_t size) noexcept nogil:
         c += 1
     return 0
 
-cdef int may_have_sequence(const uint8_t *p, uint32_t size) noexcept nogil:
-    """Is "x-sequence", with its length before it, anywhere in the table."""
+cdef inline int may_have(const uint8_t *p, uint32_t size, const char *name, uint32_t length, uint32_t rarest) noexcept nogil:
+    """Is `name`, which begins with its length, anywhere in the table. `rarest`: where in it is its rarest letter."""
     cdef const uint8_t *end = p + size
-    cdef const uint8_t *c = p
+    cdef const uint8_t *c = p + rarest
     while c < end:
-        c = <const uint8_t *>memchr(c, 113, end - c)  # its rarest letter, the sixth byte with the length
+        c = <const uint8_t *>memchr(c, name[rarest], end - c)
         if c == NULL:
             return 0
-        if c - p >= 5 and end - c >= 6 and (c - 5)[0] == 10 and memcmp(c - 4, <const char *>b"x-sequence", 10) == 0:
-            return 1
-        c += 1
-    return 0
-
-cdef int may_have_letters(const uint8_t *p, uint32_t size) noexcept nogil:
-    """Is "x-dead-letter-exchange", with its length before it, anywhere in the table."""
-    cdef const uint8_t *end = p + size
-    cdef const uint8_t *c = p
-    while c < end:
-        c = <const uint8_t *>memchr(c, 22, end - c)
-        if c == NULL:
-            return 0
-        if end - c >= 23 and memcmp(c + 1, <const char *>b"x-dead-letter-exchange", 22) == 0:
+        if end - c >= length - rarest and memcmp(c - rarest, name, length) == 0:
             return 1
         c += 1
     return 0
@@ -189,9 +176,9 @@ cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept no
             row.flags |= C_HAS_HEADERS
             if length >= 4 and may_have_cc(p + 4, length):
                 row.flags |= C_MAY_HAVE_CC
-            if length >= 12 and may_have_sequence(p + 4, length):
+            if length >= 12 and may_have(p + 4, length, b"\x0ax-sequence", 11, 5):
                 row.flags |= C_MAY_HAVE_SEQUENCE
-            if length >= 23 and may_have_letters(p + 4, length):
+            if length >= 23 and may_have(p + 4, length, b"\x16x-dead-letter-exchange", 23, 0):
                 row.flags |= C_MAY_HAVE_LETTERS
             p += 4 + length
         elif bit == 12 or bit == 11:
