@@ -189,25 +189,32 @@ cdef inline uint64_t hash_line(const uint8_t *p, size_t n) noexcept nogil:
     h *= 0xff51afd7ed558ccdULL
     return h ^ (h >> 29)
 
-cdef void close_record(Writer *w) noexcept nogil:
-    """Finish the open record: padding, length, count, checksum."""
-    cdef size_t length
-    cdef uint32_t n32
-    cdef uint8_t *record
-    if not w.is_open:
-        return
-    while (w.records.used - w.record_at) & 7:
-        w.records.data[w.records.used] = 0  # open_record() and put() leave room for the padding
-        w.records.used += 1
-    record = w.records.data + w.record_at
-    length = w.records.used - w.record_at
-    n32 = <uint32_t> length
+cdef size_t seal(Writer *w, const uint8_t *body, size_t body_len) noexcept nogil:
+    """Finish the open record: length, count, checksum, and padding, of which there are so many bytes. `body`: what comes
+    before the padding, and is elsewhere."""
+    cdef uint8_t *record = w.records.data + w.record_at
+    cdef uint8_t *behind = w.records.data + w.records.used
+    cdef size_t here = w.records.used - w.record_at
+    cdef size_t zeros = -(here + body_len) & 7
+    cdef uint32_t n32 = <uint32_t> (here + body_len + zeros)
+    memset(behind, 0, zeros)  # who wrote last left room
     memcpy(record, &n32, 4)
     memcpy(record + 20, &w.count, 4)
-    n32 = c_crc32c(0, record + 8, length - 8)
+    if body_len:
+        n32 = c_crc32c(0, record + 8, here - 8)
+        n32 = c_crc32c(c_crc32c(n32, body, body_len), behind, zeros)
+    else:
+        n32 = c_crc32c(0, record + 8, here + zeros - 8)
     memcpy(record + 4, &n32, 4)
+    w.records.used += zeros
+    w.elsewhere += body_len
     end_run(w)
     w.is_open = 0
+    return zeros
+
+cdef inline void close_record(Writer *w) noexcept nogil:
+    if w.is_open:
+        seal(w, NULL, 0)
 
 cdef inline int record_flags(const uint8_t *buf, Row *row) noexcept nogil:
     """Of the record it belongs into; -1: the caller has to look at it."""
@@ -292,21 +299,7 @@ cdef int put_head(Writer *w, const uint8_t *buf, Row *row, size_t *zeros) noexce
     w.records.used += 8 + line + row.props_len
     w.count += 1
     w.messages += 1
-    p = w.records.data + w.record_at
-    n32 = <uint32_t> (w.records.used - w.record_at + row.body_len)
-    zeros[0] = -n32 & 7
-    n32 += <uint32_t> zeros[0]
-    memcpy(p, &n32, 4)
-    memcpy(p + 20, &w.count, 4)
-    memset(w.records.data + w.records.used, 0, zeros[0])
-    n32 = c_crc32c(0, p + 8, w.records.used - w.record_at - 8)
-    n32 = c_crc32c(n32, buf + row.body_off + 7, row.body_len)
-    n32 = c_crc32c(n32, w.records.data + w.records.used, zeros[0])
-    memcpy(p + 4, &n32, 4)
-    end_run(w)
-    w.is_open = 0
-    w.records.used += zeros[0]
-    w.elsewhere += row.body_len
+    zeros[0] = seal(w, buf + row.body_off + 7, row.body_len)
     return 0
 
 cdef int put(Writer *w, const uint8_t *buf, Row *row) noexcept nogil:
