@@ -48,6 +48,8 @@ GET_TURNS_MAX = 1024
 # Of up to so many shards basic.get tells how many messages are left in all, else in one that has some.
 GET_COUNTS_MAX = 64
 RUN_S_MAX = 1.0
+# Messages of that size, on average of a delivery, are written from where they lie; smaller ones are sooner copied.
+LARGE_BYTES = 16 << 10
 # Deliveries that are listed of one queue.
 UNACKED_LISTED_MAX = 1_000
 
@@ -499,7 +501,8 @@ class Consuming:
             self.grants.use(consumer, count)
         if self.tracing is not None:
             self.tracing.delivered(client, channel.number, consumer.queue_name, redelivered, count, blob)
-        data = frames.deliveries(
+        to_frames = frames.deliveries if size < LARGE_BYTES * count else frames.delivery_parts
+        data = to_frames(
             properties.with_delivery_count(blob, count, times) if times else blob,
             count,
             channel.number,

@@ -43,6 +43,12 @@ class Output:
         self.pending += len(data)
         self._due.append((self.written + self.pending, shard, epoch, credit))
 
+    def add_parts_then_credit(self, parts: list[bytes | memoryview], shard: int, epoch: int, credit: int) -> None:
+        """As one; they are not copied."""
+        self._chunks.extend(parts)
+        self.pending += sum(map(len, parts))
+        self._due.append((self.written + self.pending, shard, epoch, credit))
+
     def write(self, sock: Stream) -> bool:
         """As much as the kernel takes; whether that was all. Raises OSError when the connection is gone."""
         chunks = self._chunks

@@ -227,6 +227,7 @@ class Publishing:
             client.id,
             confirms.next_seq if confirms else 0,
             now_ms,
+            event.lasting,
         )
         if packed > at:
             if confirms and links.packer.in_sequence:

@@ -27,7 +27,7 @@ from broker.settling import ACKS_WAIT_S, Settles
 from shardd.wire import codec, envelope, packer
 from shardd.wire import messages as wire
 from shardd.wire.histogram import Histogram
-from shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
+from shardd.wire.lane import ALL, Lane, NoLane, Offer, joined, offer
 
 log = logging.getLogger("broker.shard_link")
 
@@ -104,11 +104,11 @@ class ShardLink:
         self.credit_due = False
         self.rings_full = 0  # of lanes that are no more
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: envelope.Parts) -> None:
         if self.lane is not None:
             self.lane.send(message)
         else:
-            self.send_far(message)
+            self.send_far(joined(message))
 
     def send_far(self, message: bytes) -> None:
         self.socket.send(message, AT_ONCE)
@@ -144,7 +144,7 @@ class ShardLinks:
         self._answered_in: dict[int, int] = {}  # epoch of answers to basic.get, until their caller runs
         self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._handlers: dict[int, Callable[[ShardLink, bytes], None]] = {
+        self._handlers: dict[int, Callable[[ShardLink, envelope.Message], None]] = {
             wire.DELIVER: self._on_deliver,
             wire.CONFIRMED: self._on_confirmed,
             wire.CREDIT: self._on_credit,
@@ -322,11 +322,12 @@ class ShardLinks:
         if link.settles.ranges:
             link.send(envelope.settles(self.peer, self.incarnation, epoch, shard, link.settles.take()))
         messages = packer.messages(shard)
-        message = packer.take(shard, self.peer, self.incarnation, epoch, link.batch + 1, bool(link.gathering))
+        message = packer.take_parts(shard, self.peer, self.incarnation, epoch, link.batch + 1, bool(link.gathering))
         if message is not None:
+            size = envelope.size_of(message)
             self._batch_messages.add(messages)
-            self._batch_bytes.add(len(message))
-            self._send_batch(link, message, link.gathering)
+            self._batch_bytes.add(size)
+            self._send_batch(link, message, size, link.gathering)
             link.gathering = []
         if link.credit_due:
             link.credit_due = False
@@ -334,9 +335,9 @@ class ShardLinks:
             link.credits.clear()
 
     @staticmethod
-    def _send_batch(link: ShardLink, message: bytes, waiting: list[Unconfirmed]) -> None:
+    def _send_batch(link: ShardLink, message: envelope.Parts, size: int, waiting: list[Unconfirmed]) -> None:
         link.batch += 1
-        link.in_flight += len(message)
+        link.in_flight += size
         if waiting:
             link.sent.append((link.batch, waiting))
         link.send(message)
@@ -433,7 +434,7 @@ class ShardLinks:
         if head.kind != wire.LANE:
             self._take_all(link, [message])
 
-    def _take_all(self, link: ShardLink, messages: list[bytes]) -> None:
+    def _take_all(self, link: ShardLink, messages: list[envelope.Message]) -> None:
         for message in messages:
             kind, _, _, epoch, _ = envelope.read(message)
             try:
@@ -484,12 +485,12 @@ class ShardLinks:
                 self._loop.call_soon(self._hear, link, lane)
             self.events.received()
 
-    def _on_deliver(self, link: ShardLink, message: bytes) -> None:
+    def _on_deliver(self, link: ShardLink, message: envelope.Message) -> None:
         delivery, shard = self.events.delivery, link.shard
         for section in codec.read_deliveries(message):
             delivery(shard, section)
 
-    def _on_confirmed(self, link: ShardLink, message: bytes) -> None:
+    def _on_confirmed(self, link: ShardLink, message: envelope.Message) -> None:
         batch, refused = envelope.read_confirmed(message)
         while link.sent and link.sent[0][0] <= batch:
             for waiting in link.sent.popleft()[1]:
@@ -497,13 +498,13 @@ class ShardLinks:
                     waiting.refuse(connection, channel, first, last)
                 waiting.confirmed()
 
-    def _on_credit(self, link: ShardLink, message: bytes) -> None:
+    def _on_credit(self, link: ShardLink, message: envelope.Message) -> None:
         for _connection, count in envelope.read_credit(message):
             link.in_flight -= count
         if link.in_flight <= PUBLISH_WINDOW_BYTES // 2:
             self.events.publish_room(link.shard)
 
-    def _on_control(self, link: ShardLink, message: bytes) -> None:
+    def _on_control(self, link: ShardLink, message: envelope.Message) -> None:
         what = envelope.read_control(message)
         if isinstance(what, wire.Hello):
             self._on_hello(link, envelope.read(message).epoch, what)
@@ -541,7 +542,7 @@ class ShardLinks:
             log.warning("shard %d is back (pid %d)%s", link.shard, hello.pid, _nacked(lost))
         aside, link.aside = link.aside, []
         for message, batch in aside:
-            self._send_batch(link, envelope.readdressed(message, epoch, link.batch + 1), batch)
+            self._send_batch(link, envelope.readdressed(message, epoch, link.batch + 1), len(message), batch)
         self._ask_again(link)
         self.events.restarted(link.shard)
         self.events.publish_room(link.shard)

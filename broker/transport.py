@@ -139,13 +139,16 @@ class Transport(ABC):
             self.output.add(data)
             self._mark_dirty()
 
-    def write_delivery(self, data: bytes, shard: int, credit: int) -> None:
-        """Deliveries; `credit` goes back to the shard once they are with the kernel."""
+    def write_delivery(self, data: bytes | list[bytes | memoryview], shard: int, credit: int) -> None:
+        """Deliveries, large ones in parts; `credit` goes back to the shard once they are with the kernel."""
         epoch = self.door.links.links[shard].epoch
         if self.closing or self.lost:
             self.door.links.credit(shard, epoch, self.id, credit)
             return
-        self.output.add_then_credit(data, shard, epoch, credit)
+        if isinstance(data, bytes):
+            self.output.add_then_credit(data, shard, epoch, credit)
+        else:
+            self.output.add_parts_then_credit(data, shard, epoch, credit)
         self._mark_dirty()
 
     def _gather(self) -> None:

@@ -45,7 +45,7 @@ class Controls(ABC):
         self.queues = Roster()
         self.streams = Streams(home)
         self.peers: dict[int, Peer] = {}
-        self._senders: dict[bytes, Peer] = {}  # the same, by how their messages begin
+        self._senders: dict[envelope.Message, Peer] = {}  # the same, by how their messages begin
         self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
         self.dead_letters = DeadLetters()
         self.alarm = ""
@@ -95,7 +95,7 @@ class Controls(ABC):
     def _catch_up(self, queue: Queue, now: int) -> None:
         """Hand out what it has for those who are there: whoever comes, goes or looks finds it so."""
 
-    def _on_control(self, peer: Peer, message: bytes, now: int) -> None:
+    def _on_control(self, peer: Peer, message: envelope.Message, now: int) -> None:
         what = envelope.read_control(message)
         handler = self._controls.get(type(what))
         if handler is not None:

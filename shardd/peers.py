@@ -23,7 +23,7 @@ PUBLISH_CREDIT_BYTES = 256 << 10
 
 class Outgoing(NamedTuple):
     endpoint: str
-    message: bytes
+    message: envelope.Parts
 
 
 _new_tuple = tuple.__new__  # what Outgoing(...) does, without a function of Python in between
@@ -55,8 +55,8 @@ class Peer:
         self._who = (number, incarnation, epoch, shard)
         self.sender = envelope.sender(*self._who)
         self.writer = codec.DeliveryWriter(*self._who)
-        self._told: list[bytes] = []  # leaves before deliveries
-        self._told_after: list[bytes] = []
+        self._told: list[envelope.Parts] = []  # leaves before deliveries
+        self._told_after: list[envelope.Parts] = []
 
     def window(self, connection: int) -> Window:
         found = self.windows.get(connection)
@@ -108,7 +108,7 @@ class Peer:
         if self.taken >= PUBLISH_CREDIT_BYTES:
             messages.append(envelope.credit(*self._who, [(0, self.taken)]))
             self.taken = 0
-        deliveries = self.writer.take()
+        deliveries = self.writer.take_parts()
         if deliveries is not None:
             messages.append(deliveries)
         if self._told_after:
@@ -120,7 +120,9 @@ class Peer:
         messages.clear()
 
 
-def refused_runs(message: bytes, ordinals: Sequence[int], unnumbered: bool = False) -> list[tuple[int, int, int, int]]:
+def refused_runs(
+    message: envelope.Message, ordinals: Sequence[int], unnumbered: bool = False
+) -> list[tuple[int, int, int, int]]:
     """The confirms wanted for these messages of a batch, neighbours together. `unnumbered`: also those without a
     confirm number, as 0: a transaction must hear that it was not stored."""
     found: list[tuple[int, int, int, int]] = []

@@ -38,7 +38,7 @@ from shardd.wire import envelope
 from shardd.wire import messages as wire
 from shardd.wire.board import Board, path_of
 from shardd.wire.histogram import Histogram
-from shardd.wire.lane import ALL, Lane, NoLane, accept, listen
+from shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
 from shardd.wire.memory import give_back, keep_warm
 from supervisor import notify
 from supervisor.logs import set_level
@@ -455,6 +455,7 @@ class Server:
             if lane is not None:
                 for before in lane.came_far(head.kind):
                     self.shard.receive(before, now)
+                lane.let_go()
             if head.kind != wire.LANE:
                 self.shard.receive(message, now)
         except envelope.WireError as error:
@@ -467,6 +468,7 @@ class Server:
                 self.shard.receive(message, now)
             except envelope.WireError as error:
                 log.error("a message was dropped: %s", error)
+        lane.let_go()
         return len(messages)
 
     # -- lanes -----------------------------------------------------------------------------------------
@@ -507,7 +509,7 @@ class Server:
             if lane is not None:
                 lane.send(message)
             else:
-                self._outbox(endpoint).send(message, AT_ONCE)
+                self._outbox(endpoint).send(joined(message), AT_ONCE)
 
     def _outbox(self, endpoint: str) -> zmq.Socket[bytes]:
         found = self._outboxes.get(endpoint)

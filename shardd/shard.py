@@ -50,7 +50,7 @@ class Shard(Controls):
         self._syncs_begun = 0
         self._sync_wanted = False
         self._now = 0
-        self._kinds: dict[int, Callable[[Peer, bytes, int], None]] = {
+        self._kinds: dict[int, Callable[[Peer, envelope.Message, int], None]] = {
             m.PUBLISH: self._on_publish,
             m.SETTLE: self._on_settle,
             m.CREDIT: self._on_credit,
@@ -59,8 +59,8 @@ class Shard(Controls):
 
     # -- in --------------------------------------------------------------------------------------------
 
-    def receive(self, message: bytes, now: int) -> None:
-        """Of a known process and of this epoch, or a Join; everything else is stale."""
+    def receive(self, message: envelope.Message, now: int) -> None:
+        """Of a known process and of this epoch, or a Join; everything else is stale. Nothing of the message is kept."""
         self._now = now
         peer = self._senders.get(message[1 : m.HEADER_BYTES])
         if peer is not None:
@@ -73,7 +73,7 @@ class Shard(Controls):
         elif head.kind == m.CONTROL and isinstance(join := envelope.read_control(message), m.Join):
             self._on_join(head, join.endpoint, now)
 
-    def _on_publish(self, peer: Peer, message: bytes, now: int) -> None:
+    def _on_publish(self, peer: Peer, message: envelope.Message, now: int) -> None:
         publish = codec.read_publish(message)
         size = len(message)
         peer.took(size)
@@ -149,8 +149,10 @@ class Shard(Controls):
         if queue in self._dirty and queue.keeps_in_store:
             while queue.deliver(now, self, QUEUE_PASS_BYTES):
                 pass
+            for peer in self.peers.values():
+                peer.writer.own()  # before this turn's end more may be appended
 
-    def _on_settle(self, peer: Peer, message: bytes, now: int) -> None:
+    def _on_settle(self, peer: Peer, message: envelope.Message, now: int) -> None:
         for number, kind, first, last in envelope.read_settles(message):
             holder = peer.holders.get(number)
             if isinstance(holder, Consumer):
@@ -165,7 +167,7 @@ class Shard(Controls):
                 for queue, entries, size in holder.settle(first, last):
                     self._settle(queue, kind, entries, size)
 
-    def _on_credit(self, peer: Peer, message: bytes, now: int) -> None:
+    def _on_credit(self, peer: Peer, message: envelope.Message, now: int) -> None:
         for connection, count in envelope.read_credit(message):
             window = peer.windows.get(connection)
             if window is None:
@@ -211,7 +213,9 @@ class Shard(Controls):
         return due if retry is None else retry if due is None else min(due, retry)
 
     # queues.Outlet
-    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(
+        self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes | memoryview
+    ) -> None:
         peer = consumer.peer
         assert isinstance(peer, Peer)
         self._given += len(blob)
@@ -219,7 +223,9 @@ class Shard(Controls):
         connection, channel, number = consumer.connection, consumer.channel, consumer.number
         peer.writer.add(connection, channel, number, first_number, redelivered, count, blob, 0, consumer.queue.hides)
 
-    def deliver_again(self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes) -> None:
+    def deliver_again(
+        self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes | memoryview
+    ) -> None:
         peer = consumer.peer
         assert isinstance(peer, Peer)
         self._given += len(blob)

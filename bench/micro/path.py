@@ -33,6 +33,7 @@ from functools import partial
 from typing import Any
 
 from broker.amqp import frames
+from broker.consuming import LARGE_BYTES
 from shardd.shard import Shard
 from shardd.store import SegmentStore
 from shardd.wire import codec, envelope, packer
@@ -69,6 +70,10 @@ def publish(body_bytes: int) -> bytes:
     return method + frame(2, struct.pack(">HHQH", 60, 0, body_bytes, 0)) + b"".join(frame(3, each) for each in pieces)
 
 
+def _is_deliver(message: envelope.Parts) -> bool:
+    return (message if isinstance(message, bytes) else message[0])[0] == wire.DELIVER
+
+
 class Home:
     """One store, as the shard's process opens it."""
 
@@ -83,16 +88,18 @@ class Home:
 
 
 class Ring:
-    def __init__(self) -> None:
+    """`views`: as a shard takes them, large ones are looked at where they lie."""
+
+    def __init__(self, views: bool) -> None:
         self._bell = socket.socketpair()
         memory = mmap.mmap(-1, mmap.PAGESIZE + RING_BYTES)
         place = (0, mmap.PAGESIZE, RING_BYTES)
         assert place[1] >= CONTROL_BYTES
         self._writer = Writer(memory, *place, self._bell[0].fileno())
-        self._reader = Reader(memory, *place)
+        self._reader = Reader(memory, *place, views)
 
-    def through(self, message: bytes) -> bytes:
-        assert self._writer.put(message)
+    def through(self, message: envelope.Parts) -> envelope.Message:
+        assert self._writer.put(message) if isinstance(message, bytes) else self._writer.put_parts(message)
         (taken,), _ = self._reader.take(1)
         return taken
 
@@ -109,7 +116,7 @@ class Path:
         self._routes = packer.Routes(1)
         self._routes.learn(LINE, packer.TARGETS, [(0, [QUEUE])], True)
         self._packer = packer.Packer(1)
-        self._out, self._back = Ring(), Ring()
+        self._out, self._back = Ring(views=True), Ring(views=False)
         self._shard = Shard(0, EPOCH, 1, Home(directory))  # type: ignore[arg-type] # no streams: their part is never asked
         self._batch = self._tag = self._acked = 0
         self._prepare()
@@ -141,9 +148,8 @@ class Path:
         batch = around("ring", lambda: self._out.through(batch))
         around("enqueue", lambda: self._shard.receive(batch, self._now()))
         messages = around("dequeue", lambda: self._shard.turn_end(self._now()))
-        given = [each.message for each in messages if envelope.read(each.message).kind == wire.DELIVER]
         came = 0
-        for message in given:
+        for message in [each.message for each in messages if _is_deliver(each.message)]:
             arrived = around("ring", partial(self._back.through, message))
             written, taken = around("frames", partial(self._frames, arrived))
             came += written
@@ -161,23 +167,24 @@ class Path:
             found.append((table, count))
         return found
 
-    def _pack(self, tables: list[tuple[bytes, int]]) -> bytes:
+    def _pack(self, tables: list[tuple[bytes, int]]) -> envelope.Parts:
         now_ms = time.time_ns() // 1_000_000
         for table, count in tables:
             packed, _ = self._packer.pack(self._routes, self._read, table, 0, CONNECTION, 0, now_ms)
             assert packed == count
             self._packer.take_touched()
         self._batch += 1
-        message = self._packer.take(0, *WHO[:3], self._batch, False)
+        message = self._packer.take_parts(0, *WHO[:3], self._batch, False)
         assert message is not None
         return message
 
-    def _frames(self, message: bytes) -> tuple[int, int]:
+    def _frames(self, message: envelope.Message) -> tuple[int, int]:
         """Messages and bytes of them."""
         came = taken = 0
         for _, _, _, _, redelivered, count, blob, *_ in codec.read_deliveries(message):
-            data = frames.deliveries(blob, count, CHANNEL, TAG, self._tag + 1, redelivered, FRAME_BYTES_MAX)
-            assert len(data) > len(blob)
+            to_frames = frames.deliveries if len(blob) < LARGE_BYTES * count else frames.delivery_parts
+            data = to_frames(blob, count, CHANNEL, TAG, self._tag + 1, redelivered, FRAME_BYTES_MAX)
+            assert len(data) > 0
             self._tag += count
             came += count
             taken += len(blob)

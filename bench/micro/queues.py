@@ -46,7 +46,9 @@ class Nowhere:
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         pass
 
-    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(
+        self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes | memoryview
+    ) -> None:
         pass
 
 

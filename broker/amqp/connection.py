@@ -4,8 +4,9 @@ No socket, no clock. It keeps the order of the protocol (states.py) and answers 
 access.request; every decision is the caller's. Bytes are looked at where they lie, and only as far as the next event:
 what the caller does about an event (say, closing a channel) is in force for the bytes behind it.
 
-What is not yet whole is kept: a publish of up to 64 KiB, or one frame of a larger one, together with how many bytes it
-needs before another look is worth it. So bytes are not looked at again for each small piece they come in.
+What is not yet whole is kept: a publish of up to 64 KiB, together with how many bytes it needs before another look is
+worth it. So bytes are not looked at again for each small piece they come in. The body of a larger one goes to its place
+as it comes, whatever part of a frame that is.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ CONTENT_BYTES_MORE: Final = 32 << 20
 EVENTLESS_FRAMES_MAX: Final = 256
 # Of a broken frame, in the text about it.
 SHOWN_BYTES: Final = 16
+# Body frames of at least this much are not waited for in one piece.
+PART_BYTES_MIN: Final = 8 << 10
+# For a body of up to this much there is room from its header on, if it is the only one that is put together.
+ROOM_BYTES_MAX: Final = 4 << 20
 # Methods that states.py knows by name; all others are "method" there.
 _CHANNEL_NAMES: Final = {
     struct.pack(">I", method.index): method.name
@@ -49,6 +54,7 @@ _CHANNEL_NAMES: Final = {
 }
 # Looked at with each read: an enum is asked for its members the slow way.
 _AWAITING_HEADER, _OPEN, _CLOSED = ConnectionState.AWAITING_HEADER, ConnectionState.OPEN, ConnectionState.CLOSED
+_AWAITING_BODY: Final = int(ChannelState.AWAITING_BODY)
 _UNREAD: Final = memoryview(b"")  # nothing
 _NOT_OPEN: Final = (ChannelState.CLOSED, *CHANNEL_DISCARDS)
 _CLOSES: Final = frozenset(
@@ -62,21 +68,37 @@ class _Content:
     `data` is laid out as one that came whole: line | properties | head of a body frame, then the body, in one frame.
     """
 
-    __slots__ = ("body_len", "data", "facts", "left", "line_len", "props_len")
+    __slots__ = ("_place", "_used", "body_len", "data", "facts", "left", "line_len", "props_len")
 
     def __init__(self, line: bytes) -> None:
         self.data = bytearray(line)
         self.line_len = len(line)
         self.props_len = self.body_len = self.left = 0
         self.facts = (0, 0, 0, 0)
+        self._place: memoryview | None = None  # all of `data`, when there is room for all
+        self._used = 0  # of it
 
-    def begin_body(self, props: bytes, body_len: int) -> None:
+    def begin_body(self, props: bytes, body_len: int, has_room: bool) -> None:
         self.facts = frames.facts(props)
         self.props_len = len(props)
         self.body_len = self.left = body_len
         self.data += props
         if body_len:
             self.data += _FRAME_HEAD.pack(spec.BODY_FRAME, 0, body_len)
+        if has_room:
+            begun, self._used = self.data, len(self.data)
+            self.data = frames.room(self._used + body_len + len(_FRAME_END))
+            self._place = memoryview(self.data)
+            self._place[: self._used] = begun
+
+    def add(self, part: bytes | bytearray | memoryview) -> None:
+        """Of the body; `left` counts whole frames."""
+        if self._place is None:
+            self.data += part
+        else:
+            stop = self._used + len(part)
+            self._place[self._used : stop] = part
+            self._used = stop
 
     @property
     def kept(self) -> int:
@@ -86,9 +108,21 @@ class _Content:
     def whole(self, channel: int) -> Publishes:
         body_off = self.line_len + self.props_len
         if self.body_len:
-            self.data += _FRAME_END
+            self.add(_FRAME_END)
         row = frames.row(0, self.line_len, channel, self.line_len, self.props_len, body_off, self.body_len, self.facts)
-        return Publishes(self.data, row, 1)
+        return Publishes(self.data, row, 1, lasting=True)
+
+
+class _Part:
+    """A body frame that comes in parts: `left` bytes of its `size`, then the end. `shown`: its first ones."""
+
+    __slots__ = ("channel", "content", "left", "shown", "size")
+
+    def __init__(self, channel: int, content: _Content, size: int, shown: bytes) -> None:
+        self.channel = channel
+        self.content = content
+        self.size = self.left = size
+        self.shown = shown
 
 
 class Connection:
@@ -126,6 +160,7 @@ class Connection:
         self._at = 0
         self._next: memoryview | None = None
         self._needed = 0
+        self._part: _Part | None = None  # what is read begins within this frame
         self._out_of_step = False  # after a broken frame nobody knows where the next one begins
 
     # -- in -----------------------------------------------------------------------------------------------------
@@ -197,6 +232,8 @@ class Connection:
 
     def _parse(self) -> Event | None:
         """The next event, or None for bytes that give none: gone on, or _needed says what is missing."""
+        if self._part is not None:
+            return self._go_on_with_part(self._part)
         if self._state is not _OPEN:
             if self._state is not _AWAITING_HEADER:
                 return self._read_frame()
@@ -243,6 +280,10 @@ class Connection:
         if frame_bytes > self._received_frame_bytes_max:
             payload_bytes_max = self._received_frame_bytes_max - 2 * spec.FRAME_OVERHEAD_BYTES
             raise self._broken_frame(kind, b"", f"{{frame_too_large,{size},{payload_bytes_max}}}")
+        if kind == spec.BODY_FRAME and size >= PART_BYTES_MIN:
+            content = self._contents.get(channel)
+            if content is not None and size <= content.left and self._channels[channel] == _AWAITING_BODY:
+                return self._read_part(channel, content, size)
         if not self._has(frame_bytes):
             return None
         payload = bytes(self._buffer[self._at + _FRAME_HEAD.size : self._at + frame_bytes - 1])
@@ -257,10 +298,44 @@ class Connection:
             self._set_channel(channel, ChannelState.CLOSING)
             return Failed(error, channel)
 
-    def _broken_frame(self, kind: int, payload: bytes, what: str) -> ConnectionException:
-        """In RabbitMQ's words, which are Erlang's."""
+    def _read_part(self, channel: int, content: _Content, size: int) -> Event | None:
+        """A body frame that belongs where it is, from its head on."""
+        if not self._has(_FRAME_HEAD.size + SHOWN_BYTES):
+            return None
+        self._at += _FRAME_HEAD.size
+        self._part = _Part(channel, content, size, bytes(self._buffer[self._at : self._at + SHOWN_BYTES]))
+        return self._go_on_with_part(self._part)
+
+    def _go_on_with_part(self, part: _Part) -> Event | None:
+        """What there is of it goes to its place, if that is still wanted."""
+        if not self._has(1):
+            return None
+        count = min(len(self._buffer) - self._at, part.left)
+        is_wanted = self._contents.get(part.channel) is part.content
+        if count:
+            if is_wanted:
+                part.content.add(memoryview(self._buffer)[self._at : self._at + count])
+            self._at += count
+            part.left -= count
+        if part.left or not self._has(1):
+            return None
+        self._part = None
+        end = self._buffer[self._at]
+        if end != spec.FRAME_END:
+            raise self._broken_frame(spec.BODY_FRAME, part.shown, f"{{invalid_frame_end_marker,{end}}}", part.size)
+        self._at += 1
+        try:
+            if is_wanted and self._state is _OPEN:
+                return self._came_whole(part.channel, part.content, part.size)
+            return self._received(spec.BODY_FRAME, part.channel, b"")
+        except ChannelException as error:
+            self._set_channel(part.channel, ChannelState.CLOSING)
+            return Failed(error, part.channel)
+
+    def _broken_frame(self, kind: int, payload: bytes, what: str, size: int = 0) -> ConnectionException:
+        """In RabbitMQ's words, which are Erlang's. `size`: of the whole payload, when that is more."""
         self._out_of_step = True
-        some = "all" if len(payload) <= SHOWN_BYTES else f"first {SHOWN_BYTES}"
+        some = "all" if max(len(payload), size) <= SHOWN_BYTES else f"first {SHOWN_BYTES}"
         text = f"type {kind}, {some} octets = <<{','.join(map(str, payload[:SHOWN_BYTES]))}>>: {what}"
         return ConnectionException(spec.FRAME_ERROR, text)
 
@@ -380,25 +455,32 @@ class Connection:
             raise ChannelException(spec.PRECONDITION_FAILED, text, *spec.PUBLISH)
         props = payload[_CONTENT_HEAD.size :]
         properties.check(props)
-        self._contents[channel].begin_body(props, body_len)
+        has_room = len(self._contents) == 1 and PART_BYTES_MIN <= body_len <= ROOM_BYTES_MAX
+        self._contents[channel].begin_body(props, body_len, has_room)
         self._keep(len(props))
         return None if body_len else self._whole(channel)
 
     def _received_body(self, channel: int, payload: bytes) -> Event | None:
         state = self._channel_state(channel)
         content = self._contents.get(channel)
-        is_last = content is not None and content.left == len(payload)
-        following = next_of_channel(state, "last body" if is_last else "body")
-        if following is None:
-            return None
-        assert content is not None  # there is one in the state that lets body frames pass
-        if len(payload) > content.left:
+        if content is None or len(payload) > content.left:
+            if next_of_channel(state, "body") is None:
+                return None
+            assert content is not None  # there is one in the state that lets body frames pass
             text = f"{len(payload) - content.left} bytes behind a body of {content.body_len}"
             raise ConnectionException(spec.FRAME_ERROR, text, *spec.PUBLISH)
+        content.add(payload)
+        return self._came_whole(channel, content, len(payload))
+
+    def _came_whole(self, channel: int, content: _Content, size: int) -> Publishes | None:
+        """A body frame whose bytes are in their place."""
+        is_last = content.left == size
+        following = next_of_channel(self._channel_state(channel), "last body" if is_last else "body")
+        if following is None:
+            return None
         self._channels[channel] = following
-        self._keep(len(payload))
-        content.data += payload
-        content.left -= len(payload)
+        self._keep(size)
+        content.left -= size
         return self._whole(channel) if is_last else None
 
     def _keep(self, count: int) -> None:

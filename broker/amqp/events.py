@@ -48,11 +48,13 @@ class Method:
 
 @dataclass(slots=True)
 class Publishes:
-    """Whole publishes, a row of `table` (48 bytes, drawn in frames.pyx) for each. Valid until the next next_event()."""
+    """Whole publishes, a row of `table` (48 bytes, drawn in frames.pyx) for each. Valid until the next next_event();
+    `lasting`: as long as it is held, for nobody else has its bytes."""
 
     buffer: bytes | bytearray | memoryview
     table: bytes
     count: int
+    lasting: bool = False
 
 
 @dataclass(slots=True)

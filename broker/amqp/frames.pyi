@@ -20,6 +20,7 @@ Facts = tuple[int, int, int, int]
 def scan(
     data: _Bytes, at: int, end: int, states: _Bytes, frame_bytes_max: int, message_bytes_max: int
 ) -> tuple[int, bytes, int, int, int]: ...
+def room(size: int) -> bytearray: ...
 def facts(props: _Bytes) -> Facts: ...
 def row(
     line_off: int,
@@ -43,6 +44,15 @@ def deliveries(
     redelivered: bool,
     frame_bytes_max: int,
 ) -> bytes: ...
+def delivery_parts(
+    blob: _Bytes,
+    count: int,
+    channel: int,
+    consumer_tag: bytes,
+    first_tag: int,
+    redelivered: bool,
+    frame_bytes_max: int,
+) -> list[bytes | memoryview]: ...
 def get_ok(
     message: _Bytes, channel: int, tag: int, redelivered: bool, remaining: int, frame_bytes_max: int
 ) -> bytes: ...

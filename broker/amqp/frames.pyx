@@ -11,6 +11,7 @@ mistake in it or puts an interleaved or large publish together. So every check h
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
+from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 
 # Why scan() stopped.
@@ -49,6 +50,7 @@ cdef enum:
     NO_TTL = 0xffffffff
     ROWS_MAX = 2048         # of one event: 96 KiB of rows, which stay in the cache
     RANGES_MAX = 4096       # of one Settles event
+    HEAD_BYTES_MAX = 1024   # between two bodies: an end, a deliver with three names of 255 bytes, the head of a header
     WHOLE_BYTES_MAX = 65536 # a publish not larger is waited for in one piece; of a larger one each frame is taken as it comes
 
 cdef struct Row:
@@ -132,28 +134,15 @@ cdef int may_have_cc(const uint8_t *p, uint32_t size) noexcept nogil:
         c += 1
     return 0
 
-cdef int may_have_sequence(const uint8_t *p, uint32_t size) noexcept nogil:
-    """Is "x-sequence", with its length before it, anywhere in the table."""
+cdef inline int may_have(const uint8_t *p, uint32_t size, const char *name, uint32_t length, uint32_t rarest) noexcept nogil:
+    """Is `name`, which begins with its length, anywhere in the table. `rarest`: where in it is its rarest letter."""
     cdef const uint8_t *end = p + size
-    cdef const uint8_t *c = p
+    cdef const uint8_t *c = p + rarest
     while c < end:
-        c = <const uint8_t *>memchr(c, 113, end - c)  # its rarest letter, the sixth byte with the length
+        c = <const uint8_t *>memchr(c, name[rarest], end - c)
         if c == NULL:
             return 0
-        if c - p >= 5 and end - c >= 6 and (c - 5)[0] == 10 and memcmp(c - 4, <const char *>b"x-sequence", 10) == 0:
-            return 1
-        c += 1
-    return 0
-
-cdef int may_have_letters(const uint8_t *p, uint32_t size) noexcept nogil:
-    """Is "x-dead-letter-exchange", with its length before it, anywhere in the table."""
-    cdef const uint8_t *end = p + size
-    cdef const uint8_t *c = p
-    while c < end:
-        c = <const uint8_t *>memchr(c, 22, end - c)
-        if c == NULL:
-            return 0
-        if end - c >= 23 and memcmp(c + 1, <const char *>b"x-dead-letter-exchange", 22) == 0:
+        if end - c >= length - rarest and memcmp(c - rarest, name, length) == 0:
             return 1
         c += 1
     return 0
@@ -187,9 +176,9 @@ cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept no
             row.flags |= C_HAS_HEADERS
             if length >= 4 and may_have_cc(p + 4, length):
                 row.flags |= C_MAY_HAVE_CC
-            if length >= 12 and may_have_sequence(p + 4, length):
+            if length >= 12 and may_have(p + 4, length, b"\x0ax-sequence", 11, 5):
                 row.flags |= C_MAY_HAVE_SEQUENCE
-            if length >= 23 and may_have_letters(p + 4, length):
+            if length >= 23 and may_have(p + 4, length, b"\x16x-dead-letter-exchange", 23, 0):
                 row.flags |= C_MAY_HAVE_LETTERS
             p += 4 + length
         elif bit == 12 or bit == 11:
@@ -363,6 +352,10 @@ def scan(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[
             why = C_FULL
     return at, PyBytes_FromStringAndSize(<char *>rows, count * sizeof(Row)), count, why, needed
 
+def room(size_t size):
+    """A bytearray that is to be filled: what is in it is whatever was there."""
+    return PyByteArray_FromStringAndSize(NULL, size)
+
 def facts(const uint8_t[::1] props not None):
     """(ttl_ms, delivery_mode, priority, flags) of a property list, as in a row."""
     cdef Row row
@@ -491,6 +484,18 @@ cdef inline uint32_t body_part_max(uint32_t frame_bytes_max) except 0:
         raise ValueError("a frame is larger than that")
     return frame_bytes_max - 8
 
+cdef inline uint8_t *put_deliver(uint8_t *p, uint32_t channel, const uint8_t *ctag, size_t ctag_len, uint64_t tag,
+                                 bint redelivered, const uint8_t *names, size_t names_len) noexcept nogil:
+    """The frame of a basic.deliver: 7 + 14 + 1 bytes, the tag and the names."""
+    p = put_frame_head(p, 1, channel, <uint32_t>(4 + 1 + ctag_len + 9 + names_len))
+    p = put32(p, 60 << 16 | 60)
+    p[0] = <uint8_t>ctag_len
+    p = put64(put(p + 1, ctag, ctag_len), tag)
+    p[0] = redelivered
+    p = put(p + 1, names, names_len)
+    p[0] = 0xCE
+    return p + 1
+
 def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channel, bytes consumer_tag not None,
                uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
     """basic.deliver with its content for each of `count` stored messages, tags from `first_tag` on."""
@@ -516,17 +521,47 @@ def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channe
     with nogil:
         for i in range(count):
             read_message(at, left, &s)
-            p = put_frame_head(p, 1, channel, <uint32_t>(4 + 1 + ctag_len + 9 + s.names_len))
-            p = put32(p, 60 << 16 | 60)
-            p[0] = <uint8_t>ctag_len
-            p = put64(put(p + 1, ctag, ctag_len), first_tag + i)
-            p[0] = redelivered
-            p = put(p + 1, s.names, s.names_len)
-            p[0] = 0xCE
-            p = put_content(p + 1, channel, s.props, s.props_len, s.body, s.body_len, part_max)
+            p = put_deliver(p, channel, ctag, ctag_len, first_tag + i, redelivered, s.names, s.names_len)
+            p = put_content(p, channel, s.props, s.props_len, s.body, s.body_len, part_max)
             at += s.size
             left -= s.size
     return out
+
+def delivery_parts(blob not None, uint32_t count, uint16_t channel, bytes consumer_tag not None,
+                   uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
+    """What deliveries() gives, in parts whose bodies are views into `blob`: for large ones, which are not to be copied."""
+    cdef const uint8_t[::1] bytes_of = blob
+    cdef uint32_t part_max = body_part_max(frame_bytes_max), part, i
+    cdef size_t ctag_len = len(consumer_tag), at = 0, left = bytes_of.shape[0], body, end
+    cdef const uint8_t *start = &bytes_of[0] if left else NULL
+    cdef uint8_t head[HEAD_BYTES_MAX]
+    cdef uint8_t *p = head
+    cdef Stored s
+    cdef list found = []
+    view = memoryview(blob)
+    if ctag_len > 255:
+        raise ValueError("a consumer tag has at most 255 bytes")
+    for i in range(count):
+        if read_message(start + at, left - at, &s) < 0:
+            raise ValueError("no whole stored message")
+        p = put_deliver(p, channel, <const uint8_t *>PyBytes_AS_STRING(consumer_tag), ctag_len, first_tag + i, redelivered, s.names, s.names_len)
+        p = put_frame_head(p, 2, channel, s.props_len + 12)
+        p = put64(put32(p, 60 << 16), s.body_len)
+        body = at + s.size - s.body_len
+        end = at + s.size
+        found.append(PyBytes_FromStringAndSize(<char *>head, p - head) + s.props[:s.props_len])
+        head[0] = 0xCE
+        p = head + 1
+        while body < end:
+            part = <uint32_t>min(end - body, part_max)
+            p = put_frame_head(p, 3, channel, part)
+            found.append(PyBytes_FromStringAndSize(<char *>head, p - head))
+            found.append(view[body:body + part])
+            p = head + 1
+            body += part
+        at = end
+    found.append(PyBytes_FromStringAndSize(<char *>head, p - head))
+    return found
 
 def get_ok(const uint8_t[::1] message not None, uint16_t channel, uint64_t tag, bint redelivered, uint32_t remaining,
            uint32_t frame_bytes_max):

@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 # Messages that expire in one pass: a million at once must not stop the other queues.
 EXPIRED_MAX = 16384
 
+Blob = bytes | memoryview
+
 
 class Outlet(Protocol):
-    """Where deliveries go; `blob` is copied before `deliver` returns."""
+    """Where deliveries go; `blob` may be a view that is good until messages are appended to the store."""
 
-    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None: ...
-    def deliver_again(self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes) -> None:
+    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: Blob) -> None: ...
+    def deliver_again(self, consumer: Consumer, first_number: int, times: int, count: int, blob: Blob) -> None:
         """All of them came back `times` times, to a queue that allows it only so often."""
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None: ...
@@ -247,19 +249,19 @@ class Queue(Backlog):
     def _mark(self, entry: int) -> int:
         return 1 + self._times(entry) if entry & REDELIVERED else 0
 
-    def _read(self, entries: array[int], room: int) -> list[tuple[array[int], array[int], bytes]]:
+    def _read(self, entries: array[int], room: int) -> list[tuple[array[int], array[int], Blob]]:
         """As many as fit, at least one, in pieces that are all redelivered or all not: (entries, sizes, blob)."""
         if len(entries) == 1:
-            blob, sizes = self.store.read(entries, max(room, 1))
+            blob, sizes = self.store.look(entries, max(room, 1))
             return [(entries, sizes, blob)]
-        pieces: list[tuple[array[int], array[int], bytes]] = []
+        pieces: list[tuple[array[int], array[int], Blob]] = []
         at = 0
         while at < len(entries) and (room > 0 or not at):
             stop = same_mark(entries, at)
             if entries[at] & REDELIVERED and self._counts_returns:
                 stop = self._as_often(entries, at, stop)
             some = entries if stop - at == len(entries) else entries[at:stop]
-            blob, sizes = self.store.read(some, max(room, 1))
+            blob, sizes = self.store.look(some, max(room, 1))
             pieces.append((some if len(sizes) == len(some) else some[: len(sizes)], sizes, blob))
             room -= len(blob)
             at += len(sizes)
@@ -267,7 +269,7 @@ class Queue(Backlog):
                 break
         return pieces
 
-    def _hand_over(self, taker: Consumer, entries: array[int], sizes: array[int], blob: bytes, outlet: Outlet) -> None:
+    def _hand_over(self, taker: Consumer, entries: array[int], sizes: array[int], blob: Blob, outlet: Outlet) -> None:
         count = len(entries)
         body_bytes = total(sizes) if count > 1 else sizes[0]
         redelivered = bool(entries[0] & REDELIVERED)

@@ -49,6 +49,9 @@ cdef uint64_t SEGMENT_HEADER_MAX = 64
 # made to look like records, and recovery must end.
 cdef uint64_t RESYNC_CRC_SHARE = 8
 
+# Less is sooner copied than a view is made.
+cdef uint64_t VIEW_BYTES_MIN = 16 << 10
+
 cdef array.array _Q = array.array("Q")
 cdef array.array _I = array.array("I")
 
@@ -450,6 +453,11 @@ def copy_out(bytearray source, unsigned long long base, unsigned long long used,
     """(blob, body_bytes of each) of messages of entries[start:stop], up to the first that is not whole in `source`,
     which holds `used` bytes of their segment from position `base` on, or that would make the blob longer than
     `bytes_max` (not the first, with `at_least_one`)."""
+    return copied_out(source, base, used, entries, start, stop, bytes_max, at_least_one, False)
+
+
+cdef tuple copied_out(bytearray source, uint64_t base, uint64_t used, array.array entries, Py_ssize_t start,
+                      Py_ssize_t stop, Py_ssize_t bytes_max, bint at_least_one, bint views):
     cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(source)
     cdef const uint64_t *wanted = <const uint64_t*>entries.data.as_ulonglongs
     cdef array.array sizes = array.clone(_I, stop - start, False)
@@ -484,6 +492,10 @@ def copy_out(bytearray source, unsigned long long base, unsigned long long used,
             run_stop = position + total
         if run_count:
             runs[2 * run_count - 1] = run_stop - run_start
+        if views and run_count == 1 and blob_bytes >= VIEW_BYTES_MIN:
+            if n < stop - start:
+                array.resize(sizes, n)
+            return memoryview(source)[run_start:run_stop].toreadonly(), sizes
         blob = PyBytes_FromStringAndSize(NULL, blob_bytes)
         out = PyBytes_AS_STRING(blob)
         for i in range(run_count):
@@ -494,6 +506,12 @@ def copy_out(bytearray source, unsigned long long base, unsigned long long used,
     if n < stop - start:
         array.resize(sizes, n)
     return blob, sizes
+
+
+def look_at(bytearray source, unsigned long long used, array.array entries, Py_ssize_t start, Py_ssize_t stop,
+            Py_ssize_t bytes_max) -> tuple:
+    """As copy_out() of a whole segment, at least one; where they lie together a large blob is a view of `source`."""
+    return copied_out(source, 0, used, entries, start, stop, bytes_max, True, True)
 
 
 def message_bytes_at(bytearray source, unsigned long long offset) -> int:

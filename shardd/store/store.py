@@ -19,7 +19,7 @@ from shardd.store.errors import Closed, Corrupt, DiskFull
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.pieces import Piece, allocate_alone, cut
 from shardd.store.reading import is_scattered
-from shardd.store.record import Arrival, Batch, copy_out, segment_runs, settled_pairs
+from shardd.store.record import Arrival, Batch, copy_out, look_at, segment_runs, settled_pairs
 from shardd.store.recovery import Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
 from shardd.store.segments import Segments
@@ -384,6 +384,17 @@ class SegmentStore(Segments):
             return self._windows.find_stray(segment, self._handles.of(segment), position)
         window = self._windows.find(segment, self._handles.of(segment), position)
         return window.data, window.start, window.used
+
+    def look(self, entries: array[int], bytes_max: int) -> tuple[bytes | memoryview, array[int]]:
+        """As `read`, but large messages may be a view of the write buffer they lie in, good until the next append."""
+        if self._state == "open":
+            runs = segment_runs(entries)
+            if len(runs) == 1:
+                ((number, start, stop),) = runs
+                segment = self._segments[number]
+                if segment.buffer is not None and segment.moves is None:
+                    return look_at(segment.buffer, segment.used, entries, start, stop, bytes_max)
+        return self.read(entries, bytes_max)
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         """The queue needs these no more. `durable`: a recovery should know it too; written with the next flush."""

@@ -28,6 +28,8 @@ cdef enum:
     HIDES = 0x8000
     # A writer that was once larger than this does not keep its memory.
     KEPT_BYTES_MAX = 4 << 20
+    # Messages of at least this much are not copied into a DELIVER, but left where they are until it is sent.
+    LARGE_BYTES = 16 << 10
 
 
 cdef class Publish:
@@ -119,9 +121,11 @@ cdef list queue_ids(const uint8_t *records, size_t end):
 
 
 cdef class DeliveryWriter:
-    """Sections for one peer until taken as one DELIVER message."""
+    """Sections for one peer until taken as one DELIVER message. Large ones stay where they are until then."""
 
     cdef Bytes out
+    cdef list large  # (how much of `out` is before it, its messages), ...
+    cdef size_t large_bytes
     cdef uint32_t sections
     cdef uint16_t peer
     cdef uint32_t incarnation, epoch, shard
@@ -131,6 +135,7 @@ cdef class DeliveryWriter:
         self.incarnation = incarnation
         self.epoch = epoch
         self.shard = shard
+        self.large = []
 
     def __dealloc__(self):
         free(self.out.data)
@@ -146,17 +151,31 @@ cdef class DeliveryWriter:
         )
         PyObject_GetBuffer(blob, &view, PyBUF_SIMPLE)
         try:
-            self.section(connection, channel, consumer, first_number, flags, count, <const uint8_t *> view.buf, view.len)
+            self.section(connection, channel, consumer, first_number, flags, count,
+                         NULL if view.len >= LARGE_BYTES else <const uint8_t *> view.buf, view.len)
+            if view.len >= LARGE_BYTES:
+                self.leave(blob, view.len)
         finally:
             PyBuffer_Release(&view)
 
+    cdef int leave(self, object blob, size_t blob_bytes) except -1:
+        """The messages of the section just begun, and room for their zeros to 8."""
+        cdef size_t zeros = -blob_bytes & 7
+        self.large.append((self.out.used, blob))
+        self.large_bytes += blob_bytes
+        memset(self.out.data + self.out.used, 0, zeros)
+        self.out.used += zeros
+        return 0
+
     cdef int section(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number,
                      uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes) except -1:
+        """`blob` NULL: they stay where they are, see leave()."""
+        cdef size_t here = 0 if blob == NULL else blob_bytes
         cdef uint8_t *p
         cdef uint32_t size = <uint32_t> blob_bytes
         if not self.sections:
             self.out.used = 24
-        if reserve(&self.out, SECTION + blob_bytes + 32):
+        if reserve(&self.out, SECTION + here + 32):
             raise MemoryError()
         p = self.out.data + self.out.used
         memset(p, 0, SECTION)
@@ -167,28 +186,39 @@ cdef class DeliveryWriter:
         memcpy(p + 12, &count, 4)
         memcpy(p + 16, &first_number, 8)
         memcpy(p + 24, &size, 4)
-        if size:
-            memcpy(p + SECTION, blob, size)
-        self.out.used += SECTION + size
-        while self.out.used & 7:
+        if here:
+            memcpy(p + SECTION, blob, here)
+        self.out.used += SECTION + here
+        while here & 7:
             self.out.data[self.out.used] = 0
             self.out.used += 1
+            here += 1
         self.sections += 1
         return 0
+
+    def own(self):
+        """Copy what was left where it is: it is about to be changed."""
+        if self.large:
+            self.large = [(before, bytes(blob)) for before, blob in self.large]
 
     @property
     def size(self):
         """Size so far."""
-        return self.out.used if self.sections else 0
+        return self.out.used + self.large_bytes if self.sections else 0
 
     def take(self):
         """The DELIVER message, or None when nothing was added."""
+        message = self.take_parts()
+        return b"".join(message) if type(message) is list else message
+
+    def take_parts(self):
+        """As take(), in parts when some are large."""
         if not self.sections:
             return None
         write_header(self.out.data, KIND_DELIVER, self.peer, self.incarnation, self.epoch, self.shard)
         memcpy(self.out.data + 16, &self.sections, 4)
         memset(self.out.data + 20, 0, 4)
-        cdef bytes out = PyBytes_FromStringAndSize(<char *> self.out.data, self.out.used)
+        cdef object out = self.parts() if self.large else PyBytes_FromStringAndSize(<char *> self.out.data, self.out.used)
         self.sections = 0
         self.out.used = 0
         if self.out.room > KEPT_BYTES_MAX:
@@ -196,6 +226,19 @@ cdef class DeliveryWriter:
             self.out.data = NULL
             self.out.room = 0
         return out
+
+    cdef list parts(self):
+        cdef list found = []
+        cdef size_t at = 0, before
+        for before, blob in self.large:
+            found.append(PyBytes_FromStringAndSize(<char *> self.out.data + at, before - at))
+            found.append(blob)
+            at = before
+        if at < self.out.used:
+            found.append(PyBytes_FromStringAndSize(<char *> self.out.data + at, self.out.used - at))
+        self.large = []
+        self.large_bytes = 0
+        return found
 
 
 def read_deliveries(message not None):

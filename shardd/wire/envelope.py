@@ -33,6 +33,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 
 Buffer = bytes | bytearray | memoryview
+# One that came; a view is good until the next are taken from where it came.
+Message = bytes | memoryview
+# One to be sent: in one piece, or in several.
+Parts = bytes | list[Buffer]
+
+
+def size_of(message: Parts) -> int:
+    return len(message) if isinstance(message, bytes) else sum(map(len, message))
 
 
 class WireError(Exception):

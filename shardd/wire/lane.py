@@ -21,12 +21,14 @@ from collections.abc import Callable
 import msgspec
 
 from shardd.wire import envelope
+from shardd.wire.envelope import Message, Parts
 from shardd.wire.messages import LANE
 from shardd.wire.ring import CONTROL_BYTES, Reader, Writer
 
-# Bytes of messages under way in one direction; only what is used is ever touched. Several times the window of publishes
-# (shard_link.py) and that of one client's deliveries (peers.py).
-RING_BYTES = 2 << 20
+# Bytes of messages under way in one direction; only what is used is ever touched. The window of publishes
+# (shard_link.py) and that of one client's deliveries (peers.py) twice, with what is around them: of messages that fill
+# one, the next has room while one is looked at.
+RING_BYTES = (2 << 20) + (256 << 10)
 # What both rings say of themselves lies before them.
 _CONTROL_TO_SHARD, _CONTROL_TO_DOOR = 0, CONTROL_BYTES
 _RINGS_AT = mmap.PAGESIZE
@@ -62,7 +64,9 @@ class NoLane(Exception):
 class Lane:
     """One end. `who`: what the header of its LANE messages says; `far`: sends a message the long way.
 
-    A front door goes through the ring only when the shard has rung: the shard may be unable to take the offer.
+    A front door goes through the ring only when the shard has rung: the shard may be unable to take the offer. The
+    shard looks at large messages where they lie in the ring; what a front door takes may have to wait for its client,
+    and is copied.
     """
 
     def __init__(
@@ -86,18 +90,19 @@ class Lane:
         self._far = far
         self._goes_on = envelope.header(LANE, *who)
         self._writer = Writer(memory, *out, self.fd)
-        self._reader = Reader(memory, *in_)
+        self._reader = Reader(memory, *in_, at_shard)
         self._met = at_shard
         self._near = False  # whether what is sent goes through the ring
         self._listening = False  # whether the ring is read
         if at_shard:
             bell.send(b"\0")
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Parts) -> None:
         if self._near:
-            if self._writer.put(message):
+            writer = self._writer
+            if writer.put(message) if isinstance(message, bytes) else writer.put_parts(message):
                 return
-            self._writer.turn()
+            writer.turn()
             self._near = False
             self.turned += 1
         elif self._met and self._writer.empty():
@@ -105,27 +110,31 @@ class Lane:
             self._near = True
             self.send(message)
             return
-        self._far(message)
+        self._far(joined(message))
 
     def waiting_bytes(self) -> int:
         """In the ring and not yet taken by the other end; for metrics, as it was a moment ago."""
         tail, head = (_POSITION.unpack_from(self._memory, self._out_at + at)[0] for at in (TAIL, HEAD))
         return max(0, int(tail - head))
 
-    def came_far(self, kind: int) -> list[bytes]:
+    def came_far(self, kind: int) -> list[Message]:
         """A message of this kind came the long way: what is to be taken before it."""
         if kind != LANE:
             return self.take(ALL)
         self._listening = True
         return []
 
-    def take(self, most: int) -> list[bytes]:
-        """What the ring holds next; ValueError if it is damaged."""
+    def take(self, most: int) -> list[Message]:
+        """What the ring holds next, good until let_go() or the next take(); ValueError if it is damaged."""
         if not self._listening:
             return []
         messages, turned = self._reader.take(most)
         self._listening = not turned
         return messages
+
+    def let_go(self) -> None:
+        """What was taken last is done with."""
+        self._reader.let_go()
 
     def sleep(self) -> bool:
         """Whether there is nothing to take; the bell rings when there is."""
@@ -143,6 +152,10 @@ class Lane:
 
     def close(self) -> None:
         self._bell.close()
+
+
+def joined(message: Parts) -> bytes:
+    return message if isinstance(message, bytes) else b"".join(message)
 
 
 def path_of(runtime_dir: object, shard: int) -> str:

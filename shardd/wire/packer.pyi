@@ -1,4 +1,4 @@
-from shardd.wire.envelope import Buffer
+from shardd.wire.envelope import Buffer, Parts
 
 DONE: int
 CHANNEL: int
@@ -36,6 +36,7 @@ class Packer:
         connection: int,
         first_seq: int,
         now_ms: int,
+        lasting: bool = False,
     ) -> tuple[int, int]: ...
     def add_stored(
         self,
@@ -61,6 +62,9 @@ class Packer:
     def take(
         self, shard: int, peer: int, incarnation: int, epoch: int, batch: int, wanted: bool = True
     ) -> bytes | None: ...
+    def take_parts(
+        self, shard: int, peer: int, incarnation: int, epoch: int, batch: int, wanted: bool = True
+    ) -> Parts | None: ...
     def drop(self, shard: int) -> None: ...
 
 def place_of(props: Buffer) -> tuple[bytes, int] | None: ...

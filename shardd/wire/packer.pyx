@@ -19,6 +19,7 @@ Of an exchange that spreads its messages over queues those of each queue are put
 table that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in frames.pyx).
 """
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -52,6 +53,8 @@ cdef enum:
     RECORD_HEADER = 28
     # A run longer than this is closed, so that one record never grows far beyond a socket read.
     RUN_BYTES_MAX = 1 << 20
+    # Records of at least this much are not copied into their PUBLISH, but handed over with the memory they are in.
+    LARGE_BYTES = 32 << 10
     # Routes remembered; past it the memory is emptied and learnt anew.
     ROUTES_MAX = 1 << 16
     # Exchanges remembered that choose one queue for each key.
@@ -163,6 +166,7 @@ cdef struct Writer:  # the next PUBLISH of one shard
     uint64_t next_seq
     uint32_t count  # in the record
     uint32_t counted  # of these, in runs that are complete
+    size_t elsewhere  # bytes of large bodies that belong between the records and are not copied
 
 cdef inline uint32_t be32(const uint8_t *p) noexcept nogil:
     return (<uint32_t> p[0] << 24) | (<uint32_t> p[1] << 16) | (<uint32_t> p[2] << 8) | p[3]
@@ -185,25 +189,32 @@ cdef inline uint64_t hash_line(const uint8_t *p, size_t n) noexcept nogil:
     h *= 0xff51afd7ed558ccdULL
     return h ^ (h >> 29)
 
-cdef void close_record(Writer *w) noexcept nogil:
-    """Finish the open record: padding, length, count, checksum."""
-    cdef size_t length
-    cdef uint32_t n32
-    cdef uint8_t *record
-    if not w.is_open:
-        return
-    while (w.records.used - w.record_at) & 7:
-        w.records.data[w.records.used] = 0  # open_record() and put() leave room for the padding
-        w.records.used += 1
-    record = w.records.data + w.record_at
-    length = w.records.used - w.record_at
-    n32 = <uint32_t> length
+cdef size_t seal(Writer *w, const uint8_t *body, size_t body_len) noexcept nogil:
+    """Finish the open record: length, count, checksum, and padding, of which there are so many bytes. `body`: what comes
+    before the padding, and is elsewhere."""
+    cdef uint8_t *record = w.records.data + w.record_at
+    cdef uint8_t *behind = w.records.data + w.records.used
+    cdef size_t here = w.records.used - w.record_at
+    cdef size_t zeros = -(here + body_len) & 7
+    cdef uint32_t n32 = <uint32_t> (here + body_len + zeros)
+    memset(behind, 0, zeros)  # who wrote last left room
     memcpy(record, &n32, 4)
     memcpy(record + 20, &w.count, 4)
-    n32 = c_crc32c(0, record + 8, length - 8)
+    if body_len:
+        n32 = c_crc32c(0, record + 8, here - 8)
+        n32 = c_crc32c(c_crc32c(n32, body, body_len), behind, zeros)
+    else:
+        n32 = c_crc32c(0, record + 8, here + zeros - 8)
     memcpy(record + 4, &n32, 4)
+    w.records.used += zeros
+    w.elsewhere += body_len
     end_run(w)
     w.is_open = 0
+    return zeros
+
+cdef inline void close_record(Writer *w) noexcept nogil:
+    if w.is_open:
+        seal(w, NULL, 0)
 
 cdef inline int record_flags(const uint8_t *buf, Row *row) noexcept nogil:
     """Of the record it belongs into; -1: the caller has to look at it."""
@@ -226,7 +237,7 @@ cdef inline void end_run(Writer *w) noexcept nogil:
 cdef int begin_run(Writer *w, uint32_t connection, uint16_t channel, uint64_t seq) noexcept nogil:
     """Into the open record: its messages may be numbered with gaps, each run without."""
     cdef uint8_t *p
-    cdef uint32_t at = <uint32_t> w.record_at
+    cdef uint32_t at = <uint32_t> (w.record_at + w.elsewhere)
     if reserve(&w.runs, RUN):
         return -1
     w.run_at = w.runs.used
@@ -271,6 +282,24 @@ cdef int open_record(Writer *w, Target *target, Row *row, uint32_t connection, u
     w.count = 0
     w.counted = 0
     w.is_open = 1
+    return 0
+
+cdef int put_head(Writer *w, const uint8_t *buf, Row *row, size_t *zeros) noexcept nogil:
+    """The row's publish without its body, which is large and ends the record; then `zeros` bytes of it behind that."""
+    cdef uint32_t line = row.line_len - 1
+    cdef uint32_t n32 = <uint32_t> row.body_len
+    cdef uint8_t *p
+    if reserve(&w.records, 24 + line + row.props_len):
+        return -1
+    p = w.records.data + w.records.used
+    memcpy(p, &n32, 4)
+    memcpy(p + 4, &row.props_len, 4)
+    memcpy(p + 8, buf + row.line_off, line)
+    memcpy(p + 8 + line, buf + row.props_off, row.props_len)
+    w.records.used += 8 + line + row.props_len
+    w.count += 1
+    w.messages += 1
+    zeros[0] = seal(w, buf + row.body_off + 7, row.body_len)
     return 0
 
 cdef int put(Writer *w, const uint8_t *buf, Row *row) noexcept nogil:
@@ -516,6 +545,33 @@ cdef class Routes:
         return 0
 
 
+cdef class Records:
+    """The memory of a writer whose records were taken; read-only."""
+
+    cdef uint8_t *_data
+    cdef Py_ssize_t _used
+
+    def __dealloc__(self):
+        free(self._data)
+
+    def __len__(self):
+        return self._used
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self._data, self._used, 1, flags)
+
+
+cdef Records handed_over(Bytes *records):
+    """What follows gets memory of the same size: it comes back from where this one goes soon."""
+    cdef Records taken = Records.__new__(Records)
+    taken._data = records.data
+    taken._used = records.used
+    records.data = <uint8_t *> malloc(records.room)
+    if records.data == NULL:
+        records.room = 0
+    return taken
+
+
 cdef class Packer:
     """The publishes of one front door on their way to its shards: a writer per shard and the routes learnt.
 
@@ -528,6 +584,7 @@ cdef class Packer:
     cdef readonly bint in_sequence
     cdef uint32_t *following  # by row of the table that is packed, the next one of its group
     cdef size_t following_room
+    cdef list larges  # of each shard, bodies that were left: (records before it, view), ...
 
     def __cinit__(self, int shards):
         if not 0 < shards <= 64:
@@ -536,6 +593,7 @@ cdef class Packer:
         self.writers = <Writer *> calloc(shards, sizeof(Writer))
         if self.writers == NULL:
             raise MemoryError()
+        self.larges = [[] for _ in range(shards)]
 
     def __dealloc__(self):
         cdef int i
@@ -548,15 +606,17 @@ cdef class Packer:
 
     def pack(self, Routes routes not None, const unsigned char[::1] buffer not None,
              const unsigned char[::1] table not None, size_t start, uint32_t connection, uint64_t first_seq,
-             uint64_t now_ms):
+             uint64_t now_ms, bint lasting=False):
         """Pack publishes of one channel from row `start` on. Returns (next row, why it stopped). `in_sequence` tells
         whether one of them was.
 
-        `first_seq` is the confirm number of the first message, 0 when the channel takes no confirms.
+        `first_seq` is the confirm number of the first message, 0 when the channel takes no confirms. `lasting`: nobody
+        changes the bytes of `buffer` any more; a large body is left there until take().
         """
         cdef size_t rows = table.shape[0] // sizeof(Row)
         cdef size_t at
         cdef int why
+        cdef Row *row
         self.in_sequence = False
         if start >= rows:
             return start, W_DONE
@@ -567,6 +627,10 @@ cdef class Packer:
             if self.following == NULL:
                 raise MemoryError("publish batch")
             self.following_room = rows
+        row = <Row *> &table[0] + start
+        if lasting and rows - start == 1 and row.body_len >= LARGE_BYTES and row.body_frames == 1:
+            why = self.leave(routes, memoryview(buffer), &buffer[0], row, connection, first_seq, now_ms)
+            return start + (why == W_DONE), why
         with nogil:
             why = self._pack(routes, &buffer[0], <Row *> &table[0], rows, start, connection, first_seq, now_ms, &at)
         if why < 0:
@@ -700,6 +764,41 @@ cdef class Packer:
                 w.needs_sync = 1
         return 0
 
+    cdef int leave(self, Routes routes, object buffer, const uint8_t *buf, Row *row, uint32_t connection, uint64_t seq,
+                   uint64_t now_ms) except -1:
+        """As _pack(), of one publish with a large body: that stays in `buffer`, which comes between what the records have
+        before it and its zeros."""
+        cdef Spread *spread = routes.find_spread(buf + row.line_off, row.line_len) if routes.spread_count else NULL
+        cdef Route *route
+        cdef Writer *w
+        cdef uint32_t k
+        cdef size_t zeros = 0, body = row.body_off + 7
+        cdef int flags = record_flags(buf, row)
+        if flags < 0:
+            return W_ASK
+        self.in_sequence = flags & IN_SEQUENCE != 0
+        if spread != NULL:
+            route = routes.choose(spread, buf + row.line_off)
+        else:
+            route = routes.find(buf + row.line_off, row.line_len)
+        if route == NULL:
+            return W_UNKNOWN
+        if route.kind == 2:
+            return W_ASK
+        if route.kind == 1:
+            return W_UNROUTABLE if buf[row.line_off + row.line_len - 1] & 1 else W_DONE
+        for k in range(route.count):
+            w = &self.writers[route.targets[k].shard]
+            self.touched |= <uint64_t> 1 << route.targets[k].shard
+            close_record(w)
+            if open_record(w, &route.targets[k], row, connection, row.channel, seq, now_ms, flags) or \
+                    put_head(w, buf, row, &zeros):
+                raise MemoryError("publish batch")
+            self.larges[route.targets[k].shard].append((w.records.used - zeros, buffer[body:body + row.body_len]))
+            if flags & PERSISTENT and route.durable:
+                w.needs_sync = 1
+        return W_DONE
+
     def add_stored(self, int shard, list ids not None, const unsigned char[::1] message not None,
                    uint32_t connection, uint16_t channel, uint64_t seq, uint64_t now_ms, uint32_t ttl_ms,
                    uint8_t priority, bint persistent, bint needs_sync, uint32_t count=1,
@@ -758,7 +857,7 @@ cdef class Packer:
 
     def pending(self, int shard):
         """Bytes of records that wait for take()."""
-        return self.writers[shard].records.used
+        return self.writers[shard].records.used + self.writers[shard].elsewhere
 
     def messages(self, int shard):
         """Messages that wait for take()."""
@@ -767,6 +866,11 @@ cdef class Packer:
     def take(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch, bint wanted=True):
         """The PUBLISH message of what was packed for `shard`, or None; the writer is empty again. `wanted`: somebody waits for its
         confirm; nothing needs to be synced for nobody."""
+        message = self.take_parts(shard, peer, incarnation, epoch, batch, wanted)
+        return b"".join(message) if type(message) is list else message
+
+    def take_parts(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch, bint wanted=True):
+        """As take(), in parts when the records are large."""
         cdef Writer *w = &self.writers[shard]
         cdef size_t total
         cdef uint8_t *p
@@ -774,25 +878,44 @@ cdef class Packer:
         if not w.messages:
             return None
         close_record(w)
-        total = PUBLISH_HEADER + w.runs.used + w.records.used
+        cdef bint large = w.records.used + w.elsewhere >= LARGE_BYTES
+        total = PUBLISH_HEADER + w.runs.used + (0 if large else w.records.used)
         cdef bytes out = PyBytes_FromStringAndSize(NULL, total)
         p = <uint8_t *> PyBytes_AS_STRING(out)
         write_header(p, KIND_PUBLISH, peer, incarnation, epoch, shard)
         memcpy(p + 16, &batch, 8)
         memcpy(p + 24, &w.run_count, 4)
-        n32 = <uint32_t> w.records.used
+        n32 = <uint32_t> (w.records.used + w.elsewhere)
         memcpy(p + 28, &n32, 4)
         memcpy(p + 32, &w.messages, 4)
         n32 = ((2 | w.needs_sync) if wanted else 0) | w.in_sequence << 2
         memcpy(p + 36, &n32, 4)
         memcpy(p + PUBLISH_HEADER, w.runs.data, w.runs.used)
-        memcpy(p + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
+        if not large:
+            memcpy(p + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
+        cdef list parts = self.with_larges(shard, out, handed_over(&w.records)) if large else None
         self.clear(w)
-        return out
+        return parts if large else out
+
+    cdef list with_larges(self, int shard, bytes head, Records records):
+        cdef list parts = [head]
+        cdef size_t at = 0, before
+        if not self.larges[shard]:
+            parts.append(records)
+            return parts
+        view = memoryview(records)
+        for before, body in self.larges[shard]:
+            parts.append(view[at:before])
+            parts.append(body)
+            at = before
+        parts.append(view[at:])
+        self.larges[shard] = []
+        return parts
 
     def drop(self, int shard):
         """Forget what waits for `shard`."""
         close_record(&self.writers[shard])
+        self.larges[shard] = []
         self.clear(&self.writers[shard])
 
     cdef void clear(self, Writer *w) noexcept:
@@ -800,6 +923,7 @@ cdef class Packer:
         w.runs.used = 0
         w.run_count = 0
         w.messages = 0
+        w.elsewhere = 0
         w.needs_sync = 0
         w.in_sequence = 0
         w.is_open = 0

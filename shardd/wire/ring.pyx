@@ -10,8 +10,11 @@ Tail and head only rise; an entry lies at its position modulo `size`, in one pie
 end a SKIP leads to the start; so it does when the reader has taken everything: the first pages, which the caches
 know, are used again and again, and a ring that never fills touches only them. A TURN says that what follows comes
 another way (lane.py). The bell is one byte into a socket, sent only to a reader that sleeps.
+
+A large message may be put in from several places, and be looked at where it lies: its bytes are copied once.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -41,8 +44,12 @@ cdef enum:
     MESSAGE = 1
     SKIP = 2
     TURN = 3
-    # A reader that has taken everything leads the writer back to the start from here on.
+    # A reader that has taken everything leads the writer back to the start from here on, if there is then room, before
+    # it has taken the skip, for some small messages and one as large as the largest since the last time.
     BACK_AT = 64 << 10
+    SMALL_ONES = 16 << 10
+    # Messages of at least this much are looked at in the ring: a smaller one is sooner copied than a view is made.
+    VIEW_BYTES_MIN = 16 << 10
 
 CONTROL_BYTES = 192
 
@@ -71,6 +78,7 @@ cdef class Writer(_End):
     """`bell`: descriptor of the socket whose other end the reader hears."""
 
     cdef uint64_t _at
+    cdef uint64_t _largest
     cdef int _bell
 
     def __init__(self, memory, size_t place, size_t start, size_t size, int bell):
@@ -91,22 +99,58 @@ cdef class Writer(_End):
     def put(self, bytes message not None):
         """Whether there was room, beside that for a turn."""
         cdef uint64_t length = PyBytes_GET_SIZE(message)
+        cdef uint8_t *to = self._room_for(length)
+        if to == NULL:
+            return False
+        memcpy(to, PyBytes_AS_STRING(message), length)
+        self._at += ENTRY + (length + 7) // 8 * 8
+        self._publish()
+        return True
+
+    def put_parts(self, list parts not None):
+        """As put(), of one message whose bytes lie in several buffers."""
+        cdef Py_buffer view
+        cdef uint64_t length = 0, left
+        cdef uint8_t *to
+        for part in parts:
+            length += <uint64_t> len(part)
+        to = self._room_for(length)
+        if to == NULL:
+            return False
+        left = length
+        for part in parts:
+            PyObject_GetBuffer(part, &view, PyBUF_SIMPLE)
+            try:
+                if <uint64_t> view.len > left:
+                    raise ValueError("a part has items larger than a byte")
+                memcpy(to, view.buf, view.len)
+                to += view.len
+                left -= view.len
+            finally:
+                PyBuffer_Release(&view)
+        self._at += ENTRY + (length + 7) // 8 * 8
+        self._publish()
+        return True
+
+    cdef inline uint8_t *_room_for(self, uint64_t length) noexcept:
+        """Where a message of that length goes, its entry begun; NULL: there is no room beside that for a turn."""
         cdef uint64_t need = ENTRY + (length + 7) // 8 * 8
         cdef uint64_t offset = self._at % self._size
         cdef uint64_t head = seen(self._head)
         cdef uint64_t skip = 0
-        if offset + need > self._size or (head == self._at and offset >= BACK_AT and offset >= need + ENTRY):
+        if need > self._largest:
+            self._largest = need
+        if offset + need > self._size or (
+                head == self._at and offset >= BACK_AT and offset >= self._largest + SMALL_ONES):
             skip = self._size - offset
+            self._largest = need
         if length > 0xffffffff or self._at - head + skip + need + ENTRY > self._size:
-            return False
+            return NULL
         if skip:
             self._entry(self._at, 0, SKIP)
             self._at += skip
         self._entry(self._at, <uint32_t> length, MESSAGE)
-        memcpy(self._data + self._at % self._size + ENTRY, PyBytes_AS_STRING(message), length)
-        self._at += need
-        self._publish()
-        return True
+        return self._data + self._at % self._size + ENTRY
 
     def turn(self):
         """What follows does not come through here, until all that is here is taken."""
@@ -120,10 +164,23 @@ cdef class Writer(_End):
 
 
 cdef class Reader(_End):
-    cdef uint64_t _at
+    """`views`: large messages are views into the ring, good until let_go() or the next take()."""
 
-    def __init__(self, memory, size_t place, size_t start, size_t size):
+    cdef uint64_t _at
+    cdef bint _views
+    cdef bint _holds  # the writer does not know yet that what was taken last is done with
+    cdef object _whole  # a view of the ring
+
+    def __init__(self, memory, size_t place, size_t start, size_t size, bint views=False):
         self._at = self._head[0]
+        self._views = views
+        self._whole = memoryview(memory)[start:start + size].toreadonly()
+
+    def let_go(self):
+        """The messages taken last are done with: their place in the ring is the writer's again."""
+        if self._holds:
+            self._holds = False
+            show(self._head, self._at)
 
     def take(self, int most):
         """(messages, turned): at most so many; nothing behind a turn. ValueError: what is there is no ring's."""
@@ -132,13 +189,18 @@ cdef class Reader(_End):
         cdef uint64_t offset, left
         cdef uint32_t length, kind
         cdef bint turned = False
+        self.let_go()
         while self._at != tail and most and not turned:
             offset = self._at % self._size
             left = min(self._size - offset, tail - self._at)
             memcpy(&length, self._data + offset, 4)
             memcpy(&kind, self._data + offset + 4, 4)
             if kind == MESSAGE and left >= ENTRY + <uint64_t> length:
-                messages.append(PyBytes_FromStringAndSize(<char *> self._data + offset + ENTRY, length))
+                if self._views and length >= VIEW_BYTES_MIN:
+                    messages.append(self._whole[offset + ENTRY:offset + ENTRY + length])
+                    self._holds = True
+                else:
+                    messages.append(PyBytes_FromStringAndSize(<char *> self._data + offset + ENTRY, length))
                 self._at += ENTRY + (<uint64_t> length + 7) // 8 * 8
                 most -= 1
             elif kind == SKIP:
@@ -148,7 +210,8 @@ cdef class Reader(_End):
                 turned = True
             else:
                 raise ValueError(f"no entry of a ring at {self._at}: {length} bytes of kind {kind}")
-        show(self._head, self._at)
+        if not self._holds:
+            show(self._head, self._at)
         return messages, turned
 
     def sleep(self):

@@ -190,6 +190,35 @@ def test_a_large_body_in_small_reads_is_one_message() -> None:
     assert frames.read_stored(frames.stored(event.buffer, event.table, 0))[3] == content
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 140_000), max_size=6), st.integers(0, 1))
+def test_a_large_body_frame_without_its_end_is_told_alike_however_it_is_cut(cuts: list[int], frame: int) -> None:
+    *before, first, second = publish(1, "e", "k", bytes(range(256)) * 512, part=70_000)
+    broken = [first, second]
+    broken[frame] = broken[frame][:-1] + b"\x01"
+    data = b"".join([*before, *broken])
+    made, events, at = connection(1), [], 0
+    for cut in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
+        events += received(made, data[at:cut])
+        at = cut
+    (failed,) = events
+    assert isinstance(failed, Failed)
+    shown = ",".join(map(str, broken[frame][7:23]))
+    text = f"type 3, first 16 octets = <<{shown}>>: {{invalid_frame_end_marker,1}}"
+    assert (failed.exception.code, failed.exception.text) == (501, text)
+
+
+@pytest.mark.parametrize("cut", [30, 60_000, 70_020, 70_060, 100_000])
+def test_a_channel_closed_within_a_body_frame_forgets_the_rest_of_it(cut: int) -> None:
+    made = connection(2)
+    data = b"".join(publish(1, "e", "k", bytes(131_072), part=70_000))
+    assert received(made, data[:cut]) == []
+    made.close_channel(1, ChannelException(406, "no", 60, 40))
+    behind = [method(1, commands.Channel.CloseOk()), method(1, commands.Channel.Open()), *publish(2, "e", "k", b"x")]
+    closed, opened, published = received(made, data[cut:] + b"".join(behind))
+    assert isinstance(closed, Method) and isinstance(opened, Method) and isinstance(published, Publishes)
+
+
 PROPS = st.fixed_dictionaries(
     {},
     optional={

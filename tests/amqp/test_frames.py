@@ -56,6 +56,16 @@ def test_deliveries_are_what_was_stored(messages: list[tuple[str, str, bytes]], 
     assert list(found) == []
 
 
+def test_delivery_parts_are_views_of_what_was_stored() -> None:
+    content = bytes(range(256)) * 1024
+    blob = stored("e" * 255, "k" * 255, commands.Basic.Properties(delivery_mode=2), content) * 2
+    parts = frames.delivery_parts(memoryview(blob), 2, 3, b"c" * 255, 7, False, 131072)
+    assert b"".join(parts) == frames.deliveries(blob, 2, 3, b"c" * 255, 7, False, 131072)
+    views = [part for part in parts if isinstance(part, memoryview)]
+    assert all(view.obj is blob for view in views)
+    assert b"".join(views) == content * 2
+
+
 @given(SHORT, SHORT, BODY)
 def test_get_ok_is_what_was_stored(exchange: str, key: str, content: bytes) -> None:
     message = stored(exchange, key, commands.Basic.Properties(), content)

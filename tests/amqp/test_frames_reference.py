@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,6 +149,11 @@ NUMBERS = (st.integers(0, 65535), st.binary(max_size=255), st.integers(0, 2**63)
 def test_deliveries(blob: bytes, count: int, channel: int, ctag: bytes, tag: int, again: bool, frame_max: int) -> None:
     arguments = (blob, count, channel, ctag, tag, again, frame_max)
     assert _or_error(frames.deliveries, *arguments) == _or_error(reference.deliveries, *arguments)
+    assert _or_error(_in_parts, *arguments) == _or_error(reference.deliveries, *arguments)
+
+
+def _in_parts(*arguments: Any) -> bytes:
+    return b"".join(frames.delivery_parts(*arguments))
 
 
 @settings(max_examples=300, deadline=None)

@@ -42,7 +42,7 @@ class Bench:
         self.numbers = 0
 
     # Outlet
-    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes | memoryview) -> None:
         assert len(list(stored(blob))) == count
         for ordinal, message in enumerate(stored(blob)):
             (body,) = BODY.unpack(blob[message.end - BODY.size : message.end])
@@ -56,7 +56,7 @@ class Bench:
             else:
                 self.unacked.append(Delivery(consumer, first + ordinal, message.key, body))
 
-    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes) -> None:
+    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview) -> None:
         raise AssertionError("it has no delivery limit")
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:

@@ -28,10 +28,14 @@ class Store:
         count = max(1, min(len(entries), bytes_max // SIZE))
         return bytes(SIZE * count), array("I", [SIZE]) * count
 
+    look = read
+
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         pass
 
-    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(
+        self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes | memoryview
+    ) -> None:
         pass
 
 

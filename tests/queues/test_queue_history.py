@@ -42,7 +42,7 @@ class Both:
         self.times: dict[int, int] = {}  # how often what was given had come back, if that was said
 
     # Outlet
-    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes | memoryview) -> None:
         at = 0
         for i in range(count):
             size, _, _, _, number = struct.unpack_from("<IIBBI", blob, at)
@@ -50,7 +50,7 @@ class Both:
             at += HEAD_BYTES + size
         assert at == len(blob)
 
-    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes) -> None:
+    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview) -> None:
         before = len(self.given)
         self.deliver(consumer, first, True, count, blob)
         self.times.update((number, times) for *_, number in self.given[before:])

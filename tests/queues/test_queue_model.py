@@ -16,13 +16,13 @@ class Outlet:
     def __init__(self) -> None:
         self.given: list[tuple[int, int, bool, int]] = []
 
-    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes | memoryview) -> None:
         step = len(blob) // count
         for i in range(count):
             (body,) = struct.unpack_from("<I", blob, i * step + 10)
             self.given.append((consumer.number, first + i, redelivered, body))
 
-    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes) -> None:
+    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview) -> None:
         raise AssertionError("nobody counts here")
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:

@@ -28,7 +28,9 @@ class Told:
         self.got: dict[int, list[tuple[int, bytes, bool]]] = {}
         self.numbers: dict[tuple[int, int], int] = {}
 
-    def deliver(self, consumer: Any, first_number: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(
+        self, consumer: Any, first_number: int, redelivered: bool, count: int, blob: bytes | memoryview
+    ) -> None:
         offsets = array("Q", blob[: 8 * count])
         messages = split_messages(blob[8 * count :])
         assert len(messages) == count

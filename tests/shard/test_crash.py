@@ -15,6 +15,7 @@ from shardd.store import DiskFull, SegmentStore, StoreError
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
 from shardd.wire import packer as packing
+from shardd.wire.lane import joined
 from tests.support.dict_store import NoStreams
 from tests.support.faulty_files import FaultyFiles, PowerCut
 
@@ -116,7 +117,7 @@ class Life:
 
     def turn(self, n: int) -> None:
         for each in self.shard.turn_end(1000):
-            self.hear(each.message)
+            self.hear(joined(each.message))
 
     def sync(self, n: int) -> None:
         sync = self.shard.begin_sync()
@@ -237,7 +238,7 @@ def stop(life: Life) -> None:
     life.shard.want_sync()
     life.sync(0)
     for each in life.shard.answers():
-        life.hear(each.message)
+        life.hear(joined(each.message))
     life.before = {queue: life.contents(queue) for queue in DURABLE}
     life.shard.close()
 

@@ -10,6 +10,7 @@ from shardd import dead_letters
 from shardd.queues import entry
 from shardd.wire import envelope
 from shardd.wire import messages as m
+from shardd.wire.lane import joined
 from tests.shard.test_shard import MESSAGE, Bench
 
 DLX = {"x-dead-letter-exchange": "dlx"}
@@ -23,12 +24,12 @@ class Dying(Bench):
         super().__init__(**{"x-max-length": 0} | DLX | more)
 
     def letters(self, peer: int = 0, now: int = NOW) -> list[m.DeadLetters]:
-        said = [envelope.read_control(o.message) for o in self.shard.turn_end(now) if self._is_control(o, peer)]
+        said = [envelope.read_control(joined(o.message)) for o in self.shard.turn_end(now) if self._is_control(o, peer)]
         return [what for what in said if isinstance(what, m.DeadLetters)]
 
     @staticmethod
     def _is_control(outgoing: Any, peer: int) -> bool:
-        return outgoing.endpoint == f"peer-{peer}" and envelope.read(outgoing.message).kind == m.CONTROL
+        return outgoing.endpoint == f"peer-{peer}" and envelope.read(joined(outgoing.message)).kind == m.CONTROL
 
     @property
     def stored(self) -> int:
@@ -191,7 +192,7 @@ def test_of_a_queue_without_an_exchange_only_what_may_say_where_it_goes_is_hande
     bench.publish(1)
     bench.publish(2, marks=entry.OWN_LETTERS)
     bench.publish(3)
-    said = [envelope.read_control(o.message) for o in bench.shard.turn_end(NOW) if Dying._is_control(o, 0)]
+    said = [envelope.read_control(joined(o.message)) for o in bench.shard.turn_end(NOW) if Dying._is_control(o, 0)]
     (batch,) = [what for what in said if isinstance(what, m.DeadLetters)]
     assert (batch.queue, batch.exchange, batch.routing_key, batch.insist) == (1, None, None, False)
     assert batch.count in (5, 6)  # it does not look into them

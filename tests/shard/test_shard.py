@@ -13,6 +13,7 @@ from shardd.shard import Shard
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
 from shardd.wire import packer as packing
+from shardd.wire.lane import joined
 from tests.support.dict_store import DictHome
 
 EPOCH = 7
@@ -59,7 +60,7 @@ class Bench:
         self.shard.sync_ended()
 
     def turn(self, peer: int = 0) -> list[Any]:
-        return [read(o.message) for o in self.shard.turn_end(1000) if o.endpoint == f"peer-{peer}"]
+        return [read(joined(o.message)) for o in self.shard.turn_end(1000) if o.endpoint == f"peer-{peer}"]
 
 
 def read(message: bytes) -> Any:
@@ -271,7 +272,7 @@ def test_a_join_before_the_queues_are_known_is_answered_to_the_controller_alone(
     for epoch in (0, EPOCH):
         shard.receive(envelope.control(m.CONTROLLER, 3, epoch, 0, m.Join("c")), 1000)
         shard.receive(envelope.control(0, 5, epoch, 0, m.Join("d")), 1000)
-        assert [(o.endpoint, read(o.message)) for o in shard.turn_end(1000)] == [("c", m.Hello(1, False))]
+        assert [(o.endpoint, read(joined(o.message))) for o in shard.turn_end(1000)] == [("c", m.Hello(1, False))]
 
 
 def test_files_of_vhosts_without_queues_here_go() -> None:
@@ -342,7 +343,7 @@ def test_a_shard_that_breaks_tells_and_marks_nothing_clean() -> None:
     bench.attach()
     bench.publish()
     bench.shard.set_alarm("shard failed")
-    assert [type(read(each.message)) for each in bench.shard.answers()][:1] == [m.Alarm]
+    assert [type(read(joined(each.message))) for each in bench.shard.answers()][:1] == [m.Alarm]
     assert not bench.shard.abandon()
     assert bench.store.closes == [None]
 

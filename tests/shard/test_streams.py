@@ -12,6 +12,7 @@ from shardd.stores import NoRoom
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
 from shardd.wire import packer as packing
+from shardd.wire.lane import joined
 from tests.shard.test_shard import EPOCH, MESSAGE, read
 from tests.support.dict_store import DictHome
 
@@ -62,7 +63,7 @@ class Bench:
         self.shard.sync_ended()
 
     def turn(self, peer: int = 0) -> list[Any]:
-        return [read(o.message) for o in self.shard.turn_end(1000) if o.endpoint == f"peer-{peer}"]
+        return [read(joined(o.message)) for o in self.shard.turn_end(1000) if o.endpoint == f"peer-{peer}"]
 
 
 def test_a_message_of_a_stream_is_confirmed_and_read_after_its_sync() -> None:
@@ -110,8 +111,8 @@ def test_each_delivery_says_the_offsets_of_its_messages() -> None:
     sections = [
         section
         for outgoing in bench.shard.turn_end(1000)
-        if envelope.read(outgoing.message).kind == m.DELIVER
-        for section in codec.read_deliveries(outgoing.message)
+        if envelope.read(joined(outgoing.message)).kind == m.DELIVER
+        for section in codec.read_deliveries(joined(outgoing.message))
     ]
     assert [bytes(section[6]) for section in sections] == [struct.pack("<3Q", 2, 3, 4) + MESSAGE * 3]
 

@@ -104,6 +104,8 @@ class DictStore:
             blobs.append(message)
         return b"".join(blobs), array("I", [int.from_bytes(blob[:4], "little") for blob in blobs])
 
+    look = read
+
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         for entry in entries:
             self.live[queue_id].remove(entry & ~15)

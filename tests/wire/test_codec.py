@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from typing import Any
 
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 from shardd.wire import codec, envelope
 from shardd.wire import messages as wire
 from shardd.wire import packer as packing
+from shardd.wire.lane import joined
 from tests.reference import wire as reference
 
 SHARDS = 3
+# From here on messages are left where they are.
+LARGE = 32 << 10
 # Where each key leads: (shard, queue ids), ...
 ROUTES: dict[bytes, list[tuple[int, list[int]]]] = {
     b"one": [(0, [1])],
@@ -45,13 +49,19 @@ def line_of(fact: reference.Facts) -> bytes:
     return bytes([len(fact.exchange)]) + fact.exchange + bytes([len(fact.key)]) + fact.key + bytes([fact.bits])
 
 
-def pack_all(packer: packing.Packer, routes: packing.Routes, messages: list[reference.Facts], first_seq: int) -> None:
+def pack_all(
+    packer: packing.Packer,
+    routes: packing.Routes,
+    messages: list[reference.Facts],
+    first_seq: int,
+    lasting: bool = False,
+) -> None:
     """As the front door does: learn what is unknown, go on behind it."""
     buffer, table = reference.read_of(messages)
     at = 0
     while at < len(messages):
         seq = first_seq + at if first_seq else 0
-        at, why = packer.pack(routes, buffer, table, at, 77, seq, 1234)
+        at, why = packer.pack(routes, buffer, table, at, 77, seq, 1234, lasting)
         if why == packing.UNKNOWN:
             targets = ROUTES[messages[at].key]
             routes.learn(line_of(messages[at]), packing.TARGETS if targets else packing.NOWHERE, targets, True)
@@ -90,6 +100,45 @@ def test_every_publish_reaches_its_shards_in_order_with_its_facts(
         known = dict.fromkeys(queue for one in expected for queue in one[3])
         assert read.queue_ids == list(known)
         assert packer.take(shard, 5, 6, 7, 9) is None
+
+
+@given(
+    st.lists(facts, max_size=5),
+    st.lists(st.tuples(facts, st.integers(LARGE - 1, LARGE + 9)), min_size=1, max_size=3),
+    st.lists(facts, max_size=5),
+)
+def test_what_is_left_where_it_is_makes_the_same_batch(
+    before: list[reference.Facts], large: list[tuple[reference.Facts, int]], behind: list[reference.Facts]
+) -> None:
+    packers = [(packing.Packer(SHARDS), packing.Routes(), lasting) for lasting in (False, True)]
+    for packer, routes, lasting in packers:
+        pack_all(packer, routes, before, 1)
+        for number, (fact, size) in enumerate(large):
+            one = dataclasses.replace(fact, frames=(bytes([number]) * size,))
+            pack_all(packer, routes, [one], 1, lasting=lasting)
+        pack_all(packer, routes, behind, 1)
+    for shard in range(SHARDS):
+        pending, taken = {packer.pending(shard) for packer, _, _ in packers}, []
+        for packer, _, _ in packers:
+            taken.append(packer.take(shard, 5, 6, 7, 8) or b"")
+            assert packer.pending(shard) == 0
+        assert _messages_of(taken[0]) == _messages_of(taken[1])
+        assert max(pending) - min(pending) <= len(large) * (28 + 4 * 4 + 8)  # a record more for each
+
+
+def _messages_of(message: bytes) -> list[Any]:
+    """Of a batch, with their facts and confirm numbers: in which records they are is no matter."""
+    if not message:
+        return []
+    found = []
+    read = codec.read_publish(message)
+    records, at = bytes(read.records), 0
+    for stamp, ttl, priority, flags, ids, inner, crc in reference.records_of(records):
+        length = int.from_bytes(records[at : at + 4], "little")
+        assert crc == crc32c.crc32c(records[at + 8 : at + length])
+        at += length
+        found += [(stamp, ttl, priority, flags, ids, one) for one in inner]
+    return [(one, codec.run_of(message, ordinal)) for ordinal, one in enumerate(found)]
 
 
 @given(st.lists(facts, min_size=1, max_size=10))
@@ -173,7 +222,7 @@ sections = st.lists(
         st.integers(0, 2**64 - 1),
         st.booleans(),
         st.integers(0, 2**32 - 1),
-        st.binary(max_size=50),
+        st.one_of(st.binary(max_size=50), st.integers(LARGE, LARGE + 9).map(bytes)),
         st.integers(0, 2**14 - 1),
         st.booleans(),
     ),
@@ -186,13 +235,34 @@ def test_deliveries_come_out_as_they_went_in(given_sections: list[Any]) -> None:
     writer = codec.DeliveryWriter(1, 2, 3, 4)
     for section in given_sections:
         writer.add(*section)
+    size = writer.size
     message = writer.take()
+    assert size == len(message or b"")
     if message is None:
         assert not given_sections
         return
     assert envelope.read(message) == (wire.DELIVER, 1, 2, 3, 4)
     assert [(*one[:6], bytes(one[6]), *one[7:]) for one in codec.read_deliveries(message)] == given_sections
     assert writer.take() is None
+
+
+def test_large_deliveries_and_publishes_are_not_copied() -> None:
+    writer = codec.DeliveryWriter(1, 2, 3, 4)
+    small, large = b"s" * 9, b"l" * LARGE
+    for blob in (small, large, small):
+        writer.add(1, 1, 1, 1, False, 1, blob)
+    parts = writer.take_parts()
+    assert isinstance(parts, list) and sum(part is large for part in parts) == 1
+    packer = packing.Packer(1)
+    taken = []
+    for body in (b"1", b"2"):
+        message = reference.stored(plain(frames=(body * 4 * LARGE,)))
+        packer.add_stored(0, [1], message, 9, 3, 21, 99, 1000, 7, True, True)
+        taken.append((packer.take_parts(0, 0, 0, 0, 1), message))
+    for parts, message in taken:  # what was packed later is not where the first is
+        assert isinstance(parts, list)
+        ((*_, found),) = [one[:6] for one in reference.records_of(bytes(codec.read_publish(joined(parts)).records))]
+        assert found == [message]
 
 
 @given(st.binary(max_size=200))

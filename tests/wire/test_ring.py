@@ -26,12 +26,12 @@ def speaks(one: socket.socket, within_s: float) -> bool:
 
 
 class Pair:
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, views: bool = False) -> None:
         self.memory = mmap.mmap(-1, START + size)
         self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.far.setblocking(False)
         self.writer = Writer(self.memory, 0, START, size, self.near.fileno())
-        self.reader = Reader(self.memory, 0, START, size)
+        self.reader = Reader(self.memory, 0, START, size, views)
 
     def bells(self) -> int:
         heard = 0
@@ -161,4 +161,58 @@ def test_a_ring_that_is_kept_empty_uses_its_first_pages_only() -> None:
         assert pair.writer.put(b"m" * 200)
         assert pair.reader.take(MANY)[0] == [b"m" * 200], number
     assert not any(pair.memory[START + (72 << 10) :])
+    pair.close()
+
+
+@pytest.mark.parametrize("size", [100, 40 << 10, 64 << 10, 200 << 10, (500 << 10) - 17])
+def test_a_small_message_that_leads_back_leaves_room_for_a_large_one(size: int) -> None:
+    pair = Pair(1 << 20)
+    for number in range(200):
+        assert pair.writer.put(b"c" * 24)
+        assert pair.writer.put(b"m" * size), number
+        assert pair.reader.take(MANY)[0] == [b"c" * 24, b"m" * size]
+    pair.close()
+
+
+LARGE = 16 << 10
+
+
+@given(
+    views=st.booleans(),
+    parts=st.lists(st.lists(st.sampled_from([b"", b"a", b"head" * 9, b"b" * LARGE, b"c" * (LARGE + 3)]), max_size=4)),
+)
+def test_what_is_put_in_parts_comes_as_one_message(views: bool, parts: list[list[bytes]]) -> None:
+    pair = Pair(4 * LARGE + 4096, views=views)
+    try:
+        for some in parts:
+            fits = pair.writer.put_parts([memoryview(part) for part in some])
+            assert fits or len(b"".join(some)) > 2 * LARGE
+            messages, _ = pair.reader.take(MANY)
+            assert messages == ([b"".join(some)] if fits else [])
+            pair.reader.let_go()
+    finally:
+        pair.close()
+
+
+def test_a_message_that_is_looked_at_keeps_its_place_until_it_is_let_go() -> None:
+    pair = Pair(4 * LARGE, views=True)
+    first, second = b"1" * LARGE, b"2" * LARGE
+    assert pair.writer.put(first) and pair.writer.put(second)
+    (looked_at, other), _ = pair.reader.take(2)
+    assert isinstance(looked_at, memoryview) and looked_at.readonly
+    while pair.writer.put(b"3" * LARGE):
+        pass
+    assert not pair.writer.empty()
+    assert looked_at == first and other == second
+    pair.reader.let_go()
+    assert pair.writer.put(b"4" * LARGE)
+    pair.close()
+
+
+def test_a_part_of_larger_items_is_no_part() -> None:
+    pair = Pair(1024)
+    with pytest.raises(ValueError, match="larger than a byte"):
+        pair.writer.put_parts([memoryview(b"12345678").cast("I")])
+    assert pair.writer.put(b"behind it")
+    assert pair.reader.take(MANY) == ([b"behind it"], False)
     pair.close()
