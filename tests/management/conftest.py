@@ -192,7 +192,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     }
     (tmp_path / "status.json").write_text(json.dumps(status))
     writer = asyncio.create_task(authority.run())
-    context = Context(authority, presence, shards, doors, config, Gatherer(shards, doors))  # type: ignore[arg-type]
+    context = Context(authority, presence, shards, doors, lambda: config, Gatherer(shards, doors))  # type: ignore[arg-type]
     async with TestClient(TestServer(api_app(context))) as client:
         yield Api(client, authority, shards, doors, context)
     writer.cancel()

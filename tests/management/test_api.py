@@ -396,7 +396,7 @@ async def test_inherited_sockets_are_served_and_let_go(made: Api) -> None:
     fds = [one.detach() for one in sockets]
     config = msgspec.structs.replace(made.context.config, http_fds=fds[:1], metrics_fds=fds[1:])
     context = made.context
-    servers = await app.start(context.authority, context.presence, context.shards, context.links, config)
+    servers = await app.start(context.authority, context.presence, context.shards, context.links, lambda: config)
     statuses = []
     async with aiohttp.ClientSession() as client:
         for port, path in (

@@ -106,7 +106,7 @@ class Context:
     presence: Presence
     shards: ShardLinks
     links: DoorLinks
-    config: ControllerConfig
+    config_now: Callable[[], ControllerConfig]
     stats: Gatherer
     groups: Groups = field(default_factory=lambda: Groups(lambda count: 0))
     memory: MemoryWatch = field(default_factory=MemoryWatch)
@@ -119,6 +119,11 @@ class Context:
     @property
     def catalog(self) -> Catalog:
         return self.authority.catalog
+
+    @property
+    def config(self) -> ControllerConfig:
+        """As of the last reload."""
+        return self.config_now()
 
 
 class Call:
