@@ -24,7 +24,7 @@ DETAILED = "rabbitmq_detailed_"
 PER_OBJECT = "rabbitmq_"
 # As exposition text wants it, and % as formats do.
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\"", "%": "%%"})
-_SPECIAL: Final = frozenset("\\\n\"%")
+_SPECIAL: Final = frozenset('\\\n"%')
 
 
 # Those of some vhosts, each with the values of its labels.
