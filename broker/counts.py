@@ -9,7 +9,7 @@ MESSAGE_BYTES = "message_bytes"
 
 
 class Counts:
-    """Messages, but for `channels_opened`. `received` holds those of transactions when they are published.
+    """Messages, but for `channels_opened` and logins. `received` holds those of transactions when they are published.
     `sizes`: of the bodies of those received."""
 
     __slots__ = (
@@ -20,6 +20,8 @@ class Counts:
         "got_auto",
         "got_empty",
         "got_manual",
+        "logins_failed",
+        "logins_succeeded",
         "received",
         "received_confirm",
         "returned",
@@ -31,6 +33,7 @@ class Counts:
         self.delivered_auto = self.delivered_manual = 0  # to consumers that need not, and must, acknowledge
         self.got_auto = self.got_manual = self.got_empty = 0
         self.channels_opened = 0
+        self.logins_succeeded = self.logins_failed = 0
         self.sizes = Sizes()
 
     def report(self) -> dict[str, float]:

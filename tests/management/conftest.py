@@ -115,6 +115,7 @@ class FakeDoors:
 
     async def reports(self, totals_only: bool = False) -> list[DoorReport]:
         counters = {"received": 7.0, "channels_opened": 3.0, "connections": 1.0, "channels": 1.0}
+        counters |= {"logins_succeeded": 4.0, "logins_failed": 2.0}
         counters |= {"message_bytes.0": 2.0, "message_bytes.7": 4.0, "message_bytes.30": 1.0, "message_bytes.sum": 1e9}
         if totals_only:
             return [DoorReport(1, [], [], counters)]

@@ -19,6 +19,7 @@ from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
 from broker.controller.management import (
     about,
+    attempts,
     bindings,
     channels,
     connections,
@@ -76,6 +77,7 @@ SHUTDOWN_S_MAX = 2.0  # for calls under way when the controller stops
 RESOURCES = (
     overview,
     about,
+    attempts,
     vhosts,
     users,
     queues,
