@@ -497,6 +497,21 @@ async def test_a_hash_made_here_is_one_users_can_have(made: Api) -> None:
     assert (await made.get("/api/whoami"))["name"] == "hashed"
 
 
+@pytest.mark.row("G2.8")
+async def test_garbage_is_collected_when_an_administrator_asks(made: Api) -> None:
+    async def collections() -> int:
+        return int((await made.get("/api/nodes/gc_stats"))["generations"][2]["collections"])
+
+    before = await collections()
+    for path in ("/api/nodes/gc_collect", "/api/nodes/shardmq@localhost/gc_collect"):
+        assert (await made.call("POST", path))[0] == 204
+    assert await collections() >= before + 2
+    assert (await made.call("POST", "/api/nodes/other/gc_collect"))[0] == 404
+    made.login = ("nobody", "x")
+    assert (await made.call("POST", "/api/nodes/gc_collect"))[0] == 401
+    assert (await made.call("GET", "/api/nodes/gc_stats"))[0] == 401
+
+
 @pytest.mark.row("G3.9")
 async def test_logins_are_counted_by_protocol_until_they_are_forgotten(made: Api) -> None:
     path = "/api/auth/attempts/shardmq@localhost"
