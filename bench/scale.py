@@ -48,13 +48,23 @@ DELAYED_BODY_BYTES = 100
 DELAYED_AT_ONCE = 10_000
 COUNT_EACH_S = 0.05
 SCRAPE_ROUNDS = 5  # each without scraping, then with
-SCRAPED = ("/metrics", "/metrics/per-object", "/api/queues?page=1&page_size=100&sort=messages&sort_reverse=true")
+SCRAPE_PROBE_S = 10
+# How often: what monitoring does, and as fast as it is answered.
+SCRAPE_EACH_S: dict[str, float | None] = {"without": None, "each 5 s": 5.0, "in a loop": 0.0}
+RATE_ROUNDS = 3
+RATE_S = 4
+PAGE = "/api/queues?page=1&page_size=100"
+SCRAPED = ("/metrics", "/metrics/per-object", f"{PAGE}&sort=messages&sort_reverse=true")
 PROBE_BEFORE_S = 1.5  # of publishing, before what it is to feel
 
 ONE_MESSAGE = {"routing_key": "", "properties": {}, "payload": "in each queue", "payload_encoding": "string"}
 
 PROBE_S = 4
-PROBE = ["--rate", "1000", "--latency", "--batch", "1", "--body", "16", "--warmup", "0.5", "--seconds", str(PROBE_S)]
+PROBE = ["--rate", "1000", "--latency", "--batch", "1", "--body", "16", "--warmup", "0.5"]
+RATES = {
+    "20,000/s wanted": ["--rate", "20000", "--batch", "10", "--body", "100", "--warmup", "0.5"],
+    "as fast as it goes": ["--body", "1024", "--warmup", "0.5"],
+}
 
 CLOSE = ((10, 50), (20, 40))
 
@@ -227,11 +237,25 @@ class Broker:
         return Client(self.address)
 
     def http(self, path: str, body: bytes | None = None) -> bytes:
+        with urllib.request.urlopen(self._request(path, body), timeout=SILENCE_S_MAX) as answer:
+            return bytes(answer.read())
+
+    def read(self, path: str) -> None:
+        """To its end, and keeps nothing."""
+        into = bytearray(READ_BYTES)
+        with urllib.request.urlopen(self._request(path), timeout=SILENCE_S_MAX) as answer:
+            while answer.readinto(into):
+                pass
+
+    def _request(self, path: str, body: bytes | None = None) -> urllib.request.Request:
         login = base64.b64encode(b"guest:guest").decode()
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self._http_port}{path}", body, headers)
-        with urllib.request.urlopen(request, timeout=SILENCE_S_MAX) as answer:
-            return bytes(answer.read())
+        return urllib.request.Request(f"http://127.0.0.1:{self._http_port}{path}", body, headers)
+
+    def controller(self) -> int:
+        """Its pid."""
+        found = json.loads(self.http("/api/processes"))
+        return next(int(row["pid"]) for row in found if row["name"] == "controller")
 
     def target(self) -> generator.Target:
         return generator.Target("shardmq", f"amqp://guest:guest@{self.address}/", self.process.pid)
@@ -245,6 +269,11 @@ def _free_port() -> int:
 
 def say(what: str, value: float, unit: str) -> None:
     print(f"{what:<44} {value:>14,.2f} {unit}   (load {machine.load_average():.1f})", flush=True)
+
+
+def told_all(what: str, values: list[float], unit: str) -> None:
+    """The median, and what it is of."""
+    say(what, statistics.median(values), f"{unit} of {', '.join(f'{value:,.2f}' for value in values)}")
 
 
 def added(what: str, before: machine.Memory, after: machine.Memory) -> None:
@@ -364,58 +393,63 @@ def measure_api(options: argparse.Namespace) -> None:
         _felt(own, acts)
         own.http("/api/exchanges/%2F/amq.fanout/publish", json.dumps(ONE_MESSAGE).encode())
         time.sleep(SETTLE_S)
-        page = "/api/queues?page=1&page_size=100"
-        _timed(own, "a page", page)
-        _timed(own, "a page by name", f"{page}&sort=name&sort_reverse=true")
-        _timed(own, "a page by messages", f"{page}&sort=messages")
+        _timed(own, "a page", PAGE)
+        _timed(own, "a page by name", f"{PAGE}&sort=name&sort_reverse=true")
+        _timed(own, "a page by messages", f"{PAGE}&sort=messages")
         acts = {
             "nothing, queues used": lambda: None,
-            "20 pages": lambda: [own.http(page) for _ in range(20)],
+            "20 pages": lambda: [own.http(PAGE) for _ in range(20)],
             "all queues": lambda: own.http("/api/queues"),
             "definitions": lambda: own.http("/api/definitions"),
             "metrics": lambda: own.http("/metrics"),
             "metrics of each queue": lambda: own.http("/metrics/per-object"),
         }
         _felt(own, acts)
+        _rates(own, options.queues)
 
 
 def measure_scrape(options: argparse.Namespace) -> None:
-    """1,000 messages a second while monitoring asks for everything as fast as it is answered, and while it does not,
-    in turn; queues that have each been used."""
+    """1,000 messages a second while monitoring asks for everything, and while it does not, in turn; queues that have
+    each been used."""
     with broker(options) as own:
         own.http("/api/definitions", many_queues(options.queues))
         own.http("/api/exchanges/%2F/amq.fanout/publish", json.dumps(ONE_MESSAGE).encode())
         time.sleep(SETTLE_S)
-        found: dict[bool, list[generator.Figures]] = {False: [], True: []}
+        found: dict[str, list[generator.Figures]] = {what: [] for what in SCRAPE_EACH_S}
         for _ in range(SCRAPE_ROUNDS):
-            for scraped, figures in found.items():
-                beside: AbstractContextManager[list[list[float]]] = scraping(own) if scraped else nullcontext([])
+            for what, figures in found.items():
+                each_s = SCRAPE_EACH_S[what]
+                beside: AbstractContextManager[list[list[float]]] = nullcontext([])
+                if each_s is not None:
+                    beside = repeating(own, SCRAPED, each_s)
                 with beside as seconds:
-                    figures.append(generator.measure(own.target(), PROBE, PROBE_S))
+                    figures.append(generator.measure(own.target(), probe(SCRAPE_PROBE_S), SCRAPE_PROBE_S))
                 for path, took in zip(SCRAPED, zip(*seconds, strict=True), strict=False):
-                    say(f"scrape: {path.partition('&')[0]}", statistics.median(took), f"s, {len(took)} times")
-        for scraped, what in ((False, "without"), (True, "with")):
+                    say(f"scrape: {what}: {path.partition('&')[0]}", statistics.median(took), f"s, {len(took)} times")
+        for what, runs in found.items():
             for name in ("p50", "p99"):
-                values = [figures[f"latency_{name}_us"] / 1000 for figures in found[scraped]]
-                told = ", ".join(f"{value:.2f}" for value in values)
-                say(f"scrape: {what}: latency {name}", statistics.median(values), f"ms of {told}")
+                told_all(f"scrape: {what}: latency {name}", [run[f"latency_{name}_us"] / 1000 for run in runs], "ms")
+            told_all(f"scrape: {what}: the broker's cores", [run["cores"] for run in runs], "cores")
 
 
 @contextmanager
-def scraping(own: Broker) -> Iterator[list[list[float]]]:
-    """Meanwhile all of SCRAPED again and again; in the end how long each took, round by round."""
+def repeating(own: Broker, paths: Iterable[str], each_s: float = 0.0) -> Iterator[list[list[float]]]:
+    """Meanwhile all of `paths` again and again; in the end how long each took, round by round. Who asks has his own
+    computer in earnest; here he has what nobody else wants of this one."""
     done = threading.Event()
     seconds: list[list[float]] = []
 
-    def scrape() -> None:
+    def ask() -> None:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
         while not done.is_set():
             times = [time.monotonic()]
-            for path in SCRAPED:
-                own.http(path)
+            for path in paths:
+                own.read(path)
                 times.append(time.monotonic())
             seconds.append([end - begun for begun, end in itertools.pairwise(times)])
+            done.wait(max(0.0, times[0] + each_s - time.monotonic()))
 
-    thread = threading.Thread(target=scrape)
+    thread = threading.Thread(target=ask)
     thread.start()
     try:
         yield seconds
@@ -424,9 +458,13 @@ def scraping(own: Broker) -> Iterator[list[list[float]]]:
         thread.join()
 
 
-def many_queues(count: int) -> bytes:
+def probe(seconds: float) -> list[str]:
+    return [*PROBE, "--seconds", str(seconds)]
+
+
+def many_queues(count: int, prefix: str = "scale") -> bytes:
     """Definitions: so many durable queues, each bound to amq.fanout."""
-    names = [f"scale-{i}" for i in range(count)]
+    names = [f"{prefix}-{i}" for i in range(count)]
     rows = [{"name": name, "vhost": "/", "durable": True} for name in names]
     ends = {"source": "amq.fanout", "vhost": "/", "destination_type": "queue"}
     bound = [{**ends, "destination": name, "routing_key": f"key.{name}"} for name in names]
@@ -440,6 +478,42 @@ def _felt(own: Broker, acts: dict[str, Callable[[], object]]) -> None:
         say(f"api: {what}: latency p50", figures["latency_p50_us"] / 1000, "ms")
         say(f"api: {what}: latency p99", figures["latency_p99_us"] / 1000, "ms")
         say(f"api: {what}: slowest message", figures["latency_max_us"] / 1000, "ms")
+
+
+def _rates(own: Broker, queues: int) -> None:
+    """Messages a second while the API works and while it does not, in turn; and how much of a processor that work took,
+    which is what the messages may lack where there are no more."""
+    parts = iter([many_queues(queues // 4, f"rate-{number}") for number in range(RATE_ROUNDS * len(RATES))])
+    acts: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "without": nullcontext,
+        "importing": lambda: importing(own, next(parts)),
+        "paging": lambda: repeating(own, [PAGE]),
+        "scraping": lambda: repeating(own, ["/metrics/per-object"]),
+    }
+    for load, options in RATES.items():
+        rates: dict[str, list[float]] = {what: [] for what in acts}
+        cores: dict[str, list[float]] = {what: [] for what in acts}
+        for _ in range(RATE_ROUNDS):
+            for what, act in acts.items():
+                begun, used = time.monotonic(), machine.process_cpu_seconds(own.controller())
+                with act():
+                    figures = generator.measure(own.target(), [*options, "--seconds", str(RATE_S)], RATE_S)
+                    used = machine.process_cpu_seconds(own.controller()) - used
+                    cores[what].append(used / (time.monotonic() - begun))
+                rates[what].append(figures["consumed_per_s"])
+        for what in acts:
+            told_all(f"api: {load}: {what}", rates[what], "messages/s")
+            told_all(f"api: {load}: {what}: the controller's cores", cores[what], "cores")
+
+
+@contextmanager
+def importing(own: Broker, document: bytes) -> Iterator[None]:
+    thread = threading.Thread(target=own.http, args=("/api/definitions", document))
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _timed(own: Broker, what: str, path: str) -> None:
@@ -505,7 +579,7 @@ def while_publishing(own: Broker, act: Callable[[], object]) -> tuple[generator.
 
     timer = threading.Timer(PROBE_BEFORE_S, do)
     timer.start()
-    figures = generator.measure(own.target(), PROBE, PROBE_S)
+    figures = generator.measure(own.target(), probe(PROBE_S), PROBE_S)
     timer.join()
     return figures, took[0]
 

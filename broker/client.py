@@ -433,12 +433,14 @@ class Client(Transport):
             self._start(self._log_in_slowly(said, asked))
             return
         except login.LoginRefused as refused:
+            self.door.counts.logins_failed += 1
             log.warning("%s: login refused: %s", self.name, refused.reason)
             if refused.tell:
                 self.close(refused.answer)
             else:
                 self.disconnect()
             return
+        self.door.counts.logins_succeeded += 1
         self.auth_mechanism = said.mechanism
         self.amqp.tune()
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from broker.amqp.frames import Sizes
+from shardd.wire.histogram import SUM
+
+MESSAGE_BYTES = "message_bytes"
+
 
 class Counts:
-    """Messages, but for `channels_opened`. `received` holds those of transactions when they are published."""
+    """Messages, but for `channels_opened` and logins. `received` holds those of transactions when they are published.
+    `sizes`: of the bodies of those received."""
 
     __slots__ = (
         "channels_opened",
@@ -14,9 +20,12 @@ class Counts:
         "got_auto",
         "got_empty",
         "got_manual",
+        "logins_failed",
+        "logins_succeeded",
         "received",
         "received_confirm",
         "returned",
+        "sizes",
     )
 
     def __init__(self) -> None:
@@ -24,6 +33,10 @@ class Counts:
         self.delivered_auto = self.delivered_manual = 0  # to consumers that need not, and must, acknowledge
         self.got_auto = self.got_manual = self.got_empty = 0
         self.channels_opened = 0
+        self.logins_succeeded = self.logins_failed = 0
+        self.sizes = Sizes()
 
     def report(self) -> dict[str, float]:
-        return {name: float(getattr(self, name)) for name in self.__slots__}
+        told = {name: float(getattr(self, name)) for name in self.__slots__ if name != "sizes"}
+        sizes = {f"{MESSAGE_BYTES}.{k}": float(count) for k, count in enumerate(self.sizes.classes) if count}
+        return told | sizes | {f"{MESSAGE_BYTES}.{SUM}": float(self.sizes.sum)}

@@ -199,6 +199,7 @@ class Publishing:
         """
         now_ms = time.time_ns() // 1_000_000
         self._counts.received += event.count
+        self._counts.sizes.add(event.table)
         if self._set_timestamp and (stamped := frames.stamped(event.buffer, event.table, now_ms // 1000)) is not None:
             event = Publishes(*stamped, event.count)
         at = 0

@@ -502,7 +502,7 @@ class Controls(ABC):
         wanted, rest = asked.queues, 0
         if wanted is None:
             if asked.passed == 0:
-                self._looked_over = [queue.id for queue in self.queues.used()]
+                self._looked_over = self.queues.used_ids()
             end = asked.passed + m.STATS_QUEUES_MAX
             wanted, rest = self._looked_over[asked.passed : end], max(0, len(self._looked_over) - end)
         queues, consumers = stats.of_queues(self.queues.used_among(wanted))

@@ -32,6 +32,12 @@ def row(
     body_len: int,
     found: Facts,
 ) -> bytes: ...
+
+class Sizes:
+    classes: list[int]
+    sum: int
+    def add(self, table: bytes) -> None: ...
+
 def settles(
     data: _Bytes, at: int, end: int, frame_bytes_max: int
 ) -> tuple[int, int, list[tuple[int, int, int, bool]]]: ...

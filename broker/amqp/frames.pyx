@@ -10,7 +10,7 @@ A publish:    method frame  60,40 | u16 ticket | u8 n, exchange[n] | u8 m, key[m
 mistake in it or puts an interleaved or large publish together. So every check here may be "not this one" instead of an answer.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy, memset
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 
@@ -68,6 +68,9 @@ cdef struct Row:
     uint8_t flags           # 38
     uint8_t zero            # 39
     uint64_t reserved       # 40
+
+cdef extern from *:
+    int __builtin_clzll(unsigned long long) noexcept nogil
 
 cdef Row rows[ROWS_MAX]     # only touched with the GIL held
 
@@ -374,6 +377,36 @@ def row(uint32_t line_off, uint16_t line_len, uint16_t channel, uint32_t props_o
     r.zero = 0
     r.reserved = 0
     return PyBytes_FromStringAndSize(<char *>&r, sizeof(Row))
+
+cdef class Sizes:
+    """How large bodies are: `classes` as those of shardd.wire.histogram, and all their bytes."""
+    cdef uint64_t counts[65]
+    cdef uint64_t total
+
+    def __cinit__(self):
+        memset(self.counts, 0, sizeof(self.counts))
+        self.total = 0
+
+    def add(self, bytes table not None):
+        """Those of an event's rows."""
+        cdef size_t at = 0, begun, count = len(table) // sizeof(Row)
+        cdef const Row *row = <const Row *>PyBytes_AS_STRING(table)
+        cdef uint64_t size
+        while at < count:
+            size = row[at].body_len
+            begun = at
+            while at < count and row[at].body_len == size:
+                at += 1
+            self.counts[64 - __builtin_clzll(size - 1) if size > 1 else 0] += at - begun
+            self.total += size * (at - begun)
+
+    @property
+    def classes(self):
+        return [self.counts[k] for k in range(65)]
+
+    @property
+    def sum(self):
+        return self.total
 
 
 # -- settles ------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import uvloop
 from broker.config import ConfigError
 from broker.controller.config import ControllerConfig, read_config
 from broker.controller.definitions import DefinitionsError
+from broker.controller.precedence import messages_first
 from broker.controller.server import serve
 from shardd.wire.memory import collect_seldom
 from supervisor import logs
@@ -34,6 +35,7 @@ def run(config: ControllerConfig) -> int:
     logs.begin(config.log_level, config.log_format, "controller")
     logs.keep(config.runtime_dir, "controller")
     collect_seldom()
+    messages_first()
     try:
         return uvloop.run(serve(config))
     except (ConfigError, DefinitionsError) as error:

@@ -332,7 +332,7 @@ async def start_http(controller: Controller) -> Any:
         controller.presence,
         controller.shards,
         controller.links,
-        config,
+        lambda: controller.config,
         None if certificates is None else certificates.http_context(),
         controller.memberships.groups,
         controller.memory,

@@ -92,6 +92,10 @@ class Roster:
     def used(self) -> Iterator[Queue]:
         return iter(self._used.values())
 
+    def used_ids(self) -> list[int]:
+        """In one go, as there may be a hundred thousand and messages wait meanwhile."""
+        return [*self._used]
+
     def used_among(self, ids: Iterable[int]) -> Iterator[Queue]:
         return (queue for id in ids if (queue := self._used.get(id)) is not None)
 

@@ -18,7 +18,7 @@ JOBS = {
     "backfill": "Parquet, CSV or JSON files to an exchange",
 }
 
-app = typer.Typer(no_args_is_help=True, help="Run jobs over streams on Spark (pip install 'shardmq[spark]').")
+app = typer.Typer(no_args_is_help=True, help=r"Run jobs over streams on Spark (pip install 'shardmq\[spark]').")
 
 
 @app.command("list")

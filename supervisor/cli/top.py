@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -44,13 +45,16 @@ def top(
     interval: Annotated[float, typer.Option("--interval", "-d", min=0.2, help="Seconds between looks.")] = 2.0,
     count: Annotated[int, typer.Option("--count", "-c", min=0, help="Looks, then the end; 0: until Ctrl-C.")] = 0,
 ) -> None:
-    """Watch rates, processes, shards and the fullest queues."""
+    """Watch rates, processes, shards and the fullest queues. Into a file or pipe: one look below the other."""
     console, picture, looks = Console(), Picture(), 0
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    with Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext() as live:
         try:
             while True:
                 shown = _look(api, picture, console.height)
-                live.update(shown, refresh=True)
+                if live is None:
+                    console.print(shown)
+                else:
+                    live.update(shown, refresh=True)
                 looks += 1
                 if count and looks >= count:
                     break

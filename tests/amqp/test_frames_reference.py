@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from broker.amqp import Publishes, copies_by_channel, frames
+from shardd.wire.histogram import Histogram
 from tests.amqp.bytes_of import method, publish
 from tests.reference import frames as reference
 
@@ -101,6 +102,24 @@ def test_a_publish_too_large_to_wait_for_is_another_matter() -> None:
         found = frames.scan(whole[:cut], 0, cut, b"\0\1", 131072, 1 << 20)
         expected = reference.scan(whole[:cut], 0, cut, b"\0\1", 131072, 1 << 20)
         assert found[:4] == expected[:4]
+
+
+EMPTY = frames.row(0, 0, 1, 0, 0, 0, 0, (0, 0, 0, 0))
+SIZES = st.integers(0, 40) | st.integers(0, (1 << 64) - 1) | st.integers(0, 63).map(lambda k: 1 << k)
+
+
+@given(st.lists(st.tuples(SIZES, st.integers(1, 3)), max_size=8))
+def test_sizes_fall_into_the_classes_of_a_histogram(runs: list[tuple[int, int]]) -> None:
+    sizes = [size for size, times in runs for _ in range(times)]
+    expected = Histogram()
+    for size in sizes:
+        expected.add(size)
+    rows = [EMPTY[:24] + struct.pack("<Q", size) + EMPTY[32:] for size in sizes]
+    found = frames.Sizes()
+    found.add(b"".join(rows[:5]))
+    found.add(b"".join(rows[5:]))
+    assert found.classes == expected.counts
+    assert found.sum == expected.sum % (1 << 64)
 
 
 def test_rows_are_bounded() -> None:

@@ -5,6 +5,7 @@ The broker listens with a certificate of the tests' own authority and asks clien
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -14,6 +15,7 @@ import signal
 import socket
 import ssl
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -290,6 +292,32 @@ def test_sighup_shows_new_clients_the_new_certificate_and_keeps_the_old_ones(sec
             wait_until(lambda port=port: secured.subject_shown(port) == "renewed", "the new certificate", 10)  # type: ignore[misc]
         connection.channel().queue_declare("", exclusive=True)
         assert connection.is_open
+
+
+def test_the_check_of_certificates_looks_at_those_of_the_settings_as_they_are_now(secured: Secured) -> None:
+    settings = secured.directory / "broker.toml"
+    before, moved = settings.read_text(), secured.directory / "moved.pem"
+
+    def ending() -> list[str]:
+        """Which certificates end within a week: all that are made here."""
+        request = urllib.request.Request(
+            f"http://{secured.broker.http}/api/health/checks/certificate-expiration/1/week"
+        )
+        request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
+        with pytest.raises(urllib.error.HTTPError) as answer:
+            urllib.request.urlopen(request)
+        return [str(one["certificate"]) for one in json.load(answer.value)["expired"]]
+
+    first, other = ending()
+    shutil.copy(first, moved)
+    try:
+        settings.write_text(before.replace("server.pem", moved.name))
+        os.kill(secured.broker.process.pid, signal.SIGHUP)
+        wait_until(lambda: ending() == [str(moved), other], "the certificates as the settings name them now", 10)
+    finally:
+        settings.write_text(before)
+        os.kill(secured.broker.process.pid, signal.SIGHUP)
+    wait_until(lambda: ending() == [first, other], "the certificates of before", 10)
 
 
 def test_a_certificate_that_cannot_be_read_leaves_the_old_one_in_force(secured: Secured) -> None:

@@ -115,6 +115,8 @@ class FakeDoors:
 
     async def reports(self, totals_only: bool = False) -> list[DoorReport]:
         counters = {"received": 7.0, "channels_opened": 3.0, "connections": 1.0, "channels": 1.0}
+        counters |= {"logins_succeeded": 4.0, "logins_failed": 2.0}
+        counters |= {"message_bytes.0": 2.0, "message_bytes.7": 4.0, "message_bytes.30": 1.0, "message_bytes.sum": 1e9}
         if totals_only:
             return [DoorReport(1, [], [], counters)]
         channel = {"owner": OWNER, "number": 1, "prefetch_count": 10}
@@ -192,7 +194,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     }
     (tmp_path / "status.json").write_text(json.dumps(status))
     writer = asyncio.create_task(authority.run())
-    context = Context(authority, presence, shards, doors, config, Gatherer(shards, doors))  # type: ignore[arg-type]
+    context = Context(authority, presence, shards, doors, lambda: config, Gatherer(shards, doors))  # type: ignore[arg-type]
     async with TestClient(TestServer(api_app(context))) as client:
         yield Api(client, authority, shards, doors, context)
     writer.cancel()

@@ -61,7 +61,8 @@ READS = [
     "operator-policies/%2F", "operator-policies/%2F/o", "parameters", "parameters/stream", "parameters/stream/%2F",
     "parameters/stream/%2F/s", "global-parameters", "global-parameters/g", "vhost-limits", "vhost-limits/%2F",
     "user-limits", "user-limits/nobody", "cluster-name", "version", "extensions", "feature-flags",
-    "deprecated-features", "auth", "auth/hash_password/x", "connections/username/guest", "queues/detailed",
+    "deprecated-features", "auth", "auth/hash_password/x", "auth/attempts/shardmq@localhost",
+    "auth/attempts/shardmq@localhost/source", "connections/username/guest", "queues/detailed",
     "all-configuration", "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
     "health/checks/reached-target-cluster-size", "health/checks/below-node-connection-limit",
     "queues/%2F/q/unacked", "config/effective",
@@ -69,7 +70,7 @@ READS = [
 ]  # fmt: skip
 EMPTY = {
     "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions", "feature-flags",
-    "deprecated-features", "config/effective", "logs",
+    "deprecated-features", "config/effective", "logs", "auth/attempts/shardmq@localhost/source",
 }  # fmt: skip
 ABSENT = [
     "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions", "permissions/%2F/x",
@@ -80,7 +81,7 @@ ABSENT = [
     "vhosts/x/topic-permissions", "topic-permissions/%2F/x", "policies/x", "policies/%2F/x", "operator-policies/x",
     "operator-policies/%2F/x", "parameters/stream/x", "parameters/stream/%2F/x", "parameters/x/%2F/s",
     "global-parameters/x", "vhost-limits/x", "user-limits/x", "virtual-queues/x", "virtual-queues/%2F/e",
-    "virtual-queues/%2F/x",
+    "virtual-queues/%2F/x", "auth/attempts/x", "auth/attempts/x/source",
 ]  # fmt: skip
 ABSENT_DELETES = [
     "vhosts/x", "users/x", "permissions/%2F/x", "queues/%2F/x", "queues/%2F/x/contents", "exchanges/%2F/x",
@@ -396,7 +397,7 @@ async def test_inherited_sockets_are_served_and_let_go(made: Api) -> None:
     fds = [one.detach() for one in sockets]
     config = msgspec.structs.replace(made.context.config, http_fds=fds[:1], metrics_fds=fds[1:])
     context = made.context
-    servers = await app.start(context.authority, context.presence, context.shards, context.links, config)
+    servers = await app.start(context.authority, context.presence, context.shards, context.links, lambda: config)
     statuses = []
     async with aiohttp.ClientSession() as client:
         for port, path in (
@@ -494,6 +495,45 @@ async def test_a_hash_made_here_is_one_users_can_have(made: Api) -> None:
     await made.call("PUT", "/api/users/hashed", body)
     made.login = ("hashed", "s ecret")
     assert (await made.get("/api/whoami"))["name"] == "hashed"
+
+
+@pytest.mark.row("G2.8")
+async def test_garbage_is_collected_when_an_administrator_asks(made: Api) -> None:
+    async def collections() -> int:
+        return int((await made.get("/api/nodes/gc_stats"))["generations"][2]["collections"])
+
+    before = await collections()
+    for path in ("/api/nodes/gc_collect", "/api/nodes/shardmq@localhost/gc_collect"):
+        assert (await made.call("POST", path))[0] == 204
+    assert await collections() >= before + 2
+    assert (await made.call("POST", "/api/nodes/other/gc_collect"))[0] == 404
+    made.login = ("nobody", "x")
+    assert (await made.call("POST", "/api/nodes/gc_collect"))[0] == 401
+    assert (await made.call("GET", "/api/nodes/gc_stats"))[0] == 401
+
+
+@pytest.mark.row("G3.9")
+async def test_logins_are_counted_by_protocol_until_they_are_forgotten(made: Api) -> None:
+    path = "/api/auth/attempts/shardmq@localhost"
+
+    async def attempts() -> dict[str, tuple[int, ...]]:
+        kinds = ("auth_attempts", "auth_attempts_succeeded", "auth_attempts_failed")
+        return {row["protocol"]: tuple(row[kind] for kind in kinds) for row in await made.get(path)}
+
+    before = await attempts()
+    assert before["amqp091"] == (6, 4, 2)
+    made.login = ("guest", "wrong")
+    assert (await made.call("GET", "/api/whoami"))[0] == 401
+    made.login = ("guest", "guest")
+    total, succeeded, failed = before["http"]
+    assert (await attempts())["http"] == (total + 2, succeeded + 1, failed + 1)
+    made.login = None
+    told = set((await made.get("/metrics")).splitlines())
+    assert {f'rabbitmq_auth_attempts_failed_total{{protocol="http"}} {failed + 1}.0'} <= told
+    assert {'rabbitmq_auth_attempts_total{protocol="amqp091"} 6.0'} <= told
+    made.login = ("guest", "guest")
+    assert (await made.call("DELETE", path))[0] == 204
+    assert await attempts() == {"amqp091": (0, 0, 0), "http": (1, 1, 0)}
 
 
 @pytest.mark.row("G1.28", "G2.9")

@@ -49,7 +49,8 @@ async def test_a_password_is_not_taken_readably_from_another_host(api: Api, monk
     status, found = await api.call("GET", "/api/overview")
     assert (status, found["error"]) == (403, "tls_required")
     assert "WWW-Authenticate" not in api.headers
-    object.__setattr__(api.context, "config", msgspec.structs.replace(api.context.config, http_without_tls=True))
+    config = msgspec.structs.replace(api.context.config, http_without_tls=True)
+    object.__setattr__(api.context, "config_now", lambda: config)
     assert (await api.call("GET", "/api/overview"))[0] == 200
 
 

@@ -75,6 +75,15 @@ async def test_the_overview_dashboard_finds_its_metrics(made: Api) -> None:
     assert ({"process": "shard-0", "shard": "0"}, 2.0) in found["shardmq_restarts_total"]
 
 
+@pytest.mark.row("M1.8")
+async def test_how_large_messages_are_has_fixed_classes(made: Api) -> None:
+    found = await scrape(made, "/metrics")
+    buckets = {labels["le"]: value for labels, value in found["rabbitmq_message_size_bytes_bucket"]}
+    assert (buckets["64"], buckets["128"], buckets["1.34218e+08"], buckets["+Inf"]) == (2, 6, 6, 7)
+    assert found["rabbitmq_message_size_bytes_count"] == [({}, 7.0)]
+    assert found["rabbitmq_message_size_bytes_sum"] == [({}, 1e9)]
+
+
 @pytest.mark.row("M1.16")
 async def test_more_queues_are_no_more_series_unless_they_are_asked_for(made: Api) -> None:
     before = {name: len(samples) for name, samples in (await scrape(made, "/metrics")).items()}
@@ -116,7 +125,7 @@ async def test_families_come_by_name_and_vhost(made: Api) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_every_family_is_text_prometheus_reads_whatever_the_names(made: Api, family: str) -> None:
-    names = ['a"b', "back\\slash", "new\nline", "{x=1}", "ü 漢", "\\n"]
+    names = ['a"b', "back\\slash", "new\nline", "{x=1}", "ü 漢", "\\n", "100%", "%s"]
     made.login = ("guest", "guest")
     for name in names:
         assert (await made.call("PUT", f"/api/queues/%2F/{quote(name, safe='')}", {}))[0] == 201, name
@@ -156,7 +165,7 @@ def test_the_dashboard_asks_only_for_what_a_broker_has(tmp_path: Path) -> None:
 def _check_sizes(text: str, published: int) -> None:
     """Each message was in a batch, and what was confirmed was synced."""
     values = {
-        (sample.name, sample.labels["process"], sample.labels.get("le")): sample.value
+        (sample.name, sample.labels.get("process", ""), sample.labels.get("le")): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if family.type == "histogram"
@@ -167,6 +176,7 @@ def _check_sizes(text: str, published: int) -> None:
         assert values[f"shardmq_{where}batch_messages_bucket", process, "+Inf"] == batches > 0
         assert values[f"shardmq_{where}batch_bytes_count", process, None] == batches
         assert values[f"shardmq_{where}batch_bytes_bucket", process, "64"] == 0  # a header alone has more
+    assert values["rabbitmq_message_size_bytes_bucket", "", "64"] == published
     syncs = values["shardmq_sync_duration_seconds_count", "shard-0", None]
     assert syncs > 0
     assert values["shardmq_sync_duration_seconds_sum", "shard-0", None] < 60 * syncs

@@ -103,11 +103,16 @@ async def test_limits_of_the_broker_vhosts_and_users_are_in_health_and_metrics(a
     assert (status, said["connections"], said["limit"]) == (503, 1, 1)
 
 
+def tell_settings(api: Api, **told: Any) -> None:
+    """As a reload does."""
+    config = msgspec.structs.replace(api.context.config, **told)
+    object.__setattr__(api.context, "config_now", lambda: config)
+
+
 @pytest.mark.row("G3.1")
 async def test_a_certificate_that_ends_soon_is_told_before_it_does(api: Api, tmp_path: Path) -> None:
     path = str(Authority(tmp_path).make("host.pem", "CN=host"))  # good for two days
-    config = msgspec.structs.replace(api.context.config, tls=Tls(cert=path))
-    object.__setattr__(api.context, "config", config)
+    tell_settings(api, tls=Tls(cert=path))
     check = "/api/health/checks/certificate-expiration"
     assert await api.get(f"{check}/1/days") == {"status": "ok"}
     status, said = await api.call("GET", f"{check}/1/week")

@@ -347,6 +347,10 @@ def test_top_shows_processes_shards_and_the_fullest_queues_once(ctl: Any) -> Non
     assert all(word in shown for word in ("7 ready", "shard-0", "big"))
 
 
+def test_top_into_a_pipe_writes_each_look(ctl: Any) -> None:
+    assert ctl("top", "--count", "2", "--interval", "0.2").count("7 ready") == 2
+
+
 def test_rates_are_per_second_since_the_look_before_and_never_negative() -> None:
     picture = Picture()
     assert picture.rate(10.0, {"in": 100.0}) == {"in": 0.0}

@@ -19,12 +19,14 @@ from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
 from broker.controller.management import (
     about,
+    attempts,
     bindings,
     channels,
     connections,
     consumers,
     definitions,
     exchanges,
+    garbage,
     guard,
     health,
     limits,
@@ -76,6 +78,7 @@ SHUTDOWN_S_MAX = 2.0  # for calls under way when the controller stops
 RESOURCES = (
     overview,
     about,
+    attempts,
     vhosts,
     users,
     queues,
@@ -94,6 +97,7 @@ RESOURCES = (
     parameters,
     limits,
     health,
+    garbage,
     processes,
     loads,
     loglines,
@@ -122,17 +126,18 @@ async def start(
     presence: Presence,
     shard_links: ShardLinks,
     links: DoorLinks,
-    config: ControllerConfig,
+    config_now: Callable[[], ControllerConfig],
     tls: ssl.SSLContext | None = None,
     groups: Groups | None = None,
     memory: MemoryWatch | None = None,
     settling: Mapping[tuple[str, str], Settling] | None = None,
 ) -> Servers:
+    config = config_now()
     stats = Gatherer(shard_links, links, hidden_queues=authority.catalog.hidden_queue_ids)
     groups = groups or Groups(randrange)
     found = {} if settling is None else settling  # another dict than theirs would stay empty
     context = Context(
-        authority, presence, shard_links, links, config, stats, groups, memory or MemoryWatch(), settling=found
+        authority, presence, shard_links, links, config_now, stats, groups, memory or MemoryWatch(), settling=found
     )
     runners = []
     for app, fds in ((api_app(context), config.http_fds), (metrics_app(context), config.metrics_fds)):

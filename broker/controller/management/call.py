@@ -106,7 +106,7 @@ class Context:
     presence: Presence
     shards: ShardLinks
     links: DoorLinks
-    config: ControllerConfig
+    config_now: Callable[[], ControllerConfig]
     stats: Gatherer
     groups: Groups = field(default_factory=lambda: Groups(lambda count: 0))
     memory: MemoryWatch = field(default_factory=MemoryWatch)
@@ -115,10 +115,24 @@ class Context:
     settling: Mapping[tuple[str, str], Settling] = field(default_factory=dict)  # changes of shard numbers
     imports: Imports = field(default_factory=Imports)
     churn_rates: Rates = field(default_factory=Rates)
+    calls: Calls = field(default_factory=lambda: Calls())
 
     @property
     def catalog(self) -> Catalog:
         return self.authority.catalog
+
+    @property
+    def config(self) -> ControllerConfig:
+        """As of the last reload."""
+        return self.config_now()
+
+
+class Calls:
+    """Logins by HTTP."""
+
+    def __init__(self) -> None:
+        self.succeeded = self.failed = 0
+        self.forgotten: dict[str, tuple[int, int]] = {}  # by protocol: those nobody wants to hear of any more
 
 
 class Call:
@@ -245,10 +259,13 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
         raise not_authenticated("Login failed")
     address = request.remote or ""
     if wrong := await _verdict(context, name, password, address):
+        context.calls.failed += 1
         log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
         raise not_authenticated("Login failed")
     if name in context.config.loopback_users and not is_loopback(address):
+        context.calls.failed += 1
         raise not_authorised(f"User '{name}' can only connect via localhost")
+    context.calls.succeeded += 1
     return context.catalog.users[name]
 
 

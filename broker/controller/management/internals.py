@@ -30,6 +30,8 @@ BATCHES: Final = (
     Sizes("batch_messages", "messages", "Messages in a batch of publishes", 0, 16),
     Sizes("batch_bytes", "bytes", "Bytes of a batch of publishes", 6, 22),
 )
+# As RabbitMQ names it; of all front doors together.
+MESSAGES: Final = Sizes("message_bytes", "rabbitmq_message_size_bytes", "Bodies of messages received", 6, 27)
 SYNCS: Final = Sizes("sync_us", "shardmq_sync_duration_seconds", "How long a sync took", 4, 24, 1e-6)
 # Of front doors, by shard: as they tell it, as it is shown.
 WINDOWS: Final = (
@@ -47,6 +49,7 @@ def metrics(stats: Stats) -> Iterator[Metric]:
     by_shard = sorted(stats.sizes.items())
     shards = [((f"shard-{shard}", str(shard)), numbers) for shard, numbers in by_shard]
     yield _histogram(SYNCS.shown, SYNCS, shards)
+    yield _histogram(MESSAGES.shown, MESSAGES, [((), stats.counters)], labels=())
     for sizes in BATCHES:
         yield _histogram(f"shardmq_batch_{sizes.shown}", sizes, shards)
         yield _histogram(f"shardmq_door_batch_{sizes.shown}", sizes, [(DOORS, stats.counters)])
@@ -62,10 +65,12 @@ def metrics(stats: Stats) -> Iterator[Metric]:
         yield counter
 
 
-def _histogram(name: str, sizes: Sizes, of: Iterable[tuple[tuple[str, str], Mapping[str, float]]]) -> Metric:
-    family = HistogramMetricFamily(name, sizes.what, labels=LABELS)
-    for labels, numbers in of:
+def _histogram(
+    name: str, sizes: Sizes, of: Iterable[tuple[tuple[str, ...], Mapping[str, float]]], labels: tuple[str, ...] = LABELS
+) -> Metric:
+    family = HistogramMetricFamily(name, sizes.what, labels=labels)
+    for values, numbers in of:
         bounds, count, total = cumulative(parts_of(numbers, sizes.told), sizes.first, sizes.last)
         buckets = [(f"{bound * sizes.scale:g}", value) for bound, value in bounds]
-        family.add_metric(labels, [*buckets, ("+Inf", count)], total * sizes.scale)
+        family.add_metric(values, [*buckets, ("+Inf", count)], total * sizes.scale)
     return family

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Set as AbstractSet
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from broker.catalog import Vhost
@@ -16,12 +17,18 @@ from broker.checks import is_hidden_queue
 from broker.controller.management.call import Context
 from broker.controller.management.channels import channel_name
 from broker.controller.management.gathered import Stats, behind
-from broker.controller.management.turns import others_first
+from broker.controller.management.turns import Turns
 
 SLICE_ROWS = 1_000
 DETAILED = "rabbitmq_detailed_"
 PER_OBJECT = "rabbitmq_"
-_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+# As exposition text wants it, and % as formats do.
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\"", "%": "%%"})
+_SPECIAL: Final = frozenset('\\\n"%')
+
+
+# Those of some vhosts, each with the values of its labels.
+Things = Callable[[Context, Stats, list[Vhost]], Iterable[tuple[tuple[str, ...], Any]]]
 
 
 class Metric(NamedTuple):
@@ -31,11 +38,21 @@ class Metric(NamedTuple):
 
 
 class Family(NamedTuple):
-    """`things`: those of some vhosts, each with the values of `labels`."""
-
     labels: tuple[str, ...]
-    things: Callable[[Context, Stats, list[Vhost]], Iterable[tuple[tuple[str, ...], Any]]]
+    things: Things
     metrics: tuple[Metric, ...]
+
+
+class _Block(NamedTuple):
+    """Some things of a family. `text` has a line for each, begun by its newline: room for a metric's name, the labels,
+    room for a value. No label holds a newline, so whatever follows one is a name."""
+
+    text: str
+    things: list[Any]
+
+    def of(self, name: str, value: Callable[[Any], float]) -> bytes:
+        lines = self.text.replace("\n", "\n" + name) % tuple(map(value, self.things))
+        return f"{lines[1:]}\n".encode()
 
 
 async def lines(
@@ -43,21 +60,22 @@ async def lines(
 ) -> AsyncIterator[bytes]:
     """Exposition text of these families; those nobody knows are passed over. `vhosts` None: of all."""
     seen = [vhost for vhost in list(context.catalog.vhosts.values()) if vhosts is None or vhost.name in vhosts]
-    for name in dict.fromkeys(families):
-        family = FAMILIES.get(name)
-        if family is None:
-            continue
-        things = []
-        for part in _slices(family.things(context, stats, seen)):
-            things += [(_labels(family.labels, values), thing) for values, thing in part]
-            await others_first()
+    turns = Turns()
+    of_things: Things | None = None
+    blocks: list[_Block] = []
+    for family in (FAMILIES[name] for name in dict.fromkeys(families) if name in FAMILIES):
+        if family.things is not of_things:  # else the family before has the same, and the same labels
+            of_things, blocks = family.things, []
+            for part in _slices(of_things(context, stats, seen)):
+                blocks.append(_block(family.labels, part))
+                await turns.others_first()
         for metric in family.metrics:
             full = prefix + metric.name
             kind = "counter" if full.endswith("_total") else "gauge"
             yield f"# HELP {full} {metric.what}\n# TYPE {full} {kind}\n".encode()
-            for each in _slices(things):
-                yield "".join([f"{full}{labels} {float(metric.value(thing))}\n" for labels, thing in each]).encode()
-                await others_first()
+            for block in blocks:
+                yield block.of(full, metric.value)
+                await turns.others_first()
 
 
 def _slices(things: Iterable[Any]) -> Iterable[list[Any]]:
@@ -66,9 +84,13 @@ def _slices(things: Iterable[Any]) -> Iterable[list[Any]]:
         yield part
 
 
-def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    pairs = zip(names, values, strict=True)
-    return "{" + ",".join([f'{name}="{value.translate(_ESCAPES)}"' for name, value in pairs]) + "}"
+def _block(names: tuple[str, ...], rows: list[tuple[tuple[str, ...], Any]]) -> _Block:
+    """All rows have the same labels, so that one format does for each of them."""
+    row = "\n{" + ",".join([f'{name}="%s"' for name in names]) + "} %%s"
+    values = [values for values, _ in rows]
+    if not _SPECIAL.isdisjoint(itertools.chain.from_iterable(map("".join, values))):
+        values = [tuple([value.translate(_ESCAPES) for value in each]) for each in values]
+    return _Block("".join([row % each for each in values]), [thing for _, thing in rows])
 
 
 # -- what there is ----------------------------------------------------------------------------------------
@@ -147,20 +169,20 @@ FAMILIES: Final[dict[str, Family]] = {
         _QUEUE,
         _queues,
         (
-            Metric("queue_messages_ready", "Messages ready", lambda q: q.ready),
-            Metric("queue_messages_unacked", "Messages delivered and not acknowledged", lambda q: q.unacked),
+            Metric("queue_messages_ready", "Messages ready", attrgetter("ready")),
+            Metric("queue_messages_unacked", "Messages delivered and not acknowledged", attrgetter("unacked")),
             Metric("queue_messages", "Messages ready and unacknowledged", lambda q: q.ready + q.unacked),
         ),
     ),
-    "queue_consumer_count": Family(_QUEUE, _queues, (Metric("queue_consumers", "Consumers", lambda q: q.consumers),)),
+    "queue_consumer_count": Family(_QUEUE, _queues, (Metric("queue_consumers", "Consumers", attrgetter("consumers")),)),
     "queue_metrics": Family(
         _QUEUE,
         _queues,
         (
             Metric("queue_messages_bytes", "Bytes of its messages", lambda q: q.ready_bytes + q.unacked_bytes),
-            Metric("queue_messages_ready_bytes", "Bytes of those ready", lambda q: q.ready_bytes),
-            Metric("queue_messages_unacked_bytes", "Bytes of those unacknowledged", lambda q: q.unacked_bytes),
-            Metric("queue_messages_published_total", "Messages that came", lambda q: q.published),
+            Metric("queue_messages_ready_bytes", "Bytes of those ready", attrgetter("ready_bytes")),
+            Metric("queue_messages_unacked_bytes", "Bytes of those unacknowledged", attrgetter("unacked_bytes")),
+            Metric("queue_messages_published_total", "Messages that came", attrgetter("published")),
         ),
     ),
     "queue_delivery_metrics": Family(
@@ -168,9 +190,9 @@ FAMILIES: Final[dict[str, Family]] = {
         _queues,
         (
             Metric("queue_messages_delivered_total", "Messages given to consumers", lambda q: q.delivered - q.got),
-            Metric("queue_get_total", "Messages fetched by basic.get", lambda q: q.got),
-            Metric("queue_messages_redelivered_total", "Messages given again", lambda q: q.redelivered),
-            Metric("queue_messages_acked_total", "Messages acknowledged", lambda q: q.acked),
+            Metric("queue_get_total", "Messages fetched by basic.get", attrgetter("got")),
+            Metric("queue_messages_redelivered_total", "Messages given again", attrgetter("redelivered")),
+            Metric("queue_messages_acked_total", "Messages acknowledged", attrgetter("acked")),
         ),
     ),
     "stream_group_metrics": Family(

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def short_of_files(context: Context) -> list[str]:
 
 
 def queues_per_shard(context: Context) -> Counter[int]:
-    return Counter(queue.shard for queue in context.catalog.queues())
+    return Counter(map(attrgetter("shard"), context.catalog.queues()))
 
 
 def rows(context: Context) -> list[dict[str, Any]]:

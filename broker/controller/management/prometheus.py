@@ -12,7 +12,7 @@ from importlib.metadata import version
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from broker.controller.management import headroom, internals, object_metrics, processes
+from broker.controller.management import attempts, headroom, internals, object_metrics, processes
 from broker.controller.management.call import NODE, Context
 from broker.controller.management.gathered import Stats, behind, lag
 from broker.controller.management.overview import RABBITMQ_VERSION, cluster_name, product_version
@@ -124,12 +124,24 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         ),
     ):
         yield CounterMetricFamily(name, what, value=count)
+    yield from _attempts(context, stats)
     for reason in DEATHS:
         yield CounterMetricFamily(
             f"rabbitmq_global_messages_dead_lettered_{reason}_total",
             "Dead letters published again",
             value=stats.counters.get(f"dead_lettered_{reason}", 0),
         )
+
+
+def _attempts(context: Context, stats: Stats) -> Iterator[Metric]:
+    all_, well, badly = (
+        CounterMetricFamily(f"rabbitmq_auth_attempts{which}", f"Logins{what}", labels=["protocol"])
+        for which, what in (("", ""), ("_succeeded", " that succeeded"), ("_failed", " that failed"))
+    )
+    for protocol, (succeeded, failed) in attempts.logins(context, stats).items():
+        for family, count in ((all_, succeeded + failed), (well, succeeded), (badly, failed)):
+            family.add_metric([protocol], count)
+    yield from (all_, well, badly)
 
 
 def _labelled(

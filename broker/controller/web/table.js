@@ -8,19 +8,24 @@ const PAGE_ROWS = 50;
 const TYPING_MS = 300;
 
 /**
- * Rows that are here already. `columns`: {label, cell(row), number}; `key(row)` tells rows apart.
+ * Rows that are here already. `columns`: {label, cell(row), number, minor}, minor ones not on a phone; `key(row)` tells
+ * rows apart.
  */
 export function plainTable(caption, columns, rows, key = (row) => JSON.stringify(row), nothing = "none") {
   if (!rows.length) return h("p", { class: "faint", data: { key: `none ${caption}` } }, nothing);
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption, data: { key: `table ${caption}` } },
     h("table", null, h("caption", { class: "hidden" }, caption),
-      h("thead", null, h("tr", null, columns.map(({ label, number }) => h("th", { scope: "col", class: number ? "number" : null }, label)))),
+      h("thead", null, h("tr", null, columns.map(({ label, number, minor }) => h("th", { scope: "col", class: classes({ number, minor }) }, label)))),
       h("tbody", null, rows.map((row) => line(columns, row, key)))));
+}
+
+function classes({ number, minor }) {
+  return [number && "number", minor && "minor"].filter(Boolean).join(" ") || null;
 }
 
 function line(columns, row, key) {
   const cell = (column, i) => {
-    const props = { class: column.number ? "number" : null };
+    const props = { class: classes(column) };
     return i === 0 ? h("th", { ...props, scope: "row" }, column.cell(row)) : h("td", props, column.cell(row));
   };
   return h("tr", { data: { key: key(row) } }, columns.map(cell));
@@ -88,8 +93,8 @@ function isStill(asked, shown) {
   return asked.page === shown.page && asked.name === shown.name && asked.sort === shown.sort && (asked.sort_reverse === "true") === shown.reverse;
 }
 
-function heading({ label, sort, number }, shown, change) {
-  const props = { scope: "col", class: number ? "number" : null };
+function heading({ label, sort, number, minor }, shown, change) {
+  const props = { scope: "col", class: classes({ number, minor }) };
   if (!sort) return h("th", props, label);
   const isThis = shown.sort === sort;
   const order = !isThis ? "none" : shown.reverse ? "descending" : "ascending";

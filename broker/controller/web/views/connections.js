@@ -16,9 +16,9 @@ export function connections(page) {
     columns: [
       { label: "Name", sort: "name", cell: (row) => [link(row.name, "connections", row.name), row.user_provided_name ? h("small", { class: "under" }, row.user_provided_name) : null] },
       { label: "User", sort: "user", cell: (row) => row.user },
-      { label: "Virtual host", sort: "vhost", cell: (row) => row.vhost },
+      { label: "Virtual host", minor: true, sort: "vhost", cell: (row) => row.vhost },
       { label: "State", sort: "state", cell: (row) => state(row.state) },
-      { label: "TLS", sort: "ssl", cell: (row) => (row.ssl ? row.ssl_protocol || "yes" : "no") },
+      { label: "TLS", minor: true, sort: "ssl", cell: (row) => (row.ssl ? row.ssl_protocol || "yes" : "no") },
       { label: "Channels", sort: "channels", number: true, cell: (row) => format.count(row.channels) },
       { label: "From client", sort: "recv_oct", number: true, cell: (row) => perSecond(row.recv_oct_details) },
       { label: "To client", sort: "send_oct", number: true, cell: (row) => perSecond(row.send_oct_details) },
@@ -61,7 +61,7 @@ export function connection(page, name) {
 const CHANNEL = [
   { label: "Channel", sort: "name", cell: (row) => link(row.name, "channels", row.name) },
   { label: "State", sort: "state", cell: (row) => state(row.state) },
-  { label: "Mode", cell: (row) => mode(row) },
+  { label: "Mode", minor: true, cell: (row) => mode(row) },
   { label: "Consumers", sort: "consumer_count", number: true, cell: (row) => format.count(row.consumer_count) },
   { label: "Prefetch", sort: "prefetch_count", number: true, cell: (row) => format.count(row.prefetch_count) },
   { label: "Unacked", sort: "messages_unacknowledged", number: true, cell: (row) => format.count(row.messages_unacknowledged) },
@@ -78,7 +78,7 @@ export function channels(page) {
     where: () => "channels",
     nothing: "No channel is open.",
     key: (row) => row.name,
-    columns: [...CHANNEL.slice(0, 1), { label: "User", sort: "user", cell: (row) => row.user }, ...CHANNEL.slice(1)],
+    columns: [...CHANNEL.slice(0, 1), { label: "User", minor: true, sort: "user", cell: (row) => row.user }, ...CHANNEL.slice(1)],
   })));
 }
 

@@ -29,8 +29,8 @@ export function queues(page) {
     columns: [
       { label: "Name", sort: "name", cell: (row) => queueLink(row.vhost, row.name) },
       { label: "Virtual host", sort: "vhost", cell: (row) => row.vhost },
-      { label: "Features", cell: (row) => features(row, true) },
-      { label: "State", sort: "state", cell: (row) => state(row.state) },
+      { label: "Features", minor: true, cell: (row) => features(row, true) },
+      { label: "State", minor: true, sort: "state", cell: (row) => state(row.state) },
       { label: "Ready", sort: "messages_ready", number: true, cell: (row) => format.count(row.messages_ready) },
       { label: "Unacked", sort: "messages_unacknowledged", number: true, cell: (row) => format.count(row.messages_unacknowledged) },
       { label: "Consumers", sort: "consumers", number: true, cell: (row) => format.count(row.consumers) },
