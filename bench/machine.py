@@ -5,6 +5,7 @@ A broker is a pid and all processes below it. Nothing here starts or measures a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import tempfile
@@ -55,6 +56,14 @@ def process_cpu_seconds(pid: int) -> float:
         return sum(exact) / 1e9
     fields = stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
+
+
+def set_policy(pids: list[int], policy: int) -> None:
+    """Of all threads there are; those that come get it from the ones that start them. SCHED_IDLE: what others leave."""
+    for pid in pids:
+        for task in (PROC / str(pid) / "task").glob("*"):
+            with contextlib.suppress(OSError):  # it has ended
+                os.sched_setscheduler(int(task.name), policy, os.sched_param(0))
 
 
 def listener(port: int) -> int | None:

@@ -18,7 +18,7 @@ from shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams, 
 from shardd.signals import Signals
 from shardd.store.errors import Corrupt
 from shardd.store.stream_scan import Truncated
-from shardd.wire.memory import keep_warm
+from shardd.wire.memory import collect_seldom, keep_warm
 from shardd.wire.reading import (
     BODY_BYTES_MAX,
     DIRECT,
@@ -63,6 +63,7 @@ class Server:
         """Until SIGTERM or the end of the supervisor; calls under way are cut off."""
         _step_back()
         keep_warm()
+        collect_seldom()
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         listener, signals = socket.socket(fileno=self._config.listen_fd), Signals()
         poll = select.poll()
