@@ -1,12 +1,12 @@
 """Streams through Spark, over a broker of this source tree: `make bench-spark`, or
 
-    python bench/spark.py [--rows 10000000] [--body 100] [--runs 2] [--data DIR] [--seconds 5]
+    python bench/spark.py [--rows 10000000] [--body 100] [--runs 3] [--data DIR] [--seconds 5]
 
 Needs what `pip install '.[spark]'` brings, pika, Java and a C compiler. One stream exchange over 4 shards is filled,
 then: read with all columns of the base and with three, counted by Spark's sink for nothing; the same rows read by AMQP,
 by one consumer a shard that counts bytes, and into rows as tasks of Spark would (pika, two processes); rows written
 into 4 queues with confirms; how long a micro-batch takes, with a message each 100 ms; and the latency of 1,000 AMQP
-messages a second, alone and while Spark reads as fast as it can with what others leave of the cores (SCHED_IDLE). CPU
+messages a second, alone and while Spark reads as fast as it can with what others leave of the cores (cpu.idle). CPU
 is of all the broker's processes, and of the reader alone. Read ratios of one run: rates move with whatever else the
 machine does. Each bar is said again at the end, with ok or SHORT; nothing is punished.
 """
@@ -18,7 +18,6 @@ import importlib
 import itertools
 import json
 import multiprocessing
-import os
 import statistics
 import struct
 import tempfile
@@ -39,6 +38,7 @@ from streams import StreamClient
 SHARDS = 4
 EXCHANGE, SINK = "bench", "bench-sink"
 PIKA_ROWS = 100_000
+WRITTEN_ROWS, WARM_ROWS = 1_000_000, 20_000
 PREFETCH = 1000
 WARM_MESSAGES, LATENCY_MESSAGES = 100, 200  # Java compiles what runs often
 LATENCY_GAP_S = 0.1
@@ -58,7 +58,7 @@ ROWS_PER_S_BAR = 700_000
 
 class SparkBench:
     def __init__(self, spark: Any, broker: Any, given: argparse.Namespace) -> None:
-        self.spark, self.broker, self.given = spark, broker, given
+        self.spark, self.broker, self.given, self.rows = spark, broker, given, given.rows
         self.amqp = broker.url.rpartition("@")[2].rstrip("/")
         self.client = StreamClient(self.amqp)
         self.http = f"http://{broker.http}"
@@ -70,9 +70,9 @@ class SparkBench:
         self.call("PUT", f"exchanges/%2F/{EXCHANGE}", exchange("x-modulus-hash", {"x-queue-type": "stream"}))
         queues = [shard["queue"] for shard in self.stream()["shards"]]
         for queue in queues:
-            self.client.publish(queue, self.given.body, self.given.rows // SHARDS)
+            self.client.publish(queue, self.given.body, self.rows // SHARDS)
         give_up = time.monotonic() + READY_S_MAX
-        while sum(shard["next"] for shard in self.stream()["shards"]) < self.given.rows // SHARDS * SHARDS:
+        while sum(shard["next"] for shard in self.stream()["shards"]) < self.rows // SHARDS * SHARDS:
             if time.monotonic() > give_up:
                 raise TimeoutError("not all rows are on stable storage")
             time.sleep(0.1)
@@ -105,20 +105,21 @@ class SparkBench:
         }
 
     def read(self, columns: str | None, rows: int | None = None) -> dict[str, float]:
-        reader = self.spark.read.format("shardmq").option("shardmq.url", self.http).option("subscribe", EXCHANGE)
-        reader = reader if columns is None else reader.option("columns", columns)
-        self.into_noop(reader, SHARDS)  # the workers of Spark, and the broker's reader, live from their first call on
-        return self.timed(rows or self.given.rows, lambda: self.into_noop(reader, rows))
-
-    def into_noop(self, reader: Any, rows: int | None) -> None:
         """The first `rows` of the stream, else all."""
+        self.into_noop(columns, SHARDS)  # the workers of Spark, and the broker's reader, live from their first call on
+        return self.timed(rows or self.rows, lambda: self.into_noop(columns, rows))
+
+    def into_noop(self, columns: str | None, rows: int | None) -> None:
+        reader = self.spark.read.format("shardmq").option("shardmq.url", self.http).option("subscribe", EXCHANGE)
+        if columns is not None:
+            reader = reader.option("columns", columns)
         if rows is not None:
             ends = {EXCHANGE: {str(shard): rows // SHARDS for shard in range(SHARDS)}}
             reader = reader.option("endingOffsets", json.dumps(ends))
         reader.load().write.format("noop").mode("overwrite").save()
 
     def read_by_amqp(self, queues: list[str]) -> dict[str, float]:
-        each = self.given.rows // SHARDS
+        each = self.rows // SHARDS
 
         def consume(queue: str) -> None:
             StreamClient(self.amqp).read(queue, self.given.body, each, 10_000)
@@ -130,11 +131,11 @@ class SparkBench:
             for thread in threads:
                 thread.join()
 
-        return self.timed(self.given.rows, all_at_once)
+        return self.timed(self.rows, all_at_once)
 
     def read_by_pika(self, queues: list[str]) -> dict[str, float]:
         """Of each stream some: what a message costs is the same for all."""
-        each = min(self.given.rows, PIKA_ROWS) // SHARDS
+        each = min(self.rows, PIKA_ROWS) // SHARDS
         fresh = multiprocessing.get_context("spawn")  # nothing of Spark's
         halves = [queues[: SHARDS // 2], queues[SHARDS // 2 :]]
 
@@ -147,11 +148,15 @@ class SparkBench:
             return self.timed(each * SHARDS, act)
 
     def write(self) -> dict[str, float]:
-        rows = min(self.given.rows, 1_000_000)
+        rows = min(self.rows, WRITTEN_ROWS)
+        self.publish(WARM_ROWS)
+        return self.timed(rows, lambda: self.publish(rows))
+
+    def publish(self, rows: int) -> None:
         columns = [f"cast(repeat('x', {self.given.body}) as binary) as value", "string(id) as routing_key"]
         frame = self.spark.range(0, rows, 1, 2).selectExpr(*columns)
-        writer = frame.write.format("shardmq").mode("append").option("shardmq.url", self.http).option("exchange", SINK)
-        return self.timed(rows, writer.save)
+        writer = frame.write.format("shardmq").mode("append").option("shardmq.url", self.http)
+        writer.option("exchange", SINK).save()
 
     def latency(self) -> dict[str, float]:
         """From one message published to when the micro-batch that has it gave it to Python; and a micro-batch from its
@@ -174,6 +179,7 @@ class SparkBench:
                 if len(taken) >= WARM_MESSAGES + LATENCY_MESSAGES or time.monotonic() - sent[1] > READY_S_MAX:
                     break
             lasted = [one["durationMs"]["triggerExecution"] for one in query.recentProgress if one["numInputRows"]]
+            query.processAllAvailable()  # a micro-batch that is broken off says so at length
             query.stop()
         # The first ones wait for Spark's first batch, which is seconds.
         waits = sorted((taken[n] - sent[n]) * 1000 for n in sorted(taken)[WARM_MESSAGES:])
@@ -186,7 +192,7 @@ class SparkBench:
         }
 
     def beside(self) -> dict[str, float]:
-        """p99 of AMQP messages, while a thread reads the stream again and again, and between that."""
+        """p99 of AMQP messages, while a thread reads the stream again and again, and between that. In turn."""
         seconds = self.given.seconds
         options = [*BY_NAME["latency-1k"].options, "--seconds", str(seconds)]
         jvm = self.spark.sparkContext._gateway.proc.pid
@@ -198,11 +204,10 @@ class SparkBench:
             thread.start()
             if not reading.wait(READY_S_MAX):
                 raise TimeoutError(f"Spark has read nothing within {READY_S_MAX} s")
-            machine.set_policy(machine.tree(jvm), os.SCHED_IDLE)
             try:
-                busy.append(measure(self.broker, options, seconds)["latency_p99_us"])
+                with machine.last_in_line(machine.tree(jvm)):
+                    busy.append(measure(self.broker, options, seconds)["latency_p99_us"])
             finally:
-                machine.set_policy(machine.tree(jvm), os.SCHED_OTHER)
                 over.set()
                 thread.join()
         us_alone, us_busy = statistics.median(alone), statistics.median(busy)
@@ -210,7 +215,7 @@ class SparkBench:
 
     def read_until(self, over: threading.Event, reading: threading.Event) -> None:
         while not over.is_set():
-            self.read("offset,timestamp,value", min(self.given.rows, BESIDE_ROWS))
+            self.into_noop("offset,timestamp,value", min(self.rows, BESIDE_ROWS))
             reading.set()
 
     def send(self, number: int) -> None:
@@ -258,7 +263,7 @@ def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--rows", type=int, default=10_000_000)
     made.add_argument("--body", type=int, default=100)
-    made.add_argument("--runs", type=int, default=2, help="of each; medians are shown")
+    made.add_argument("--runs", type=int, default=3, help="of each; medians are shown")
     made.add_argument("--seconds", type=float, default=5.0, help="of each measurement of latency")
     made.add_argument("--data", type=Path, default=None, help="where the broker's data directory is made")
     given = made.parse_args()

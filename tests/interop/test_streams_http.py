@@ -402,7 +402,7 @@ def test_how_far_a_group_has_come_is_shown_and_outlives_its_shard(broker: RealBr
         return found if status == 200 else None
 
     wait_until(lambda: shown() == group, "the group", SETTLE_S)
-    wait_until(lambda: kept_positions(broker, b"spark") == 2, "its positions to be in the files of both shards", SETTLE_S)
+    wait_until(lambda: kept_positions(broker, b"spark") == 2, "its positions in both files", SETTLE_S)
     for number in range(2):
         broker.kill("shard", number)
     wait_until(lambda: shown() == group, "the group again", SETTLE_S)
