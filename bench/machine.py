@@ -90,7 +90,7 @@ def last_in_line(pids: list[int]) -> Iterator[str]:
 
 
 def leave(group: Path, before: dict[int, Path], others: Path) -> None:
-    """All go back to where they were. Again and again: what was just started is in it too, and what ends for a while."""
+    """All go back to where they were. Again and again: what was just started is in it, too."""
     give_up = time.monotonic() + LEAVE_S_MAX
     while True:
         for pid in map(int, (group / "cgroup.procs").read_text().split()):
