@@ -65,7 +65,7 @@ def last_in_line(pids: list[int]) -> Iterator[str]:
     Gives what does that: a group with cpu.idle, or SCHED_IDLE where none can be made; by this alone they still take a
     share where Linux divides the cores by session first.
     """
-    for root in CPU_GROUPS:
+    for root in (one for one in CPU_GROUPS if (one / "cgroup.procs").exists()):
         group = root / f"bench-{os.getpid()}"
         try:
             group.mkdir()
