@@ -209,6 +209,7 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = for_stream(options)
         self._target: Positions | None = None  # Trigger.AvailableNow: where the streams ended at its start
         self._latest: Positions | None = None
+        self._reported: Positions | None = None  # under groupName
         self._since: float | None = None  # since when rows wait for minOffsetsPerTrigger, on the monotonic clock
         self._broker: Broker | None = None
 
@@ -238,6 +239,7 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begun = offsets.decode(start)
+        self._report(begun)
         wait_ms = 0 if self._target is not None else self._options.poll_timeout_ms
         there = states(self._driver(), self._options, {p: position.next for p, position in begun.items()}, wait_ms)
         options = self._options
@@ -295,21 +297,24 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         return rows(self._options, partition.ranges) if isinstance(partition, Task) else iter(())
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """What comes before `end` is done with. Told to the broker for others to see: the checkpoint is what counts, so
-        a broker that cannot be told stops no query.
+    def _report(self, begun: Positions) -> None:
+        """What comes before is done with: Spark asks what is next when the last epoch is in its checkpoint (its
+        `commit` comes with the next rows only, so never for the last ones). Told to the broker for others to see: the
+        checkpoint is what counts, so a broker that cannot be told stops no query, and is told the next time.
         """
         group = self._options.group_name
-        if group is None:
+        if group is None or begun == self._reported:
             return
         by_name: dict[str, dict[int, offsets.Position]] = {}
-        for (name, shard), position in offsets.decode(end).items():
+        for (name, shard), position in begun.items():
             by_name.setdefault(name, {})[shard] = position
         try:
             for name, positions in by_name.items():
                 self._driver().reached(name, group, positions)
         except BrokerError as trouble:
             print(f"shardmq: progress of {group} was not reported: {trouble}", file=sys.stderr)
+        else:
+            self._reported = begun
 
     def stop(self) -> None:
         if self._broker is not None:

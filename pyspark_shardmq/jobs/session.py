@@ -24,7 +24,16 @@ SETTINGS = {
     # What is archived was written once or not at all by a rename of ours; Spark's own crumbs only cost time.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # What a micro-batch notes in its checkpoint are small files of this host. Hadoop's own way starts programs for each
+    # (chmod, readlink), a tenth of a second a micro-batch in all; these write, and rename.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
 
 
 def session(name: str, master: str, more: Mapping[str, str] | None = None) -> SparkSession:

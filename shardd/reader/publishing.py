@@ -3,6 +3,7 @@ is confirmed. pyarrow is needed from here on only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from shardd.wire.reading import Answer, Publish
 
 # Frames made at a time, while the ones before are on their way.
 FRAMES_BYTES = 1 << 20
+# Of a call's frames, kept from the look at its rows until they leave: those behind are made a second time then.
+KEPT_BYTES_MAX = 8 << 20
 SAMPLE_ROWS_MAX = 10
 NAMES = ("value", "routing_key", "exchange", "headers", "properties")
 NUMBERS = {"delivery_mode": pa.int32(), "priority": pa.int32(), "timestamp": pa.timestamp("us", "UTC")}
@@ -47,20 +50,33 @@ def publish(call: Publish, body: bytes, answer_s: float) -> Answer:
 
 def _publish(call: Publish, batch: Any, session: Session, answer_s: float) -> Outcome:
     publishes = publishes_of(batch, call, session.frame_bytes_max)
-    row = 0
+    return session.publish(publishes.rows, framed(publishes), answer_s)
+
+
+def framed(publishes: Publishes) -> Callable[[], bytearray]:
+    """Gives the frames of all rows piece by piece, then nothing. All are made before the first is given: one bad row
+    and none is published (Refused).
+    """
+    kept: list[bytearray] = []
+    row = behind = size = 0
     try:
-        while row < publishes.rows:  # before anything leaves: one bad row and none is published
-            _, row = publishes.encode(row, FRAMES_BYTES)
+        while row < publishes.rows:
+            frames, row = publishes.encode(row, FRAMES_BYTES)
+            if size < KEPT_BYTES_MAX:
+                kept.append(frames)
+                size, behind = size + len(frames), row
     except ValueError as error:
         raise Refused(Answer(400, "bad_request", str(error))) from None
-    row = 0
+    kept.reverse()
 
     def more() -> bytearray:
-        nonlocal row
-        frames, row = publishes.encode(row, FRAMES_BYTES) if row < publishes.rows else (bytearray(), row)
+        nonlocal behind
+        if kept:
+            return kept.pop()
+        frames, behind = publishes.encode(behind, FRAMES_BYTES) if behind < publishes.rows else (bytearray(), behind)
         return frames
 
-    return session.publish(publishes.rows, more, answer_s)
+    return more
 
 
 def read(body: bytes) -> Any:

@@ -22,7 +22,7 @@ from shardd.wire.reading import LENGTH, Answer, Find, Scan
 if TYPE_CHECKING:
     from shardd.reader.arrow import Encoder
 
-BATCH_ROWS_MAX = 10_000
+BATCH_ROWS_MAX = 20_000
 BATCH_BYTES_MAX = 4 << 20
 NO_ARROW = "pyarrow is not installed where the broker runs: pip install 'shardmq[arrow]'"
 

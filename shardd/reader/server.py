@@ -18,7 +18,7 @@ from shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams, 
 from shardd.signals import Signals
 from shardd.store.errors import Corrupt
 from shardd.store.stream_scan import Truncated
-from shardd.wire.memory import keep_warm
+from shardd.wire.memory import collect_seldom, keep_warm
 from shardd.wire.reading import (
     BODY_BYTES_MAX,
     DIRECT,
@@ -43,6 +43,7 @@ CONFIRMS_S_MAX = 30.0
 # What a client or the controller may let us wait for one step.
 SEND_S_MAX = 60.0
 NICENESS = 10
+SESSION_NICENESS = "/proc/self/autogroup"
 WATCHDOG_MS = 1000
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Server:
         """Until SIGTERM or the end of the supervisor; calls under way are cut off."""
         _step_back()
         keep_warm()
+        collect_seldom()
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         listener, signals = socket.socket(fileno=self._config.listen_fd), Signals()
         poll = select.poll()
@@ -163,9 +165,13 @@ class Server:
 
 
 def _step_back() -> None:
-    """Shards and front doors go first."""
+    """Shards and front doors go first. Linux may divide the cores by session before it looks at processes: of a session
+    of our own, as the supervisor gives each child, that is said too."""
     try:
         os.nice(NICENESS)
+        if os.getsid(0) == os.getpid() and os.path.exists(SESSION_NICENESS):
+            with open(SESSION_NICENESS, "w") as file:
+                file.write(str(NICENESS))
     except OSError as error:
         log.warning("runs at the priority of the others: %s", error)
 

@@ -441,6 +441,7 @@ def test_a_key_stays_with_one_consumer_while_it_has_an_unacknowledged_message_of
     connection.channel().exchange_delete(name)
 
 
+@pytest.mark.row("D12", "D13")
 def test_streams_are_read_whole_by_each_and_divided_within_a_group(
     broker: RealBroker, connection: pika.BlockingConnection, name: str
 ) -> None:

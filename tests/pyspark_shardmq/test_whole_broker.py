@@ -188,7 +188,7 @@ def test_a_stream_processor_publishes_each_row_once_through_kills(
     expected = Counter(b"seen %d" % number for number in range(total))
     assert Counter(body for _, _, body in taken(broker, "checked-queue")) == expected
     assert Counter(bytes(row.value) for row in reading(spark, broker, "kept").select("value").collect()) == expected
-    assert asked(broker, "streams/%2F/orders/groups/checker")["lag"] == 0
+    wait_until(lambda: asked(broker, "streams/%2F/orders/groups/checker")["lag"] == 0, "all to be reported", WAIT_S)
 
 
 def reading(spark: Any, broker: RealBroker, name: str, **options: Any) -> Any:

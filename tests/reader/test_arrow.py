@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardd.reader import publishing
 from shardd.reader.arrow import TYPES, schema_of
-from shardd.reader.publishing import publishes_of, read
+from shardd.reader.publishing import framed, publishes_of, read
 from shardd.reader.scanning import Refused
 from shardd.wire.reading import COLUMNS, Publish
 from tests.reader.rows import random_values
@@ -97,6 +98,18 @@ def frames_of(body: bytes, **more: Any) -> list[tuple[str, str, int, bytes, byte
             said, data = said + data[7 : 7 + size], data[8 + size :]
         found.append((method.exchange, method.routing_key, int(method.mandatory), props, said))
     return found
+
+
+@pytest.mark.parametrize("kept_bytes_max", [0, 1, 700, 1 << 20])
+def test_frames_are_the_same_however_many_are_kept(kept_bytes_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "FRAMES_BYTES", 300)
+    monkeypatch.setattr(publishing, "KEPT_BYTES_MAX", kept_bytes_max)
+    table = pa.table({"value": pa.array([bytes([row]) * row for row in range(40)], pa.binary())})
+    publishes = publishes_of(read(stream_of(table)), call(), FRAME_BYTES_MAX)
+    more = framed(publishes)
+    pieces = list(iter(more, b""))
+    assert b"".join(pieces) == publishes.encode(0, 1 << 20)[0]
+    assert max(map(len, pieces)) < 300 + 100 and more() == b""
 
 
 @given(st.integers(0, 2**32 - 1))
