@@ -564,7 +564,7 @@ class Publishing:
             seq,
             min(now_ms + message.delay_ms, delaying.DUE_MAX),
             0,
-            message.priority,
+            delaying.NO_PRIORITY,
             message.persistent,
             message.persistent and queue.durable,
         )

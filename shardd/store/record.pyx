@@ -180,13 +180,14 @@ cdef inline uint64_t position_of(uint64_t entry) noexcept nogil:
 
 
 cdef inline uint64_t fact_of(const uint8_t *record) noexcept nogil:
-    """priority << 56 | expires_at_ms; 0 says nothing: the lowest priority, never expires."""
+    """priority << 56 | expires_at_ms; 0 says nothing: the lowest priority, never expires. Without a priority the time
+    has all 64 bits: so it is in the record of a message that waits at an exchange until then."""
     cdef uint64_t fact = 0
     cdef uint32_t ttl = u32(record + 16)
     if ttl != NONE:
-        fact = (u64(record + 8) + ttl) & <uint64_t>0xFFFFFFFFFFFFFF
+        fact = u64(record + 8) + ttl
     if record[26] != 255:
-        fact |= <uint64_t>record[26] << 56
+        fact = fact & <uint64_t>0xFFFFFFFFFFFFFF | <uint64_t>record[26] << 56
     return fact
 
 
@@ -791,6 +792,9 @@ cdef class Collector:
         found_reserve(found, count)
         # An abstract is the record without its first 8 bytes.
         fact = fact_of(abstract - 8)
+        if u32(abstract + 8) == 0:
+            # What waits at an exchange used to have its priority here; what is too old already needs none.
+            fact = u64(abstract)
         if fact != 0 and found.facts == NULL:
             found.facts = <uint64_t*>calloc(found.room, 8)
             if found.facts == NULL:
