@@ -27,6 +27,10 @@ SEQUENCE_GAP_BYTES = 256 << 10
 STRAY_GAP_BYTES = 32 << 10
 STRAY_RUN_MIN = 4
 STRAY_BYTES_MAX = 2 << 10
+# What is read of each at first: most are no larger.
+STRAY_BYTES_MIN = 512
+# So many are read by one call, which counts as one to whoever watches how long calls take.
+STRAYS_AT_ONCE = 64
 
 
 def is_scattered(entries: array[int], start: int, stop: int) -> bool:
@@ -69,6 +73,8 @@ class Windows:
         self._spare: bytearray | None = None  # of a window that was let go of: as large as they get
         self._stray = bytearray(STRAY_BYTES_MAX)
         self._stray_view = memoryview(self._stray)
+        self._stray_bytes = STRAY_BYTES_MIN
+        self._stray_mean = 0  # bytes of one, of those read last
 
     def find(self, segment: Segment, handle: int, position: int) -> Window:
         """One that holds the whole message at `position`."""
@@ -110,6 +116,27 @@ class Windows:
                 return self._stray, position, got
         window = self.find(segment, handle, position)
         return window.data, window.start, window.used
+
+    def strays(
+        self, segment: Segment, handle: int, entries: array[int], start: int, stop: int, bytes_max: int, *, first: bool
+    ) -> tuple[bytes, array[int], bool]:
+        """Some of entries[start:stop], all of `segment`, up to the first that cannot be read alone: their bytes, back to
+        back, the body_bytes of each, and whether there was room for the next. `first`: one is to be there anyway."""
+        likely = bytes_max // self._stray_mean + 1 if self._stray_mean else STRAYS_AT_ONCE
+        positions = [(each & POSITION) >> 4 for each in entries[start : min(stop, start + min(likely, STRAYS_AT_ONCE))]]
+        checked = segment.checked
+        known = next((i for i, position in enumerate(positions) if position >= checked), len(positions))
+        try:
+            pieces = self.files.read_pieces(handle, self._stray_bytes, positions[:known])
+        except OSError:  # who reads them one by one finds which of them it is
+            return b"", array("I"), True
+        blob, sizes, fits = record.pieces_out(pieces, bytes_max, first)
+        if fits and len(sizes) < len(pieces):
+            self._stray_bytes = min(2 * self._stray_bytes, STRAY_BYTES_MAX)
+        if sizes:
+            self._stray_mean = len(blob) // len(sizes)
+        self._found = None
+        return blob, sizes, fits
 
     def _check_up_to(self, segment: Segment, handle: int, position: int) -> Window:
         """The window with the record that `position` is in; what lies between was found good."""

@@ -497,6 +497,42 @@ def copy_out(bytearray source, unsigned long long base, unsigned long long used,
     return blob, sizes
 
 
+def pieces_out(list pieces, Py_ssize_t bytes_max, bint at_least_one) -> tuple:
+    """(blob, body_bytes of each, whether there was room) of the stored messages that these bytes objects begin with, as
+    copy_out(): up to the first that is not whole, or that there is no room for."""
+    cdef Py_ssize_t i, n = 0, count = len(pieces)
+    cdef array.array sizes = array.clone(_I, count, False)
+    cdef uint64_t *totals = <uint64_t*>malloc(<size_t>count * 8 + 8)
+    cdef uint64_t total, blob_bytes = 0
+    cdef bytes piece
+    cdef char *out
+    cdef bint fits = True
+    bytes_max = max(bytes_max, 0)
+    if totals == NULL:
+        raise MemoryError
+    try:
+        for i in range(count):
+            piece = pieces[i]
+            total = message_bytes(<const uint8_t*>PyBytes_AS_STRING(piece), PyBytes_GET_SIZE(piece))
+            fits = total == 0 or blob_bytes + total <= <uint64_t>bytes_max or (at_least_one and n == 0)
+            if total == 0 or not fits:
+                break
+            sizes.data.as_uints[n] = u32(<const uint8_t*>PyBytes_AS_STRING(piece))
+            totals[n] = total
+            n += 1
+            blob_bytes += total
+        blob = PyBytes_FromStringAndSize(NULL, blob_bytes)
+        out = PyBytes_AS_STRING(blob)
+        for i in range(n):
+            memcpy(out, PyBytes_AS_STRING(<bytes>pieces[i]), totals[i])
+            out += totals[i]
+    finally:
+        free(totals)
+    if n < count:
+        array.resize(sizes, n)
+    return blob, sizes, fits
+
+
 def message_bytes_at(bytearray source, unsigned long long offset) -> int:
     """Length of the stored message whose beginning is at `offset`, as far as `source` shows it; 0: it shows too little.
     The rest of the message need not be in `source`."""

@@ -357,11 +357,25 @@ class SegmentStore(Segments):
         for number, start, stop in runs:
             segment = self._segments[number]
             on_disk = segment.buffer is None and len(entries) >= SCATTERED_MIN
-            scattered = on_disk and is_scattered(entries, start, stop)
+            strays = scattered = on_disk and is_scattered(entries, start, stop)
             wanted = entries
             if segment.moves is not None:
                 wanted, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
             while start < stop:
+                if strays and stop - start > 1:
+                    handle = self._handles.of(segment)
+                    blob, some, fits = self._windows.strays(
+                        segment, handle, wanted, start, stop, bytes_max, first=not blobs
+                    )
+                    if some:
+                        blobs.append(blob)
+                    sizes.extend(some)
+                    bytes_max -= len(blob)
+                    start += len(some)
+                    if not fits:
+                        return b"".join(blobs), sizes
+                    strays = bool(some)  # a large one, perhaps of many
+                    continue
                 source, base, used = self._source(segment, (wanted[start] & 0xFFFFFFFF) >> 4, scattered)
                 blob, some = copy_out(source, base, used, wanted, start, stop, bytes_max, not blobs)
                 if not some:

@@ -181,6 +181,26 @@ def test_reading_takes_whole_messages_as_many_as_fit(stored: list[bytes], bytes_
     assert len(got) == 10 or len(blob) + len(stored[wanted[len(got)]]) > bytes_max
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.lists(messages, max_size=8), st.integers(0, 300), st.booleans(), st.randoms(use_true_random=False))
+def test_messages_read_alone_are_taken_while_they_are_whole_and_fit(
+    stored: list[bytes], bytes_max: int, first: bool, pick: random.Random
+) -> None:
+    pieces = [
+        one + bytes(pick.randrange(9)) if pick.random() < 0.8 else one[: pick.randrange(len(one))] for one in stored
+    ]
+    expected: list[bytes] = []
+    fits = True
+    for one, piece in zip(stored, pieces, strict=True):
+        fits = len(b"".join(expected)) + len(one) <= bytes_max or (first and not expected) or len(piece) < len(one)
+        if len(piece) < len(one) or not fits:
+            break
+        expected.append(one)
+    blob, sizes, room = record.pieces_out(pieces, bytes_max, first)
+    assert (split_messages(blob), room) == (expected, fits)
+    assert list(sizes) == [int.from_bytes(one[:4], "little") for one in expected]
+
+
 @given(st.lists(st.integers(0, (1 << 64) - 1)))
 def test_redelivered_ones_are_told_by_their_flag(entries: list[int]) -> None:
     assert list(record.redelivered(array("Q", entries))) == [entry for entry in entries if entry & 1]

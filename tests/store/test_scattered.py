@@ -58,6 +58,11 @@ class CountingFiles(FaultyFiles):
         self.read_bytes += got
         return got
 
+    def read_pieces(self, handle: int, size: int, positions: list[int]) -> list[bytes]:
+        pieces = super().read_pieces(handle, size, positions)
+        self.read_bytes += sum(map(len, pieces))
+        return pieces
+
 
 def read_side_by_side(queues: int) -> int:
     """Bytes read from files, when the queues of one store, filled in turn, are emptied in turn."""
