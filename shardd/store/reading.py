@@ -120,8 +120,8 @@ class Windows:
     def strays(
         self, segment: Segment, handle: int, entries: array[int], start: int, stop: int, bytes_max: int, *, first: bool
     ) -> tuple[bytes, array[int], bool]:
-        """Some of entries[start:stop], all of `segment`, up to the first that cannot be read alone: their bytes, back to
-        back, the body_bytes of each, and whether there was room for the next. `first`: one is to be there anyway."""
+        """Some of entries[start:stop], all of `segment`, up to the first that cannot be read alone: their bytes, the
+        body_bytes of each, and whether there was room for the next. `first`: one is to be there anyway."""
         likely = bytes_max // self._stray_mean + 1 if self._stray_mean else STRAYS_AT_ONCE
         positions = [(each & POSITION) >> 4 for each in entries[start : min(stop, start + min(likely, STRAYS_AT_ONCE))]]
         checked = segment.checked
