@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from broker import passwords, policies
+from broker import passwords, patterns, policies
 from broker.changes import (
     AnyChange,
     BindingDelete,
@@ -326,11 +326,11 @@ def _expanded(regex: str, put: TopicPermissionPut) -> str:
 NOTHING = re.compile(r"(?!)")
 
 
-def pattern_of(regex: str) -> re.Pattern[str]:
+def pattern_of(regex: str) -> patterns.Pattern:
     """Unanchored, as in RabbitMQ; the empty one, and one that is none, match nothing."""
     try:
-        return re.compile(regex) if regex else NOTHING
-    except re.error:
+        return patterns.compiled(regex) if regex else NOTHING
+    except patterns.BadPattern:
         return NOTHING
 
 

@@ -136,7 +136,9 @@ def _tx_select(client: Client, channel: Channel, method: commands.Tx.Select) -> 
 async def _tx_commit(client: Client, channel: Channel, method: commands.Tx.Commit) -> None:
     """Publishes first, then settles; answered when every shard has the publishes on stable storage."""
     held = transactions.opened(channel.transaction, TX_COMMIT).take()
-    stored = client.door.publishing.commit(client, channel, held.publishes)
+    publishing = client.door.publishing
+    asked = await publishing.ask_once(client, held.publishes)
+    stored = publishing.commit(client, channel, held.publishes, asked)
     for kind, runs in held.settles:
         client.door.consuming.settle_runs(kind, runs, at_once=True)
     client.door.schedule_end_of_pass()

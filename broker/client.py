@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("broker.client")
 
+# What becomes of publishes that were kept for their channel's turn.
+Publish = Callable[["Client", Channel, Publishes], Coroutine[None, None, None] | None]
+
 # Work queued behind a busy channel past which the client is not read any more.
 WORK_MAX = 4096
 WORK_BYTES_MAX = 4 << 20
@@ -205,17 +208,25 @@ class Client(Transport):
         self.published = True
         if self.door.alarm:
             self._block()
-        if not self._waiting:
-            self.door.publishing.publishes(self, event)
-            return
-        busy = {channel.number for channel in self._waiting}
-        self.door.publishing.publishes(self, event, without=busy)
-        for number, copy in copies_by_channel(event, busy).items():
-            channel = self.channels.get(number)
-            if channel is not None:
-                self._do(
-                    channel, partial(self.door.publishing.publishes, self, copy), len(copy.buffer) + len(copy.table)
-                )
+        busy = {channel.number for channel in self._waiting} if self._waiting else frozenset()
+        for number, rest in self.door.publishing.publishes(self, event, busy):
+            self._later(number, rest, self.door.publishing.publish_once)
+        if busy:
+            for number, copy in copies_by_channel(event, busy).items():
+                self._later(number, copy, self._publish_copy)
+
+    def _later(self, number: int, copy: Publishes, publish: Publish) -> None:
+        """In its turn among the channel's work."""
+        channel = self.channels.get(number)
+        if channel is not None:
+            self._do(channel, partial(publish, self, channel, copy), len(copy.buffer) + len(copy.table))
+
+    @staticmethod
+    def _publish_copy(client: Client, channel: Channel, copy: Publishes) -> Coroutine[None, None, None] | None:
+        publishing = client.door.publishing
+        for _, rest in publishing.publishes(client, copy):  # all is the channel's
+            return publishing.publish_once(client, channel, rest)
+        return None
 
     # -- each channel's work in order -----------------------------------------------------------------------
 

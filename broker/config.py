@@ -57,6 +57,7 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     runtime_dir: Annotated[str, msgspec.Meta(min_length=1)]
     door: Annotated[int, msgspec.Meta(ge=0, lt=0xFFFF)]  # 0xffff names the controller on the wire
+    doors: Annotated[int, msgspec.Meta(ge=1)] = 1  # how many there are
     shards: Annotated[int, msgspec.Meta(ge=1, le=64)]  # the packer keeps them in a word
     listen_fds: list[Count]  # listening sockets, bound by the supervisor
     boot: Annotated[str, msgspec.Meta(min_length=1)]  # names one life of the broker

@@ -259,7 +259,7 @@ class _Publishing:
                 self._first_seq + first if insists else 0,
                 due or int(self._now_s * 1000),
                 0 if due else NO_TTL,
-                to.priority,
+                delaying.NO_PRIORITY if due else to.priority,
                 to.persistent,
                 durable,  # whatever the message is: the old one is settled for it
                 count,

@@ -4,8 +4,9 @@ memory.
 One with the argument `x-message-deduplication` true lets the first message of each id pass and drops the
 others, which are confirmed all the same. The id is the header `x-deduplication-header`, or the one that the argument
 of this name says; a message without it passes. The last `x-cache-size` ids are remembered, each for `x-cache-ttl` ms
-(the message's own header of that name wins), by this front door, as long as it lives. A message whose first copy was
-not stored after all is forgotten, so that it can be published again. Knows no clock and no socket.
+(the message's own header of that name wins), as long as the process lives that remembers: the front door, if there is
+one (`Seen`), or a shard, if there are several (once.py). A message whose first copy was not stored after all is
+forgotten, so that it can be published again. Knows no clock and no socket.
 """
 
 from __future__ import annotations
@@ -70,16 +71,13 @@ class Copy:
     """The first of its id, on its way to `shards` shards; the others are answered as it is. It waits for batches as
     those do who want a confirm."""
 
-    __slots__ = ("_channel", "_connection", "_failed", "_followers", "_id", "_seen", "_seq", "expires_at", "shards")
+    __slots__ = ("_channel", "_connection", "_failed", "_followers", "_seq", "shards")
     in_sequence = False  # the confirms of the channel answer for that
 
-    def __init__(self, seen: Seen, id: Id, expires_at: int | None) -> None:
-        self._seen = seen
-        self._id = id
+    def __init__(self) -> None:
         self._connection = self._channel = self._seq = 0
         self._failed = False
         self._followers: list[Follower] = []
-        self.expires_at = expires_at
         self.shards = 1  # and the caller, while it packs
 
     def published(self, connection: int, channel: int, seq: int) -> None:
@@ -90,6 +88,8 @@ class Copy:
         """Somebody published it again: told what becomes of it."""
         if self.shards:
             self._followers.append(follower)
+        elif self._failed:
+            follower.lost()
         else:
             follower.confirmed()
 
@@ -105,11 +105,29 @@ class Copy:
         self.shards -= 1
         if self.shards:
             return
-        if self._failed:
-            self._seen.forget(self._id, self)
+        self._ended(stored=not self._failed)
         followers, self._followers = self._followers, []
         for follower in followers:
             follower.lost() if self._failed else follower.confirmed()
+
+    def _ended(self, *, stored: bool) -> None:
+        """Before the followers are told."""
+
+
+class _First(Copy):
+    """As its front door remembers it."""
+
+    __slots__ = ("_id", "_seen", "expires_at")
+
+    def __init__(self, seen: Seen, id: Id, expires_at: int | None) -> None:
+        super().__init__()
+        self._seen = seen
+        self._id = id
+        self.expires_at = expires_at
+
+    def _ended(self, *, stored: bool) -> None:
+        if not stored:
+            self._seen.forget(self._id, self)
 
 
 class Seen:
@@ -118,7 +136,7 @@ class Seen:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.duplicates = 0
-        self._copies: OrderedDict[Id, Copy] = OrderedDict()
+        self._copies: OrderedDict[Id, _First] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -134,7 +152,7 @@ class Seen:
             return known, True
         ttl_ms = self.rule.ttl_of(headers)
         self._copies.pop(id, None)
-        copy = self._copies[id] = Copy(self, id, None if ttl_ms is None else now + ttl_ms)
+        copy = self._copies[id] = _First(self, id, None if ttl_ms is None else now + ttl_ms)
         if len(self._copies) > self.rule.size:
             self._copies.popitem(last=False)
         return copy, False

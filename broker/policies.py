@@ -9,10 +9,10 @@ checked by `controller.policies`, before it comes here; what is malformed nevert
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from broker import patterns
 from broker.changes import ParameterPut
 from broker.routing import delaying, hidden
 
@@ -62,7 +62,7 @@ NOTHING: Final = Applied()
 
 class _Policy(NamedTuple):
     name: str
-    pattern: re.Pattern[str]
+    pattern: patterns.Pattern
     kinds: frozenset[str]  # "exchange" and queue types
     priority: float
     definition: dict[str, Any]
@@ -182,8 +182,8 @@ def _policy_of(put: ParameterPut) -> _Policy | None:
     if not ONLY_FOR_STREAMS.isdisjoint(definition):
         kinds -= {"classic", "quorum"}
     try:
-        return _Policy(put.name, re.compile(pattern), kinds, priority, definition)
-    except re.error:
+        return _Policy(put.name, patterns.compiled(pattern), kinds, priority, definition)
+    except patterns.BadPattern:
         return None
 
 

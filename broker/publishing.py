@@ -13,19 +13,20 @@ import asyncio
 import random
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from broker import checks, own_letters
-from broker.amqp import ChannelException, ConnectionException, Publishes, frames, properties
+from broker.amqp import ChannelException, ConnectionException, Publishes, copies_by_channel, frames, properties
 from broker.catalog import Catalog, Vhost
 from broker.changes import ExchangePut, QueuePut
 from broker.checks import type_name
 from broker.confirms import Confirms
 from broker.counts import Counts
 from broker.deduplication import Copy, Rule, Seen
+from broker.once import Asked, Once, Wanted
 from broker.reading import is_stream
 from broker.routing import Message as Routable
 from broker.routing import delaying, goes_by_key, keeping, route, route_message, spread_of
@@ -103,6 +104,14 @@ class Copies(NamedTuple):
 NO_COPIES = Copies([], [])  # never changed
 
 
+class _AskFirst(Exception):
+    """This message of an event has an id that some shard has to be asked about."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(at)
+        self.at = at
+
+
 class PublishingChannel(Protocol):
     """What publishing needs of a channel."""
 
@@ -147,7 +156,13 @@ class Publishing:
     """All publishing of this front door."""
 
     def __init__(
-        self, source: CatalogSource, links: ShardLinks, counts: Counts | None = None, *, set_timestamp: bool = False
+        self,
+        source: CatalogSource,
+        links: ShardLinks,
+        counts: Counts | None = None,
+        *,
+        set_timestamp: bool = False,
+        once: Once | None = None,
     ) -> None:
         self._source = source
         self._counts = counts or Counts()
@@ -160,6 +175,8 @@ class Publishing:
         self.tracing: Tracing | None = None  # nothing is traced
         self.duplicates = 0  # dropped at exchanges and queues that want each message once
         self._seen: dict[tuple[str, str, str], Seen] = {}  # by kind, vhost and name
+        self.once = once  # asked instead, where there are several front doors
+        self._asked: Asked | None = None  # its answers about what is just being sent
 
     @property
     def catalog(self) -> Catalog:
@@ -175,6 +192,8 @@ class Publishing:
         """Every route is looked up anew."""
         for scope in list(self._scopes.values()):
             scope.forget()
+        if self.once is not None:
+            self.once.catalog_changed(self.catalog)
         for kind, vhost, name in list(self._seen):
             there = self.catalog.exchange if kind == EXCHANGE else self.catalog.queue
             if there(vhost, name) is None:
@@ -192,11 +211,15 @@ class Publishing:
 
     # -- a read's publishes -----------------------------------------------------------------------
 
-    def publishes(self, client: Publisher, event: Publishes, without: AbstractSet[int] = frozenset()) -> None:
+    def publishes(
+        self, client: Publisher, event: Publishes, without: AbstractSet[int] = frozenset()
+    ) -> Collection[tuple[int, Publishes]]:
         """Route and pack the event's messages in order; errors end their channel and drop what it sent behind.
 
-        `without`: channels whose messages are left out.
+        `without`: channels whose messages are left out. Gives, by channel, what has to be given to publish_once(),
+        before anything that the channel sends later.
         """
+        to_ask: list[tuple[int, Publishes]] | None = None
         now_ms = time.time_ns() // 1_000_000
         self._counts.received += event.count
         self._counts.sizes.add(event.table)
@@ -212,7 +235,13 @@ class Publishing:
                 self._decide(client, channel, event, at, now_ms)
                 at += 1
             else:
-                at = self._pack(client, channel, event, at, now_ms)
+                try:
+                    at = self._pack(client, channel, event, at, now_ms)
+                except _AskFirst as ask:
+                    to_ask = [*(to_ask or ()), *copies_by_channel(event, {number}, ask.at).items()]
+                    without = {*without, number}
+                    at = ask.at + 1
+        return to_ask or ()
 
     def _pack(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> int:
         """As many of the channel's messages as go without a decision, and the one that needs it."""
@@ -346,6 +375,11 @@ class Publishing:
         rule = _rule(thing)
         if thing is None or rule is None:
             return None, False
+        if self.once is not None:
+            id = rule.id_of(message.headers)
+            copy, again = self._asked.take(thing, id) if self._asked is not None and id is not None else (None, False)
+            self.duplicates += again
+            return copy, again
         name = EXCHANGE if isinstance(thing, ExchangePut) else QUEUE, thing.vhost, thing.name
         seen = self._seen.get(name)
         if seen is None or seen.rule != rule:
@@ -396,21 +430,73 @@ class Publishing:
 
     def _decide(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> None:
         """A message that the packer does not decide about: checked, routed by its headers, returned or held by tx."""
-        assert client.scope is not None
         try:
-            message = Message(event, at)
-            self._check(client.scope, message.exchange, message.keys)
-            message.check(client.user, self._may_impersonate(client.user))
-            self._check_letters(client.scope, message)
-            message.direct_replies_to(channel)
-            targets = self._route_one(client.scope, message, now_ms)
+            message, targets = self._decided(client, channel, event, at, now_ms)
             if channel.transaction is not None:
                 channel.transaction.publish((message, targets), len(message.stored) + HELD_MESSAGE_BYTES)
                 return
         except (ChannelException, ConnectionException) as error:
             client.fail(error, channel.number)
             return
+        if self.once is not None and self._wanted(client, message, targets):
+            raise _AskFirst(at)
         self.send_one(client, channel, message, targets, now_ms)
+
+    def _decided(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> Held:
+        """Raises what the publisher did wrong."""
+        assert client.scope is not None
+        message = Message(event, at)
+        self._check(client.scope, message.exchange, message.keys)
+        message.check(client.user, self._may_impersonate(client.user))
+        self._check_letters(client.scope, message)
+        message.direct_replies_to(channel)
+        return message, self._route_one(client.scope, message, now_ms)
+
+    # -- each message once, over all front doors ----------------------------------------------------------
+
+    def _wanted(self, client: Publisher, message: Message, targets: Targets) -> list[Wanted]:
+        """What a shard has to be asked about it."""
+        assert client.scope is not None
+        vhost = self._vhost(client.scope)
+        found = []
+        for thing in (vhost.exchanges.get(message.exchange), *_there(vhost, targets)):
+            rule = _rule(thing)
+            id = rule.id_of(message.headers) if rule is not None else None
+            if thing is not None and rule is not None and id is not None:
+                found.append(Wanted.of(thing, rule, id, rule.ttl_of(message.headers)))
+        return found
+
+    async def ask_once(self, client: Publisher, held: list[Held]) -> Asked | None:
+        """Which of these are the first of their ids."""
+        if self.once is None:
+            return None
+        return await self.once.ask(
+            [want for message, targets in held for want in self._wanted(client, message, targets)]
+        )
+
+    async def publish_once(self, client: Publisher, channel: PublishingChannel, event: Publishes) -> None:
+        """A channel's messages from one on that some shard has to be asked about. Nothing else of the channel may be
+        done meanwhile. Raises what the publisher did wrong."""
+        now_ms = time.time_ns() // 1_000_000
+        held: list[Held] = []
+        failed: ChannelException | ConnectionException | None = None
+        try:
+            for at in range(event.count):
+                held.append(self._decided(client, channel, event, at, now_ms))
+        except (ChannelException, ConnectionException) as error:
+            failed = error
+        self._asked = asked = await self.ask_once(client, held)
+        try:
+            for message, targets in held:
+                if client.publishing_channel(channel.number) is not channel:
+                    return
+                self.send_one(client, channel, message, targets, now_ms)
+        finally:
+            self._asked = None
+            if asked is not None:
+                asked.release()
+        if failed is not None:
+            raise failed
 
     def _check_letters(self, scope: Scope, message: Message) -> None:
         """Who sends its dead letter to an exchange must be allowed to publish there."""
@@ -445,8 +531,19 @@ class Publishing:
         if self.tracing is not None:
             self.tracing.published(client, channel.number, message.without_bcc(), message.keys, targets)
 
-    def commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
-        """All publishes of a transaction. The future: whether all shards have all of them."""
+    def commit(
+        self, client: Publisher, channel: PublishingChannel, held: list[Held], asked: Asked | None = None
+    ) -> asyncio.Future[bool]:
+        """All publishes of a transaction; `asked`: by ask_once(). The future: whether all shards have all of them."""
+        self._asked = asked
+        try:
+            return self._commit(client, channel, held)
+        finally:
+            self._asked = None
+            if asked is not None:
+                asked.release()
+
+    def _commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         now_ms = time.time_ns() // 1_000_000
         committed = Committed(client.id, channel.number)
         size = 0
@@ -566,7 +663,7 @@ class Publishing:
             seq,
             min(now_ms + message.delay_ms, delaying.DUE_MAX),
             0,
-            message.priority,
+            delaying.NO_PRIORITY,
             message.persistent,
             message.persistent and queue.durable,
         )

@@ -31,6 +31,7 @@ from broker.control import ConsumerHere, Fenced, SeatOrder
 from broker.counts import Counts
 from broker.dead_letters import DeadLettering
 from broker.logins import Logins
+from broker.once import Once
 from broker.output import Stream
 from broker.pace import Pace
 from broker.proxy import Balancers, Greeting
@@ -92,7 +93,10 @@ class Door:
         self.server_properties: dict[str, Any] = login.server_properties(config.shown_cluster_name)
         self.counts = Counts()
         self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
-        self.publishing = Publishing(self.catalog_link, self.links, self.counts, set_timestamp=config.set_timestamp)
+        once = Once(self.links) if config.doors > 1 else None
+        self.publishing = Publishing(
+            self.catalog_link, self.links, self.counts, set_timestamp=config.set_timestamp, once=once
+        )
         self.consuming = Consuming(self.links, self.catalog_link.say, self.counts)
         self.delivery = self.consuming.delivery
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
@@ -195,6 +199,8 @@ class Door:
     def restarted(self, shard: int) -> None:
         self._set_alarm(shard, "")
         self.consuming.restarted(shard)
+        if self.publishing.once is not None:
+            self.publishing.once.restarted(shard)
 
     def told(self, shard: int, what: wire.Control) -> None:
         if isinstance(what, wire.Cancelled):
@@ -203,6 +209,8 @@ class Door:
             self.consuming.ungranted(what.consumer, what.count, what.wants)
         elif isinstance(what, wire.Overdue):
             self._close_overdue(what)
+        elif isinstance(what, wire.OnceBecame) and self.publishing.once is not None:
+            self.publishing.once.told(shard, what)
         elif isinstance(what, wire.DeadLetters):
             self.dead_lettering.receive(shard, what)
             if not self._dead_letters_scheduled:
@@ -474,6 +482,8 @@ class Door:
         while True:
             await asyncio.sleep(JOIN_S)
             self.links.tick()
+            if self.publishing.once is not None:
+                self.publishing.once.look_after(self.loop.time())
 
     async def drain(self) -> None:
         """No new clients; those there are told to go."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from shardd import stats
 from shardd.dead_letters import DeadLetters
+from shardd.once import Once
 from shardd.peers import Outgoing, Peer
 from shardd.queues import Consumer, Counters, Getter, Kind, Limits, Queue, Roster, StreamQueue, is_stream, limits_of
 from shardd.stores import Home, Store, Sync
@@ -48,6 +49,7 @@ class Controls(ABC):
         self._senders: dict[envelope.Message, Peer] = {}  # the same, by how their messages begin
         self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
         self.dead_letters = DeadLetters()
+        self.once = Once()
         self.alarm = ""
         self.batch_messages, self.batch_bytes = Histogram(), Histogram()
         self._pid = pid
@@ -89,6 +91,9 @@ class Controls(ABC):
             m.LetGo: self._on_let_go,
             m.Purge: self._on_purge,
             m.Departed: self._on_departed,
+            m.AskOnce: self._on_ask_once,
+            m.OnceBecame: lambda peer, what, _: self.once.became(peer.number, what, self.peers),
+            m.ForgetOnce: lambda peer, what, _: self.once.forget(what.thing),
         }
 
     @abstractmethod
@@ -151,6 +156,7 @@ class Controls(ABC):
             self._release(peer, list(peer.holders), now)
             self.dead_letters.door_gone(number)
             self.streams.peer_gone(number)
+            self.once.peer_gone(number, self.peers)
 
     def _on_gone(self, peer: Peer, gone: m.Gone, now: int) -> None:
         if gone.incarnation < self._incarnations.get(gone.door, 0):
@@ -277,6 +283,7 @@ class Controls(ABC):
         if queue.departures is not None and queue.departures.waits:
             self._have_died(queue)
         self.dead_letters.forget(queue)
+        self.once.forget(queue.id)
         self._gone.add(queue.counters)
         count = queue.drop()
         self.streams.dropped(queue)
@@ -494,6 +501,9 @@ class Controls(ABC):
             self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
             if queue.limits.delays:  # more may go
                 self._dirty[queue] = None
+
+    def _on_ask_once(self, peer: Peer, question: m.AskOnce, now: int) -> None:
+        peer.tell(m.ToldOnce(question.request, self.once.ask(peer.number, question, now)))
 
     # -- numbers -----------------------------------------------------------------------------------------
 

@@ -102,6 +102,7 @@ class WatchedFiles:
         self.close = calls.timed("close", files.close)
         self.size = calls.timed("stat", files.size)
         self.read_into = calls.timed("read", files.read_into)
+        self.read_pieces = calls.timed("read", files.read_pieces)
         self.write = calls.timed("write", files.write)
         self.allocate = calls.timed("allocate", files.allocate)
         self.truncate = calls.timed("truncate", files.truncate)

@@ -135,6 +135,7 @@ def _front_door(
     section = {
         "runtime_dir": runtime_dir,
         "door": index,
+        "doors": len(listening.amqp_fds),
         "shards": shards,
         "listen_fds": list(plain),
         "tls_listen_fds": list(secure),

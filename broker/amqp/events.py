@@ -81,10 +81,11 @@ class Nothing:
     """Many frames without an event; there may be more. For a caller that lets others have their turn."""
 
 
-def copies_by_channel(event: Publishes, channels: AbstractSet[int]) -> dict[int, Publishes]:
-    """The publishes of each of these channels, to be kept: copied alone, so that no byte is kept twice."""
+def copies_by_channel(event: Publishes, channels: AbstractSet[int], first: int = 0) -> dict[int, Publishes]:
+    """The publishes of each of these channels, from the `first` of the event on, to be kept: copied alone, so that no
+    byte is kept twice."""
     found: dict[int, tuple[bytearray, bytearray]] = {}
-    for row in _ROW.iter_unpack(event.table):
+    for row in _ROW.iter_unpack(memoryview(event.table)[first * _ROW.size :]):
         line, line_len, number, props, props_len, body, body_frames, body_len, *rest = row
         if number not in channels:
             continue

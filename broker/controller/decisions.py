@@ -5,14 +5,13 @@ Pure: looks at the catalog, changes nothing, waits for nothing. `authority` make
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import msgspec
 
-from broker import checks
+from broker import checks, patterns
 from broker.catalog import Catalog, Vhost
 from broker.changes import (
     ACTIVE,
@@ -589,8 +588,8 @@ def with_type(ask: QueueDeclare, default: str, current: QueuePut | None) -> dict
 def check_regexes(*regexes: str) -> None:
     for regex in regexes:
         try:
-            re.compile(regex)
-        except (re.error, RecursionError, OverflowError) as error:
+            patterns.compiled(regex)
+        except patterns.BadPattern as error:
             raise Refusal(BAD_REQUEST, f"invalid regexp '{regex}': {error}") from None
 
 

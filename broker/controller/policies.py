@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from broker import patterns
 from broker.checks import NAME_BYTES_MAX, Refusal
 from broker.policies import APPLY_TO, OPERATOR_POLICY, POLICY
 from broker.routing.delaying import POLICY_KEY as DELAYED_MESSAGE
@@ -172,10 +173,10 @@ def _check_pattern(pattern: Any) -> None:
     if len(pattern) > PATTERN_CHARS_MAX:
         raise invalid(f"pattern is longer than {PATTERN_CHARS_MAX} characters")
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        what, at = getattr(error, "msg", str(error)), getattr(error, "pos", None) or 0
-        raise invalid(f'pattern should be regular expression but is invalid: {{"{what}",{at}}}') from None
+        patterns.compiled(pattern)
+    except patterns.BadPattern as error:
+        text = f'pattern should be regular expression but is invalid: {{"{error.msg}",{error.pos}}}'
+        raise invalid(text) from None
 
 
 def check_limits(component: str, value: Any) -> None:

@@ -20,8 +20,10 @@ TYPE_ARGUMENT: Final = "x-delayed-type"
 FLAG_ARGUMENT: Final = "x-delayed-exchange"
 POLICY_KEY: Final = "delayed-message"
 HEADER: Final = "x-delay"
-# A time, ms since the epoch: shards keep 56 bits of it.
-DUE_MAX: Final = (1 << 56) - 1
+# A time, ms since the epoch: shards keep 64 bits of it.
+DUE_MAX: Final = (1 << 64) - 1
+# Priority of the record of one that waits: none, so that there is room for the time. Its properties have its own.
+NO_PRIORITY: Final = 255
 # What `delay_of` says of a delay that is none.
 NO_DELAY_AT_ALL: Final = -1
 

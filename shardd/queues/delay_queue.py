@@ -1,8 +1,9 @@
 """Messages that an exchange keeps until they are due. Nobody consumes from it: what is due departs to be routed.
 
-A message says when it is due by its expiry (its record has that time, and a ttl of 0), so that a recovery knows it
-from the records alone. It waits in memory as 16 bytes, ordered by time (`due`), with its bytes in the store; when it is
-due it goes the way of dead letters, with a reason of its own, and is settled when its copies last. No limit applies.
+A message says when it is due by its expiry (its record has that time in 64 bits, a ttl of 0 and no priority), so that
+a recovery knows it from the records alone. It waits in memory as 16 bytes, ordered by time (`due`), with its bytes in
+the store; when it is due it goes the way of dead letters, with a reason of its own, and is settled when its copies
+last. No limit applies.
 """
 
 from __future__ import annotations

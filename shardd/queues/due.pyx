@@ -12,7 +12,6 @@ cdef enum:
     ROOM_MIN = 16
 
 cdef array ENTRIES = array("Q")
-cdef uint64_t EXPIRY = (<uint64_t> 1 << 56) - 1
 
 cdef struct Item:
     uint64_t due
@@ -79,7 +78,7 @@ cdef class DueOrder:
         return 0
 
     def push_many(self, const uint64_t[::1] entries not None, const uint64_t[::1] facts):
-        """Each entry with its fact (see entry.py), whose expiry is when it is due; without facts all are due at once."""
+        """Each entry with its fact, which is when it is due, in 64 bits; without facts all are due at once."""
         cdef size_t i, added = entries.shape[0]
         if facts is not None and <size_t> facts.shape[0] != added:
             raise ValueError(f"{facts.shape[0]} facts for {added} entries")
@@ -87,7 +86,7 @@ cdef class DueOrder:
             # Half as much again: the pages of a large one are moved, not copied.
             self.resize(max(self.count + added, self.room + self.room // 2, <size_t> ROOM_MIN))
         for i in range(added):
-            self.items[self.count].due = 0 if facts is None else facts[i] & EXPIRY
+            self.items[self.count].due = 0 if facts is None else facts[i]
             self.items[self.count].entry = entries[i]
             self.count += 1
             sift_up(self.items, self.count - 1)

@@ -12,7 +12,8 @@ from bisect import bisect_left, bisect_right
 REDELIVERED = 1
 PLACE = ~15
 
-# A fact is `priority << 56 | expires_at_ms`; an expiry of 0 is never.
+# A fact is `priority << 56 | expires_at_ms`; an expiry of 0 is never. In a queue of an exchange that delays messages
+# it is when the message is due, in all 64 bits.
 EXPIRY = (1 << 56) - 1
 # Runs of facts kept before a look whether the oldest are still needed pays.
 FACT_RUNS_MIN = 1024

@@ -9,6 +9,10 @@ import errno
 import os
 from typing import Protocol
 
+# `list` is a method of the classes below.
+Positions = list[int]
+Pieces = list[bytes]
+
 
 class Files(Protocol):
     def make_directory(self, path: str) -> None:
@@ -21,6 +25,9 @@ class Files(Protocol):
     def size(self, handle: int) -> int: ...
     def read_into(self, handle: int, target: memoryview, position: int) -> int:
         """Bytes read: fewer than asked only where the file ends."""
+
+    def read_pieces(self, handle: int, size: int, positions: Positions) -> Pieces:
+        """`size` bytes from each of these positions; fewer where the file ends."""
 
     def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
         """All of it, or OSError."""
@@ -72,6 +79,10 @@ class OsFiles:
                 break
             done += got
         return done
+
+    def read_pieces(self, handle: int, size: int, positions: Positions) -> Pieces:
+        pread = os.pread
+        return [pread(handle, size, position) for position in positions]
 
     def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
         left = memoryview(data)

@@ -27,6 +27,11 @@ SEQUENCE_GAP_BYTES = 256 << 10
 STRAY_GAP_BYTES = 32 << 10
 STRAY_RUN_MIN = 4
 STRAY_BYTES_MAX = 2 << 10
+# What is read of each at first, when there are many, and at the most: beyond it each is read by itself.
+STRAY_BYTES_MIN = 512
+STRAYS_BYTES_MAX = 16 << 10
+# So many are read by one call, which counts as one to whoever watches how long calls take.
+STRAYS_AT_ONCE = 64
 
 
 def is_scattered(entries: array[int], start: int, stop: int) -> bool:
@@ -36,6 +41,14 @@ def is_scattered(entries: array[int], start: int, stop: int) -> bool:
         return True
     span = abs((entries[stop - 1] & POSITION) - (entries[start] & POSITION)) >> 4
     return span > STRAY_GAP_BYTES * (stop - start)
+
+
+def are_scattered(runs: list[tuple[int, int, int]], entries: array[int]) -> bool:
+    """Whether most of the entries, in runs of one segment each (start, stop), lie so."""
+    return 2 * sum(stop - start for _, start, stop in runs if is_scattered(entries, start, stop)) > len(entries)
+
+
+Place = tuple[Segment, int, int]  # with its handle and a position
 
 
 @dataclass(slots=True)
@@ -69,6 +82,8 @@ class Windows:
         self._spare: bytearray | None = None  # of a window that was let go of: as large as they get
         self._stray = bytearray(STRAY_BYTES_MAX)
         self._stray_view = memoryview(self._stray)
+        self._stray_bytes = STRAY_BYTES_MIN
+        self._stray_mean = 0  # bytes of one, of those read last
 
     def find(self, segment: Segment, handle: int, position: int) -> Window:
         """One that holds the whole message at `position`."""
@@ -105,11 +120,45 @@ class Windows:
                 got = self.files.read_into(handle, view, position)
             except OSError as error:
                 raise Corrupt(f"cannot read byte {position} of {segment.path}: {error}") from error
-            if 0 < record.message_bytes_at(self._stray, 0) <= got:
+            size = record.message_bytes_at(self._stray, 0)
+            if 0 < size <= got:
                 self._found = None
                 return self._stray, position, got
+            if 0 < size <= min(WINDOW_BYTES_MIN, known):
+                self._found = None
+                return self._read(segment, handle, position, size).data, position, size
         window = self.find(segment, handle, position)
         return window.data, window.start, window.used
+
+    def strays_at_once(self, bytes_max: int) -> int:
+        """As many as are likely to be room for."""
+        return min(bytes_max // self._stray_mean + 1, STRAYS_AT_ONCE) if self._stray_mean else STRAYS_AT_ONCE
+
+    def strays(self, places: list[Place], bytes_max: int, *, first: bool) -> tuple[bytes, array[int], bool]:
+        """The messages at these places, STRAYS_AT_ONCE at the most, up to the first that cannot be read alone: their
+        bytes, the body_bytes of each, and whether there was room for the next. `first`: one is to be there anyway."""
+        pieces = [b""] * len(places)
+        of_file: dict[int, list[int]] = {}
+        for i, (segment, handle, position) in enumerate(places):
+            if position >= segment.checked:
+                break
+            of_file.setdefault(handle, []).append(i)
+        try:
+            for handle, asked in of_file.items():
+                read = self.files.read_pieces(handle, self._stray_bytes, [places[i][2] for i in asked])
+                for i, piece in zip(asked, read, strict=True):
+                    pieces[i] = piece
+        except OSError:  # who reads them one by one finds which of them it is
+            return b"", array("I"), True
+        blob, sizes, fits = record.pieces_out(pieces, bytes_max, first)
+        if sizes:
+            self._stray_mean = len(blob) // len(sizes)
+        if fits and len(sizes) < len(pieces) and pieces[len(sizes)]:
+            self._stray_bytes = min(2 * self._stray_bytes, STRAYS_BYTES_MAX)
+        elif sizes:
+            self._stray_bytes = max(STRAY_BYTES_MIN, min(self._stray_bytes, 1 << (2 * self._stray_mean).bit_length()))
+        self._found = None
+        return blob, sizes, fits
 
     def _check_up_to(self, segment: Segment, handle: int, position: int) -> Window:
         """The window with the record that `position` is in; what lies between was found good."""

@@ -183,13 +183,14 @@ cdef inline uint64_t position_of(uint64_t entry) noexcept nogil:
 
 
 cdef inline uint64_t fact_of(const uint8_t *record) noexcept nogil:
-    """priority << 56 | expires_at_ms; 0 says nothing: the lowest priority, never expires."""
+    """priority << 56 | expires_at_ms; 0 says nothing: the lowest priority, never expires. Without a priority the time
+    has all 64 bits: so it is in the record of a message that waits at an exchange until then."""
     cdef uint64_t fact = 0
     cdef uint32_t ttl = u32(record + 16)
     if ttl != NONE:
-        fact = (u64(record + 8) + ttl) & <uint64_t>0xFFFFFFFFFFFFFF
+        fact = u64(record + 8) + ttl
     if record[26] != 255:
-        fact |= <uint64_t>record[26] << 56
+        fact = fact & <uint64_t>0xFFFFFFFFFFFFFF | <uint64_t>record[26] << 56
     return fact
 
 
@@ -514,6 +515,42 @@ def look_at(bytearray source, unsigned long long used, array.array entries, Py_s
     return copied_out(source, 0, used, entries, start, stop, bytes_max, True, True)
 
 
+def pieces_out(list pieces, Py_ssize_t bytes_max, bint at_least_one) -> tuple:
+    """(blob, body_bytes of each, whether there was room) of the stored messages that these bytes objects begin with, as
+    copy_out(): up to the first that is not whole, or that there is no room for."""
+    cdef Py_ssize_t i, n = 0, count = len(pieces)
+    cdef array.array sizes = array.clone(_I, count, False)
+    cdef uint64_t *totals = <uint64_t*>malloc(<size_t>count * 8 + 8)
+    cdef uint64_t total, blob_bytes = 0
+    cdef bytes piece
+    cdef char *out
+    cdef bint fits = True
+    bytes_max = max(bytes_max, 0)
+    if totals == NULL:
+        raise MemoryError
+    try:
+        for i in range(count):
+            piece = pieces[i]
+            total = message_bytes(<const uint8_t*>PyBytes_AS_STRING(piece), PyBytes_GET_SIZE(piece))
+            fits = total == 0 or blob_bytes + total <= <uint64_t>bytes_max or (at_least_one and n == 0)
+            if total == 0 or not fits:
+                break
+            sizes.data.as_uints[n] = u32(<const uint8_t*>PyBytes_AS_STRING(piece))
+            totals[n] = total
+            n += 1
+            blob_bytes += total
+        blob = PyBytes_FromStringAndSize(NULL, blob_bytes)
+        out = PyBytes_AS_STRING(blob)
+        for i in range(n):
+            memcpy(out, PyBytes_AS_STRING(<bytes>pieces[i]), totals[i])
+            out += totals[i]
+    finally:
+        free(totals)
+    if n < count:
+        array.resize(sizes, n)
+    return blob, sizes, fits
+
+
 def message_bytes_at(bytearray source, unsigned long long offset) -> int:
     """Length of the stored message whose beginning is at `offset`, as far as `source` shows it; 0: it shows too little.
     The rest of the message need not be in `source`."""
@@ -809,6 +846,9 @@ cdef class Collector:
         found_reserve(found, count)
         # An abstract is the record without its first 8 bytes.
         fact = fact_of(abstract - 8)
+        if u32(abstract + 8) == 0:
+            # What waits at an exchange used to have its priority here; what is too old already needs none.
+            fact = u64(abstract)
         if fact != 0 and found.facts == NULL:
             found.facts = <uint64_t*>calloc(found.room, 8)
             if found.facts == NULL:

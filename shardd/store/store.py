@@ -18,7 +18,7 @@ from shardd.store import producers, recovery, returns
 from shardd.store.errors import Closed, Corrupt, DiskFull
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.pieces import Piece, allocate_alone, cut
-from shardd.store.reading import is_scattered
+from shardd.store.reading import Place, are_scattered, is_scattered
 from shardd.store.record import Arrival, Batch, copy_out, look_at, segment_runs, settled_pairs
 from shardd.store.recovery import Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
@@ -354,6 +354,13 @@ class SegmentStore(Segments):
     def _read(self, runs: list[tuple[int, int, int]], entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
         blobs: list[bytes] = []
         sizes: array[int] = array("I")
+        if len(entries) >= SCATTERED_MIN and are_scattered(runs, entries):
+            blobs, sizes, fits = self._read_strays(entries, bytes_max)
+            if not fits or len(sizes) == len(entries):
+                return b"".join(blobs), sizes
+            bytes_max -= sum(map(len, blobs))
+            entries = entries[len(sizes) :]
+            runs = segment_runs(entries)
         for number, start, stop in runs:
             segment = self._segments[number]
             on_disk = segment.buffer is None and len(entries) >= SCATTERED_MIN
@@ -368,13 +375,37 @@ class SegmentStore(Segments):
                     return b"".join(blobs), sizes
                 if segment.buffer is None:
                     self._windows.took(len(blob))
-                if len(some) == len(entries):
+                if len(some) == len(entries) and not blobs:
                     return blob, some
                 blobs.append(blob)
                 sizes.extend(some)
                 bytes_max -= len(blob)
                 start += len(some)
         return b"".join(blobs), sizes
+
+    def _read_strays(self, entries: array[int], bytes_max: int) -> tuple[list[bytes], array[int], bool]:
+        """Messages here and there, up to the first that is in memory or cannot be read alone: their bytes, the
+        body_bytes of each, and whether there is room for more."""
+        blobs: list[bytes] = []
+        sizes: array[int] = array("I")
+        fits = True
+        while fits and len(sizes) < len(entries):
+            places: list[Place] = []
+            at = len(sizes)
+            for i, entry in enumerate(entries[at : at + self._windows.strays_at_once(bytes_max)], at):
+                segment = self._segments[entry >> 32]
+                if segment.buffer is not None:
+                    break
+                if segment.moves is not None:
+                    (entry,) = segment.moves.find(entries, i, i + 1)
+                places.append((segment, self._handles.of(segment), (entry & 0xFFFFFFFF) >> 4))
+            blob, some, fits = self._windows.strays(places, bytes_max, first=not blobs)
+            if not some:
+                break
+            blobs.append(blob)
+            sizes.extend(some)
+            bytes_max -= len(blob)
+        return blobs, sizes, fits
 
     def _source(self, segment: Segment, position: int, scattered: bool) -> tuple[bytearray, int, int]:
         """Bytes that hold the whole message at `position`, the position they begin at, how many."""

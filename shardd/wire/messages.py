@@ -48,6 +48,11 @@ REJECT = 1  # drop or dead-letter
 REQUEUE = 2  # back to the old place, redelivered
 RETURN = 3  # back to the old place, never seen by a client: not redelivered
 
+# What a message is to an exchange or queue that wants each once (ToldOnce).
+FIRST = 0
+AGAIN = 1  # the first is stored
+FOLLOWS = 2  # it is not known yet what becomes of the first
+
 
 def incarnation_at(monotonic_ns: int) -> int:
     """Of a process that starts now. Clocks that people set would go back; this one lasts 13 years."""
@@ -561,6 +566,41 @@ class Departed(Message, tag="departed", frozen=True):
     left: list[tuple[int, int]] = []
 
 
+class AskOnce(Message, tag="ask-once", frozen=True):
+    """Front door to shard, where there are several: which of these messages are the first of their ids, of exchanges
+    and queues that want each message once. `things`: (id of the queue, or vhost/name of the exchange; how many ids are
+    remembered of it). `ids`: (which of the things, id, for how many ms it is remembered, 0: for ever), under the
+    numbers from `first` on, which this front door uses once in its life. Answered by ToldOnce.
+
+    The front door says of each FIRST what became of it (OnceBecame), and is told so of each that FOLLOWS."""
+
+    request: int
+    first: int
+    things: list[tuple[int | str, int]]
+    ids: list[tuple[int, bytes, int]]
+
+
+class ToldOnce(Message, tag="told-once", frozen=True):
+    """`verdicts`: FIRST, AGAIN or FOLLOWS, a byte for each id."""
+
+    request: int
+    verdicts: bytes
+
+
+class OnceBecame(Message, tag="once-became", frozen=True):
+    """Front door to shard: these first copies were stored, those not. Shard to front door: so were those that these
+    numbers follow."""
+
+    stored: list[int]
+    lost: list[int]
+
+
+class ForgetOnce(Message, tag="forget-once", frozen=True):
+    """Front door to shard: this exchange (vhost/name) is deleted."""
+
+    thing: str
+
+
 class Done(Message, tag="done", frozen=True):
     request: int
     messages: int = 0
@@ -581,5 +621,6 @@ Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | Attached | AttachReader | AttachedAt | Look
     | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled
-    | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge | DeadLetters | Departed | Done | Refused
+    | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge | DeadLetters | Departed | AskOnce
+    | ToldOnce | OnceBecame | ForgetOnce | Done | Refused
 )  # fmt: skip

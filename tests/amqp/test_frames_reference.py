@@ -83,15 +83,15 @@ def test_scan(data: bytes, states: bytes, more: st.DataObject) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(PUBLISH, min_size=1, max_size=8).map(b"".join), st.sets(CHANNEL))
-def test_copies_are_the_publishes_of_their_channels(data: bytes, channels: set[int]) -> None:
+@given(st.lists(PUBLISH, min_size=1, max_size=8).map(b"".join), st.sets(CHANNEL), st.integers(0, 8))
+def test_copies_are_the_publishes_of_their_channels(data: bytes, channels: set[int], first: int) -> None:
     _, table, count, _, _ = frames.scan(data, 0, len(data), b"\1\1\1\1", FRAME_MAX, 1000)
     expected: dict[int, list[bytes]] = {}
-    for index in range(count):
+    for index in range(first, count):
         number = reference.ROW.unpack_from(table, index * reference.ROW.size)[2]
         if number in channels:
             expected.setdefault(number, []).append(reference.stored(data, table, index))
-    copies = copies_by_channel(Publishes(data, table, count), channels)
+    copies = copies_by_channel(Publishes(data, table, count), channels, first)
     found = {n: [frames.stored(c.buffer, c.table, index) for index in range(c.count)] for n, c in copies.items()}
     assert found == expected
 

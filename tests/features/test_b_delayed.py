@@ -91,7 +91,7 @@ def test_what_is_not_to_wait_does_not(client: RawClient, name: str, delay: Any) 
 @pytest.mark.parametrize(
     ("delay", "said"),
     [
-        (1 << 60, "{value_too_big,1152921504606846976}"),
+        (str((1 << 64) - 1), "{value_too_big,18446744073709551615}"),
         ("9" * 20, "{value_too_big,99999999999999999999}"),
         ("soon", '<<"soon">> is no number of milliseconds'),
         (True, "true is no number of milliseconds"),
@@ -105,8 +105,8 @@ def test_a_time_that_cannot_be_is_refused_not_fired_early(client: RawClient, nam
 
 
 @pytest.mark.row("B1.10")
-@pytest.mark.parametrize("delay", [1 << 32, 1 << 40, 100 * 365 * 86_400_000])
-def test_a_far_time_is_kept(client: RawClient, api: Api, name: str, delay: int) -> None:
+@pytest.mark.parametrize("delay", [1 << 32, 100 * 365 * 86_400_000, 1 << 56, (1 << 63) - 1, "18000000000000000000"])
+def test_a_far_time_is_kept(client: RawClient, api: Api, name: str, delay: int | str) -> None:
     exchange(client, name)
     client.ask(1, Confirm.Select(), Confirm.SelectOk)
     publish(client, name, b"far", delay)

@@ -19,7 +19,7 @@ STEPS = st.lists(
     st.tuples(st.sampled_from(["push", "push many", "push now", "pop", "pop all", "clear"]), st.integers(0, 60)),
     max_size=40,
 )
-SOON, LATE = 1000, (1 << 56) - 1
+SOON, LATE = 1000, (1 << 64) - 1
 
 
 @settings(max_examples=150, deadline=None)
@@ -33,7 +33,7 @@ def test_the_heap_gives_what_a_sorted_list_gives(steps: list[tuple[str, int]], s
             count *= 50 if step == "push many" else 1
             entries = array("Q", [last + 16 * (i + 1) | pick.randrange(2) for i in range(count)])
             last += 16 * count
-            times = [pick.choice([pick.randrange(SOON), 7, LATE]) | pick.randrange(256) << 56 for _ in range(count)]
+            times = [pick.choice([pick.randrange(SOON), 7, LATE, pick.getrandbits(64)]) for _ in range(count)]
             for each in both:
                 each.push_many(entries, None if step == "push now" else array("Q", times))
         elif step == "clear":
@@ -135,9 +135,23 @@ def test_what_a_recovery_found_waits_as_before() -> None:
     store = DictStore()
     queue = delay_queue(store)
     entries = array("Q", [store.put([1], b"body") | 1 for _ in range(3)])
-    queue.restore(DictArrival(1, entries, 12, array("Q", [30, 10, 7 << 56 | 20])), 15)
+    queue.restore(DictArrival(1, entries, 12, array("Q", [30, 10, 20])), 15)
     queue.deliver(20, NoOutlet(), 1)
     assert departed(queue) == [entries[1], entries[2]]
+
+
+def test_times_have_all_64_bits() -> None:
+    store = DictStore()
+    queue = delay_queue(store)
+    first, last, second = publish(queue, store, [1 << 56, (1 << 64) - 1, (1 << 56) + 1])
+    assert queue.next_due() == 1 << 56
+    queue.deliver((1 << 56) - 1, NoOutlet(), 1)
+    assert departed(queue) == []
+    queue.deliver((1 << 56) + 1, NoOutlet(), 1)
+    assert departed(queue) == [first, second]
+    assert queue.next_due() == (1 << 64) - 1
+    queue.deliver((1 << 64) - 1, NoOutlet(), 1)
+    assert departed(queue) == [first, second, last]
 
 
 def test_it_goes_with_all_it_has_when_it_is_deleted() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 
 PLACE = ~15
-EXPIRY = (1 << 56) - 1
 
 
 class DueOrder:
@@ -17,7 +16,7 @@ class DueOrder:
 
     def push_many(self, entries: array[int], facts: array[int] | None) -> None:
         for i, entry in enumerate(entries):
-            self._waiting.append((0 if facts is None else facts[i] & EXPIRY, entry & PLACE, entry))
+            self._waiting.append((0 if facts is None else facts[i], entry & PLACE, entry))
         self._waiting.sort()
 
     def first_due(self) -> int | None:

@@ -33,6 +33,10 @@ class Record:
         expires = 0 if self.ttl_ms == NONE else self.timestamp + self.ttl_ms
         return (0 if self.priority == 255 else self.priority) << 56 | expires
 
+    def recovered_fact(self) -> int:
+        """Of one with a ttl of 0 only its time: it is too old, or waits at an exchange until then."""
+        return self.timestamp if self.ttl_ms == 0 else self.fact()
+
 
 def encode_message(body: bytes, exchange: bytes = b"", key: bytes = b"k", props: bytes = b"\0\0") -> bytes:
     names = bytes([len(exchange)]) + exchange + bytes([len(key)]) + key

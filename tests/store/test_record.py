@@ -22,6 +22,16 @@ records = st.builds(
     st.sampled_from([NONE, 0, 5, 0xFFFFFFFE]),
     st.sampled_from([255, 0, 7]),
 )
+# Of messages that wait at an exchange: the whole of 64 bits says when they are due.
+waiting = st.builds(
+    Record,
+    st.lists(st.integers(0, 6), min_size=1, max_size=1).map(tuple),
+    st.lists(messages, min_size=1, max_size=2).map(tuple),
+    st.integers(0, (1 << 64) - 1),
+    st.just(0),
+    st.just(255),
+)
+records = records | waiting
 
 
 @given(st.binary(max_size=300), st.integers(0, 0xFFFFFFFF))
@@ -113,7 +123,7 @@ def test_a_scan_finds_every_good_record_and_no_other(batch: list[Record], salt: 
         mine = [(one, offset) for one, offsets in good if arrival.queue_id in one.queues for offset in offsets]
         assert list(arrival.entries) == [9 << 32 | offset << 4 | 1 for _, offset in mine]
         assert list(arrival.times or ()) == [one.timestamp for one, _ in mine]
-        facts = [one.fact() for one, _ in mine]
+        facts = [one.recovered_fact() for one, _ in mine]
         assert facts == (list(arrival.facts) if arrival.facts is not None else [0] * len(facts))
 
 
@@ -169,6 +179,26 @@ def test_reading_takes_whole_messages_as_many_as_fit(stored: list[bytes], bytes_
     assert got == [stored[i] for i in wanted[: len(got)]] and len(sizes) == len(got) >= 1
     assert len(blob) <= bytes_max or len(got) == 1
     assert len(got) == 10 or len(blob) + len(stored[wanted[len(got)]]) > bytes_max
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(messages, max_size=8), st.integers(0, 300), st.booleans(), st.randoms(use_true_random=False))
+def test_messages_read_alone_are_taken_while_they_are_whole_and_fit(
+    stored: list[bytes], bytes_max: int, first: bool, pick: random.Random
+) -> None:
+    pieces = [
+        one + bytes(pick.randrange(9)) if pick.random() < 0.8 else one[: pick.randrange(len(one))] for one in stored
+    ]
+    expected: list[bytes] = []
+    fits = True
+    for one, piece in zip(stored, pieces, strict=True):
+        fits = len(b"".join(expected)) + len(one) <= bytes_max or (first and not expected) or len(piece) < len(one)
+        if len(piece) < len(one) or not fits:
+            break
+        expected.append(one)
+    blob, sizes, room = record.pieces_out(pieces, bytes_max, first)
+    assert (split_messages(blob), room) == (expected, fits)
+    assert list(sizes) == [int.from_bytes(one[:4], "little") for one in expected]
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1)))

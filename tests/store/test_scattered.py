@@ -12,7 +12,7 @@ from shardd.store.reading import STRAY_BYTES_MAX
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 
-SIZES = (0, 50, STRAY_BYTES_MAX // 2, STRAY_BYTES_MAX - 20, STRAY_BYTES_MAX, 2 * STRAY_BYTES_MAX)
+SIZES = (0, 50, STRAY_BYTES_MAX // 2, STRAY_BYTES_MAX - 20, STRAY_BYTES_MAX, 2 * STRAY_BYTES_MAX, 20_000)
 
 
 def filled(files: FaultyFiles, seed: int) -> tuple[SegmentStore, array[int], list[bytes]]:
@@ -31,9 +31,15 @@ def filled(files: FaultyFiles, seed: int) -> tuple[SegmentStore, array[int], lis
     return store, entries, bodies
 
 
+@pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_each_comes_whole_in_the_order_asked_for(seed: int) -> None:
-    store, entries, bodies = filled(FaultyFiles(), seed)
+def test_each_comes_whole_in_the_order_asked_for(seed: int, restarted: bool) -> None:
+    files = FaultyFiles()
+    store, entries, bodies = filled(files, seed)
+    if restarted:  # then nothing is in memory, and nothing is checked
+        store.close()
+        store = SegmentStore("d", files=files, segment_bytes=32 << 10)
+        store.recover((1,))
     order = list(range(len(entries)))
     random.Random(seed).shuffle(order)
     at = 0
@@ -57,6 +63,11 @@ class CountingFiles(FaultyFiles):
         got = super().read_into(handle, target, position)
         self.read_bytes += got
         return got
+
+    def read_pieces(self, handle: int, size: int, positions: list[int]) -> list[bytes]:
+        pieces = super().read_pieces(handle, size, positions)
+        self.read_bytes += sum(map(len, pieces))
+        return pieces
 
 
 def read_side_by_side(queues: int) -> int:

@@ -131,6 +131,11 @@ class BadSector(FaultyFiles):
             raise OSError(errno.EIO, "a bad sector")
         return super().read_into(handle, target, position)
 
+    def read_pieces(self, handle: int, size: int, positions: list[int]) -> list[bytes]:
+        for position in positions:
+            self.read_into(handle, memoryview(bytearray(size)), position)
+        return super().read_pieces(handle, size, positions)
+
     def is_message_file(self, handle: int) -> bool:
         return any(self.names[name] is self.handles[handle] for name in self.names if "msgs." in name)
 

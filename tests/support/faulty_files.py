@@ -12,6 +12,8 @@ import random
 import threading
 from dataclasses import dataclass, field
 
+from shardd.store.files import Pieces, Positions
+
 
 @dataclass
 class Inode:
@@ -136,6 +138,10 @@ class FaultyFiles:
         part = self.handles[handle].data[position : position + len(target)]
         target[: len(part)] = part
         return len(part)
+
+    def read_pieces(self, handle: int, size: int, positions: Positions) -> Pieces:
+        self._call("read")
+        return [bytes(self.handles[handle].data[position : position + size]) for position in positions]
 
     def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
         self._call("write")

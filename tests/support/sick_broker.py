@@ -71,6 +71,10 @@ class SickFiles(OsFiles):
         self._suffer("read")
         return super().read_into(handle, target, position)
 
+    def read_pieces(self, handle: int, size: int, positions: list[int]) -> list[bytes]:
+        self._suffer("read")
+        return super().read_pieces(handle, size, positions)
+
     def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
         self._suffer("write")
         super().write(handle, data, position)

@@ -120,7 +120,7 @@ class History:
                 for queue_id in record.queues:
                     expected.setdefault(queue_id, []).append((message, record.fact(), ordinal))
                     self.queues[queue_id].published.append(message)
-                    self.queues[queue_id].facts[message] = record.fact()
+                    self.queues[queue_id].facts[message] = record.recovered_fact()
                 ordinal += 1
         try:
             arrivals = self.store.append(b"".join(record.encode() for record in records), indexes=True)

@@ -81,6 +81,10 @@ CONTROL: list[wire.Control] = [
     wire.Purge(17, 7),
     wire.DeadLetters(20, "/", "orders", "expired", "dlx", "dead", True, 1, b"message"),
     wire.Departed(21, [(2, 3)]),
+    wire.AskOnce(28, 5, [(7, 128), ("//x", 1000)], [(0, b"0123456789abcdef", 0), (1, b"fedcba9876543210", 60_000)]),
+    wire.ToldOnce(28, bytes([wire.FIRST, wire.FOLLOWS])),
+    wire.OnceBecame([5], [6, 7]),
+    wire.ForgetOnce("//x"),
     wire.Done(18, 19, 20),
     wire.Refused(19, 404, "gone"),
 ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar
 
+from broker import patterns
 from broker.controller.management.call import ApiError, bad_request
 from broker.controller.management.turns import others_first
 
@@ -220,8 +221,8 @@ def _name_filter(query: Mapping[str, str]) -> Callable[[str], Any] | None:
         part = name.lower()
         return lambda name: part in name.lower()
     try:
-        pattern = re.compile(name[:REGEX_CHARS_MAX], re.IGNORECASE)
-    except (re.error, RecursionError, OverflowError) as error:
+        pattern = patterns.compiled(name[:REGEX_CHARS_MAX], re.IGNORECASE)
+    except patterns.BadPattern as error:
         raise bad_request(f"use_regex: {error}") from None
     return pattern.search
 

@@ -1,0 +1,114 @@
+"""Which messages came before to exchanges and queues that want each once, over all front doors.
+
+A front door asks before it publishes, when there are several; one shard remembers for one exchange or queue, in memory,
+as long as its process lives. The first of an id is *pending* until its front door says whether it was stored; others
+that come meanwhile follow it, and are told. A first one that was not stored is forgotten. Knows no clock, no AMQP and
+not what an id is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+from shardd.peers import Peer
+from shardd.wire import messages as m
+
+Thing = int | str  # id of a queue, vhost and name of an exchange
+
+
+class _Pending:
+    """The first of its id, on its way to its queues."""
+
+    __slots__ = ("expires_at", "followers", "id", "thing")
+
+    def __init__(self, thing: Thing, id: bytes, expires_at: int) -> None:
+        self.thing = thing
+        self.id = id
+        self.expires_at = expires_at
+        self.followers: list[tuple[int, int]] = []  # peer, number
+
+
+class Once:
+    """Of one shard. Times are ms; 0 is never. As many ids of a thing as its question says, the oldest go first."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Thing, OrderedDict[bytes, _Pending | int]] = {}  # an int: stored; until when it is known
+        self._pending: dict[tuple[int, int], _Pending] = {}  # by peer and number
+
+    def count(self, thing: Thing) -> int:
+        return len(self._seen.get(thing, ()))
+
+    def ask(self, peer: int, question: m.AskOnce, now: int) -> bytes:
+        """What each of the ids is, in their order: m.FIRST, m.AGAIN or m.FOLLOWS."""
+        verdicts = bytearray()
+        for number, (at, id, ttl_ms) in enumerate(question.ids, question.first):
+            thing, size = question.things[at]
+            seen = self._seen.setdefault(thing, OrderedDict())
+            verdicts.append(self._look(seen, thing, id, (peer, number), now + ttl_ms if ttl_ms else 0, now))
+            while len(seen) > size:
+                seen.popitem(last=False)
+        return bytes(verdicts)
+
+    def _look(
+        self,
+        seen: OrderedDict[bytes, _Pending | int],
+        thing: Thing,
+        id: bytes,
+        who: tuple[int, int],
+        expires_at: int,
+        now: int,
+    ) -> int:
+        known = seen.get(id)
+        if known is not None:
+            until = known.expires_at if isinstance(known, _Pending) else known
+            if not until or now < until:
+                if isinstance(known, int):
+                    return m.AGAIN
+                known.followers.append(who)
+                return m.FOLLOWS
+            del seen[id]
+        seen[id] = self._pending[who] = _Pending(thing, id, expires_at)
+        return m.FIRST
+
+    def became(self, peer: int, what: m.OnceBecame, peers: Mapping[int, Peer]) -> None:
+        """What a front door says of the first ones that it had."""
+        followers: dict[int, tuple[list[int], list[int]]] = {}
+        self._end(((peer, number) for number in what.stored), 0, followers)
+        self._end(((peer, number) for number in what.lost), 1, followers)
+        _tell(followers, peers)
+
+    def peer_gone(self, peer: int, peers: Mapping[int, Peer]) -> None:
+        """Nobody knows what became of what it had. It waits for nothing any more."""
+        for pending in self._pending.values():
+            pending.followers = [each for each in pending.followers if each[0] != peer]
+        followers: dict[int, tuple[list[int], list[int]]] = {}
+        self._end([who for who in self._pending if who[0] == peer], 1, followers)
+        _tell(followers, peers)
+
+    def _end(
+        self, whose: Iterable[tuple[int, int]], is_lost: int, followers: dict[int, tuple[list[int], list[int]]]
+    ) -> None:
+        for who in whose:
+            pending = self._pending.pop(who, None)
+            if pending is None:  # of a former life of this shard
+                continue
+            seen = self._seen.get(pending.thing)
+            if seen is not None and seen.get(pending.id) is pending:
+                if is_lost:
+                    del seen[pending.id]
+                else:
+                    seen[pending.id] = pending.expires_at
+            for peer, number in pending.followers:
+                followers.setdefault(peer, ([], []))[is_lost].append(number)
+
+    def forget(self, thing: Thing) -> None:
+        """It is deleted."""
+        self._seen.pop(thing, None)
+
+
+def _tell(followers: Mapping[int, tuple[list[int], list[int]]], peers: Mapping[int, Peer]) -> None:
+    for number, (stored, lost) in followers.items():
+        peer = peers.get(number)
+        if peer is not None:
+            peer.tell(m.OnceBecame(stored, lost))
