@@ -141,21 +141,22 @@ class Loan:
 
     def give_back(self) -> list[tuple[Consumer, int]]:
         """What may go of that which others want: all that is free if nothing waits here."""
-        if not self.recalled:
+        left = self.lent - self.used
+        if not self.recalled or left <= 0:
             return []
         needed = any(part.queue.ready_count for part in self.parts)
         if needed and self.given == self.began:
             return []
         found: list[tuple[Consumer, int]] = []
-        left = self.lent - self.used
         for part in self.parts:
-            if part.recalled is not None and left > 0:
+            if part.recalled is not None:
                 back = min(part.prefetch - (part.recalled if needed else 0), left)
                 if back > 0:
                     part.prefetch -= back
                     left -= back
                     found.append((part, back))
-        self._reckon()
+        if found:
+            self._reckon()
         return found
 
     def _reckon(self) -> None:
