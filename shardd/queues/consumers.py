@@ -60,7 +60,7 @@ class Loan:
     """
 
     __slots__ = (
-        "__weakref__", "asked", "began", "given", "keep", "lent", "parts", "recalled", "used", "waiting", "wake"
+        "__weakref__", "asked", "began", "given", "keep", "last", "lent", "parts", "recalled", "used", "waiting", "wake"
     )  # fmt: skip
 
     def __init__(self, wake: Callable[[Queue], None]) -> None:
@@ -74,6 +74,7 @@ class Loan:
         self.began = -1  # how many it were when some was lent last
         self.asked = False  # for more, and none came yet
         self.waiting: dict[Queue, None] = {}
+        self.last: Queue | None = None  # that took some
 
     @property
     def free(self) -> int:
@@ -84,14 +85,15 @@ class Loan:
     def room(self, queue: Queue) -> int:
         """For that queue, now."""
         free = self.free
-        if free > 0 and (not self.waiting or next(iter(self.waiting)) is queue):
+        if free > 0 and not self.waiting:
             return free
-        self.waiting[queue] = None
-        return 0
+        self.waiting.setdefault(queue)
+        return free if free > 0 and self._next() is queue else 0
 
     def take(self, queue: Queue, count: int) -> None:
         self.used += count
         self.given += count
+        self.last = queue
         self.waiting.pop(queue, None)
 
     def settle(self, count: int) -> None:
@@ -103,13 +105,21 @@ class Loan:
     def served(self, queue: Queue) -> None:
         """It has handed out what it could. If that is not all there is room for, it waits for something else."""
         if self.waiting and self.free > 0:
-            if next(iter(self.waiting)) is queue:
+            if self._next() is queue:
                 del self.waiting[queue]
             self._pass_on()
 
     def _pass_on(self) -> None:
         if self.waiting and self.free > 0:
-            self.wake(next(iter(self.waiting)))
+            self.wake(self._next())
+
+    def _next(self) -> Queue:
+        found = next(iter(self.waiting))
+        if found is self.last and len(self.waiting) > 1:  # it looked for more before the others looked
+            del self.waiting[found]
+            self.waiting[found] = None
+            found = next(iter(self.waiting))
+        return found
 
     def join(self, part: Consumer) -> None:
         self.parts[part] = None
@@ -122,6 +132,7 @@ class Loan:
         """With what it was lent. What it holds counts until it is settled."""
         del self.parts[part]
         self.waiting.pop(part.queue, None)
+        self.last = None
         self.asked = False  # by that one, perhaps
         self._reckon()
         if self.waiting:  # to take its turn, or to ask again
