@@ -278,7 +278,7 @@ class Consuming:
             self.grants.begin(consumer)
         # Without acks too: its deliveries do not count, but wait for room.
         limited = leaving or (consumer.channel.limit > 0 and consumer.reading is None)
-        kind = wire.Attach if (read := _read_from(consumer, resumed)) is None else partial(wire.AttachReader, read=read)
+        kind = _attach_as(consumer, _read_from(consumer, resumed))
 
         def make(request: int) -> wire.Attach:
             return kind(
@@ -694,6 +694,12 @@ def _read_from(consumer: Consumer, resumed: bool) -> wire.ReadFrom | None:
     if not resumed:
         return consumer.reading.asked
     return consumer.reading.resume(consumer.channel.unacked.first_number(consumer, consumer.reading.epoch))
+
+
+def _attach_as(consumer: Consumer, read: wire.ReadFrom | None) -> Callable[..., wire.Attach]:
+    if read is not None:
+        return partial(wire.AttachReader, read=read)
+    return wire.Attach if consumer.whole is None else partial(wire.AttachPart, whole=consumer.whole.number)
 
 
 def _check_get(vhost: str, queue: QueuePut) -> None:

@@ -3,10 +3,11 @@
 Consumers of a channel with a limit get deliveries only for grants, asked for by the shard when it has some, given while
 there is room: one question and one grant for each few messages.
 
-The parts of a virtual consumer are lent its prefetch: each has a piece of its own, kept by its shard like any
-prefetch, so that nothing is asked or granted while all of them are busy. A part whose piece is used up asks for more;
-where nothing is left, the others are told to give back what they do not use, or what is above an equal share. The
-sum of the pieces never exceeds the limit. On a channel with a limit they live by grants like the others.
+The parts of a virtual consumer are lent its prefetch: each has a piece of its own, and what those at one shard have
+they use together (shardd/queues/consumers.py), so that nothing is asked or granted while all of them are busy. Where
+that is used up one of them asks for more; where nothing is left, the others are told to give back what they do not use,
+or what is above the share of their shard. The sum of the pieces never exceeds the limit. On a channel with a limit they
+live by grants like the others.
 
 Whoever asked first gets first, so that a small limit is shared in turn.
 """
@@ -97,7 +98,13 @@ class Grants:
         self.drop(consumer)
         if isinstance(consumer, Part):
             self._hold(consumer)
+            self._cover_others(consumer)
         self.share(consumer.channel)
+
+    def gone(self, part: Part) -> None:
+        """With its queue; what it holds is nobody's."""
+        self.drop(part)
+        self._cover_others(part)
 
     def settled(self, part: Part, count: int) -> None:
         """Of one that is stopped."""
@@ -145,21 +152,41 @@ class Grants:
         self._links.tell(consumer.shard, wire.Grant(consumer.number, count))
 
     def _recall(self, whole: Virtual) -> None:
-        """Nothing is left to lend, and some want: an equal share may stay with each who needs it."""
-        users = [part for part in whole.parts.values() if part.granted or part in whole.channel.wanting]
-        keep = whole.limit // len(users)
-        if all(part.granted for part in users) and whole.limit % len(users):
-            keep += 1  # what is over stays where it is, and does not go round for ever
-        for part in users:
-            if part.granted and part.wanted and part.recalled != keep:
-                part.recalled = keep
-                self._links.tell(part.shard, wire.Recall(part.number, keep))
+        """Nothing is left to lend, and some want: as much may stay at each shard that needs it as is its share by the
+        number of its parts, which use it together."""
+        shards: dict[int, list[Part]] = {}
+        for part in whole.parts.values():
+            if part.wanted:
+                shards.setdefault(part.shard, []).append(part)
+        wanting = whole.channel.wanting
+        users = [parts for parts in shards.values() if any(part.granted or part in wanting for part in parts)]
+        count = sum(map(len, users))
+        # What is over stays where it is, and does not go round for ever.
+        all_have = all(any(part.granted for part in parts) for parts in users)
+        for parts in users:
+            share = whole.limit * len(parts)
+            left = -(-share // count) if all_have else share // count
+            for part in parts:
+                if part.granted:
+                    keep = min(part.granted, left)
+                    left -= keep
+                    if part.recalled != keep:
+                        part.recalled = keep
+                        self._links.tell(part.shard, wire.Recall(part.number, keep))
 
     @staticmethod
     def _lend(part: Part, count: int) -> None:
         part.recalled = None
         part.granted += count
         part.whole.granted += count
+
+    def _cover_others(self, part: Part) -> None:
+        """What the others at its shard use of what it had stays lent to them."""
+        others = [each for each in part.whole.parts.values() if each.shard == part.shard and each.wanted]
+        used = sum(each.held for each in others) - sum(each.granted for each in others)
+        user = next((each for each in others if each.held > 0 and each.lent), None)
+        if used > 0 and user is not None:
+            self._give(user, used)
 
     def _hold(self, part: Part) -> None:
         if part.lent:

@@ -197,7 +197,7 @@ class VirtualConsuming:
         """Its shard says that the queue is no more."""
         assert isinstance(part, Part)
         part.wanted = part.attached = False
-        self._grants.drop(part)
+        self._grants.gone(part)
         self._gave_up(part)
 
     def _take_up(self, whole: Virtual, seat: SeatName, queue: QueuePut) -> None:

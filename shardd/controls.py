@@ -75,6 +75,7 @@ class Controls(ABC):
             m.Stats: self._on_stats,
             m.ListQueues: self._on_list_queues,
             m.Attach: self._on_attach,
+            m.AttachPart: self._on_attach,
             m.AttachReader: self._on_attach_reader,
             m.Look: lambda peer, look, _: peer.tell(self.streams.look(peer, look)),
             m.Pull: lambda peer, pull, _: peer.tell(self.streams.pull(peer, pull)),
@@ -346,6 +347,7 @@ class Controls(ABC):
             prefetch=attach.prefetch,
             limited=attach.granted,
             lent=attach.lent,
+            loan=peer.loan(attach.whole, self._wake) if isinstance(attach, m.AttachPart) else None,
             affinity=attach.affinity,
         )
         queue.attach(consumer)
@@ -354,6 +356,9 @@ class Controls(ABC):
             self._used.add(queue.id)
             self._tell_controller(m.Used(queue.id))
         peer.tell(m.Attached(attach.request))
+        self._dirty[queue] = None
+
+    def _wake(self, queue: Queue) -> None:
         self._dirty[queue] = None
 
     def _on_attach_reader(self, peer: Peer, attach: m.AttachReader, now: int) -> None:
@@ -432,8 +437,8 @@ class Controls(ABC):
 
     def _on_recall(self, peer: Peer, recall: m.Recall, now: int) -> None:
         consumer = peer.holders.get(recall.consumer)
-        if isinstance(consumer, Consumer) and not consumer.detached:
-            consumer.recalled = recall.keep
+        if isinstance(consumer, Consumer) and consumer.lent and consumer.loan is not None:
+            consumer.loan.recall(consumer, recall.keep)
             self._dirty[consumer.queue] = None
 
     # -- of one queue ------------------------------------------------------------------------------------

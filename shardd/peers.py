@@ -7,10 +7,11 @@ it is another.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
-from shardd.queues import Consumer, Getter, Window
+from shardd.queues import Consumer, Getter, Loan, Queue, Window
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
 
@@ -52,6 +53,7 @@ class Peer:
         self.has_news = False  # whether `take` has something, but for confirms
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}
+        self._loans: WeakValueDictionary[int, Loan] = WeakValueDictionary()  # as long as some part uses them
         self._who = (number, incarnation, epoch, shard)
         self.sender = envelope.sender(*self._who)
         self.writer = codec.DeliveryWriter(*self._who)
@@ -69,6 +71,13 @@ class Peer:
         window = self.windows.get(connection)
         if window is not None and not window.consumers:
             del self.windows[connection]
+
+    def loan(self, whole: int, wake: Callable[[Queue], None]) -> Loan:
+        """Of the virtual consumer of that number."""
+        found = self._loans.get(whole)
+        if found is None:
+            found = self._loans[whole] = Loan(wake)
+        return found
 
     def hold(self, batch: int) -> Held:
         held = Held(batch)

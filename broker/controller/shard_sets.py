@@ -424,7 +424,10 @@ def released(vhost: Vhost, exchange: str, choice: str) -> Reshaped:
 def keeps_order(vhost: Vhost, exchange: ExchangePut, is_set: bool = True) -> bool:
     """Whether keys stay in order when queues come or go. They do where keys move only to queues that come and from
     queues that go: no queue then has both keys that leave and keys to keep back. Of modulus hash that is so where all
-    queues are others, which is done when the number is set, and not when a policy says another: that adds queues."""
+    queues are others, which is done when the number is set, and not when a policy says another: that adds queues.
+    Streams are never settled, and wait for nothing."""
+    if any(queue.arguments.get("x-queue-type") == "stream" for queue in vhost.parts(exchange.name)):
+        return False
     spreads = inner_type(exchange.type, exchange.arguments)
     if spreads == "x-consistent-hash" and exchange.arguments.get("x-algorithm") != "jump":
         return True

@@ -9,7 +9,7 @@ from array import array
 from typing import Protocol
 
 from shardd.queues.backlog import Counters
-from shardd.queues.consumers import Consumer, Window
+from shardd.queues.consumers import Consumer, Loan, Window
 from shardd.queues.limits import Limits, limits_of
 from shardd.queues.queue import Queue
 from shardd.queues.roster import Kind, Roster
@@ -23,6 +23,7 @@ __all__ = [
     "Getter",
     "Kind",
     "Limits",
+    "Loan",
     "Log",
     "Queue",
     "Reader",

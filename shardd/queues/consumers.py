@@ -1,11 +1,11 @@
 """Whose turn it is: round robin among equals, higher priority first; prefetch, grants, exclusive, single active.
 
-A consumer has *room* while its prefetch, its grants and the delivery window of its connection all have.
+A consumer has *room* while its prefetch (or its loan), its grants and the delivery window of its connection all have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from shardd.queues.overdue import Handed
@@ -50,13 +50,143 @@ class Window:
         self.room = min(self.full, self.room + count)
 
 
+class Loan:
+    """What the parts of one virtual consumer have been lent of its prefetch at this shard. They use it together: whose
+    turn it is may take all that is free, so that deliveries and acks come in few large pieces, and is behind the others
+    then. `wake`: has a queue look what it can hand out.
+
+    `used`: deliveries that are not settled, also those of parts that have left. `waiting`: queues that found no
+    room, or others before them; the first is next.
+    """
+
+    __slots__ = (
+        "__weakref__", "asked", "began", "given", "keep", "last", "lent", "parts", "recalled", "used", "waiting", "wake"
+    )  # fmt: skip
+
+    def __init__(self, wake: Callable[[Queue], None]) -> None:
+        self.wake = wake
+        self.parts: dict[Consumer, None] = {}
+        self.lent = 0
+        self.recalled = False  # of some part: others want it
+        self.keep = 0  # may be in use then
+        self.used = 0
+        self.given = 0  # deliveries, ever
+        self.began = -1  # how many it were when some was lent last
+        self.asked = False  # for more, and none came yet
+        self.waiting: dict[Queue, None] = {}
+        self.last: Queue | None = None  # that took some
+
+    @property
+    def free(self) -> int:
+        """What is given back unused would go round for ever, and one that is never idle would give nothing back, had it
+        all."""
+        return (self.keep if self.given != self.began else self.lent) - self.used
+
+    def room(self, queue: Queue) -> int:
+        """For that queue, now."""
+        free = self.free
+        if free > 0 and not self.waiting:
+            return free
+        self.waiting.setdefault(queue)
+        return free if free > 0 and self._next() is queue else 0
+
+    def take(self, queue: Queue, count: int) -> None:
+        self.used += count
+        self.given += count
+        self.last = queue
+        self.waiting.pop(queue, None)
+
+    def settle(self, count: int) -> None:
+        self.used -= count
+        if self.recalled:  # it is to be given back
+            self.wake(next(iter(self.parts)).queue)
+        self._pass_on()
+
+    def served(self, queue: Queue) -> None:
+        """It has handed out what it could. If that is not all there is room for, it waits for something else."""
+        if self.waiting and self.free > 0:
+            if self._next() is queue:
+                del self.waiting[queue]
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self.waiting and self.free > 0:
+            self.wake(self._next())
+
+    def _next(self) -> Queue:
+        found = next(iter(self.waiting))
+        if found is self.last and len(self.waiting) > 1:  # it looked for more before the others looked
+            del self.waiting[found]
+            self.waiting[found] = None
+            found = next(iter(self.waiting))
+        return found
+
+    def join(self, part: Consumer) -> None:
+        self.parts[part] = None
+        if part.unacked.loan is None:
+            part.unacked.loan = self
+            self.used += part.unacked.count
+        self._reckon()
+
+    def leave(self, part: Consumer) -> None:
+        """With what it was lent. What it holds counts until it is settled."""
+        del self.parts[part]
+        self.waiting.pop(part.queue, None)
+        self.last = None
+        self.asked = False  # by that one, perhaps
+        self._reckon()
+        if self.waiting:  # to take its turn, or to ask again
+            self.wake(next(iter(self.waiting)))
+
+    def grant(self, part: Consumer, count: int) -> None:
+        part.prefetch += count
+        part.recalled = None
+        self.asked = False
+        self.began = self.given
+        self._reckon()
+        self._pass_on()
+
+    def recall(self, part: Consumer, keep: int) -> None:
+        part.recalled = keep
+        self._reckon()
+
+    def give_back(self) -> list[tuple[Consumer, int]]:
+        """What may go of that which others want: all that is free if nothing waits here."""
+        left = self.lent - self.used
+        if not self.recalled or left <= 0:
+            return []
+        needed = any(part.queue.ready_count for part in self.parts)
+        if needed and self.given == self.began:
+            return []
+        found: list[tuple[Consumer, int]] = []
+        for part in self.parts:
+            if part.recalled is not None:
+                back = min(part.prefetch - (part.recalled if needed else 0), left)
+                if back > 0:
+                    part.prefetch -= back
+                    left -= back
+                    found.append((part, back))
+        if found:
+            self._reckon()
+        return found
+
+    def _reckon(self) -> None:
+        """Anew, after what parts were lent, or may keep, has changed."""
+        self.lent = self.keep = 0
+        self.recalled = False
+        for part in self.parts:
+            self.lent += part.prefetch
+            self.keep += part.prefetch if part.recalled is None else min(part.prefetch, part.recalled)
+            self.recalled = self.recalled or part.recalled is not None
+
+
 class Consumer:
     """One consumer of one queue. `peer` is whatever the caller sends deliveries with."""
 
     __slots__ = (
-        "affinity", "asked", "began", "channel", "connection", "detached", "exclusive", "grants", "handed", "lent",
-        "limited", "no_ack", "number", "peer", "prefetch", "priority", "queue", "recalled", "tag", "told_late",
-        "unacked", "window",
+        "affinity", "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "lent", "limited",
+        "loan", "no_ack", "number", "peer", "prefetch", "priority", "queue", "recalled", "tag", "told_late", "unacked",
+        "window",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +205,7 @@ class Consumer:
         prefetch: int = 0,
         limited: bool = False,
         lent: bool = False,
+        loan: Loan | None = None,
         affinity: bool = False,
     ) -> None:
         self.queue = queue
@@ -91,48 +222,36 @@ class Consumer:
         self.limited = limited  # deliveries only for grants
         self.grants = 0
         self.asked = False  # for grants, and none came yet
-        self.lent = lent  # its prefetch is part of a limit that it shares
+        self.lent = lent  # its prefetch is what it added to `loan`, which it uses together with others
+        self.loan = loan  # of the virtual consumer that it is a part of
+        self.recalled: int | None = None  # of what it was lent: so much may stay
         self.affinity = affinity  # messages of one key to one consumer
-        self.recalled: int | None = None  # of that: so much may stay
-        self.began = 0  # the delivery that was next when it last got some
-        if lent:
-            self.borrow(prefetch)
         self.detached = False
         self.told_late = False  # its channel is to be closed
         self.unacked = Unacked()
         self.handed: Handed | None = None  # in a queue that does not wait for ever
-
-    def borrow(self, prefetch: int) -> None:
-        """All that it has of a shared limit. Of none comes nothing: it is limited to grants, and gets none."""
-        self.prefetch = prefetch
-        self.limited = prefetch == 0
-        self.grants = 0
-
-    @property
-    def had_turn(self) -> bool:
-        """Whether it has used some of what it got last: what is given back unused would go round for ever."""
-        return self.unacked.next_number != self.began
-
-    def give_back(self, floor: int) -> int:
-        """What of its prefetch is above `floor` and not in use."""
-        back = max(0, self.prefetch - max(self.unacked.count, floor))
-        if back:
-            self.borrow(self.prefetch - back)
-        return back
+        if lent:
+            assert loan is not None, "only what is a part of something is lent a share"
+            loan.join(self)
 
     def tune(self, prefetch: int, limited: bool, lent: bool = False) -> None:
         """Another prefetch; grants of a former life count for nothing."""
-        if lent or self.lent:
-            self.lent, self.recalled, self.asked = lent, None, False
-            self.limited = not limited  # so that what follows begins anew
-        if lent:
-            self.borrow(prefetch)
-            return
+        begins_anew = lent or self.lent or limited != self.limited
+        if self.lent:
+            self.stop_sharing()
         self.prefetch = 0 if self.no_ack else prefetch
-        if limited != self.limited:
-            self.limited = limited
-            self.grants = 0
-            self.asked = False
+        self.limited = limited and not lent
+        if begins_anew:
+            self.grants, self.asked, self.recalled = 0, False, None
+        if lent and self.loan is not None:
+            self.lent = True
+            self.loan.asked = False
+            self.loan.join(self)
+
+    def stop_sharing(self) -> None:
+        if self.lent and self.loan is not None:
+            self.loan.leave(self)
+        self.lent = False
 
     def wanted(self) -> int:
         """Messages it may take by its prefetch."""
@@ -142,9 +261,9 @@ class Consumer:
         if self.window.room <= 0:
             self.window.blocked[self.queue] = None
             return 0
+        if self.lent and self.loan is not None:
+            return self.loan.room(self.queue)
         wanted = self.prefetch - self.unacked.count if self.prefetch else NO_LIMIT
-        if self.recalled is not None and self.had_turn:
-            wanted = min(wanted, self.recalled - self.unacked.count)  # one that is never idle would give nothing back
         return min(wanted, self.grants) if self.limited else wanted
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
 from shardd.queues.backlog import ALL, STEP_MESSAGES, Backlog
-from shardd.queues.consumers import Consumer, Consumers
+from shardd.queues.consumers import Consumer, Consumers, Loan
 from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED
 from shardd.queues.limits import DELIVERY_LIMIT, MAXLEN, REFUSED, REJECTED, Limits
 from shardd.queues.overdue import handed, take_overdue
@@ -283,6 +283,8 @@ class Queue(Backlog):
         taker.window.served = self
         if taker.limited:
             taker.grants -= count
+        if taker.unacked.loan is not None:
+            taker.unacked.loan.take(self, count)
         self.ready_bytes -= body_bytes
         self.counters.delivered += count
         if redelivered:
@@ -308,8 +310,8 @@ class Queue(Backlog):
     def _settle_grants(self, outlet: Outlet) -> None:
         """Give back grants that wait for nothing; ask for some where a message waits for nothing else."""
         for consumer in self.consumers.all:
-            if consumer.lent:
-                self._settle_loan(consumer, outlet)
+            if consumer.lent and consumer.loan is not None:
+                self._settle_loan(consumer, consumer.loan, outlet)
                 continue
             if not consumer.limited:
                 continue
@@ -322,22 +324,20 @@ class Queue(Backlog):
                 consumer.asked = True
                 outlet.ungranted(consumer, 0, True)
 
-    def _settle_loan(self, consumer: Consumer, outlet: Outlet) -> None:
-        """As much of its lent prefetch as others want and it can spare; ask for more if it is used up."""
-        useful = bool(self.ready_count) and self.consumers.active(consumer) and not self.consumers.paused
-        back = 0
-        if consumer.recalled is not None and (consumer.had_turn or not useful):
-            back = consumer.give_back(consumer.recalled if useful else 0)
-        wants = useful and consumer.prefetch <= consumer.unacked.count and not consumer.asked
-        consumer.asked = consumer.asked or wants
-        if back or wants:
-            outlet.ungranted(consumer, back, wants)
+    def _settle_loan(self, consumer: Consumer, loan: Loan, outlet: Outlet) -> None:
+        """Give back what others want and the loan can spare; ask for more if it is used up."""
+        for part, count in loan.give_back():
+            outlet.ungranted(part, count, False)
+        useful = self.ready_count and self.consumers.active(consumer) and not self.consumers.paused
+        if useful and loan.lent <= loan.used and not loan.asked:
+            loan.asked = True
+            outlet.ungranted(consumer, 0, True)
+        loan.served(self)
 
-    def grant(self, consumer: Consumer, count: int) -> None:
-        if consumer.lent:
-            consumer.borrow(consumer.prefetch + count)
-            consumer.asked, consumer.recalled = False, None
-            consumer.began = consumer.unacked.next_number
+    @staticmethod
+    def grant(consumer: Consumer, count: int) -> None:
+        if consumer.lent and consumer.loan is not None:
+            consumer.loan.grant(consumer, count)
         elif consumer.limited:
             consumer.grants += count
             consumer.asked = False
@@ -541,6 +541,7 @@ class Queue(Backlog):
             return
         consumer.detached = True
         consumer.window.consumers -= 1
+        consumer.stop_sharing()
         self.consumers.remove(consumer)
         self._keep_keys()
         self.last_used = now
@@ -608,6 +609,7 @@ class Queue(Backlog):
             if isinstance(holder, Getter):
                 holder.forget(self)
             else:
+                holder.stop_sharing()
                 holder.unacked.take_all()
         self._resting = None
         self.closed = self.deleted = True

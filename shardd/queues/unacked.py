@@ -14,6 +14,7 @@ from shardd.queues.ready import total
 
 if TYPE_CHECKING:
     from shardd.queues.backlog import Backlog
+    from shardd.queues.consumers import Loan
     from shardd.queues.queue import Queue
 
 # Settled items in front of the others are cut off when they are this many, and half of all.
@@ -23,9 +24,10 @@ CUT_MIN = 512
 class Unacked:
     """What one consumer holds."""
 
-    __slots__ = ("_entries", "_first", "_holes", "_sizes", "_start", "count")
+    __slots__ = ("_entries", "_first", "_holes", "_sizes", "_start", "count", "loan")
 
     def __init__(self) -> None:
+        self.loan: Loan | None = None  # in which all of it counts
         self._entries = array("Q")
         self._sizes = array("I")
         self._start = 0  # before it, all is settled
@@ -83,6 +85,8 @@ class Unacked:
             self._sizes[start:stop] = array("I", bytes(4 * (stop - start)))
             self._holes += len(taken)
         self.count -= len(taken)
+        if self.loan is not None:
+            self.loan.settle(len(taken))
         return taken, taken_bytes
 
     def _close_holes(self) -> None:

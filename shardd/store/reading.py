@@ -68,8 +68,8 @@ class Window:
     @property
     def is_used_up(self) -> bool:
         """Whoever reads on needs it no more. Of a segment of several queues each needs its own part, one after the
-        other: they come by again."""
-        return self.taken * 4 >= self.used * 3
+        other: the last of them still comes by. What is left are the heads of records."""
+        return self.taken * 16 >= self.used * 15
 
 
 class Windows:
@@ -201,7 +201,9 @@ class Windows:
         return window
 
     def forget(self, number: int) -> None:
-        self.windows = [window for window in self.windows if window.number != number]
+        for at in reversed(range(len(self.windows))):
+            if self.windows[at].number == number:
+                self._drop(at)
         self._found = None
 
     def release(self) -> None:

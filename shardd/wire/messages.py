@@ -294,6 +294,13 @@ class Attach(Message, tag="attach", frozen=True):
     affinity: bool = False  # while it is attached, messages of one routing key go to one consumer at a time
 
 
+class AttachPart(Attach, tag="attach-part", frozen=True):
+    """Front door to shard: a part of a virtual consumer. What its parts here were lent they use together. `whole`: a
+    number that this front door uses once in its life."""
+
+    whole: int = 0
+
+
 class Attached(Message, tag="attached", frozen=True):
     request: int
 
@@ -619,8 +626,8 @@ class Refused(Message, tag="refused", frozen=True):
 
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
-    | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | Attached | AttachReader | AttachedAt | Look
-    | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled
-    | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge | DeadLetters | Departed | AskOnce
-    | ToldOnce | OnceBecame | ForgetOnce | Done | Refused
+    | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | AttachPart | Attached | AttachReader
+    | AttachedAt | Look | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Grant | Tune | Recall
+    | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge | DeadLetters
+    | Departed | AskOnce | ToldOnce | OnceBecame | ForgetOnce | Done | Refused
 )  # fmt: skip

@@ -64,6 +64,7 @@ class Bench:
         self.channel.consumers[whole.tag] = whole
         for number in range(101, 101 + parts):
             part = whole.parts[SeatName(number, 0)] = Part(whole, number, SeatName(number, 0))
+            part.shard = number  # each at one of its own
             self.consuming.consumers[number] = part
             self.ready[number], self.numbers[number], self.grants[number], self.asked[number] = 0, 1, 0, False
             self.limited[number] = False

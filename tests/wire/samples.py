@@ -31,6 +31,7 @@ CONTROL: list[wire.Control] = [
     wire.Queues(6, [7]),
     wire.Alarm("low on disk"),
     wire.Attach(6, 7, 8, 9, 10, "tag", False, True, -1, 20, True, True),
+    wire.AttachPart(6, 7, 8, 9, 10, "tag", False, False, 0, 20, lent=True, whole=11),
     wire.Attached(7),
     wire.AttachReader(
         23,

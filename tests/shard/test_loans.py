@@ -1,0 +1,244 @@
+"""The prefetch of a virtual consumer, lent to its parts at several shards: never more than that is on its way or
+unsettled, nothing waits while there is room, and no queue is forgotten, in whatever order the processes hear of each
+other. The queues are the shards', the grants the front door's; between them lie lists."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.channel import Channel
+from broker.consumers import Part, Virtual
+from broker.consuming import Consuming
+from broker.control import SeatName
+from shardd.queues import Consumer, Loan, Queue, Window, limits_of
+from shardd.wire import messages as wire
+from tests.support.dict_store import DictArrival, DictStore
+
+ROOM = 1 << 30
+MESSAGE = (1).to_bytes(4, "little") + bytes(4) + b"\0\0x"
+
+
+class Shard:
+    """Its queues, and what it says to the front door."""
+
+    def __init__(self) -> None:
+        self.store = DictStore()
+        self.dirty: dict[Queue, None] = {}
+        self.loan = Loan(lambda queue: self.dirty.update({queue: None}))
+        self.parts: dict[int, Consumer] = {}
+        self.heard: deque[Callable[[], None]] = deque()
+        self.said: deque[Callable[[], None]] = deque()
+
+    def publish(self, number: int, count: int) -> None:
+        queue = self.parts[number].queue
+        entries = array("Q", [self.store.put([queue.id], MESSAGE) for _ in range(count)])
+        queue.publish(DictArrival(queue.id, entries, count), 0)
+        self.dirty[queue] = None
+
+    def turn(self, most: int) -> None:
+        for _ in range(min(most, len(self.heard))):
+            self.heard.popleft()()
+        for _ in range(most):
+            if self.dirty:
+                queue = next(iter(self.dirty))
+                del self.dirty[queue]
+                assert not queue.deliver(0, self.outlet, ROOM)  # type: ignore[arg-type] # as much of it as is used
+
+    outlet: Any = None
+
+
+class Bench:
+    def __init__(self, layout: list[int], limit: int) -> None:
+        """`layout`: how many queues each shard has."""
+        self.shards = [Shard() for _ in layout]
+        links: Any = SimpleNamespace(links=[SimpleNamespace(epoch=1) for _ in layout], tell=self.tell, ack=self.ack)
+        self.consuming = Consuming(links, lambda said: None)
+        self.channel = Channel(1)
+        client: Any = SimpleNamespace()
+        self.whole = Virtual(client, self.channel, 100, "virtual")
+        self.whole.announced, self.whole.limit = True, limit
+        self.channel.consumers["virtual"] = self.whole
+        self.numbers: dict[int, Shard] = {}
+        for shard, queues in enumerate(layout):
+            for _ in range(queues):
+                number = 101 + len(self.numbers)
+                part = self.whole.parts[SeatName(number, 0)] = Part(self.whole, number, SeatName(number, 0))
+                part.shard = shard
+                self.consuming.consumers[number] = part
+                self.numbers[number] = self.shards[shard]
+        for part in self.whole.parts.values():
+            self.consuming.grants.begin(part)
+            self.attach(part)
+        self.given = dict.fromkeys(self.numbers, 0)
+        self.on_way = 0
+
+    def attach(self, part: Part) -> None:
+        shard = self.shards[part.shard]
+        queue = Queue(part.number, shard.store, limits_of({}))
+        consumer = Consumer(queue, None, part.number, Window(ROOM), prefetch=part.prefetch, lent=True, loan=shard.loan)
+        queue.attach(consumer)
+        shard.parts[part.number] = consumer
+        shard.outlet = SimpleNamespace(
+            deliver=lambda consumer, first, redelivered, count, blob: self.deliver(shard, consumer, first, count),
+            ungranted=lambda consumer, count, wants: shard.said.append(
+                lambda: self.consuming.ungranted(consumer.number, count, wants)
+            ),
+        )
+
+    # -- between them ----------------------------------------------------------------------------------------
+
+    def tell(self, at: int, what: Any) -> None:
+        shard = self.shards[at]
+        consumer = shard.parts[what.consumer]
+
+        def hear() -> None:
+            if consumer.detached:
+                return
+            if isinstance(what, wire.Grant):
+                consumer.queue.grant(consumer, what.count)
+            else:
+                assert isinstance(what, wire.Recall)
+                shard.loan.recall(consumer, what.keep)
+            shard.dirty[consumer.queue] = None
+
+        shard.heard.append(hear)
+
+    def ack(self, at: int, epoch: int, number: int, first: int, last: int, together: int) -> None:
+        shard = self.shards[at]
+        consumer = shard.parts[number]
+
+        def hear() -> None:
+            entries, size = consumer.unacked.settle(first, last)
+            assert len(entries) == last + 1 - first
+            consumer.queue.ack(entries, size)
+            shard.dirty[consumer.queue] = None
+
+        shard.heard.append(hear)
+
+    def deliver(self, shard: Shard, consumer: Consumer, first: int, count: int) -> None:
+        self.on_way += count
+
+        def hear() -> None:
+            part = self.consuming.consumers[consumer.number]
+            assert first == self.given[part.number] + 1
+            self.given[part.number] += count
+            self.on_way -= count
+            self.channel.unacked.add(self.channel.next_tag, count, part, 1, first)
+            self.channel.next_tag += count
+            self.channel.outstanding += count
+            self.consuming.virtual.delivered(part, count)
+
+        shard.said.append(hear)
+        assert self.whole.outstanding + self.on_way <= self.whole.limit
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def settle(self, share: int = 1) -> None:
+        """The first of those that are not, by ack(multiple)."""
+        if self.channel.unacked.count:
+            tag = self.channel.next_tag - 1 if share == 1 else self.channel.next_tag - self.channel.unacked.count
+            self.consuming.settles(self.channel, [(wire.ACK, tag, tag, True)])
+
+    def stop(self, number: int) -> None:
+        part, shard = self.consuming.consumers[number], self.numbers[number]
+        consumer = shard.parts[number]
+        assert isinstance(part, Part)
+        if not part.wanted:
+            return
+        part.wanted = False
+
+        def hear() -> None:
+            consumer.queue.detach(consumer, 0)
+            shard.said.append(lambda: self.consuming.grants.stopped(part))
+
+        shard.heard.append(hear)
+
+    def door_turn(self, at: int, most: int) -> None:
+        said = self.shards[at].said
+        for _ in range(min(most, len(said))):
+            said.popleft()()
+
+    def rest(self) -> None:
+        """Until nobody has anything to say."""
+        for _ in range(10_000):
+            for at, shard in enumerate(self.shards):
+                shard.turn(3)
+                self.door_turn(at, 3)
+            if not any(shard.heard or shard.said or shard.dirty for shard in self.shards):
+                return
+        raise AssertionError("they never come to rest")
+
+    def waiting(self) -> int:
+        consumers = [shard.parts[number] for number, shard in self.numbers.items()]
+        return sum(consumer.queue.ready_count for consumer in consumers if not consumer.detached)
+
+
+LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["publish", "publish", "ack", "ack one", "shard", "door", "rest", "stop"]), st.integers(0, 60)
+    ),
+    max_size=60,
+)
+
+
+@given(LAYOUTS, st.integers(1, 20), STEPS)
+def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
+    layout: list[int], limit: int, steps: list[tuple[str, int]]
+) -> None:
+    bench = Bench(layout, limit)
+    for step, n in steps:
+        number = 101 + n % len(bench.numbers)
+        if step == "publish":
+            bench.numbers[number].publish(number, n % 17)
+        elif step in ("ack", "ack one"):
+            bench.settle(1 if step == "ack" else 0)
+        elif step == "shard":
+            bench.shards[n % len(layout)].turn(1 + n % 5)
+        elif step == "door":
+            bench.door_turn(n % len(layout), 1 + n % 5)
+        elif step == "stop":
+            bench.stop(number)
+        else:
+            bench.rest()
+            left_behind = sum(part.held for part in bench.whole.parts.values() if not part.wanted)
+            assert left_behind or not bench.waiting() or bench.whole.outstanding == limit
+    while True:
+        bench.rest()
+        if not bench.channel.unacked.count:
+            break
+        bench.settle()
+    assert not bench.waiting()
+    assert bench.whole.outstanding == 0 <= bench.whole.granted <= limit
+
+
+@given(LAYOUTS, st.integers(1, 20))
+def test_no_queue_waits_for_another_to_be_empty(layout: list[int], limit: int) -> None:
+    bench = Bench(layout, limit)
+    for number, shard in bench.numbers.items():
+        shard.publish(number, 1000)
+    rounds = 12 * len(bench.numbers)
+    for _ in range(rounds):
+        bench.rest()
+        bench.settle()
+    assert sum(bench.given.values()) == min(rounds * limit, 1000 * len(bench.numbers))
+    assert min(bench.given.values()) >= min(1000, 4 * limit), bench.given
+
+
+def test_whose_turn_it_is_takes_all_that_is_free_at_its_shard() -> None:
+    bench = Bench([4, 4], 400)
+    for number, shard in bench.numbers.items():
+        shard.publish(number, 1000)
+    bench.rest()
+    assert sorted(bench.given.values()) == [0] * 6 + [200] * 2
+    for _ in range(3):
+        bench.settle()
+        bench.rest()
+    assert list(bench.given.values()) == [200] * 8
