@@ -10,7 +10,6 @@ packing goes on behind it. Who waits for the confirm is in confirms.py.
 from __future__ import annotations
 
 import asyncio
-import random
 import struct
 import time
 from collections.abc import Collection, Iterable
@@ -19,18 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from broker import checks, own_letters
-from broker.amqp import ChannelException, ConnectionException, Publishes, copies_by_channel, frames, properties
+from broker.amqp import ChannelException, ConnectionException, Publishes, copies_by_channel, frames
 from broker.catalog import Catalog, Vhost
 from broker.changes import ExchangePut, QueuePut
-from broker.checks import type_name
 from broker.confirms import Confirms
 from broker.counts import Counts
 from broker.deduplication import Copy, Rule, Seen
+from broker.message import FACTS, FLAG_REPLY_TO, MANDATORY, PUBLISH, ROW, Message, exchange_and_key, line_of
 from broker.once import Asked, Once, Wanted
 from broker.reading import is_stream
-from broker.routing import Message as Routable
 from broker.routing import delaying, goes_by_key, keeping, route, route_message, spread_of
-from broker.routing.spreading import HASH_PROPERTIES
 from broker.scope import PLACES_MAX, Alone, Places, Scope
 from broker.shard_link import ShardLinks
 from shardd.wire import packer
@@ -39,15 +36,7 @@ if TYPE_CHECKING:
     from broker.tracing import Tracing
     from broker.transactions import Transaction
 
-PUBLISH = (60, 40)
-NO_ROUTE = 312
-ROW = 48
 FLAG_CC = 2
-FLAG_USER_ID = 4
-FLAG_BAD_EXPIRATION = 8
-FLAG_REPLY_TO = 16
-FLAG_SEQUENCE = 64
-MANDATORY = 1
 # Queue ids in one record: their count is a u16.
 QUEUES_MAX = 65535
 EXCHANGE, QUEUE = "exchange", "queue"
@@ -59,8 +48,6 @@ HELD_MESSAGE_BYTES = 1024
 SPREAD = {"rendezvous": packer.RENDEZVOUS, "jump": packer.JUMP, "modulus": packer.MODULUS, "chance": packer.CHANCE}
 
 _CHANNEL_OF = struct.Struct("<6xH")
-_LINE = struct.Struct("<IH")
-_FACTS = struct.Struct("<32xIBBB")
 
 
 # Names of the queues a message goes to; those where exchanges keep it are the last.
@@ -265,7 +252,7 @@ class Publishing:
             self._account(client, channel, packed - at)
         if why == packer.UNKNOWN:
             try:
-                self._learn(scope, _line(event, packed))
+                self._learn(scope, line_of(event, packed))
             except (ChannelException, ConnectionException) as error:
                 client.fail(error, channel.number)
                 return packed + 1
@@ -307,7 +294,7 @@ class Publishing:
         if known is not None:
             self._learn_key(scope, known, line)
             return
-        exchange, key = _exchange_and_key(line)
+        exchange, key = exchange_and_key(line)
         self._check(scope, exchange, (key,))
         vhost = self._vhost(scope)
         if vhost.put.is_traced:
@@ -674,115 +661,12 @@ def _rule(thing: ExchangePut | QueuePut | None) -> Rule | None:
     return Rule.of(thing.arguments) if thing is not None and thing.arguments else None
 
 
-class Message:
-    """One publish that is decided about alone: its facts, read from the properties."""
-
-    __slots__ = (
-        "_properties",
-        "_row_flags",
-        "delay_ms",
-        "exchange",
-        "headers",
-        "in_sequence",
-        "keys",
-        "late_ms",
-        "mandatory",
-        "persistent",
-        "priority",
-        "stored",
-        "ttl_ms",
-    )
-
-    def __init__(self, event: Publishes, at: int) -> None:
-        line = _line(event, at)
-        self.exchange, key = _exchange_and_key(line)
-        self.mandatory = bool(line[-1] & MANDATORY)
-        self.ttl_ms, mode, self.priority, self._row_flags = _FACTS.unpack_from(event.table, at * ROW)
-        self.persistent = mode == 2
-        self.stored = frames.stored(event.buffer, event.table, at)
-        self._properties = properties.read(frames.read_stored(self.stored)[2])
-        self.headers: dict[str, Any] = self._properties.headers or {}
-        self.keys = [key]
-        self.in_sequence = False
-        self.late_ms = 0  # to be added to its time: its ttl is more than a record has room for
-        self.delay_ms = delaying.delay_of(self.headers) if delaying.HEADER in self.headers else 0
-
-    def check(self, user: str, may_impersonate: bool) -> None:
-        """What only this message's properties tell: expiration, user_id, sequence, CC and BCC."""
-        expiration = self._properties.expiration
-        if self._row_flags & FLAG_BAD_EXPIRATION and expiration is not None:
-            if not (expiration.isascii() and expiration.isdigit()) or int(expiration) > checks.EXPIRY_MS_MAX:
-                raise ChannelException(406, _bad_expiration(expiration), *PUBLISH)
-            self.late_ms, self.ttl_ms = checks.in_record(int(expiration))
-        claimed = self._properties.user_id
-        if claimed is not None and claimed != user and not may_impersonate:
-            text = f"user_id property set to '{claimed}' but authenticated user was '{user}'"
-            raise ChannelException(406, text, *PUBLISH)
-        if self._row_flags & FLAG_SEQUENCE:
-            try:
-                self.in_sequence = packer.place_of(frames.read_stored(self.stored)[2]) is not None
-            except ValueError as error:
-                raise ChannelException(406, str(error), *PUBLISH) from None
-        for name in ("CC", "BCC"):
-            more = self.headers.get(name)
-            if more is None:
-                continue
-            if not isinstance(more, list):
-                text = f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(more)}}}'
-                raise ChannelException(406, text, *PUBLISH)
-            self.keys += [key for key in more if isinstance(key, str)]  # of what else is there RabbitMQ says nothing
-
-    def check_delay(self, now_ms: int) -> None:
-        """Of one that is to wait: a time that cannot be is refused, for to come at once would be wrong."""
-        if not delaying.is_possible(self.delay_ms, now_ms):
-            said = self.headers[delaying.HEADER]
-            text = f"invalid header '{delaying.HEADER}': {checks.erlang_term(said)} is no number of milliseconds"
-            if self.delay_ms > 0:
-                text = f"invalid header '{delaying.HEADER}': {{value_too_big,{self.delay_ms}}}"
-            raise ChannelException(406, text, *PUBLISH)
-
-    def without_bcc(self) -> bytes:
-        """As anybody sees it. Where it lies its keys are still needed."""
-        return properties.without_header(self.stored, "BCC") if "BCC" in self.headers else self.stored
-
-    def routable(self) -> Routable:
-        found = self._properties
-        said = {name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None}
-        key, *more = self.keys
-        return Routable(key, self.headers, said, random.getrandbits(64), tuple(more), self.delay_ms)
-
-    def direct_replies_to(self, channel: PublishingChannel) -> None:
-        """A reply_to that means the publisher's channel gets the name by which others reach it."""
-        if self._row_flags & FLAG_REPLY_TO:
-            if not channel.reply_to:
-                raise ChannelException(406, "fast reply consumer does not exist", *PUBLISH)
-            self.stored = properties.with_reply_to(self.stored, channel.reply_to)
-
-    def returned(self, channel: int, frame_bytes_max: int) -> bytes:
-        """basic.return of this message."""
-        exchange, key, props, body = frames.read_stored(self.without_bcc())
-        payload = struct.pack(">HHHB", 60, 50, NO_ROUTE, 8) + b"NO_ROUTE" + bytes([len(exchange)]) + exchange
-        return frames.content(channel, payload + bytes([len(key)]) + key, props, body, frame_bytes_max)
-
-
-def _bad_expiration(value: str) -> str:
-    """RabbitMQ's words for what is no number of milliseconds."""
-    if value.startswith("-") and value[1:].isdigit():
-        return f"invalid expiration '{value}': {{value_negative,{value}}}"
-    if value.isascii() and value.isdigit():
-        return f"invalid expiration '{value}': {{value_too_large,{value}}}"
-    digits = len(value) - len(value.lstrip("0123456789"))
-    if digits:
-        return f"invalid expiration '{value}': {{leftover_string,\"{value[digits:]}\"}}"
-    return f"invalid expiration '{value}': no_integer"
-
-
 Held = tuple[Message, Targets]
 
 
 def _asks_for_replies(event: Publishes, at: int) -> bool:
     """And can be rewritten: with broken properties it is refused, one by one."""
-    flags = _FACTS.unpack_from(event.table, at * ROW)[3]
+    flags = FACTS.unpack_from(event.table, at * ROW)[3]
     return bool(flags & FLAG_REPLY_TO) and not flags & frames.BAD_PROPERTIES
 
 
@@ -806,14 +690,3 @@ def _cut(by_shard: dict[int, list[int]]) -> list[tuple[int, list[int]]]:
     return [
         (shard, ids[at : at + QUEUES_MAX]) for shard, ids in by_shard.items() for at in range(0, len(ids), QUEUES_MAX)
     ]
-
-
-def _line(event: Publishes, at: int) -> bytes:
-    offset, length = _LINE.unpack_from(event.table, at * ROW)
-    return bytes(event.buffer[offset : offset + length])
-
-
-def _exchange_and_key(line: bytes) -> tuple[str, str]:
-    n = line[0]
-    m = line[n + 1]
-    return line[1 : n + 1].decode("utf-8", "replace"), line[n + 2 : n + 2 + m].decode("utf-8", "replace")
