@@ -28,10 +28,15 @@ def test_every_compiled_module_is_built_and_none_is_forgotten() -> None:
 @pytest.mark.parametrize("extension", EXTENSIONS, ids=lambda extension: extension["name"])
 def test_a_header_that_is_included_is_shipped_and_rebuilds_what_includes_it(extension: dict[str, Any]) -> None:
     (source,) = extension["sources"]
-    text = (ROOT / source).read_text()
-    included = [(ROOT / source).parent / name for name in HEADER.findall(text)]
-    included += [ROOT / (name.replace(".", "/") + ".pxd") for name in SHARED.findall(text)]
-    assert sorted(str(path.resolve().relative_to(ROOT)) for path in included) == extension.get("depends", [])
+    assert sorted(str(path.relative_to(ROOT)) for path in included(ROOT / source)) == extension.get("depends", [])
+
+
+def included(path: Path) -> set[Path]:
+    """By this file, and by what that includes."""
+    text = path.read_text()
+    shared = [ROOT / (name.replace(".", "/") + ".pxd") for name in SHARED.findall(text)]
+    headers = {(path.parent / name).resolve() for name in HEADER.findall(text)}
+    return headers.union(shared, *map(included, shared))
 
 
 @pytest.mark.parametrize("name", [extension["name"] for extension in EXTENSIONS])
