@@ -11,9 +11,9 @@ import uvloop
 from broker.config import ConfigError
 from broker.controller.config import ControllerConfig, read_config
 from broker.controller.definitions import DefinitionsError
-from broker.controller.precedence import messages_first
 from broker.controller.server import serve
 from shardd.wire.memory import collect_seldom
+from shardd.wire.precedence import messages_first
 from supervisor import logs
 from supervisor.notify import section
 

@@ -19,6 +19,7 @@ from shardd.signals import Signals
 from shardd.store.errors import Corrupt
 from shardd.store.stream_scan import Truncated
 from shardd.wire.memory import collect_seldom, keep_warm
+from shardd.wire.precedence import messages_first
 from shardd.wire.reading import (
     BODY_BYTES_MAX,
     DIRECT,
@@ -167,6 +168,7 @@ class Server:
 def _step_back() -> None:
     """Shards and front doors go first. Linux may divide the cores by session before it looks at processes: of a session
     of our own, as the supervisor gives each child, that is said too."""
+    messages_first()
     try:
         os.nice(NICENESS)
         if os.getsid(0) == os.getpid() and os.path.exists(SESSION_NICENESS):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.controller.management.turns import REST_SHARE, RESTS_S_MAX, Turns
-from broker.controller.precedence import messages_first
+from shardd.wire.precedence import messages_first
 
 
 def test_a_thread_that_lets_messages_go_first_takes_a_processor_from_nobody() -> None:

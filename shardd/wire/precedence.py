@@ -1,9 +1,8 @@
 """Whom the scheduler lets go first where processors are short: who has messages in hand.
 
-The controller keeps its share of the processor's time, as declares wait for it, but takes it when it is convenient: it
-takes a processor from nobody when it wakes (SCHED_BATCH), and whoever else wakes may take its own, since its slice is
-longer than theirs (Linux 6.12 and later). Both are asked of the kernel without any right, and cost nothing where they
-are refused.
+Controller and reader keep their share of the processor's time, but take it when it is convenient: they take a
+processor from nobody when they wake (SCHED_BATCH), and whoever else wakes may take theirs, since their slice is longer
+(Linux 6.12 and later). Both are asked of the kernel without any right, and cost nothing where they are refused.
 """
 
 from __future__ import annotations
