@@ -32,12 +32,14 @@ from streams import roles
 Costs = dict[str, float]  # nanoseconds of CPU a message, by role; "rate": messages a second
 
 ONE = "--exchange direct --queues 1 --keys 1"
+ONE_OF_ANY = "--exchange fanout --queues 1 --keys 100000"
 EIGHT = "--exchange stream --queues 8 --keys 100000"
 VIRTUAL = f"{EIGHT} --virtual"
 ACKS = "--prefetch 2000 --ack-every 100"
 # What is compared: name, options for one queue, for eight, how much more it may cost.
 PAIRS = (
     ("publish", f"{ONE} --no-consume", f"{EIGHT} --no-consume", 1.25),
+    ("publish, beside one queue with these keys", f"{ONE_OF_ANY} --no-consume", f"{EIGHT} --no-consume", 1.25),
     ("drain, no acks", f"{ONE} --backlog", f"{VIRTUAL} --backlog", 1.25),
     ("drain, ack(multiple) every 100", f"{ONE} --backlog {ACKS}", f"{VIRTUAL} --backlog {ACKS}", 1.25),
 )
