@@ -499,6 +499,8 @@ class Consuming:
                 self.virtual.delivered(consumer, count)
         if consumer.granted and not consumer.lent:
             self.grants.use(consumer, count)
+            if consumer.no_ack and channel.wanting:  # no ack will tell that there is room again
+                self.grants.share(channel)
         if self.tracing is not None:
             self.tracing.delivered(client, channel.number, consumer.queue_name, redelivered, count, blob)
         to_frames = frames.deliveries if size < LARGE_BYTES * count else frames.delivery_parts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pika
 import pika.exceptions
 import pytest
@@ -130,3 +132,32 @@ def test_exclusive_queues_go_with_their_connection(broker: RealBroker, name: str
         first.channel().queue_declare(name, exclusive=True)
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as second:
         second.channel().queue_declare(name, exclusive=True)
+
+
+def test_who_needs_no_acks_leaves_the_room_of_the_channel_to_the_others(
+    connection: pika.BlockingConnection, name: str
+) -> None:
+    """basic.qos with global holds back consumers without acks too, but no ack tells that there is room again."""
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=1, global_qos=True)
+    got: list[tuple[str, int]] = []
+
+    def take(_channel: object, method: pika.spec.Basic.Deliver, _properties: object, _body: bytes) -> None:
+        got.append((method.consumer_tag, method.delivery_tag))
+
+    queues = [f"{name}-{n}" for n in range(8)]  # on both shards; the first with acks
+    for queue in queues:
+        channel.queue_declare(queue, exclusive=True)
+        channel.queue_bind(queue, "amq.fanout")
+        channel.basic_consume(queue, take, auto_ack=queue != queues[0], consumer_tag=queue)
+    for _ in range(2):
+        channel.basic_publish("amq.fanout", "", b"")
+    looked = 0
+    end = time.monotonic() + 10
+    while len(got) < 2 * len(queues) and time.monotonic() < end:
+        connection.process_data_events(0.05)
+        for queue, tag in got[looked:]:
+            if queue == queues[0]:
+                channel.basic_ack(tag)
+        looked = len(got)
+    assert sorted(queue for queue, _ in got) == sorted(2 * queues)
