@@ -35,7 +35,7 @@ from broker.amqp import (
     copies_by_channel,
 )
 from broker.channel import HANDLERS, Channel, Work
-from broker.control import ChannelOpen, ConnectionInfo, ConnectionOpen
+from broker.control import ChannelClose, ChannelOpen, ConnectionInfo, ConnectionOpen
 from broker.logins import TakesLong
 from broker.output import Stream, close_behind_output
 from broker.scope import Scope
@@ -533,6 +533,8 @@ class Client(Transport):
         """channel.close by the client: requeue first, answer then, so that what follows sees the messages."""
         for released in self._end_channel(channel):
             await released
+        if self.counts_channels:
+            await self.catalog_link.ask(ChannelClose(self.vhost, len(self.channels) - 1), self.owner, self.user)
         self.send(channel.number, commands.Channel.CloseOk())
         self._drop_channel(channel)
 

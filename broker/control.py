@@ -241,15 +241,22 @@ class VirtualLook(Request, tag="virtual.look", frozen=True):
 
 class ChannelOpen(Request, tag="channel.open", frozen=True):
     """May this connection have so many channels, beside all others of its user and of the broker? Asked only where
-    there is a limit; when it has fewer again it says so by a ConnectionUp."""
+    there is a limit. Whoever is refused loses the connection: its channels count no more from then on."""
 
     user: str
     channels: int
 
 
+class ChannelClose(Request, tag="channel.close", frozen=True):
+    """The connection has but so many channels left. Asked, not told, where there is a limit: who has seen its
+    channel.close-ok may open another at any front door. Never refused."""
+
+    channels: int
+
+
 AnyRequest = (
     ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | Unbind | ConnectionOpen | ChannelOpen
-    | ConsumerJoin | VirtualLook
+    | ChannelClose | ConsumerJoin | VirtualLook
 )  # fmt: skip
 
 

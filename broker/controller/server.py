@@ -22,6 +22,7 @@ from broker.checks import Refusal
 from broker.config import ConfigError
 from broker.control import (
     Ask,
+    ChannelClose,
     ChannelOpen,
     ConnectionInfo,
     ConnectionOpen,
@@ -187,6 +188,9 @@ class Controller:
             self.memberships.asked(ask, answer)
         elif isinstance(ask.what, ChannelOpen):
             answer(*self._may_open_channel(ask.what, ask.owner), {})
+        elif isinstance(ask.what, ChannelClose):
+            self.presence.has_channels(ask.owner, ask.what.channels)
+            answer(0, "", {})
         else:
             self.authority.submit(ask.what, ask.owner, answer)
 
@@ -212,6 +216,7 @@ class Controller:
                 NODE,
             )
         except Refusal as refusal:
+            self.presence.has_channels(owner, 0)  # it ends the connection
             return refusal.code, refusal.text
         self.presence.has_channels(owner, ask.channels)
         return 0, ""
