@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import itertools
 import json
 import os
 import random
@@ -240,17 +239,13 @@ class Broker:
         with urllib.request.urlopen(self._request(path, body), timeout=SILENCE_S_MAX) as answer:
             return bytes(answer.read())
 
-    def read(self, path: str) -> None:
-        """To its end, and keeps nothing."""
-        into = bytearray(READ_BYTES)
-        with urllib.request.urlopen(self._request(path), timeout=SILENCE_S_MAX) as answer:
-            while answer.readinto(into):
-                pass
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self._http_port}{path}"
 
     def _request(self, path: str, body: bytes | None = None) -> urllib.request.Request:
         login = base64.b64encode(b"guest:guest").decode()
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
-        return urllib.request.Request(f"http://127.0.0.1:{self._http_port}{path}", body, headers)
+        return urllib.request.Request(self.url(path), body, headers)
 
     def controller(self) -> int:
         """Its pid."""
@@ -435,27 +430,17 @@ def measure_scrape(options: argparse.Namespace) -> None:
 @contextmanager
 def repeating(own: Broker, paths: Iterable[str], each_s: float = 0.0) -> Iterator[list[list[float]]]:
     """Meanwhile all of `paths` again and again; in the end how long each took, round by round. Who asks has his own
-    computer in earnest; here he has what nobody else wants of this one."""
-    done = threading.Event()
+    computer in earnest; here he is a process that has what nobody else wants of this one."""
     seconds: list[list[float]] = []
-
-    def ask() -> None:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
-        while not done.is_set():
-            times = [time.monotonic()]
-            for path in paths:
-                own.read(path)
-                times.append(time.monotonic())
-            seconds.append([end - begun for begun, end in itertools.pairwise(times)])
-            done.wait(max(0.0, times[0] + each_s - time.monotonic()))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield seconds
-    finally:
-        done.set()
-        thread.join()
+    command = [sys.executable, str(Path(__file__).with_name("asking.py")), str(each_s), *map(own.url, paths)]
+    asking = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert asking.stdin is not None and asking.stdout is not None
+    with machine.last_in_line([asking.pid]):
+        try:
+            yield seconds
+        finally:
+            told, _ = asking.communicate()  # the end of its input is its end
+    seconds += map(json.loads, told.splitlines())
 
 
 def probe(seconds: float) -> list[str]:

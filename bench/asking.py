@@ -1,0 +1,46 @@
+"""Monitoring that asks a broker for the same things again and again, until its input ends.
+
+    python bench/asking.py SECONDS URL...
+
+Each of the URLs in turn, as guest, and again SECONDS after it began (0: at once). Prints, as JSON, the list of seconds
+that each took, a line a round.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import select
+import sys
+import time
+import urllib.request
+
+READ_BYTES = 1 << 20
+SILENCE_S_MAX = 600.0
+LOGIN = base64.b64encode(b"guest:guest").decode()
+
+
+def read(url: str) -> None:
+    """To its end, and keeps nothing."""
+    into = bytearray(READ_BYTES)
+    request = urllib.request.Request(url, headers={"Authorization": f"Basic {LOGIN}"})
+    with urllib.request.urlopen(request, timeout=SILENCE_S_MAX) as answer:
+        while answer.readinto(into):
+            pass
+
+
+def main(each_s: float, urls: list[str]) -> None:
+    done = False
+    while not done:
+        times = [time.monotonic()]
+        for url in urls:
+            read(url)
+            times.append(time.monotonic())
+        print(json.dumps([end - begun for begun, end in itertools.pairwise(times)]), flush=True)
+        wait_s = max(0.0, times[0] + each_s - time.monotonic())
+        done = bool(select.select([sys.stdin], [], [], wait_s)[0])
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), sys.argv[2:])
