@@ -6,9 +6,11 @@ Asserts in tests/support say what they compared, as those of the tests do.
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
+import typer.testing
 from hypothesis import settings
 
 pytest.register_assert_rewrite("tests.support")
@@ -16,6 +18,9 @@ pytest.register_assert_rewrite("tests.support")
 # A busy machine makes an example slow, not wrong.
 settings.register_profile("shardmq", deadline=None, print_blob=True)
 settings.load_profile("shardmq")
+
+# The commands of shardctl are put together once, not for each call: a tenth of a second, of a crowded machine two.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
