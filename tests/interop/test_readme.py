@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -70,11 +71,11 @@ def test_two_workers_share_an_exchange_and_each_customer_stays_in_order_with_one
         return [file.read_text().splitlines() for file in files]
 
     try:
-        wait_until(lambda: sum(map(len, lines())) == ORDERS, "the first orders", 20)
-        wait_until(lambda: len(owners(broker)) == 2, "both workers to own shards", 20)
+        wait_until(lambda: sum(map(len, lines())) == ORDERS, "the first orders")
+        wait_until(lambda: len(owners(broker)) == 2 and not moving(broker), "both workers to own shards")
         before = list(map(len, lines()))
         ran(publisher)
-        wait_until(lambda: sum(map(len, lines())) == 2 * ORDERS, "the next orders", 20)
+        wait_until(lambda: sum(map(len, lines())) == 2 * ORDERS, "the next orders")
         found = [found[count:] for found, count in zip(lines(), before, strict=True)]
         customers = [{line.split()[0] for line in one} for one in found]
         assert customers[0] and customers[1] and not customers[0] & customers[1]
@@ -87,11 +88,17 @@ def test_two_workers_share_an_exchange_and_each_customer_stays_in_order_with_one
             assert shardctl(broker, words).strip() or " set " in words
         assert len(shardctl(broker, "list_queues name").splitlines()) == 1 + 6
         workers[0].kill()
-        wait_until(lambda: len(owners(broker)) == 1, "the other worker to own all", 20)
+        wait_until(lambda: len(owners(broker)) == 1, "the other worker to own all")
     finally:
         for each in workers:
             each.kill()
             each.wait()
+
+
+def moving(broker: RealBroker) -> bool:
+    """Whether a shard is on its way from one worker to the other."""
+    rows = json.loads(shardctl(broker, "list_virtual_queues --formatter json"))
+    return any(row["moving"] for row in rows)
 
 
 def owners(broker: RealBroker) -> set[str]:
