@@ -36,7 +36,7 @@ cert = "{directory}/server.pem"
 """
 STREAM = {"x-queue-type": "stream"}
 TWO_SHARDS = {"x-shards": 2, "x-shard-arguments": STREAM}
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_what_is_there_and_news_of_it(broker: RealBroker, channel: Any, name: st
     assert client.table(name).num_rows == 0
     began = time.monotonic()
     client.get(f"/streams/%2F/{name}?after=0:0&wait_ms=300")
-    assert time.monotonic() - began >= 0.3
+    assert time.monotonic() - began >= 0.29
     channel.basic_publish("", name, b"1")
     began = time.monotonic()
     found = client.get(f"/streams/%2F/{name}?after=0:0&wait_ms=30000")
@@ -361,7 +361,8 @@ def test_a_scan_resumes_where_it_was_whatever_is_killed(
     # The files are there without the shard: only the reader's death is noticed.
     assert reading.cuts > 0 if victim == "reader" else reading.cuts == 0
     wait_until(lambda: broker.is_replaced(victim, index, old), f"the {victim}", SETTLE_S)
-    wait_until(lambda: Http(broker).get(f"/streams/%2F/{name}")["shards"][0]["next"] == stop, "the stream", SETTLE_S)
+    path = f"/streams/%2F/{name}"
+    wait_until(lambda: Http(broker).call(path)[1]["shards"][0]["next"] == stop, "the stream", SETTLE_S)
 
 
 def test_the_broker_goes_on_without_a_reader(broker: RealBroker, channel: Any, name: str) -> None:
