@@ -16,7 +16,7 @@ QUEUES = 4  # on both shards, as are those they dead-letter to
 AT_ONCE = 60
 MESSAGES = 10_000
 TTL_MS = 300
-ARRIVAL_S = 30.0
+ARRIVAL_S = 90.0
 # Acknowledgements and counts reach the file within a second.
 COUNT_LASTS_S = 1.5
 

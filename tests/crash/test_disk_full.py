@@ -65,7 +65,7 @@ async def test_publishers_are_blocked_and_nothing_confirmed_is_lost(broker: Real
             channel = await publishing.channel()
             await channel.declare_queue("q", durable=True)
             publisher = Publishing(channel, "q", 20, padding=BODY_BYTES)
-            await wait_for(lambda: listener.blocked, "connection.blocked", 20)
+            await wait_for(lambda: listener.blocked, "connection.blocked")
             assert listener.reasons == ["low on disk"]
             await asyncio.sleep(0.3)
             held = len(publisher.confirmed)

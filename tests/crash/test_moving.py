@@ -32,10 +32,10 @@ def test_nothing_is_lost_whatever_is_killed_while_messages_are_moved(broker: Rea
 
     moving = threading.Thread(target=move, args=(broker, source, destination), daemon=True)
     moving.start()
-    wait_until(lambda: depth(broker, destination) > 0, "the first to be moved", 20)
+    wait_until(lambda: depth(broker, destination) > 0, "the first to be moved")
     broker.kill(kind)
     moving.join(60)
-    wait_until(lambda: depth(broker, source) + depth(broker, destination) >= COUNT, "all to be there again", 20)
+    wait_until(lambda: depth(broker, source) + depth(broker, destination) >= COUNT, "all to be there again")
 
     found = Counter(taken(broker, source) + taken(broker, destination))
     assert set(found) == {b"%d" % number for number in range(COUNT)}

@@ -165,7 +165,7 @@ async def test_publishers_and_consumers_on_different_doors_survive_the_death_of_
         await wait_for(lambda: len(confirmed) > before + 50, "confirms after the deaths")
         going = False
         await asyncio.wait_for(asyncio.gather(*tasks), 10)
-        await wait_for(lambda: confirmed <= arrived, "all that was confirmed", 10)
+        await wait_for(lambda: confirmed <= arrived, "all that was confirmed")
     finally:
         for connection in connections:
             await connection.close()

@@ -22,7 +22,7 @@ segment_bytes = {MIB}
 """
 # Two spares, the open segment, the one before it, what was merged, and its companions.
 SMALL_BYTES = 6 * MIB
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 @pytest.fixture

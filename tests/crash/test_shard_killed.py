@@ -155,7 +155,7 @@ async def test_consumers_keep_their_tag_and_get_what_they_had_not_acknowledged_a
             await message.ack()  # of deliveries the dead process made: no error, and no effect
         for message in again:
             await message.ack()
-        await wait_for(lambda: any(int(message.body) == 29 for message in got), "the rest", 5)  # the window moves on
+        await wait_for(lambda: any(int(message.body) == 29 for message in got), "the rest")  # the window moves on
 
 
 def _collector(got: list[AbstractIncomingMessage]) -> object:
@@ -180,7 +180,7 @@ async def test_a_shard_that_dies_again_and_again_also_while_it_recovers_loses_no
         await asyncio.sleep(0.5)
         old = 0
         for round_number in range(KILLS_IN_A_ROW):
-            await wait_for(lambda old=old: broker.pid("shard", 1) not in (0, old), "the next life", 20)  # type: ignore[misc]
+            await wait_for(lambda old=old: broker.pid("shard", 1) not in (0, old), "the next life")  # type: ignore[misc]
             # Some while it imports, some while it recovers, some at work.
             await asyncio.sleep((0.0, 0.25, 0.5)[round_number % 3])
             old = kill(broker, 1)
@@ -197,7 +197,7 @@ async def test_a_shard_that_dies_again_and_again_also_while_it_recovers_loses_no
 def _until_ready(broker: RealBroker, old: int) -> None:
     from tests.support.real_broker import wait_until
 
-    wait_until(lambda: broker.is_replaced("shard", 1, old), "the shard to be back", 30)
+    wait_until(lambda: broker.is_replaced("shard", 1, old), "the shard to be back")
 
 
 async def test_commit_ok_means_stored(broker: RealBroker, name: str) -> None:

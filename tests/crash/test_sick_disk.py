@@ -137,10 +137,10 @@ async def test_a_shard_that_cannot_turn_for_its_disk_is_killed_and_recovery_deci
         publisher = Publishing(channel, "q", 20)
         await wait_for(lambda: len(publisher.confirmed) > 50, "confirms")
         disk.fault("write", "hang")
-        await wait_for(lambda: broker.status()["children"][1]["restarts"] == 1, "the watchdog", 20)
+        await wait_for(lambda: broker.status()["children"][1]["restarts"] == 1, "the watchdog")
         disk.heal()
         before = len(publisher.confirmed)
-        await wait_for(lambda: len(publisher.confirmed) > before + 50, "confirms afterwards", 20)
+        await wait_for(lambda: len(publisher.confirmed) > before + 50, "confirms afterwards")
         await publisher.finish()
         assert set(publisher.confirmed) <= set(await drained(channel, "q"))
     row = await asyncio.to_thread(shard_row, broker)
@@ -166,7 +166,7 @@ async def test_a_disk_that_fails_is_told_and_recovery_loses_nothing_confirmed(
         assert publisher.nacked
         disk.heal()
         before = len(publisher.confirmed)
-        await wait_for(lambda: len(publisher.confirmed) > before + 50, "confirms afterwards", 20)
+        await wait_for(lambda: len(publisher.confirmed) > before + 50, "confirms afterwards")
         await publisher.finish()
         row = await asyncio.to_thread(shard_row, broker)
         assert row["last_end"].startswith("exit status 1: disk failed: ")
@@ -274,7 +274,7 @@ async def test_a_bit_that_flipped_on_the_disk_costs_its_record_alone_and_is_told
 
         queue = await channel.declare_queue("q", passive=True)
         await queue.consume(take)
-        await wait_for(lambda: len(set(publisher.confirmed) - bodies) <= 5, "all others", 20)
+        await wait_for(lambda: len(set(publisher.confirmed) - bodies) <= 5, "all others")
         await asyncio.sleep(0.3)
         missing = set(publisher.confirmed) - bodies
         assert 1 <= len(missing) <= 5, "those that were published together with it"

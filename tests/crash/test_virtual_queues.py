@@ -18,7 +18,7 @@ SHARDS = 6
 KEYS = 12
 STEPS = 25
 OWNED_WITHIN_S = 1.0
-DRAINED_WITHIN_S = 20.0
+DRAINED_WITHIN_S = 60.0
 
 
 async def declare(broker: RealBroker, name: str, shards: int) -> None:

@@ -62,7 +62,7 @@ def api(broker: RealBroker) -> Api:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://{broker.http}{path}", data, headers or {}, method=method)
         request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             said = answer.read()
         return json.loads(said) if said else None
 

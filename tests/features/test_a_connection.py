@@ -215,7 +215,7 @@ def _named(api: Api, name: str) -> dict[str, Any]:
         found[:] = [one for one in api("/api/connections") if one["user_provided_name"] == name]
         return bool(found)
 
-    wait_until(is_there, f"connection {name} to be listed", 10)
+    wait_until(is_there, f"connection {name} to be listed")
     return found[0]
 
 

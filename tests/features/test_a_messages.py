@@ -366,7 +366,7 @@ def test_a_publisher_is_held_back_while_a_shard_is_behind_and_nothing_is_lost(
         os.kill(pid, signal.SIGSTOP)
     try:
         sending.start()
-        wait_until(lambda: _state(api, port) == "flow", "the publisher to be held back", 10)
+        wait_until(lambda: _state(api, port) == "flow", "the publisher to be held back")
         assert sending.is_alive()
     finally:
         for pid in shards:
@@ -573,7 +573,7 @@ def test_nobody_is_there_for_a_reply_when_who_asked_has_left(client: RawClient, 
         client.send(method(2, Channel.CloseOk()))
         return True
 
-    wait_until(is_gone, "the reply queue to go", 10)
+    wait_until(is_gone, "the reply queue to go")
     client.ask(1, Confirm.Select(), Confirm.SelectOk)
     client.send(publish(1, "", private, b"late", mandatory=True))
     assert client.expect(Basic.Return).reply_code == 312

@@ -289,7 +289,7 @@ def test_an_exclusive_queue_goes_with_its_connection(client: RawClient, other: R
         client.send(method(number, Channel.CloseOk()) if isinstance(read[1], Channel.Close) else b"")
         return isinstance(read[1], Channel.Close) and read[1].reply_code == 404
 
-    wait_until(is_gone, "the queue to go", 10)
+    wait_until(is_gone, "the queue to go")
 
 
 @pytest.mark.row("A4.5")

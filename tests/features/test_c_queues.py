@@ -155,11 +155,11 @@ def test_a_queue_whose_shard_does_not_answer_is_shown_as_down(broker: RealBroker
     shard = broker.pid("shard", row["shard"])
     os.kill(shard, signal.SIGSTOP)
     try:
-        wait_until(lambda: api(f"/api/queues/%2F/{name}")["state"] == "down", "the silence to be noticed", 10)
+        wait_until(lambda: api(f"/api/queues/%2F/{name}")["state"] == "down", "the silence to be noticed")
         assert "messages" not in api(f"/api/queues/%2F/{name}")
     finally:
         os.kill(shard, signal.SIGCONT)
-    wait_until(lambda: api(f"/api/queues/%2F/{name}")["state"] == "running", "the shard to answer", 10)
+    wait_until(lambda: api(f"/api/queues/%2F/{name}")["state"] == "running", "the shard to answer")
     api(f"/api/queues/%2F/{name}", method="DELETE")
 
 
@@ -187,7 +187,7 @@ def test_what_comes_back_rests_longer_each_time_and_then_dies(
         waits.append(time.monotonic())
     assert counts == [None, 1, 2]
     assert waits[1] - waits[0] >= 0.15 and waits[2] - waits[1] >= 0.25
-    wait_until(lambda: api(f"/api/queues/%2F/{name}-dead").get("messages") == 1, "the message to die", 10)
+    wait_until(lambda: api(f"/api/queues/%2F/{name}-dead").get("messages") == 1, "the message to die")
 
 
 @pytest.mark.row("C1.15")
@@ -201,7 +201,7 @@ def test_a_policy_makes_it_rest(client: RawClient, api: Api, queues: list[str], 
     client.message()
     client.send(method(1, Basic.Nack(tag, requeue=True)))
     client.ask(1, Basic.Get(queue=name), Basic.GetEmpty)
-    wait_until(lambda: api(f"/api/queues/%2F/{name}").get("messages_unacknowledged") == 1, "the figures", 10)
+    wait_until(lambda: api(f"/api/queues/%2F/{name}").get("messages_unacknowledged") == 1, "the figures")
     api(f"/api/policies/%2F/{name}", method="DELETE")
     client.ask(1, Basic.Get(queue=name), Basic.GetOk)  # rests no longer
     assert client.content() == b"x"
@@ -219,9 +219,9 @@ def test_who_is_the_single_active_consumer_is_shown(client: RawClient, api: Api,
         active = [one["consumer_tag"] for one in row["consumer_details"] if one["active"]]
         return row.get("single_active_consumer_tag") == tag and active == [tag]
 
-    wait_until(lambda: shown("first"), "the first to be shown", 10)
+    wait_until(lambda: shown("first"), "the first to be shown")
     client.ask(1, Basic.Cancel(consumer_tag="first"), Basic.CancelOk)
-    wait_until(lambda: shown("second"), "the second to be shown", 10)
+    wait_until(lambda: shown("second"), "the second to be shown")
     client.ask(1, Basic.Cancel(consumer_tag="second"), Basic.CancelOk)
 
 

@@ -250,7 +250,7 @@ def test_the_oldest_segments_go_and_the_last_one_stays(broker: RealBroker, name:
     with Stream(broker, name, x_stream_max_segment_size_bytes=10_000, **limit) as stream:
         for number in range(100):
             stream.publish(f"{number}:" + 990 * "x")
-        wait_until(lambda: stream.read(1, x_stream_offset="first")[0][0] > 50, "room made", 20)
+        wait_until(lambda: stream.read(1, x_stream_offset="first")[0][0] > 50, "room made")
         found = [offset for offset, _ in stream.read(x_stream_offset=0, idle_s=1)]
         assert found == list(range(found[0], 100))
         assert 2 <= len(found) <= 40
@@ -264,7 +264,7 @@ def test_what_is_too_old_goes_by_policy(broker: RealBroker, api: Api, name: str)
         assert stream.read(1, x_stream_offset="first")[0][0] == 0
         body = {"pattern": f"^{name}$", "definition": {"max-age": "1s"}, "apply-to": "streams"}
         api(f"/api/policies/%2f/{name}", method="PUT", body=body)
-        wait_until(lambda: stream.read(1, x_stream_offset="first")[0][0] > 10, "room made", 20)
+        wait_until(lambda: stream.read(1, x_stream_offset="first")[0][0] > 10, "room made")
         assert stream.read(1, x_stream_offset="first")[0][0] < 20
         api(f"/api/policies/%2f/{name}", method="DELETE")
 
@@ -325,7 +325,7 @@ def test_a_stream_is_listed_with_its_offsets_and_how_far_consumers_are(broker: R
         stream.channel.basic_qos(prefetch_count=2)
         stream.channel.basic_consume(name, lambda *_: None, consumer_tag="slow", arguments={"x-stream-offset": 1})
         path = f"/api/queues/%2f/{urllib.parse.quote(name)}"
-        wait_until(lambda: api(path).get("messages_unacknowledged") == 2, "two messages on their way", 10)
+        wait_until(lambda: api(path).get("messages_unacknowledged") == 2, "two messages on their way")
         shown = api(path)
         assert (shown["type"], shown["messages"], shown["consumers"]) == ("stream", 6, 1)
         assert (shown["first_offset"], shown["last_offset"], shown["segments"]) == (0, 5, 1)

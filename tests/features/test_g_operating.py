@@ -26,7 +26,7 @@ def test_a_cancelled_consumer_is_told_and_its_client_goes_on(client: RawClient, 
         found[:] = [row for row in api("/api/consumers/%2F") if row["queue"]["name"] == name]
         return bool(found)
 
-    wait_until(is_listed, "the consumer is not listed", 10)
+    wait_until(is_listed, "the consumer is not listed")
     (consumer,) = found
     connection = quote(consumer["channel_details"]["connection_name"], safe="")
     path = f"/api/consumers/%2F/{connection}/1/{quote('worker/1', safe='')}"
@@ -56,4 +56,4 @@ def test_what_is_not_acknowledged_is_listed_with_who_has_it_and_since_when(
     assert all(row["channel_name"] == f"{row['connection_name']} (2)" for row in rows)
     assert all(0 <= row["unacked_for"] < 60_000 for row in rows)
     client.send(method(2, Basic.Ack(2)))
-    wait_until(lambda: [row["delivery_tag"] for row in api(path)] == [1, 3], "an ack is not seen", 10)
+    wait_until(lambda: [row["delivery_tag"] for row in api(path)] == [1, 3], "an ack is not seen")

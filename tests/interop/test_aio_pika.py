@@ -18,7 +18,7 @@ async def test_a_thousand_publishes_at_once_are_all_confirmed_and_in_order(broke
         exchange = channel.default_exchange
         await asyncio.gather(*(exchange.publish(aio_pika.Message(str(n).encode()), name) for n in range(1000)))
         seen: list[int] = []
-        async with queue.iterator(timeout=10) as messages:
+        async with queue.iterator(timeout=60) as messages:
             async for message in messages:
                 async with message.process():
                     seen.append(int(message.body))
@@ -38,7 +38,7 @@ async def test_channels_of_one_connection_do_not_wait_for_one_another(broker: Re
             await queue.bind("amq.topic", f"{name}.{number}")
             exchange = await channel.get_exchange("amq.topic")
             await exchange.publish(aio_pika.Message(b"x"), f"{name}.{number}")
-            message = await queue.get(timeout=5)
+            message = await queue.get(timeout=60)
             assert message is not None
             await message.ack()
             await channel.close()

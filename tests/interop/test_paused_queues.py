@@ -46,7 +46,7 @@ def test_a_paused_queue_gives_nothing_until_it_is_resumed(
         connection.process_data_events(0)
         return got == [b"1"]
 
-    wait_until(came, "the message", 5)
+    wait_until(came, "the message")
     assert ask(broker, "GET", name)["state"] == "running"
 
 
@@ -68,7 +68,7 @@ def test_a_channel_wide_prefetch_is_not_kept_by_a_paused_queue(
         connection.process_data_events(0)
         return got == [b"running"]
 
-    wait_until(came, "the message of the other queue", 5)
+    wait_until(came, "the message of the other queue")
 
 
 @pytest.mark.row("C1.19")
@@ -92,7 +92,7 @@ def test_a_paused_queue_stays_so_when_the_broker_starts_anew(tmp_path: Path) -> 
         ask(broker, "PUT", "q/resume")
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             channel = connection.channel()
-            wait_until(lambda: channel.basic_get("q", auto_ack=True)[2] == b"1", "the message", 5)
+            wait_until(lambda: channel.basic_get("q", auto_ack=True)[2] == b"1", "the message")
         broker.stop()
     finally:
         broker.clean_up()

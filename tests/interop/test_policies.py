@@ -137,7 +137,7 @@ def test_refusing_and_expiry_by_policy(api: Api, vhost: str, channel: BlockingCh
         publish(channel, "full", 1)
     refused = api.refused("POST", f"exchanges/{vhost}/amq.default/publish", message("full"))
     assert refused == (400, "rejected Unable to publish message. Check queue limits.")
-    wait_until(lambda: waiting(channel, "brief") == 0, "messages to expire", 10)
+    wait_until(lambda: waiting(channel, "brief") == 0, "messages to expire")
 
 
 @pytest.mark.row("C3.1", "C1.2")
@@ -145,7 +145,7 @@ def test_an_unused_queue_expires_by_a_policy_that_comes_later(api: Api, vhost: s
     channel.queue_declare("gone")
     channel.queue_declare("stays")
     api("PUT", f"policies/{vhost}/p", {"pattern": "^gone$", "definition": {"expires": 200}})
-    wait_until(lambda: [row["name"] for row in api("GET", f"queues/{vhost}")] == ["stays"], "the queue to go", 10)
+    wait_until(lambda: [row["name"] for row in api("GET", f"queues/{vhost}")] == ["stays"], "the queue to go")
 
 
 @pytest.mark.row("B1.14", "C3.1", "C3.6")
@@ -230,7 +230,7 @@ def test_a_vhost_has_no_more_queues_and_connections_than_allowed(broker: RealBro
     text = f"NOT_ALLOWED - access to vhost '{vhost}' refused for user 'guest': connection limit (2) is reached"
     assert f'(530) "{text}"' in str(refused.value)
     second.close()
-    wait_until(lambda: _opens(broker, vhost), "the closed connection to be counted no more", 10)
+    wait_until(lambda: _opens(broker, vhost), "the closed connection to be counted no more")
     first.close()
 
 
@@ -369,7 +369,7 @@ def test_get_shows_messages_and_does_with_them_what_was_asked(api: Api, vhost: s
     assert api("POST", path, wanted()) == []
     for body in (b"one", b"\x00\x01\xff", b"three"):
         channel.basic_publish("", "q", body, pika.BasicProperties(message_id="m"))
-    wait_until(lambda: waiting(channel, "q") == 3, "the messages", 10)
+    wait_until(lambda: waiting(channel, "q") == 3, "the messages")
     first = {
         "payload_bytes": 3, "redelivered": False, "exchange": "", "routing_key": "q", "message_count": 2,
         "properties": {"message_id": "m"}, "payload": "one", "payload_encoding": "string",

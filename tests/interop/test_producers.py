@@ -140,7 +140,7 @@ def test_dead_letters_are_no_repetitions(bench: Bench) -> None:
     got = [bench.channel.basic_get(source)[0] for _ in range(3)]
     for method in reversed(got):
         bench.channel.basic_reject(method.delivery_tag, requeue=False)
-    wait_until(lambda: bench.channel.queue_declare(bench.name, passive=True).method.message_count == 3, "deaths", 5)
+    wait_until(lambda: bench.channel.queue_declare(bench.name, passive=True).method.message_count == 3, "deaths")
     assert sorted(bench.all()) == [1, 2, 3]
 
 
@@ -154,7 +154,7 @@ def test_repetitions_are_counted(bench: Bench) -> None:
         with urllib.request.urlopen(request) as answer:
             return bool(json.load(answer)["message_stats"]["duplicates"] == 2)
 
-    wait_until(counted, "the count", 5)
+    wait_until(counted, "the count")
 
 
 @pytest.mark.row("D11")
@@ -172,7 +172,7 @@ def test_a_stream_has_it_once_too_also_after_its_shard_was_killed(broker: RealBr
     bench.open()
     bench.publish(2, 3, 4, 5, exchange=exchange)
     assert (read(bench, stream), bench.all()) == ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
-    wait_until(lambda: shown(broker, stream)["message_stats"]["duplicates"] == 2, "repetitions to be counted", 5)
+    wait_until(lambda: shown(broker, stream)["message_stats"]["duplicates"] == 2, "repetitions to be counted")
 
 
 def shown(broker: RealBroker, queue: str) -> Any:

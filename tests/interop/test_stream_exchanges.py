@@ -22,8 +22,7 @@ from supervisor.cli.app import app
 from tests.support.real_broker import RealBroker, wait_until
 
 NODE = "shardmq@localhost"
-CHANGED_S_MAX = 10.0
-EMPTY_S_MAX = 30.0  # two looks at an empty queue, on a crowded machine
+EMPTY_S_MAX = 60.0  # two looks at an empty queue, on a crowded machine
 
 
 def shardctl(broker: RealBroker, *arguments: str) -> str:
@@ -124,7 +123,7 @@ def test_a_stream_definition_as_the_first_plugin_takes_it(
     said = '{"shards-per-node": 3}'
     shardctl(broker, "set_parameter", "stream-definition", "my_stream", said, "--vhost", vhost)
     # The bindings change when the shards of the new queue know it.
-    wait_until(lambda: keys_of(broker, vhost) == {"4321"}, "the bindings to change", CHANGED_S_MAX)
+    wait_until(lambda: keys_of(broker, vhost) == {"4321"}, "the bindings to change")
     found = shards_of(broker, vhost, "shard.logs_stream")
     assert [row["shard_state"] for row in found] == ["active"] * 3
     assert sum(counts(channel, found)) == 50

@@ -34,7 +34,7 @@ from tests.support.real_broker import RealBroker, wait_until
 
 SETTINGS = """
 [front_doors]
-handshake_timeout_s = 1
+handshake_timeout_s = 3
 [listen]
 bind = "127.0.0.2"
 tls_bind = "127.0.0.1"
@@ -238,7 +238,7 @@ def test_a_certificate_of_nobody_is_refused_in_words(secured: Secured) -> None:
 def test_a_certificate_of_strangers_does_not_get_in(secured: Secured) -> None:
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         pika.BlockingConnection(secured.external(secured.stranger))
-    wait_until(lambda: "the client's certificate: " in secured.broker.log_tail(), "a word in the log", 5)
+    wait_until(lambda: "the client's certificate: " in secured.broker.log_tail(), "a word in the log")
 
 
 def test_a_password_is_enough_where_a_certificate_is_only_asked_for(secured: Secured) -> None:
@@ -277,7 +277,7 @@ def test_what_is_not_tls_is_hung_up_on_and_nobody_else_notices(secured: Secured,
 
 
 def test_who_says_nothing_or_stops_after_the_handshake_is_hung_up_on(secured: Secured) -> None:
-    silent = socket.create_connection(("127.0.0.1", secured.port), timeout=10)
+    silent = socket.create_connection(("127.0.0.1", secured.port), timeout=PATIENCE_S)
     shaken = TlsRawClient(secured)
     assert silent.recv(1) == b""
     shaken.expect_end()
@@ -289,7 +289,7 @@ def test_sighup_shows_new_clients_the_new_certificate_and_keeps_the_old_ones(sec
         assert secured.subject_shown(secured.port) == "localhost"
         os.kill(secured.broker.process.pid, signal.SIGHUP)
         for port in (secured.port, secured.https_port):
-            wait_until(lambda port=port: secured.subject_shown(port) == "renewed", "the new certificate", 10)  # type: ignore[misc]
+            wait_until(lambda port=port: secured.subject_shown(port) == "renewed", "the new certificate")  # type: ignore[misc]
         connection.channel().queue_declare("", exclusive=True)
         assert connection.is_open
 
@@ -313,11 +313,11 @@ def test_the_check_of_certificates_looks_at_those_of_the_settings_as_they_are_no
     try:
         settings.write_text(before.replace("server.pem", moved.name))
         os.kill(secured.broker.process.pid, signal.SIGHUP)
-        wait_until(lambda: ending() == [str(moved), other], "the certificates as the settings name them now", 10)
+        wait_until(lambda: ending() == [str(moved), other], "the certificates as the settings name them now")
     finally:
         settings.write_text(before)
         os.kill(secured.broker.process.pid, signal.SIGHUP)
-    wait_until(lambda: ending() == [first, other], "the certificates of before", 10)
+    wait_until(lambda: ending() == [first, other], "the certificates of before")
 
 
 def test_a_certificate_that_cannot_be_read_leaves_the_old_one_in_force(secured: Secured) -> None:
@@ -325,7 +325,7 @@ def test_a_certificate_that_cannot_be_read_leaves_the_old_one_in_force(secured: 
     good = (secured.directory / "server.pem").read_bytes()
     (secured.directory / "server.pem").write_bytes(good[:300])
     os.kill(secured.broker.process.pid, signal.SIGHUP)
-    wait_until(lambda: "certificates stay as they were: tls.cert" in secured.broker.log_tail(), "a word", 10)
+    wait_until(lambda: "certificates stay as they were: tls.cert" in secured.broker.log_tail(), "a word")
     assert secured.subject_shown(secured.port) == shown
     (secured.directory / "server.pem").write_bytes(good)
 

@@ -15,7 +15,7 @@ import aiormq
 import pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
-from tests.support.real_broker import RealBroker
+from tests.support.real_broker import PATIENCE_S, RealBroker
 
 STUCK_S = 0.3
 
@@ -62,7 +62,7 @@ class Publishing:
     async def finish(self) -> None:
         """Raises what a publish met other than a nack; a publish in silence is a TimeoutError."""
         self._going = False
-        await asyncio.wait_for(asyncio.gather(*self._tasks), 20)
+        await asyncio.wait_for(asyncio.gather(*self._tasks), PATIENCE_S)
 
 
 class Listener:
@@ -139,7 +139,7 @@ def _ports_served(broker: RealBroker, door: int) -> list[int]:
     return ports
 
 
-async def wait_for(happened: object, what: str, within_s: float = 10.0) -> None:
+async def wait_for(happened: object, what: str, within_s: float = PATIENCE_S) -> None:
     """Until `happened()` is true."""
     end = time.monotonic() + within_s
     while not happened():  # type: ignore[operator]

@@ -169,7 +169,7 @@ def _check_topology(broker: RealBroker, declarer: Declarer) -> None:
         return not names & declarer.passing
 
     with contextlib.suppress(AssertionError):
-        wait_until(settled, "exclusive and auto-delete queues to go", 20)
+        wait_until(settled, "exclusive and auto-delete queues to go")
     lost, risen, left = declarer.there - names, declarer.gone & names, declarer.passing & names
     assert not lost, f"queues that were declared are not there: {sorted(lost)[:5]}"
     assert not risen, f"queues that were deleted are there: {sorted(risen)[:5]}"
