@@ -11,12 +11,12 @@ import random
 
 import pytest
 import typer.testing
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("tests.support")
 
 # A busy machine makes an example slow, not wrong.
-settings.register_profile("shardmq", deadline=None, print_blob=True)
+settings.register_profile("shardmq", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shardmq")
 
 # The commands of shardctl are put together once, not for each call: a tenth of a second, of a crowded machine two.
