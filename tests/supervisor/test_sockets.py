@@ -30,7 +30,7 @@ def opened() -> Iterator[list[Sockets]]:
 
 
 def can_connect(host: str, port: int) -> bool:
-    with socket.create_connection((host, port), timeout=5):
+    with socket.create_connection((host, port), timeout=60):
         return True
 
 
