@@ -44,7 +44,7 @@ class World:
         self.authority = Authority(self.catalog, self.definitions, self.doors, self.shards, self.presence)
 
     async def ask(self, request: Any, owner: str = ME) -> Answer:
-        return await asyncio.wait_for(self.authority.ask(request, owner), 5)
+        return await asyncio.wait_for(self.authority.ask(request, owner), 60)
 
     def agree(self) -> bool:
         return self.doors.copy.state() == self.catalog.state()

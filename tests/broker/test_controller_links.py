@@ -86,7 +86,7 @@ async def world(doors: int) -> AsyncIterator[World]:
         world, stop = World(Path(name), doors), asyncio.Event()
         running = asyncio.create_task(world.controller.run(stop))
         shard = asyncio.create_task(world.shard.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not world.controller.shards.shards or not world.controller.shards.shards[0].ready:
                 await asyncio.sleep(0.005)
         yield world
@@ -99,7 +99,7 @@ async def world(doors: int) -> AsyncIterator[World]:
 
 
 async def read(reader: asyncio.StreamReader) -> Any:
-    (count,) = PREFIX.unpack(await asyncio.wait_for(reader.readexactly(PREFIX.size), 5))
+    (count,) = PREFIX.unpack(await asyncio.wait_for(reader.readexactly(PREFIX.size), 60))
     return FROM_CONTROLLER.decode(await reader.readexactly(count))
 
 
@@ -139,7 +139,7 @@ async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_lif
         await world.shard.say(wire.Used(ids[name]))
     world.shard.epoch += 1
     await world.shard.say(wire.Hello(2, ready=False))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not any(isinstance(message, wire.Release) for message in world.shard.received):
             await asyncio.sleep(0.005)
     assert [message.queue for message in world.shard.received if isinstance(message, wire.Attach)] == [ids["q1"]]
@@ -182,7 +182,7 @@ async def test_exclusive_queues_go_when_their_doors_stream_ends(world: World) ->
     writer.write(encode(Ask(1, QueueDeclare("/", "q", True, False, True, {}), "0.1.9", "guest")))
     await read(reader)
     writer.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while world.controller.authority.catalog.queue("/", "q") is not None:
             await asyncio.sleep(0.005)
         while not any(isinstance(message, wire.Gone) for message in world.shard.received):

@@ -90,7 +90,7 @@ async def test_a_queue_goes_only_when_what_front_doors_had_routed_has_arrived(
     monkeypatch.setattr(draining, "LOOK_S_MAX", 0)
     world = World(arrived)
     running = asyncio.create_task(draining.run(world.catalog, world, world, world))
-    await asyncio.wait_for(world.through.wait(), 5)
+    await asyncio.wait_for(world.through.wait(), 60)
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running

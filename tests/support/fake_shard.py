@@ -12,7 +12,7 @@ import zmq.asyncio
 from shardd.wire import envelope
 from shardd.wire import messages as wire
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 
 
 class FakeShard:
