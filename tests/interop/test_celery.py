@@ -13,7 +13,7 @@ def test_kombu_publishes_and_drains(broker: RealBroker, name: str) -> None:
     with kombu.Connection(broker.url) as connection:
         queue = connection.SimpleQueue(name)
         queue.put({"hello": "world"})
-        message = queue.get(timeout=5)
+        message = queue.get(timeout=60)
         assert message.payload == {"hello": "world"}
         message.ack()
         queue.close()
@@ -28,8 +28,8 @@ def test_a_celery_worker_runs_tasks_and_answers(broker: RealBroker, name: str) -
         return a + b
 
     with start_worker(app, perform_ping_check=False, pool="solo", shutdown_timeout=90):
-        assert [add.delay(n, 1).get(timeout=30) for n in range(5)] == [1, 2, 3, 4, 5]
+        assert [add.delay(n, 1).get(timeout=60) for n in range(5)] == [1, 2, 3, 4, 5]
         # More tasks with a time to come than the prefetch allows: the worker raises its prefetch to see those behind.
         later = [add.apply_async((n, 2), countdown=0.5) for n in range(10)]
-        assert add.delay(40, 2).get(timeout=30) == 42
-        assert [result.get(timeout=30) for result in later] == [n + 2 for n in range(10)]
+        assert add.delay(40, 2).get(timeout=60) == 42
+        assert [result.get(timeout=60) for result in later] == [n + 2 for n in range(10)]

@@ -393,7 +393,7 @@ def test_what_is_no_name_says_nothing_of_where_it_goes(bench: Bench, value: Any)
 def put(broker: RealBroker, path: str, body: dict[str, str]) -> None:
     request = urllib.request.Request(f"http://{broker.http}{path}", json.dumps(body).encode(), method="PUT")
     request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status in (201, 204)
 
 

@@ -187,7 +187,7 @@ def wait(connection: pika.BlockingConnection, done: Callable[[], bool]) -> None:
 
 
 def metric(broker: RealBroker, name: str) -> float:
-    asked = http.client.HTTPConnection(broker.metrics, timeout=10)
+    asked = http.client.HTTPConnection(broker.metrics, timeout=60)
     asked.request("GET", "/metrics")
     lines = asked.getresponse().read().decode().splitlines()
     asked.close()

@@ -22,7 +22,7 @@ def test_what_is_published_arrives_whole_and_in_order(connection: pika.BlockingC
     for body in bodies:
         channel.basic_publish("", name, body, PERSISTENT)
     seen = []
-    for method, properties, body in channel.consume(name, inactivity_timeout=10):
+    for method, properties, body in channel.consume(name, inactivity_timeout=60):
         assert method is not None, f"only {len(seen)} arrived"
         assert (method.exchange, method.routing_key, method.redelivered) == ("", name, False)
         assert properties.headers == PERSISTENT.headers

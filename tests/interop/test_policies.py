@@ -32,7 +32,7 @@ class Api:
         headers = {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._base + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             raw = answer.read()
             return json.loads(raw) if raw else None
 

@@ -148,7 +148,7 @@ def receive_exactly(sock: socket.socket, count: int) -> bytes:
 
 def raw(broker: RealBroker) -> socket.socket:
     sock = socket.create_connection((broker.host, broker.port), 5)
-    sock.settimeout(15)  # the broker waits 5 s for a close-ok
+    sock.settimeout(60)  # the broker waits 5 s for a close-ok
     return sock
 
 

@@ -107,7 +107,7 @@ def consumed(connection: pika.BlockingConnection, stream: str, count: int) -> li
     channel.basic_qos(prefetch_count=100)
     found = []
     for method, properties, body in channel.consume(
-        stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=10
+        stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=60
     ):
         assert method is not None, f"{len(found)} of {count} messages came"
         channel.basic_ack(method.delivery_tag)

@@ -207,7 +207,7 @@ def test_a_certificate_is_as_good_as_a_password(secured: Secured) -> None:
 def _http(secured: Secured, path: str) -> Any:
     request = urllib.request.Request(f"https://localhost:{secured.https_port}{path}")
     request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
-    with urllib.request.urlopen(request, context=secured.trusting(), timeout=10) as answer:
+    with urllib.request.urlopen(request, context=secured.trusting(), timeout=60) as answer:
         return json.load(answer)
 
 
@@ -265,7 +265,7 @@ def test_an_old_version_is_refused(secured: Secured) -> None:
 @pytest.mark.parametrize("said", [HEADER, b"GET / HTTP/1.0\r\n\r\n", os.urandom(2000)], ids=["amqp", "http", "noise"])
 def test_what_is_not_tls_is_hung_up_on_and_nobody_else_notices(secured: Secured, said: bytes) -> None:
     with pika.BlockingConnection(secured.parameters()) as connection:
-        with socket.create_connection(("127.0.0.1", secured.port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", secured.port), timeout=60) as sock:
             sock.sendall(said)
             try:
                 while sock.recv(4096):
@@ -335,7 +335,7 @@ def test_the_plain_ports_may_be_at_another_address_than_those_of_tls(secured: Se
     plain, tls = "127.0.0.2", "127.0.0.1"
     assert where == {"amqp": plain, "http": plain, "metrics": plain, "amqps": tls, "https": tls}
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", secured.broker.port), timeout=10)
+        socket.create_connection(("127.0.0.1", secured.broker.port), timeout=60)
 
 
 def test_a_broker_whose_certificate_cannot_be_used_says_so_and_does_not_start(tmp_path: Path) -> None:
