@@ -15,10 +15,11 @@ from pamqp import base
 from pamqp.commands import Basic, Confirm, Exchange, Queue
 
 from tests.support.raw_client import RawClient, method
-from tests.support.real_broker import RealBroker, wait_until
+from tests.support.real_broker import PATIENCE_S, RealBroker, wait_until
 
 STREAM = {"x-queue-type": "stream"}
 SEGMENT_BYTES = "x-stream-max-segment-size-bytes"
+IDLE_S = 0.3  # without a message: no more are to come
 Api = Callable[..., Any]
 
 
@@ -46,9 +47,9 @@ class Stream:
             self.channel.basic_publish("", self.name, body.encode(), properties, mandatory=True)
 
     def read(
-        self, most: int = 1000, tag: str | None = None, ack: bool = True, idle_s: float = 0.3, **arguments: Any
+        self, least: int, most: int = 1000, tag: str | None = None, ack: bool = True, **arguments: Any
     ) -> list[tuple[int, str]]:
-        """(offset, body) of what a consumer gets until nothing comes any more."""
+        """(offset, body) of what a consumer gets: so many are waited for, then until nothing comes any more."""
         found: list[tuple[int, str]] = []
         wanted = {key.replace("_", "-"): value for key, value in arguments.items()}
 
@@ -59,12 +60,15 @@ class Stream:
                     channel.basic_ack(method.delivery_tag)
 
         consumer = self.channel.basic_consume(self.name, on_message, consumer_tag=tag, arguments=wanted)
-        end = time.monotonic() + idle_s
-        while len(found) < most and time.monotonic() < end:
+        give_up = time.monotonic() + PATIENCE_S
+        while len(found) < least and time.monotonic() < give_up:
+            self.connection.process_data_events(IDLE_S)
+        end = time.monotonic() + IDLE_S
+        while len(found) < most and (left := end - time.monotonic()) > 0:
             before = len(found)
-            self.connection.process_data_events(end - time.monotonic())
+            self.connection.process_data_events(left)
             if len(found) > before:
-                end = time.monotonic() + idle_s
+                end = time.monotonic() + IDLE_S
         self.channel.basic_cancel(consumer)
         return found
 
@@ -124,15 +128,15 @@ def test_offsets_count_from_0_and_each_delivery_says_its_own(broker: RealBroker,
     with Stream(broker, name) as stream:
         stream.publish("a", "b")
         stream.publish("c", other="header")
-        assert stream.read(x_stream_offset="first") == [(0, "a"), (1, "b"), (2, "c")]
-        assert stream.read(x_stream_offset="first") == [(0, "a"), (1, "b"), (2, "c")], "what was read stays"
+        assert stream.read(3, x_stream_offset="first") == [(0, "a"), (1, "b"), (2, "c")]
+        assert stream.read(3, x_stream_offset="first") == [(0, "a"), (1, "b"), (2, "c")], "what was read stays"
 
 
 @pytest.mark.row("D2")
 def test_a_message_that_comes_from_another_stream_has_the_offset_of_this_one(broker: RealBroker, name: str) -> None:
     with Stream(broker, name) as stream:
         stream.publish("a", **{"x-stream-offset": 77, "x": "y"})
-        assert stream.read(x_stream_offset="first") == [(0, "a")]
+        assert stream.read(1, x_stream_offset="first") == [(0, "a")]
 
 
 @pytest.mark.row("D3")
@@ -172,9 +176,9 @@ def test_a_consumer_begins_where_it_says(broker: RealBroker, name: str) -> None:
             ("first", "abcdef"), ("last", "f"), ("next", ""), (0, "abcdef"), (4, "ef"), (100, ""), (-2, "ef"),
             (-100, "abcdef"), ("1h", "abcdef"), ("0s", ""), (later, ""), (datetime.datetime(2020, 1, 1), "abcdef"),
         ):  # fmt: skip
-            found = stream.read(x_stream_offset=offset)
+            found = stream.read(len(expected), x_stream_offset=offset)
             assert "".join(body for _, body in found) == expected, offset
-        assert stream.read() == [], "without an offset: what comes next"
+        assert stream.read(0) == [], "without an offset: what comes next"
 
 
 @pytest.mark.row("D4")
@@ -195,16 +199,16 @@ def test_what_is_no_offset_is_refused(client: RawClient, name: str, offset: Any)
 @pytest.mark.row("D5")
 def test_a_named_consumer_goes_on_behind_what_it_has_acknowledged(broker: RealBroker, name: str) -> None:
     with Stream(broker, name) as stream:
-        assert stream.read(tag="auditor") == []
+        assert stream.read(0, tag="auditor") == []
         stream.publish(*"abcdef")
-        assert stream.read(2, tag="auditor") == [(0, "a"), (1, "b")]
-        assert stream.read(1, tag="auditor", ack=False) == [(2, "c")]
-        assert stream.read(1, tag="other") == [], "another name"
+        assert stream.read(2, 2, tag="auditor") == [(0, "a"), (1, "b")]
+        assert stream.read(1, 1, tag="auditor", ack=False) == [(2, "c")]
+        assert stream.read(0, 1, tag="other") == [], "another name"
     with Stream(broker, name) as stream:
-        assert [body for _, body in stream.read(tag="auditor")] == list("cdef")
-        assert stream.read(tag="auditor") == []
-        assert len(stream.read(tag="auditor", x_stream_offset="first")) == 6, "an offset goes before the position"
-        assert stream.read(tag="auditor") == [], "which stays as it was"
+        assert [body for _, body in stream.read(4, tag="auditor")] == list("cdef")
+        assert stream.read(0, tag="auditor") == []
+        assert len(stream.read(6, tag="auditor", x_stream_offset="first")) == 6, "an offset goes before the position"
+        assert stream.read(0, tag="auditor") == [], "which stays as it was"
 
 
 @pytest.mark.row("D5")
@@ -212,12 +216,12 @@ def test_tracking_is_asked_for_or_forbidden_by_an_argument(broker: RealBroker, n
     with Stream(broker, name) as stream:
         stream.publish(*"abc")
         tracked = {"x_stream_offset": "first", "x_stream_automatic_offset_tracking": True}
-        assert [body for _, body in stream.read(1, tag="t", **tracked)] == ["a"]
-        assert [body for _, body in stream.read(tag="t", **tracked)] == ["b", "c"]
+        assert [body for _, body in stream.read(1, 1, tag="t", **tracked)] == ["a"]
+        assert [body for _, body in stream.read(2, tag="t", **tracked)] == ["b", "c"]
         untracked = {"x_stream_automatic_offset_tracking": False}
-        assert stream.read(tag="u", **untracked) == []
+        assert stream.read(0, tag="u", **untracked) == []
         stream.publish("d")
-        assert stream.read(tag="u", **untracked) == [], "it has no position"
+        assert stream.read(0, tag="u", **untracked) == [], "it has no position"
 
 
 @pytest.mark.row("D5")
@@ -239,7 +243,7 @@ def test_what_a_consumer_gives_back_comes_to_it_again(broker: RealBroker, name: 
         while len(got) < 4:
             stream.connection.process_data_events(5)
         assert sorted(got) == [("a", False), ("b", False), ("b", True), ("c", False)]
-        assert len(stream.read(x_stream_offset="first")) == 3
+        assert len(stream.read(3, x_stream_offset="first")) == 3
 
 
 @pytest.mark.row("D6")
@@ -250,8 +254,8 @@ def test_the_oldest_segments_go_and_the_last_one_stays(broker: RealBroker, name:
     with Stream(broker, name, x_stream_max_segment_size_bytes=10_000, **limit) as stream:
         for number in range(100):
             stream.publish(f"{number}:" + 990 * "x")
-        wait_until(lambda: stream.read(1, x_stream_offset="first")[0][0] > 50, "room made")
-        found = [offset for offset, _ in stream.read(x_stream_offset=0, idle_s=1)]
+        wait_until(lambda: stream.read(1, 1, x_stream_offset="first")[0][0] >= 60, "room made")
+        found = [offset for offset, _ in stream.read(20, x_stream_offset=0)]
         assert found == list(range(found[0], 100))
         assert 2 <= len(found) <= 40
 
@@ -261,11 +265,11 @@ def test_what_is_too_old_goes_by_policy(broker: RealBroker, api: Api, name: str)
     with Stream(broker, name, x_stream_max_segment_size_bytes=5000) as stream:
         for number in range(20):
             stream.publish(f"{number}:" + 990 * "x")
-        assert stream.read(1, x_stream_offset="first")[0][0] == 0
+        assert stream.read(1, 1, x_stream_offset="first")[0][0] == 0
         body = {"pattern": f"^{name}$", "definition": {"max-age": "1s"}, "apply-to": "streams"}
         api(f"/api/policies/%2f/{name}", method="PUT", body=body)
-        wait_until(lambda: stream.read(1, x_stream_offset="first")[0][0] > 10, "room made")
-        assert stream.read(1, x_stream_offset="first")[0][0] < 20
+        wait_until(lambda: stream.read(1, 1, x_stream_offset="first")[0][0] > 10, "room made")
+        assert stream.read(1, 1, x_stream_offset="first")[0][0] < 20
         api(f"/api/policies/%2f/{name}", method="DELETE")
 
 
@@ -277,16 +281,16 @@ def test_a_filter_lets_through_what_has_one_of_its_values(broker: RealBroker, na
             stream.publish(f"s{number}", **{"x-stream-filter-value": "south"})
             stream.publish(f"-{number}")
 
-        def bodies(**arguments: Any) -> list[str]:
-            return [body for _, body in stream.read(x_stream_offset="first", **arguments)]
+        def bodies(least: int, **arguments: Any) -> list[str]:
+            return [body for _, body in stream.read(least, x_stream_offset="first", **arguments)]
 
-        assert bodies(x_stream_filter="north") == ["n0", "n1", "n2", "n3"]
-        assert bodies(x_stream_filter=["south", "west"]) == ["s0", "s1", "s2", "s3"]
-        assert bodies(x_stream_filter="north", x_stream_match_unfiltered=True) == [
+        assert bodies(4, x_stream_filter="north") == ["n0", "n1", "n2", "n3"]
+        assert bodies(4, x_stream_filter=["south", "west"]) == ["s0", "s1", "s2", "s3"]
+        assert bodies(8, x_stream_filter="north", x_stream_match_unfiltered=True) == [
             "n0", "-0", "n1", "-1", "n2", "-2", "n3", "-3",
         ]  # fmt: skip
-        assert bodies(x_stream_filter="west") == []
-        assert len(bodies(x_stream_filter=[])) == 12
+        assert bodies(0, x_stream_filter="west") == []
+        assert len(bodies(12, x_stream_filter=[])) == 12
 
 
 @pytest.mark.row("D7")
@@ -315,7 +319,7 @@ def test_purge_takes_all_messages_and_offsets_go_on(broker: RealBroker, name: st
         assert stream.channel.queue_purge(name).method.message_count == 3
         assert stream.channel.queue_declare(name, passive=True).method.message_count == 0
         stream.publish("d")
-        assert stream.read(x_stream_offset="first") == [(3, "d")]
+        assert stream.read(1, x_stream_offset="first") == [(3, "d")]
 
 
 @pytest.mark.row("D15")
@@ -349,7 +353,7 @@ def test_a_message_for_a_stream_and_other_queues_reaches_them_all(
         stream.channel.basic_publish(name, "", b"x")
         for queue in queues[1:]:
             assert stream.channel.basic_get(queue, auto_ack=True)[2] == b"x"
-        assert stream.read(x_stream_offset="first") == [(0, "x")]
+        assert stream.read(1, x_stream_offset="first") == [(0, "x")]
 
 
 @pytest.mark.row("D1")
@@ -359,7 +363,7 @@ def test_a_deleted_stream_takes_its_messages_along(broker: RealBroker, name: str
         assert stream.channel.queue_delete(name).method.message_count == 1
     with Stream(broker, name) as stream:
         stream.publish("b")
-        assert stream.read(x_stream_offset="first") == [(0, "b")]
+        assert stream.read(1, x_stream_offset="first") == [(0, "b")]
 
 
 @pytest.mark.row("D2")
@@ -384,7 +388,7 @@ def test_every_reader_sees_the_same_sequence(broker: RealBroker, name: str) -> N
     with Stream(broker, name) as stream:
         for number in range(200):
             stream.channel.basic_publish("", name, b"%d" % number)
-        first = stream.read(x_stream_offset="first")
+        first = stream.read(200, x_stream_offset="first")
         assert len(first) == 200
         with Stream(broker, name) as other:
-            assert other.read(x_stream_offset="first") == first
+            assert other.read(200, x_stream_offset="first") == first
