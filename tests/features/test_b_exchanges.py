@@ -191,8 +191,8 @@ def test_an_x_match_that_is_none_is_refused(
 
 # -- one queue of several ---------------------------------------------------------------------------------
 
-MESSAGES = 200
-MANY = MESSAGES // 4 // 2  # what each of four gets at the least: 50 are expected, 25 are more than four sigma away
+MESSAGES = 600
+MANY = MESSAGES // 4 // 2  # what each of four gets at the least: 150 are expected, 75 are seven sigma away
 
 
 @pytest.mark.row("B1.7", "B1.8")
