@@ -183,8 +183,8 @@ def test_what_comes_back_rests_longer_each_time_and_then_dies(
         client.send(publish(1, "", name, b"other"))  # is not held up by the one that rests
         client.expect(Basic.Deliver)
         assert client.content() == b"other"
-        client.send(method(1, Basic.Reject(tag, requeue=True)))
         waits.append(time.monotonic())
+        client.send(method(1, Basic.Reject(tag, requeue=True)))
     assert counts == [None, 1, 2]
     assert waits[1] - waits[0] >= 0.15 and waits[2] - waits[1] >= 0.25
     wait_until(lambda: api(f"/api/queues/%2F/{name}-dead").get("messages") == 1, "the message to die")

@@ -41,7 +41,7 @@ def trace(api: Api, vhost: str, on: bool) -> None:
 
 def copies(channel: Channel, queue: str, count: int) -> list[tuple[str, dict[str, Any], bytes]]:
     found: list[tuple[str, dict[str, Any], bytes]] = []
-    for given, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=10):
+    for given, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=60):
         assert given is not None, f"{len(found)} copies of {count}"
         found.append((given.routing_key, properties.headers, body))
         if len(found) == count:
@@ -108,7 +108,7 @@ def test_confirms_transactions_and_consumers_go_on_while_traced(api: Api, channe
     for number in range(50):
         channel.basic_publish("", "work", b"%d" % number, mandatory=True)
     seen = []
-    for given, _, body in channel.consume("work", inactivity_timeout=10):
+    for given, _, body in channel.consume("work", inactivity_timeout=60):
         assert given is not None
         channel.basic_ack(given.delivery_tag)
         seen.append(body)
