@@ -78,6 +78,7 @@ class Controller:
         self.certificates = None if config.tls is None else Certificates(config.tls)
         self.links.handler = self
         self.shards.handler = self.authority
+        self.shards.fence = self.links.fence
 
     async def run(self, stop: asyncio.Event) -> int:
         """Until `stop`; the exit status."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import Future
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ STATS_S_MAX = 2.0
 JOIN_AGAIN_S = 1.0
 ASSIGN_PART_QUEUES = 4096
 # Front doors attach their consumers to a new process of a shard as soon as they hear of it; what has none after this
-# long has lost them.
+# long, and when each front door has said that it has heard of it, has lost them.
 ABANDONED_S = 5.0
 WAITING_MAX = 100_000  # requests one shard has not answered
 
@@ -67,12 +67,17 @@ class Shard:
         self.used: set[int] = set()  # auto-delete queues that have had a consumer, whatever process it was
 
 
+async def _no_doors() -> bool:
+    return True
+
+
 class ShardLinks:
-    """All shards. `handler` is set before `start`."""
+    """All shards. `handler` is set before `start`; `fence` as of the links to front doors."""
 
     def __init__(self, count: int, incarnation: int) -> None:
         self.count = count
         self.handler: Handler | None = None
+        self.fence: Callable[[], Awaitable[bool]] = _no_doors
         self.shards: list[Shard] = []
         self._incarnation = incarnation
         self._endpoint = ""
@@ -81,6 +86,7 @@ class ShardLinks:
         self._inbox = zmq.asyncio.Context.shadow(self._context).socket(zmq.PULL)
         self._receiver: asyncio.Task[None] | None = None
         self._joiner: asyncio.TimerHandle | None = None
+        self._looking: set[asyncio.Task[None]] = set()
 
     async def start(self, runtime_dir: Path) -> None:
         self._endpoint = f"ipc://{runtime_dir}/controller.sock"
@@ -101,6 +107,8 @@ class ShardLinks:
     async def stop(self) -> None:
         if self._joiner is not None:
             self._joiner.cancel()
+        for task in self._looking:
+            task.cancel()
         if self._receiver is not None:
             self._receiver.cancel()
             await asyncio.gather(self._receiver, return_exceptions=True)
@@ -223,7 +231,9 @@ class ShardLinks:
             log.info("shard %d (pid %d) is ready", shard.number, hello.pid)
             if new:
                 self._reconcile(shard)
-            asyncio.get_running_loop().call_later(ABANDONED_S, self._let_abandoned_go, shard, epoch)
+            task = asyncio.create_task(self._look_for_abandoned(shard, epoch))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
             for waiting in shard.waiting.values():
                 self._send(shard, waiting.message)
 
@@ -232,6 +242,17 @@ class ShardLinks:
         for start in range(0, last, ASSIGN_PART_QUEUES):
             self._send(shard, wire.AssignPart(queues[start : start + ASSIGN_PART_QUEUES]))
         self._send(shard, wire.Assign(queues[last:]))
+
+    async def _look_for_abandoned(self, shard: Shard, epoch: int) -> None:
+        arrived = False
+        while not arrived:
+            await asyncio.sleep(ABANDONED_S)
+            if shard.epoch != epoch:
+                return
+            # Twice: a front door that is asked before it hears of the new process answers when it does, and attaches
+            # its consumers then.
+            arrived = not shard.used or (await self.fence() and await self.fence())
+        self._let_abandoned_go(shard, epoch)
 
     def _let_abandoned_go(self, shard: Shard, epoch: int) -> None:
         """Auto-delete queues whose last consumer left while their shard was away, or died with its front door: for the

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from broker.catalog import Catalog
-from broker.control import Answer, Applied, Ask, Changes, DoorHello, QueueDeclare, Snapshot
+from broker.control import Answer, Applied, Ask, Changes, DoorHello, Fence, Fenced, QueueDeclare, Snapshot
 from broker.controller.config import ControllerConfig
 from broker.controller.links import PREFIX, encode
 from broker.controller.server import Controller
@@ -24,7 +24,7 @@ from shardd.wire import envelope
 from shardd.wire import messages as wire
 
 EPOCH = 77
-FROM_CONTROLLER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Snapshot | Changes | Answer)
+FROM_CONTROLLER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Snapshot | Changes | Answer | Fence)
 
 
 class Shard:
@@ -139,6 +139,11 @@ async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_lif
         await world.shard.say(wire.Used(ids[name]))
     world.shard.epoch += 1
     await world.shard.say(wire.Hello(2, ready=False))
+    for _ in range(2):  # a front door that has heard of it has attached its consumers before it says so
+        fence = await read(reader)
+        assert isinstance(fence, Fence)
+        assert not any(isinstance(message, wire.Attach) for message in world.shard.received)
+        writer.write(encode(Fenced(fence.number)))
     async with asyncio.timeout(60):
         while not any(isinstance(message, wire.Release) for message in world.shard.received):
             await asyncio.sleep(0.005)
