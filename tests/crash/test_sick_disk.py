@@ -18,7 +18,7 @@ import pika
 import pytest
 
 from tests.support.crash_clients import Listener, Publishing, connected, drained, wait_for
-from tests.support.real_broker import RealBroker
+from tests.support.real_broker import RealBroker, wait_until
 from tests.support.sick_broker import VARIABLE, Disk
 
 STALL_S = 1.0
@@ -33,6 +33,7 @@ deaths_max = {deaths_max}
 """
 
 Start = Callable[..., RealBroker]
+READY, ALARMS = "health/checks/ready-to-serve-clients", "health/checks/alarms"
 
 
 @pytest.fixture
@@ -66,10 +67,20 @@ def asked(broker: RealBroker, path: str) -> tuple[int, Any]:
     url = f"http://{broker.status()['http']}/api/{path}"
     request = urllib.request.Request(url, headers={"Authorization": f"Basic {login}"})
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.status, json.loads(reply.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
+
+
+async def told(broker: RealBroker, path: str, code: int, key: str, value: Any) -> None:
+    """The shard tells the supervisor, the controller and front doors; nobody promises who hears it first."""
+
+    def is_so() -> bool:
+        status, answer = asked(broker, path)
+        return status == code and answer[key] == value
+
+    await asyncio.to_thread(wait_until, is_so, f"{path} to say {code}, {value}")
 
 
 def shard_row(broker: RealBroker) -> dict[str, Any]:
@@ -84,7 +95,7 @@ def publish_until_it_ends(broker: RealBroker) -> None:
         while True:
             channel.basic_publish("", "q", b"", pika.BasicProperties(delivery_mode=2))
             connection.process_data_events(0.05)
-    assert broker.process.wait(30) == 1
+    assert broker.process.wait(120) == 1
 
 
 @pytest.mark.parametrize("slow", ["", "0.005"], ids=["in the loop", "in the thread"])
@@ -105,22 +116,20 @@ async def test_a_disk_that_hangs_takes_the_shard_out_of_service_until_it_answers
             await wait_for(lambda: len(publisher.confirmed) > 50, "confirms")
             disk.fault(call, "hang")
             await wait_for(lambda: listener.blocked, "connection.blocked")
-            assert listener.reasons == ["disk does not answer"]
+            assert set(listener.reasons) == {"disk does not answer"}
             await wait_for(lambda: publisher.nacked >= 20, "nacks")
-            code, answer = await asyncio.to_thread(asked, broker, "health/checks/ready-to-serve-clients")
-            assert (code, answer["reason"]) == (503, "disk does not answer: shards 0")
-            code, answer = await asyncio.to_thread(asked, broker, "health/checks/alarms")
-            assert (code, answer["alarms"]) == (503, [{"shard": 0, "alarm": "disk does not answer"}])
-            row = await asyncio.to_thread(shard_row, broker)
-            assert row["status"] == f"disk does not answer: {call} takes more than {STALL_S:g} s"
+            await told(broker, READY, 503, "reason", "disk does not answer: shards 0")
+            await told(broker, ALARMS, 503, "alarms", [{"shard": 0, "alarm": "disk does not answer"}])
+            said = f"disk does not answer: {call} takes more than {STALL_S:g} s"
+            await wait_for(lambda: shard_row(broker)["status"] == said, "the supervisor to be told")
             disk.heal()
             before = len(publisher.confirmed)
             await wait_for(lambda: not listener.blocked, "connection.unblocked")
             await wait_for(lambda: len(publisher.confirmed) > before + 50, "confirms afterwards")
             await publisher.finish()
-            row = await asyncio.to_thread(shard_row, broker)
-            assert (row["restarts"], row["status"]) == (0, "serving")
-            assert (await asyncio.to_thread(asked, broker, "health/checks/ready-to-serve-clients"))[0] == 200
+            await wait_for(lambda: shard_row(broker)["status"] == "serving", "the supervisor to be told")
+            assert (await asyncio.to_thread(shard_row, broker))["restarts"] == 0
+            await told(broker, READY, 200, "status", "ok")
             assert set(publisher.confirmed) <= set(await drained(channel, "q"))
     finally:
         await asyncio.to_thread(listener.stop)
@@ -172,7 +181,7 @@ async def test_a_disk_that_fails_is_told_and_recovery_loses_nothing_confirmed(
         assert row["last_end"].startswith("exit status 1: disk failed: ")
         assert row["last_end"].endswith(f"[Errno 5] {call} fails on purpose")
         assert set(publisher.confirmed) <= set(await drained(channel, "q"))
-    assert (await asyncio.to_thread(asked, broker, "health/checks/ready-to-serve-clients"))[0] == 200
+    await told(broker, READY, 200, "status", "ok")
     await asyncio.to_thread(broker.stop)
 
 
@@ -296,8 +305,8 @@ async def test_little_room_is_warned_of_before_publishers_are_blocked(tmp_path: 
     broker = await asyncio.to_thread(lambda: RealBroker(tmp_path / "data", shards=1, more=("--config", str(settings))))
     try:
         await wait_for(lambda: "low on disk soon: " in broker.log_tail(), "the warning")
-        code, answer = await asyncio.to_thread(asked, broker, "health/checks/alarms")
-        assert code == 200 and answer["warnings"][0]["warning"].startswith("low on disk soon: ")
+        warning = lambda: asked(broker, ALARMS)[1]["warnings"][0]["warning"]  # noqa: E731 # named for the line below
+        await asyncio.to_thread(wait_until, lambda: warning().startswith("low on disk soon: "), "the warning")
         async with connected(broker) as connection:
             channel = await connection.channel()
             await channel.declare_queue("q")
