@@ -13,7 +13,7 @@ import aiormq
 import pytest
 
 from tests.support.crash_clients import Publishing, connected, connected_to_both_doors, drained, wait_for
-from tests.support.real_broker import RealBroker
+from tests.support.real_broker import PATIENCE_S, RealBroker
 
 
 async def test_while_the_controller_is_away_messages_flow_and_declares_wait(broker: RealBroker, name: str) -> None:
@@ -29,10 +29,10 @@ async def test_while_the_controller_is_away_messages_flow_and_declares_wait(brok
         await asyncio.sleep(0.1)
         os.kill(broker.pid("controller"), signal.SIGKILL)
         before = len(publishing.confirmed)
-        declared = await asyncio.wait_for(other.declare_queue(f"{name}-new", durable=True), 10)
-        assert len(publishing.confirmed) > before
+        declared = await asyncio.wait_for(other.declare_queue(f"{name}-new", durable=True), PATIENCE_S)
+        assert len(publishing.confirmed) > before + 5, "more than were on their way when it was killed"
         await publishing.finish()
-        assert not publishing.nacked and publishing.slowest_s < 1
+        assert not publishing.nacked
         await other.default_exchange.publish(aio_pika.Message(b"new"), declared.name)
         for queue, body in ((exclusive.name, b"kept"), (transient.name, b"kept"), (declared.name, b"new")):
             assert await drained(channel, queue) == [body]
@@ -42,10 +42,10 @@ async def test_while_the_controller_is_away_messages_flow_and_declares_wait(brok
 def _http_answers(broker: RealBroker) -> None:
     """Within seconds, on the port it had."""
     request = urllib.request.Request(f"http://{broker.http}/api/overview", headers={"Authorization": _GUEST})
-    end = time.monotonic() + 5
+    end = time.monotonic() + PATIENCE_S
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=2) as answer:
+            with urllib.request.urlopen(request, timeout=20) as answer:
                 assert answer.status == 200
             return
         except OSError:
@@ -67,7 +67,7 @@ async def test_what_went_while_the_controller_was_away_is_gone_when_it_is_back(b
         os.kill(broker.pid("controller"), signal.SIGKILL)
         await leaving.close()
         for queue in (exclusive.name, shared.name):
-            await asyncio.wait_for(_until_gone(staying, queue), 10)
+            await asyncio.wait_for(_until_gone(staying, queue), PATIENCE_S)
 
 
 async def _ignore(message: object) -> None: ...
@@ -92,7 +92,7 @@ async def test_a_declare_is_in_force_on_every_front_door_also_when_the_controlle
         for number in range(30):
             if number % 10 == 5:
                 os.kill(broker.pid("controller"), signal.SIGKILL)
-            queue = await asyncio.wait_for(declaring.declare_queue(f"{name}-{number}", durable=True), 10)
+            queue = await asyncio.wait_for(declaring.declare_queue(f"{name}-{number}", durable=True), PATIENCE_S)
             # Mandatory: a front door that does not know the queue would return it.
             await publishing.default_exchange.publish(aio_pika.Message(b"x"), queue.name, mandatory=True)
             assert await drained(declaring, queue.name) == [b"x"]
@@ -111,10 +111,12 @@ async def test_a_front_door_dies_and_only_its_clients_notice(broker: RealBroker,
         publishing = Publishing(reader, f"{name}-other", 5)
         await asyncio.to_thread(broker.kill, "front-door", 0)
         with pytest.raises((aiormq.exceptions.AMQPError, RuntimeError, ConnectionError)):
-            await asyncio.wait_for(holder.declare_queue(exclusive=True), 5)
+            await asyncio.wait_for(holder.declare_queue(exclusive=True), PATIENCE_S)
         await wait_for(lambda: len(publishing.confirmed) > 0, "confirms on the other front door")
         await publishing.finish()
-        await asyncio.wait_for(_until_gone(living, exclusive.name), 5)
+        await asyncio.wait_for(_until_gone(living, exclusive.name), PATIENCE_S)
+        while (await reader.declare_queue(name, durable=True)).declaration_result.message_count != 20:
+            await asyncio.sleep(0.05)
         messages = [await queue.get(no_ack=True) for _ in range(20)]
         assert [int(message.body) for message in messages] == list(range(20))
         assert [message.redelivered for message in messages] == [True] * 10 + [False] * 10
@@ -164,7 +166,7 @@ async def test_publishers_and_consumers_on_different_doors_survive_the_death_of_
         before = len(confirmed)
         await wait_for(lambda: len(confirmed) > before + 50, "confirms after the deaths")
         going = False
-        await asyncio.wait_for(asyncio.gather(*tasks), 10)
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
         await wait_for(lambda: confirmed <= arrived, "all that was confirmed")
     finally:
         for connection in connections:
@@ -183,7 +185,7 @@ async def test_the_supervisor_dies_and_a_new_broker_starts_on_the_same_data(brok
         broker.process.wait()
         began = time.monotonic()
         await asyncio.to_thread(broker.restart)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < PATIENCE_S
         assert not any(os.path.exists(f"/proc/{pid}") and _is_ours(pid) for pid in pids)
         with pytest.raises((aiormq.exceptions.AMQPError, RuntimeError, ConnectionError)):
             await publishing.finish()

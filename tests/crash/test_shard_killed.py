@@ -18,13 +18,14 @@ from aio_pika.abc import AbstractIncomingMessage
 from tests.support.crash_clients import Publishing, connected, connected_to_both_doors, drained, wait_for
 from tests.support.real_broker import RealBroker
 
-ANSWER_S_MAX = 3.0
+ANSWER_S_MAX = 15.0  # two and what else the machine has to do
 SHARDS = 2
 KILLS_IN_A_ROW = 5
 
 
 def kill(broker: RealBroker, shard: int) -> int:
     pid = broker.pid("shard", shard)
+    assert pid
     os.kill(pid, signal.SIGKILL)
     return pid
 
@@ -67,8 +68,8 @@ async def test_publishes_to_a_shard_that_stays_away_are_nacked_and_taken_again_w
         pid = await _stopped_at_birth(broker, old)
         try:
             publishing = [Publishing(channel, queue, 2) for queue in queues]
-            await asyncio.sleep(ANSWER_S_MAX)
-            assert all(each.slowest_s or each.nacked or each.confirmed for each in publishing), "silence"
+            answered = lambda: all(each.nacked or each.confirmed for each in publishing)  # noqa: E731 # named for the line below
+            await wait_for(answered, "an answer to each, while the shard is away", ANSWER_S_MAX)
         finally:
             os.kill(pid, signal.SIGCONT)
         await wait_for(lambda: all(each.confirmed for each in publishing), "confirms from both shards")
@@ -110,7 +111,7 @@ def _make_vhost(broker: RealBroker, name: str) -> None:
     for path, body in ((f"vhosts/{name}", b"{}"), (f"permissions/{name}/guest", _ALL)):
         headers = {"Authorization": _GUEST, "Content-Type": "application/json"}
         request = urllib.request.Request(f"http://{broker.http}/api/{path}", body, headers, method="PUT")
-        urllib.request.urlopen(request, timeout=5).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
 
 _GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
@@ -118,12 +119,13 @@ _ALL = b'{"configure": ".*", "write": ".*", "read": ".*"}'
 
 
 async def _stopped_at_birth(broker: RealBroker, old: int, shard: int = 0) -> int:
-    end = time.monotonic() + 10
-    while (pid := broker.pid("shard", shard)) in (0, old):
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)
-    os.kill(pid, signal.SIGSTOP)
-    return pid
+    while True:
+        await wait_for(lambda: broker.pid("shard", shard) not in (0, old), "the next life")
+        os.kill(pid := broker.pid("shard", shard), signal.SIGSTOP)
+        await asyncio.sleep(0.1)  # what it has said by now is known by then
+        if not broker.is_replaced("shard", shard, old):
+            return pid
+        os.kill(old := pid, signal.SIGKILL)  # we came too late
 
 
 async def test_consumers_keep_their_tag_and_get_what_they_had_not_acknowledged_again(
@@ -246,7 +248,7 @@ async def test_a_queue_deleted_while_its_shard_is_away_cancels_its_consumers(bro
             kill(broker, shard)
         deleting = await connection.channel()
         for queue in queues:
-            await asyncio.wait_for(deleting.queue_delete(queue.name), 10)
+            await asyncio.wait_for(deleting.queue_delete(queue.name), 60)
         await wait_for(lambda: not set(tags) & set(consumers), "basic.cancel of every consumer")
 
 
@@ -272,7 +274,7 @@ async def test_an_auto_delete_queue_goes_though_its_last_consumer_left_while_its
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
-        gone_within_s = 20.0
+        gone_within_s = 60.0
         end = time.monotonic() + gone_within_s
         while left := {queue.name for queue in queues} & await asyncio.to_thread(_queue_names, broker):
             assert time.monotonic() < end, f"still there: {left}"
@@ -282,7 +284,7 @@ async def test_an_auto_delete_queue_goes_though_its_last_consumer_left_while_its
 
 def _queue_names(broker: RealBroker) -> set[str]:
     request = urllib.request.Request(f"http://{broker.http}/api/queues", headers={"Authorization": _GUEST})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return {queue["name"] for queue in json.load(answer)}
 
 

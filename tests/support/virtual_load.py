@@ -30,7 +30,7 @@ LOST = (
 PREFETCHES = (0, 1, 5, 50)
 PAUSE_S = 0.002  # of a publisher, between two numbers of a key
 CONNECT_AGAIN_S = 0.05
-CONNECT_S_MAX = 15.0
+CONNECT_S_MAX = 60.0
 
 
 class Ledger:
@@ -197,7 +197,7 @@ def owners(broker: RealBroker, name: str) -> tuple[list[int], Counter[str], int]
     """Consumers of each shard, shards of each consumer, and how many are on their way to another."""
     request = urllib.request.Request(f"http://{broker.http}/api/virtual-queues/%2F/{name}")
     request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         found = json.load(answer)
     shards = [len(shard["owners"]) for shard in found["shards"]]
     loads = Counter({each["consumer_tag"]: len(each["shards"]) for each in found["consumers"]})
