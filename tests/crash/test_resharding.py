@@ -13,7 +13,8 @@ import pytest
 
 from tests.crash.test_virtual_queues import Group
 from tests.support import virtual_load
-from tests.support.real_broker import RealBroker
+from tests.support.crash_clients import got_from
+from tests.support.real_broker import PATIENCE_S, RealBroker
 from tests.support.virtual_load import LOST, Publisher
 
 KEYS = 12
@@ -28,7 +29,7 @@ def ask(broker: RealBroker, method: str, path: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{broker.http}/api/{path}", data, method=method)
     request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         text = answer.read()
     return json.loads(text) if text else None
 
@@ -48,6 +49,13 @@ class Sharded:
 
     async def set(self, number: int) -> None:
         await self.ask("PUT", body={"number": number})
+
+    async def settles(self) -> None:
+        """Until messages of before are waited for."""
+        end = asyncio.get_running_loop().time() + SETTLED_WITHIN_S
+        while (found := await self.ask())["step"] != "settling":
+            assert asyncio.get_running_loop().time() < end, found
+            await asyncio.sleep(0.05)
 
     async def reaches(self, number: int, within_s: float = SETTLED_WITHIN_S) -> dict[str, Any]:
         """Until so many are bound and no change is under way."""
@@ -99,7 +107,7 @@ async def test_keys_stay_in_order_from_2_to_5_to_3_shards(
         if victim == "shard":
             await group.kill("shard", 0)
         await sharded.reaches(number)
-        await group.is_balanced(10.0)
+        await group.is_balanced()
         await asyncio.sleep(UNDER_LOAD_S)
         group.ledger.check()
     await group.end(publishers)
@@ -117,7 +125,7 @@ async def test_what_is_never_acknowledged_may_cost_the_order_at_the_deadline(bro
     sharded = Sharded(broker, name)
     choice = {"shards_change_deadline": 1000, "shards_change_at_deadline": "break-order"}
     await _with_a_stuck_key(sharded, wait_s=0.0, **choice)
-    await sharded.reaches(3, 15.0)
+    await sharded.reaches(3)
 
 
 async def test_what_is_never_acknowledged_may_be_dead_lettered_at_the_deadline(broker: RealBroker, name: str) -> None:
@@ -129,8 +137,7 @@ async def test_what_is_never_acknowledged_may_be_dead_lettered_at_the_deadline(b
         graves = await channel.declare_queue(f"{name}-dead", durable=True)
         await graves.bind("amq.fanout")
         await _with_a_stuck_key(sharded, wait_s=0.0, **choice)
-        message = await graves.get(timeout=10, no_ack=True)
-    assert message is not None
+        message = await got_from(graves)
     assert message.body == b"stuck"
     (death,) = message.headers["x-death"]  # type: ignore[misc] # an array of tables
     assert death["reason"] == "resharded"  # type: ignore[index,call-overload]
@@ -146,12 +153,13 @@ async def test_without_a_dead_letter_exchange_nothing_is_lost_at_the_deadline(br
         exchange = await channel.get_exchange(sharded.name, ensure=False)
         await exchange.publish(aio_pika.Message(b"waits"), "key")
         await sharded.set(3)
-        await asyncio.sleep(1.0)
+        await sharded.settles()
+        await asyncio.sleep(0.5)
         assert (await sharded.ask())["step"] == "settling"
         queue = await channel.get_queue(sharded.name, ensure=False)
-        message = await queue.get(timeout=10, no_ack=True)
+        message = await got_from(queue)
         assert message.body == b"waits"
-    await sharded.reaches(3, 15.0)
+    await sharded.reaches(3)
 
 
 async def test_shards_of_a_cleared_policy_drain_into_one_in_order(
@@ -188,12 +196,14 @@ async def _with_a_stuck_key(sharded: Sharded, wait_s: float, **arguments: Any) -
         queue = await channel.get_queue(sharded.name, ensure=False)
         got: asyncio.Queue[Any] = asyncio.Queue()
         await queue.consume(got.put)
-        await asyncio.wait_for(got.get(), 10)
+        await asyncio.wait_for(got.get(), PATIENCE_S)
         await sharded.set(3)
-        await asyncio.sleep(wait_s + 1.0)
+        if wait_s:
+            await sharded.settles()
+        await asyncio.sleep(wait_s)
         found: dict[str, Any] = await sharded.ask()
         if arguments:
-            await sharded.reaches(3, 15.0)
+            await sharded.reaches(3)
         return found
     finally:
         try:

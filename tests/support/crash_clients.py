@@ -13,7 +13,7 @@ from pathlib import Path
 import aio_pika
 import aiormq
 import pika
-from aio_pika.abc import AbstractChannel, AbstractConnection
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 
 from tests.support.real_broker import PATIENCE_S, RealBroker
 
@@ -145,6 +145,14 @@ async def wait_for(happened: object, what: str, within_s: float = PATIENCE_S) ->
     while not happened():  # type: ignore[operator]
         assert time.monotonic() < end, f"waited {within_s:g} s for {what}"
         await asyncio.sleep(0.01)
+
+
+async def got_from(queue: AbstractQueue) -> AbstractIncomingMessage:
+    """The next message, when it is there."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (message := await queue.get(no_ack=True, fail=False)) is None:
+            await asyncio.sleep(0.02)
+    return message
 
 
 async def drained(channel: AbstractChannel, queue: str) -> list[bytes]:
