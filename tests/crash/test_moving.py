@@ -72,9 +72,13 @@ def depth(broker: RealBroker, queue: str) -> int:
 def taken(broker: RealBroker, queue: str) -> list[bytes]:
     connection = pika.BlockingConnection(pika.URLParameters(broker.url))
     channel, bodies = connection.channel(), []
-    for method, _, body in channel.consume(queue, auto_ack=True, inactivity_timeout=1.0):
-        if method is None:
+    were = -1
+    for method, _, body in channel.consume(queue, auto_ack=True, inactivity_timeout=0.5):
+        if method is not None:
+            bodies.append(body)
+        elif len(bodies) == were:
             break
-        bodies.append(body)
+        elif not channel.queue_declare(queue, passive=True).method.message_count:
+            were = len(bodies)  # what is left is on its way, if anything
     connection.close()
     return bodies
