@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 import aio_pika
 import aiormq
@@ -12,7 +13,7 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
 from tests.support.crash_clients import Publishing, connected, wait_for
-from tests.support.real_broker import RealBroker
+from tests.support.real_broker import PATIENCE_S, RealBroker
 
 STREAM = {"x-queue-type": "stream"}
 SHARDS = 2
@@ -97,11 +98,18 @@ async def test_a_named_reader_goes_on_though_the_shard_was_killed_and_the_reader
             assert offsets == list(range(offsets[0], offsets[-1] + 1))
             assert offsets[0] <= len(set(seen)), "some were left out"
             seen += offsets
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.5)
         for shard in range(SHARDS):
             await asyncio.to_thread(broker.kill, "shard", shard)
     assert set(seen) >= set(range(300))
-    assert len(seen) < 500, "positions were forgotten"
+    assert len(seen) < 100 + 200 + 300, "positions were forgotten"
+
+
+def _into(found: set[bytes]) -> Any:
+    async def collect(message: AbstractIncomingMessage) -> None:
+        found.add(message.body)
+
+    return collect
 
 
 @pytest.mark.row("B2.2")
@@ -133,16 +141,14 @@ async def test_a_binding_that_asks_for_what_was_kept_gets_it_though_shards_die_m
         for number in range(KILLS):
             killing = asyncio.create_task(asyncio.to_thread(broker.kill, "shard", number % SHARDS))
             queue = await channel.declare_queue(f"{name}-{number}", durable=True)
-            await asyncio.wait_for(queue.bind(exchange, "", arguments={"x-from": 0}), 30)
+            await asyncio.wait_for(queue.bind(exchange, "", arguments={"x-from": 0}), PATIENCE_S)
             queues.append(queue)
             await killing
             await asyncio.sleep(0.3)
         going = False
-        await asyncio.wait_for(asyncio.gather(*publishers), 20)
-        await asyncio.sleep(6)  # the time for which what was on its way is looked for
+        await asyncio.wait_for(asyncio.gather(*publishers), PATIENCE_S)
         assert len(confirmed) > 100
         for queue in queues:
-            found = set()
-            while (message := await queue.get(no_ack=True, fail=False)) is not None:
-                found.add(message.body)
-            assert set(confirmed) <= found, sorted(set(confirmed) - found)[:10]
+            found: set[bytes] = set()
+            await queue.consume(_into(found), no_ack=True)
+            await wait_for(lambda: set(confirmed) <= found, f"all that was confirmed in {queue.name}")  # noqa: B023
