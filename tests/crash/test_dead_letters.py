@@ -9,7 +9,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from tests.support.crash_clients import Publishing, connected, connected_to_both_doors, wait_for
+from tests.support.crash_clients import Publishing, connected, connected_to_both_doors, got_from, wait_for
 from tests.support.real_broker import RealBroker
 
 QUEUES = 4  # on both shards, as are those they dead-letter to
@@ -18,7 +18,7 @@ MESSAGES = 10_000
 TTL_MS = 300
 ARRIVAL_S = 90.0
 # Acknowledgements and counts reach the file within a second.
-COUNT_LASTS_S = 1.5
+COUNT_LASTS_S = 3.0
 
 
 class Dying:
@@ -129,15 +129,14 @@ async def test_how_often_a_message_came_back_is_known_after_the_end_of_everythin
             if not life:
                 message = aio_pika.Message(b"x", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
                 await channel.default_exchange.publish(message, name)
-            found = await queue.get(timeout=5)
+            found = await queue.get(timeout=60)
             assert found is not None and found.headers.get("x-delivery-count", 0) == life
             await found.reject(requeue=True)
-            await asyncio.sleep(COUNT_LASTS_S)
             if life == 3:
-                gone = await dead.get(timeout=5)
-                assert gone is not None and gone.headers["x-first-death-reason"] == "delivery_limit"
-                await gone.ack()
+                gone = await got_from(dead)
+                assert gone.headers["x-first-death-reason"] == "delivery_limit"
             else:
+                await asyncio.sleep(COUNT_LASTS_S)
                 await asyncio.to_thread(broker.kill_all)
         if life < 3:
             broker.restart()

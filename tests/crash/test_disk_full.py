@@ -112,7 +112,7 @@ async def test_with_not_a_byte_left_publishes_are_nacked_and_the_rest_goes_on(
         with pytest.raises(aiormq.exceptions.ChannelPreconditionFailed):
             await transaction.commit()
         with contextlib.suppress(aiormq.exceptions.AMQPError):  # refused, but no process ends
-            await asyncio.wait_for((await consuming.channel()).declare_queue("other", durable=True), 5)
+            await asyncio.wait_for((await consuming.channel()).declare_queue("other", durable=True), 60)
         arrived: set[bytes] = set()
 
         async def collect(message: aio_pika.abc.AbstractIncomingMessage) -> None:

@@ -41,7 +41,7 @@ class Producer:
         while self.confirmed < MESSAGES and not channel.is_closed:
             stop = min(self.confirmed + WINDOW, MESSAGES)
             answers = await asyncio.gather(
-                *(exchange.publish(self._message(i), self.key, timeout=20) for i in range(self.confirmed, stop)),
+                *(exchange.publish(self._message(i), self.key, timeout=60) for i in range(self.confirmed, stop)),
                 return_exceptions=True,
             )
             failed = [i for i, answer in enumerate(answers) if isinstance(answer, BaseException)]
@@ -85,7 +85,7 @@ async def test_each_message_is_there_once_though_producers_repeat(broker: RealBr
     for kills in range(KILLS):
         await asyncio.sleep(0.4)
         await asyncio.to_thread(broker.kill, kind, kills % 2)
-    await asyncio.wait_for(asyncio.gather(*running), 90)
+    await asyncio.wait_for(asyncio.gather(*running), 200)
     assert sum(producer.begun_again for producer in producers) > KILLS, "nothing was on its way"
     async with connected(broker) as connection:
         channel = await connection.channel()

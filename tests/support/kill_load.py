@@ -21,7 +21,7 @@ from tests.support.ledger import ACKED, NACKED, Ledger
 from tests.support.raw_client import HEADER, content_header, method, raw_frame
 
 # A client that hears nothing for so long, though it is owed something, was forgotten.
-SILENCE_S = 30.0
+SILENCE_S = 60.0
 COME_BACK_S = 0.05
 # Messages of one queue that wait for delivery; whoever publishes to it rests then.
 BACKLOG_MAX = 500

@@ -39,8 +39,8 @@ deaths_max = 100
 deaths_within_s = 3
 """
 
-BACK_S = 60.0
-QUIET_S = 20.0  # without a delivery
+BACK_S = 120.0
+QUIET_S = 60.0  # without a delivery
 # All is still, everything is checked, then it goes on: after so many rounds.
 REST_EACH = 10
 QUEUES = tuple(f"q{number}" for number in range(4))
@@ -155,7 +155,7 @@ def _depths(port: int) -> dict[str, int]:
 def _queue_names(broker: RealBroker) -> set[str]:
     login = base64.b64encode(b"guest:guest").decode()
     request = urllib.request.Request(f"http://{broker.http}/api/queues", headers={"Authorization": f"Basic {login}"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return {queue["name"] for queue in json.load(answer)}
 
 
