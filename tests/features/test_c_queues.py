@@ -150,9 +150,9 @@ def _counted(broker: RealBroker, queues: Any) -> dict[str, int | None]:
 @pytest.mark.row("C1.20")
 def test_a_queue_whose_shard_does_not_answer_is_shown_as_down(broker: RealBroker, api: Api, name: str) -> None:
     api(f"/api/queues/%2F/{name}", method="PUT", body={})
-    row = api(f"/api/queues/%2F/{name}")
-    assert row["state"] == "running" and row["messages"] == 0
-    shard = broker.pid("shard", row["shard"])
+    path = f"/api/queues/%2F/{name}"
+    wait_until(lambda: (api(path)["state"], api(path)["messages"]) == ("running", 0), "its figures")
+    shard = broker.pid("shard", api(path)["shard"])
     os.kill(shard, signal.SIGSTOP)
     try:
         wait_until(lambda: api(f"/api/queues/%2F/{name}")["state"] == "down", "the silence to be noticed")
