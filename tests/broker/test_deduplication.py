@@ -9,17 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.deduplication import HEADER, SIZE_DEFAULT, Copy, Rule, Seen
-
-
-class Answered:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def confirmed(self) -> None:
-        self.said.append("ack")
-
-    def lost(self) -> None:
-        self.said.append("nack")
+from tests.support.answered import Answered
 
 
 def first(seen: Seen, shards: int = 2, seq: int = 7) -> Copy:

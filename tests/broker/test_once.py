@@ -15,6 +15,7 @@ from broker.changes import ExchangePut, QueuePut
 from broker.deduplication import HEADER, Rule
 from broker.once import Asked, Once, Wanted, digest, home_of
 from shardd.wire import messages as wire
+from tests.support.answered import Answered
 
 EXCHANGE = ExchangePut("/", "x", "fanout")
 RULE = Rule(HEADER, 10, None)
@@ -42,17 +43,6 @@ class FakeLinks:
         future.set_result(wire.ToldOnce(what.request, bytes(verdicts)))
 
 
-class Follower:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def confirmed(self) -> None:
-        self.said.append("ack")
-
-    def lost(self) -> None:
-        self.said.append("nack")
-
-
 def door() -> tuple[Once, FakeLinks]:
     links: Any = FakeLinks()
     return Once(links), links
@@ -69,10 +59,10 @@ async def asked_about(once: Once, links: FakeLinks, ids: str, *verdicts: int) ->
     return await task
 
 
-def followed(asked: Asked, id: str) -> Follower:
+def followed(asked: Asked, id: str) -> Answered:
     copy, again = asked.take(EXCHANGE, ("str", id))
     assert copy is not None and again
-    follower = Follower()
+    follower = Answered()
     copy.follow(follower)
     return follower
 
