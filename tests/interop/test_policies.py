@@ -461,5 +461,5 @@ def test_definitions_with_many_queues_come_in_within_seconds(api: Api, vhost: st
     queues = [{"name": f"q{n}", "vhost": vhost, "durable": False} for n in range(3000)]
     began = time.monotonic()
     api("POST", "definitions", {"queues": queues})
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert len(api("GET", f"queues/{vhost}?columns=name")) == 3000
