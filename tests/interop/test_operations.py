@@ -43,7 +43,7 @@ class Operated(RealBroker):
     def ctl(self, *arguments: str, status: int = 0) -> str:
         """shardctl on the broker's host: no password."""
         command = [sys.executable, "-m", "supervisor.cli.app", *arguments, "--data-dir", str(self.data_dir)]
-        ended = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == status, ended.stderr
         return ended.stdout + ended.stderr
 

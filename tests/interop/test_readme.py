@@ -42,7 +42,7 @@ def programs(broker: RealBroker, title: str) -> list[list[str]]:
 
 
 def ran(command: list[str]) -> str:
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -242,7 +242,7 @@ def test_an_unknown_format_or_command_is_status_2(api: FakeApi) -> None:
 )
 def test_a_start_with_wrong_settings_is_one_line_and_status_2(tmp_path: Path, flags: list[str], says: str) -> None:
     command = [sys.executable, "-m", "supervisor.cli.app", "start", "--data-dir", str(tmp_path / "data"), *flags]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"shardmq: {says}\n"
     assert not (tmp_path / "data").exists()

@@ -74,7 +74,7 @@ def run(form: str) -> list[str]:
         "log.debug('not yet'); logs.set_level('debug'); log.debug('now %s', 'ü')\n"
         "try: 1 / 0\nexcept ZeroDivisionError: log.exception('failed')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     return ended.stderr.splitlines()
 
 

@@ -41,7 +41,7 @@ def process(tmp_path: Path) -> Iterator[Process]:
     process = Process(tmp_path)
     yield process
     process.popen.send_signal(signal.SIGTERM)
-    process.popen.communicate(timeout=60)
+    process.popen.communicate(timeout=120)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -49,7 +49,7 @@ def test_a_signal_drains_and_the_status_is_0(tmp_path: Path, process: Process, n
     assert process.ready_line.startswith("ready: amqp=127.0.0.1:")
     process.popen.send_signal(number)
     process.popen.send_signal(number)  # make and the terminal may both pass it on
-    output, _ = process.popen.communicate(timeout=60)
+    output, _ = process.popen.communicate(timeout=120)
     assert (process.popen.returncode, output) == (0, "")
     drained = [
         line
@@ -63,7 +63,7 @@ def test_a_signal_drains_and_the_status_is_0(tmp_path: Path, process: Process, n
 def test_sighup_is_a_reload_and_ends_nothing(tmp_path: Path, process: Process) -> None:
     process.popen.send_signal(signal.SIGHUP)
     process.popen.send_signal(signal.SIGTERM)
-    process.popen.communicate(timeout=60)
+    process.popen.communicate(timeout=120)
     assert process.popen.returncode == 0
     assert "are to be read anew" in (tmp_path / "log").read_text()
 
@@ -73,7 +73,7 @@ def test_the_end_of_its_terminal_drains_the_broker(tmp_path: Path) -> None:
     process = Process(tmp_path, theirs)
     os.close(theirs)
     os.close(ours)
-    process.popen.communicate(timeout=60)
+    process.popen.communicate(timeout=120)
     assert process.popen.returncode == 0
     assert (tmp_path / "log").read_text().splitlines()[-1].endswith("INFO supervisor: stopped")
 
@@ -82,12 +82,12 @@ def test_when_the_supervisor_is_killed_its_children_drain_and_a_new_broker_start
     tmp_path: Path, process: Process
 ) -> None:
     process.popen.send_signal(signal.SIGKILL)
-    process.popen.wait(timeout=60)
+    process.popen.wait(timeout=120)
     second = Process(tmp_path)
     journal = (tmp_path / "journal").read_text().splitlines()
     assert second.ready_line.startswith("ready: ")
     second.popen.send_signal(signal.SIGTERM)
-    second.popen.communicate(timeout=60)
+    second.popen.communicate(timeout=120)
     orphaned = [
         index for index, line in enumerate(journal) if line.endswith("orphaned") and not line.startswith("reader")
     ]
@@ -97,7 +97,7 @@ def test_when_the_supervisor_is_killed_its_children_drain_and_a_new_broker_start
 
 def test_a_second_broker_on_the_same_data_ends_with_status_2_in_one_line(tmp_path: Path, process: Process) -> None:
     command = [sys.executable, "-m", "supervisor", "--data-dir", str(tmp_path / "data"), "--amqp-port=0"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
     assert f"in use by the broker with pid {process.popen.pid}" in ended.stderr
