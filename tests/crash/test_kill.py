@@ -37,8 +37,8 @@ class Load:
     `consuming`: from the start; else consumers come when publishers have gone, and find what the disk kept.
     """
 
-    def __init__(self, broker: RealBroker, name: str, *, consuming: bool = True) -> None:
-        self.broker, self.history = broker, History()
+    def __init__(self, broker: RealBroker, name: str, *, consuming: bool = True, still_s: float = STILL_S) -> None:
+        self.broker, self.history, self.still_s = broker, History(), still_s
         keys = [f"{name}-{number}" for number in range(QUEUES)]
         self._publishing = threading.Event()
         self._consuming = threading.Event()
@@ -123,7 +123,7 @@ class Load:
         now = time.monotonic()
         if arrived != self._arrived[0]:
             self._arrived = arrived, now
-        return not self.history.missing() or now - self._arrived[1] > STILL_S
+        return not self.history.missing() or now - self._arrived[1] > self.still_s
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_nothing_confirmed_is_lost_when_a_process_is_killed(
 def test_a_broker_that_confirms_before_it_stores_is_caught(tmp_path: Path) -> None:
     hasty = RealBroker(tmp_path / "data", command=("tests.support.hasty_broker",))
     try:
-        load = Load(hasty, "hasty", consuming=False)
+        load = Load(hasty, "hasty", consuming=False, still_s=3.0)
         time.sleep(LOAD_S)
         for shard in range(2):
             hasty.kill("shard", shard)

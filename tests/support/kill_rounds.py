@@ -40,7 +40,7 @@ deaths_within_s = 3
 """
 
 BACK_S = 120.0
-QUIET_S = 60.0  # without a delivery
+QUIET_S = 60.0  # without a delivery: nothing comes any more
 # All is still, everything is checked, then it goes on: after so many rounds.
 REST_EACH = 10
 QUEUES = tuple(f"q{number}" for number in range(4))
@@ -62,8 +62,8 @@ KINDS = {
 class Load:
     """All clients, and the queues they use."""
 
-    def __init__(self, broker: RealBroker, ledger: Ledger, seed: str) -> None:
-        self.broker, self.ledger = broker, ledger
+    def __init__(self, broker: RealBroker, ledger: Ledger, seed: str, quiet_s: float) -> None:
+        self.broker, self.ledger, self.quiet_s = broker, ledger, quiet_s
         _declare_all(broker.port)
         given = (broker.port, ledger, seed)
         self.publishers: list[Worker] = [
@@ -114,8 +114,8 @@ class Load:
             now = time.monotonic()
             if (arrived_now := self.ledger.deliveries) != arrived:
                 arrived, since = arrived_now, now
-            if now - since > QUIET_S:
-                raise AssertionError(f"waited {QUIET_S:g} s for {what}: {self.state()}")
+            if now - since > self.quiet_s:
+                raise AssertionError(f"waited {self.quiet_s:g} s for {what}: {self.state()}")
             time.sleep(0.05)
 
     def state(self) -> str:
@@ -195,13 +195,15 @@ def started(directory: Path, command: tuple[str, ...] | None = None) -> Iterator
 class Rounds:
     """`kinds`: names of KINDS, with weights."""
 
-    def __init__(self, broker: RealBroker, seed: int, kinds: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, broker: RealBroker, seed: int, kinds: dict[str, int] | None = None, quiet_s: float = QUIET_S
+    ) -> None:
         self.broker, self.seed = broker, seed
         self.random = random.Random(seed)
         self.kinds = KINDS if kinds is None else kinds
         self.ledger = Ledger()
         self.done: list[str] = []
-        self.load = Load(broker, self.ledger, str(seed))
+        self.load = Load(broker, self.ledger, str(seed), quiet_s)
 
     def run(self, rounds: int, rest_each: int = REST_EACH) -> dict[str, int]:
         """Counts of the ledger; AssertionError with all that is needed to understand it."""
