@@ -250,9 +250,18 @@ def test_without_the_exchange_they_are_dropped_and_the_queue_goes_on(bench: Benc
 @pytest.mark.row("C2.7")
 def test_a_thousand_that_expire_at_once_all_arrive_in_their_order(bench: Bench) -> None:
     bench.source(x_message_ttl=100)
+    sender = bench.connection.channel()  # without confirms: all within a moment
     for number in range(1000):
-        bench.publish(b"%d" % number, message_id=str(number))
-    assert [int(bench.take()[2]) for _ in range(1000)] == list(range(1000))
+        persistent = pika.BasicProperties(delivery_mode=2, message_id=str(number))
+        sender.basic_publish("", bench.name, b"%d" % number, persistent)
+    arrived: list[int] = []
+    for method, _, body in bench.channel.consume(bench.dead, auto_ack=True, inactivity_timeout=WAIT_S):
+        assert method is not None, f"{len(arrived)} arrived"
+        arrived.append(int(body))
+        if len(arrived) == 1000:
+            break
+    bench.channel.cancel()
+    assert arrived == list(range(1000))
 
 
 REFUSED: list[tuple[str, Arguments, str]] = [
