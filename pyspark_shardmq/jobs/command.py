@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pyspark_shardmq.jobs import progress
 from pyspark_shardmq.jobs.session import session
 from pyspark_shardmq.setup import Missing
 
@@ -26,6 +27,8 @@ POLL_S = 0.5
 REASON_CHARS_MAX = 600
 # A Python worker that starts on a busy machine has ten seconds to connect, and no setting gives it more.
 STARTS_SLOWLY = "failed to connect back"
+STARTS_MAX = 4
+STARTING_S = 0.1
 
 # The line of a worker's traceback that says what happened.
 REASON = re.compile(r"^\S*?(?:OptionError|DataLoss|Gone|BrokerError|Passing): (.*)$", re.MULTILINE)
@@ -82,7 +85,8 @@ def run(name: str, arguments: argparse.Namespace, job: Callable[[SparkSession, a
     try:
         spark = session(name, arguments.master, pairs(arguments.conf, "--conf"))
         try:
-            summary = dict(job(spark, arguments))
+            with progress.drawn(spark, name):
+                summary = dict(job(spark, arguments))
         finally:
             spark.stop()
     except Missing as missing:
@@ -117,27 +121,31 @@ def _table(name: str, summary: dict[str, Any]) -> str:
 
 
 def start(begin: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """A query that has come through its first steps, begun twice where Python started too slowly the first time."""
-    query = begin()
-    query.awaitTermination(1)
-    error = query.exception()
-    return begin() if error is not None and STARTS_SLOWLY in str(error) else query
+    """A query whose sources have begun; begun again where Python started too slowly for them. Others' errors stay with
+    the query.
+    """
+    for _ in range(STARTS_MAX - 1):
+        query = begin()
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            time.sleep(STARTING_S)
+        error = query.exception()
+        if error is None or STARTS_SLOWLY not in str(error):
+            return query
+    return begin()
 
 
-def follow(query: StreamingQuery, name: str) -> None:
+def follow(query: StreamingQuery, name: str) -> progress.Epochs:
     """Until the query ends; raises what ended it. Shows how far it is where someone looks at it."""
-    shown = -1
-    while not query.awaitTermination(POLL_S):
-        progress = query.lastProgress
-        if progress is not None and progress["batchId"] != shown and sys.stderr.isatty():
-            shown = progress["batchId"]
-            rate = progress["processedRowsPerSecond"] or 0
-            line = f"\r{name}: epoch {shown}, {progress['numInputRows']} rows, {rate:,.0f} rows/s "
-            print(line, end="", file=sys.stderr, flush=True)
-    if shown >= 0:
-        print(file=sys.stderr)
+    seen = progress.Epochs(name, sys.stderr.isatty())
+    try:
+        while not query.awaitTermination(POLL_S):
+            seen.look(query)
+        seen.look(query)
+    finally:
+        seen.end()
     if (error := query.exception()) is not None:
         raise error
+    return seen
 
 
 def trigger(arguments: argparse.Namespace) -> dict[str, Any]:
