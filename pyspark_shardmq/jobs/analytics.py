@@ -26,7 +26,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     made.add_argument("streams", help="streams or stream exchanges, several with commas")
     made.add_argument("--window", default="1 minute", help="as Spark says it")
     made.add_argument("--keys", type=command.at_least(1), default=10, help="how many of the most frequent")
-    made.add_argument("--since", metavar="TIME", help="as 2026-11-20T12:00:00Z; rows from then on")
+    made.add_argument("--since", type=command.moment, metavar="TIME", help="as 2026-11-20T12:00:00Z; rows from then on")
     made.add_argument("--html", metavar="FILE", help="the report as a page")
     return made.parse_args(words)
 
@@ -50,12 +50,10 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def read(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
-    from pyspark_shardmq.jobs.replay import moment
-
     options = {"subscribe": given.streams, **command.connector_options(given)}
-    rows = spark.read.format("shardmq").options(**options, **command.pairs(given.option, "--option")).load()
+    rows = spark.read.format("shardmq").options(**options, **dict(given.option)).load()
     if given.since is not None:
-        rows = rows.where(f"timestamp >= {moment(given.since)}")
+        rows = rows.where(f"timestamp >= {given.since}")
     return rows.selectExpr("queue", "shard", "timestamp", "routing_key", "length(value) as bytes")
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pyspark_shardmq.jobs import progress
@@ -29,6 +30,7 @@ REASON_CHARS_MAX = 600
 STARTS_SLOWLY = "failed to connect back"
 STARTS_MAX = 4
 STARTING_S = 0.1
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The line of a worker's traceback that says what happened.
 REASON = re.compile(r"^\S*?(?:OptionError|DataLoss|Gone|BrokerError|Passing): (.*)$", re.MULTILINE)
@@ -49,8 +51,10 @@ def parser(name: str, text: str) -> argparse.ArgumentParser:
     made.add_argument("--user", default=os.environ.get("SHARDMQ_USER", "guest"))
     made.add_argument("--password-file")
     made.add_argument("--master", default="local[*]", help="of Spark")
-    made.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark")
-    made.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the connector")
+    made.add_argument("--conf", type=pair, action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark")
+    made.add_argument(
+        "--option", type=pair, action="append", default=[], metavar="NAME=VALUE", help="an option of the connector"
+    )
     made.add_argument("--json", action="store_true", help="the summary as one line of JSON")
     return made
 
@@ -64,11 +68,21 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-def pairs(words: list[str], what: str) -> dict[str, str]:
-    for word in words:
-        if "=" not in word:
-            raise JobError(f"{what} {word!r}: must be NAME=VALUE")
-    return dict(word.split("=", 1) for word in words)
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, not {text!r}")
+    return name, value
+
+
+def moment(text: str) -> str:
+    """A time as SQL; without a zone it is UTC."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write it as 2026-11-20T12:00:00Z") from None
+    found = found if found.tzinfo else found.replace(tzinfo=UTC)
+    return f"timestamp_micros({(found - EPOCH) // timedelta(microseconds=1)})"
 
 
 def connector_options(arguments: argparse.Namespace) -> dict[str, str]:
@@ -83,7 +97,7 @@ def run(name: str, arguments: argparse.Namespace, job: Callable[[SparkSession, a
     """`job` returns its summary: what to print, by name."""
     begun = time.monotonic()
     try:
-        spark = session(name, arguments.master, pairs(arguments.conf, "--conf"))
+        spark = session(name, arguments.master, dict(arguments.conf))
         try:
             with progress.drawn(spark, name):
                 summary = dict(job(spark, arguments))

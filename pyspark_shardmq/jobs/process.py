@@ -73,7 +73,7 @@ def view(name: str) -> str:
 
 def stream(spark: SparkSession, given: argparse.Namespace, name: str) -> DataFrame:
     options = {"subscribe": name, "startingOffsets": given.begin, **command.connector_options(given)}
-    rows = spark.readStream.format("shardmq").options(**options, **command.pairs(given.option, "--option")).load()
+    rows = spark.readStream.format("shardmq").options(**options, **dict(given.option)).load()
     return rows.withWatermark("timestamp", given.watermark) if given.watermark else rows
 
 
