@@ -263,7 +263,7 @@ def test_an_archive_holds_each_row_once_though_its_job_was_killed(
 ) -> None:
     if table_format == "delta":
         pytest.importorskip("deltalake")
-    total, name, cold = 6000, f"events-{table_format}", Archive(tmp_path / "cold")
+    total, name, cold = 3000, f"events-{table_format}", Archive(tmp_path / "cold")
     stream_exchange(channel, name, 2)
     publish(broker, channel, name, range(total))
     words = [name, str(cold.path), "--url", url(broker), "--master", "local[2]", "--rows-per-epoch", "200"]
