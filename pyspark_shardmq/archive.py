@@ -1,8 +1,8 @@
 """The archive of streams: Parquet files and the manifest that says which of them count. Reading it needs no Spark.
 
-    DIR/_shardmq/epochs/0000000007.json     one epoch: what it holds and in which files; there or not there, never
-    half DIR/_shardmq/checkpoint/                Spark's, of the job that writes DIR/data/0000000007-3f2a.../part-*
-    the rows of that epoch; files of a shard hold its rows in order of their offsets
+    DIR/_shardmq/epochs/0000000007.json   one epoch: what it holds and in which files; there or not, never half
+    DIR/_shardmq/checkpoint/              Spark's, of the job that writes
+    DIR/data/0000000007-3f2a.../part-*    rows of that epoch; files of a shard hold its rows in order of their offsets
 
 A file that no manifest names is what a killed job left; it counts for nothing and the next job removes it.
 """

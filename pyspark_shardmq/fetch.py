@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 RETRY_WAIT_MAX_S = 5.0
 ANSWER_BYTES_MAX = 64 << 20  # of an answer in JSON
+# Of rows, in one call of the kernel: many kernels take the processor from nobody in the middle of a call, and a batch
+# in one piece, copied to memory that was never touched, is a millisecond or two that others on the host wait.
+RECEIVE_BYTES_MAX = 64 << 10
 WAIT_MAX_MS = 30_000  # the longest the broker lets one wait for news
 
 
@@ -135,7 +138,7 @@ class Broker:
         with self._answer("GET", self._path("streams", one.queue, str(one.shard), "arrow"), query) as answer:
             _check_scan(one, at, answer)
             try:
-                yield from pa.ipc.open_stream(answer)
+                yield from pa.ipc.open_stream(Received(answer))
                 answer.read()  # the end in order; what was cut off raises
                 whole = True
             except (pa.ArrowInvalid, OSError, http.client.HTTPException) as cut:
@@ -232,6 +235,31 @@ class Broker:
         if failures > self._settings.retries:
             raise BrokerError(f"tried {failures} times: {trouble}") from None
         time.sleep(min(self._settings.retry_wait_ms / 1000 * 2 ** (failures - 1), RETRY_WAIT_MAX_S))
+
+
+class Received:
+    """The bytes of an answer as Arrow reads them, in pieces of RECEIVE_BYTES_MAX at most. Raises what `answer` does."""
+
+    closed = False
+
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        self._answer = answer
+
+    def read(self, count: int) -> bytes | pa.Buffer:
+        """Fewer than `count` bytes at the end only."""
+        import pyarrow as pa
+
+        if count <= RECEIVE_BYTES_MAX:
+            return self._answer.read(count)
+        buffer = pa.allocate_buffer(count)
+        with memoryview(buffer) as view:
+            done = 0
+            while done < count and (got := self._answer.readinto(view[done : done + RECEIVE_BYTES_MAX])):
+                done += got
+        return buffer if done == count else buffer.slice(0, done)
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def _read(answer: http.client.HTTPResponse) -> bytes:

@@ -243,6 +243,7 @@ READ: dict[str, tuple[Callable[[str], Any], Any]] = {
     "archivePath": (_text, None),
     "pushFilters": (_boolean, False),
     "groupName": (_group, None),
+    "transport": (_one_of("http"), "http"),
 }
 WRITE: dict[str, tuple[Callable[[str], Any], Any]] = {
     **CONNECTION,
@@ -252,6 +253,7 @@ WRITE: dict[str, tuple[Callable[[str], Any], Any]] = {
     "delivery": (_one_of("idempotent", "atleastonce"), "idempotent"),
     "producerName": (_text, None),
     "publishBatchRows": (_at_least(1), 10_000),
+    "confirmTimeoutMs": (_at_least(100), None),
     "rowsPerSecondPerTask": (_at_least(1), None),
 }
 # Spark's own, handed to every writer.
@@ -292,7 +294,10 @@ def _at_most_one(said: set[str], *names: str) -> str | None:
     return given[0] if given else None
 
 
-def _connection(values: Mapping[str, Any], said: set[str], environment: Mapping[str, str]) -> Connection:
+def _connection(
+    values: Mapping[str, Any], said: set[str], environment: Mapping[str, str], timeout: str = "requestTimeoutMs"
+) -> Connection:
+    """`timeout`: the option that is for it where that is given."""
     _at_most_one(said, "shardmq.password", "shardmq.passwordFile")
     password = values["shardmq.password"]
     if path := values["shardmq.passwordFile"]:
@@ -308,7 +313,7 @@ def _connection(values: Mapping[str, Any], said: set[str], environment: Mapping[
         password if password is not None else environment.get("SHARDMQ_PASSWORD", "guest"),
         values["fetchOffset.numRetries"],
         values["fetchOffset.retryIntervalMs"],
-        values["requestTimeoutMs"],
+        values[timeout if timeout in said else "requestTimeoutMs"],
     )
 
 
@@ -388,7 +393,9 @@ def write_options(given: Mapping[str, str], environment: Mapping[str, str] | Non
     values, said = _parse({**WRITE, "path": (_text, None)}, given)
     _at_most_one(said, "path", "exchange")
     return WriteOptions(
-        connection=_connection(values, said, os.environ if environment is None else environment),
+        connection=_connection(
+            values, said, os.environ if environment is None else environment, timeout="confirmTimeoutMs"
+        ),
         exchange=values["exchange"] if "exchange" in said else values["path"],
         routing_key=values["routingKey"],
         mandatory=values["mandatory"],

@@ -61,7 +61,7 @@ def _rows(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
         "includeHeaders": "true",
         "includeProperties": "true",
         **command.connector_options(given),
-        **command.pairs(given.option, "--option"),
+        **dict(given.option),
     }
     return spark.readStream.format("shardmq").options(**options).load()
 

@@ -12,8 +12,10 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from pyspark_shardmq.jobs import progress
 from pyspark_shardmq.jobs.session import session
 from pyspark_shardmq.setup import Missing
 
@@ -26,6 +28,9 @@ POLL_S = 0.5
 REASON_CHARS_MAX = 600
 # A Python worker that starts on a busy machine has ten seconds to connect, and no setting gives it more.
 STARTS_SLOWLY = "failed to connect back"
+STARTS_MAX = 4
+STARTING_S = 0.1
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The line of a worker's traceback that says what happened.
 REASON = re.compile(r"^\S*?(?:OptionError|DataLoss|Gone|BrokerError|Passing): (.*)$", re.MULTILINE)
@@ -46,8 +51,10 @@ def parser(name: str, text: str) -> argparse.ArgumentParser:
     made.add_argument("--user", default=os.environ.get("SHARDMQ_USER", "guest"))
     made.add_argument("--password-file")
     made.add_argument("--master", default="local[*]", help="of Spark")
-    made.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark")
-    made.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the connector")
+    made.add_argument("--conf", type=pair, action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark")
+    made.add_argument(
+        "--option", type=pair, action="append", default=[], metavar="NAME=VALUE", help="an option of the connector"
+    )
     made.add_argument("--json", action="store_true", help="the summary as one line of JSON")
     return made
 
@@ -61,11 +68,21 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-def pairs(words: list[str], what: str) -> dict[str, str]:
-    for word in words:
-        if "=" not in word:
-            raise JobError(f"{what} {word!r}: must be NAME=VALUE")
-    return dict(word.split("=", 1) for word in words)
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, not {text!r}")
+    return name, value
+
+
+def moment(text: str) -> str:
+    """A time as SQL; without a zone it is UTC."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write it as 2026-11-20T12:00:00Z") from None
+    found = found if found.tzinfo else found.replace(tzinfo=UTC)
+    return f"timestamp_micros({(found - EPOCH) // timedelta(microseconds=1)})"
 
 
 def connector_options(arguments: argparse.Namespace) -> dict[str, str]:
@@ -80,9 +97,10 @@ def run(name: str, arguments: argparse.Namespace, job: Callable[[SparkSession, a
     """`job` returns its summary: what to print, by name."""
     begun = time.monotonic()
     try:
-        spark = session(name, arguments.master, pairs(arguments.conf, "--conf"))
+        spark = session(name, arguments.master, dict(arguments.conf))
         try:
-            summary = dict(job(spark, arguments))
+            with progress.drawn(spark, name):
+                summary = dict(job(spark, arguments))
         finally:
             spark.stop()
     except Missing as missing:
@@ -117,27 +135,31 @@ def _table(name: str, summary: dict[str, Any]) -> str:
 
 
 def start(begin: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """A query that has come through its first steps, begun twice where Python started too slowly the first time."""
-    query = begin()
-    query.awaitTermination(1)
-    error = query.exception()
-    return begin() if error is not None and STARTS_SLOWLY in str(error) else query
+    """A query whose sources have begun; begun again where Python started too slowly for them. Others' errors stay with
+    the query.
+    """
+    for _ in range(STARTS_MAX - 1):
+        query = begin()
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            time.sleep(STARTING_S)
+        error = query.exception()
+        if error is None or STARTS_SLOWLY not in str(error):
+            return query
+    return begin()
 
 
-def follow(query: StreamingQuery, name: str) -> None:
+def follow(query: StreamingQuery, name: str) -> progress.Epochs:
     """Until the query ends; raises what ended it. Shows how far it is where someone looks at it."""
-    shown = -1
-    while not query.awaitTermination(POLL_S):
-        progress = query.lastProgress
-        if progress is not None and progress["batchId"] != shown and sys.stderr.isatty():
-            shown = progress["batchId"]
-            rate = progress["processedRowsPerSecond"] or 0
-            line = f"\r{name}: epoch {shown}, {progress['numInputRows']} rows, {rate:,.0f} rows/s "
-            print(line, end="", file=sys.stderr, flush=True)
-    if shown >= 0:
-        print(file=sys.stderr)
+    seen = progress.Epochs(name, sys.stderr.isatty())
+    try:
+        while not query.awaitTermination(POLL_S):
+            seen.look(query)
+        seen.look(query)
+    finally:
+        seen.end()
     if (error := query.exception()) is not None:
         raise error
+    return seen
 
 
 def trigger(arguments: argparse.Namespace) -> dict[str, Any]:

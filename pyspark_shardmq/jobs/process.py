@@ -43,17 +43,14 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
             "process: groups and joins: a repeated epoch may publish rows in another order, and so twice",
             file=sys.stderr,
         )
-    rows = 0
 
     def begin() -> Any:
         writer = result.writeStream.format("shardmq").options(**sink_options(given)).outputMode(given.output_mode)
         writer = writer.option("checkpointLocation", given.checkpoint).trigger(**command.trigger(given))
         return writer.start()
 
-    started = command.start(begin)
-    command.follow(started, "process")
-    rows = sum(progress["numInputRows"] for progress in started.recentProgress)
-    return {"rows read": rows, "epochs": len(started.recentProgress), "exchange": given.exchange or "of each row"}
+    seen = command.follow(command.start(begin), "process")
+    return {"rows read": seen.rows, "epochs": seen.epochs, "exchange": given.exchange or "of each row"}
 
 
 def query(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
@@ -76,7 +73,7 @@ def view(name: str) -> str:
 
 def stream(spark: SparkSession, given: argparse.Namespace, name: str) -> DataFrame:
     options = {"subscribe": name, "startingOffsets": given.begin, **command.connector_options(given)}
-    rows = spark.readStream.format("shardmq").options(**options, **command.pairs(given.option, "--option")).load()
+    rows = spark.readStream.format("shardmq").options(**options, **dict(given.option)).load()
     return rows.withWatermark("timestamp", given.watermark) if given.watermark else rows
 
 

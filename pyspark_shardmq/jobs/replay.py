@@ -28,8 +28,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     made.add_argument("--queue", action="append", default=[], help="only rows of this stream; may be repeated")
     made.add_argument("--from-offset", type=command.at_least(0), help="of each shard")
     made.add_argument("--to-offset", type=command.at_least(0), help="the first one not published")
-    made.add_argument("--since", metavar="TIME", help="as 2026-11-20T12:00:00Z")
-    made.add_argument("--until", metavar="TIME", help="the first moment not published")
+    made.add_argument("--since", type=command.moment, metavar="TIME", help="as 2026-11-20T12:00:00Z")
+    made.add_argument("--until", type=command.moment, metavar="TIME", help="the first moment not published")
     made.add_argument("--rate", type=command.at_least(1), metavar="ROWS", help="a second, at most")
     made.add_argument("--name", help="of this replay; repeated under the same name no row comes twice")
     made.add_argument("--lanes", type=command.at_least(1), default=LANES, help="how many tasks publish at once")
@@ -59,7 +59,7 @@ def options(given: argparse.Namespace) -> dict[str, str]:
     ]:
         if value is not None:
             found[name] = str(value)
-    return {**found, **command.pairs(given.option, "--option")}
+    return {**found, **dict(given.option)}
 
 
 def archived(spark: SparkSession, archive: Archive, queues: list[str]) -> DataFrame:
@@ -77,22 +77,10 @@ def chosen(rows: DataFrame, given: argparse.Namespace) -> DataFrame:
     if given.to_offset is not None:
         rows = rows.where(rows.offset < given.to_offset)
     if given.since is not None:
-        rows = rows.where(f"timestamp >= {moment(given.since)}")
+        rows = rows.where(f"timestamp >= {given.since}")
     if given.until is not None:
-        rows = rows.where(f"timestamp < {moment(given.until)}")
+        rows = rows.where(f"timestamp < {given.until}")
     return rows
-
-
-def moment(text: str) -> str:
-    """A time of the command line as SQL; without a zone it is UTC."""
-    from datetime import UTC, datetime
-
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise command.JobError(f"{text!r} is no time: write it as 2026-11-20T12:00:00Z") from None
-    found = found if found.tzinfo else found.replace(tzinfo=UTC)
-    return f"timestamp_micros({int(found.timestamp() * 1_000_000)})"
 
 
 if __name__ == "__main__":

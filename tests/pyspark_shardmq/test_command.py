@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pyspark_shardmq.jobs import archive, command
+from pyspark_shardmq.jobs import archive, command, replay
 from supervisor.cli.app import app
 
 
@@ -40,9 +40,24 @@ def test_the_line_that_says_why_is_found_in_sparks_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["orders"], ["orders", "/x", "--rows-per-epoch", "0"], ["a", "b", "--table-format", "x"]]
+    "words",
+    [
+        ["orders"],
+        ["orders", "/x", "--rows-per-epoch", "0"],
+        ["a", "b", "--table-format", "x"],
+        ["a", "b", "--option", "groupName"],
+        ["a", "b", "--conf", "=1"],
+    ],
 )
 def test_wrong_arguments_are_status_2(words: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         archive.arguments(words)
     assert ended.value.code == 2
+
+
+def test_a_time_of_the_command_line_is_meant_to_the_microsecond_and_else_refused(capsys: Any) -> None:
+    for text in ("2026-11-20T12:00:00.123457Z", "2026-11-20 13:00:00.123457+01:00", "2026-11-20T12:00:00.123457"):
+        assert replay.arguments(["/x", "--since", text]).since == "timestamp_micros(1795176000123457)"
+    with pytest.raises(SystemExit) as ended:
+        replay.arguments(["/x", "--until", "yesterday"])
+    assert ended.value.code == 2 and "'yesterday' is no time" in capsys.readouterr().err

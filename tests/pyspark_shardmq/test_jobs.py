@@ -107,4 +107,8 @@ def test_analytics_counts_what_is_there(spark: Any, url: str, streams: FakeStrea
     assert report["hot keys"][0] == {"queue": "orders", "routing_key": "<hot>", "rows": 300, "bytes": 900, "share": 0.3}
     assert sum(window["rows"] for window in report["rates"]) == 1000
     shown = (tmp_path / "r.html").read_text()
-    assert "&lt;hot&gt;" in shown and "<hot>" not in shown and "<polyline" in shown
+    assert (
+        "&lt;hot&gt;" in shown
+        and "<hot>" not in shown
+        and shown.count("<rect") == len(report["rates"]) + 2 + len(report["hot keys"])
+    )

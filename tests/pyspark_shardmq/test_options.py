@@ -59,6 +59,7 @@ def test_what_spark_itself_hands_over_is_passed_by() -> None:
         ("shardmq.url", " , ", "at least one"),
         ("shardmq.passwordFile", "/nowhere/at/all", "No such file"),
         ("minPartitions", "none", "at least 1"),
+        ("transport", "file", "one of http"),
     ],
 )
 def test_a_value_of_the_wrong_form_is_refused_with_what_is_right(option: str, text: str, why: str) -> None:
@@ -141,3 +142,10 @@ def test_a_writer_is_told_its_exchange_once() -> None:
     with pytest.raises(OptionError, match="only one"):
         write_options({"path": "logs", "exchange": "x"})
     assert set(WRITE) >= {"exchange", "routingKey", "mandatory", "delivery", "producerName"}
+
+
+def test_confirms_have_a_time_of_their_own_where_one_is_said() -> None:
+    assert write_options({"requestTimeoutMs": "5000"}).connection.timeout_ms == 5000
+    assert write_options({"requestTimeoutMs": "5000", "confirmTimeoutMs": "700"}).connection.timeout_ms == 700
+    with pytest.raises(OptionError, match="unknown option"):
+        read_options({**ORDERS, "confirmTimeoutMs": "700"})

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pyspark_shardmq.jobs.command import start
+
 pytestmark = pytest.mark.timeout(400)  # Spark starts slowly on a busy machine
 
 if TYPE_CHECKING:
@@ -87,10 +89,10 @@ def test_an_epoch_that_is_repeated_is_published_once(
     writer = frame.writeStream.format("shardmq").option("shardmq.url", url).option("exchange", "out")
     writer = writer.option("checkpointLocation", str(tmp_path)).option("fetchOffset.numRetries", 0)
     streams.faults = {"/exchanges/": 5}  # 2 tasks, 3 attempts each: the first epoch fails, all its rows were taken
-    query = writer.trigger(availableNow=True).start()
+    query = start(writer.trigger(availableNow=True).start)
     with pytest.raises(Exception, match="tried 1 times"):
         query.awaitTermination(100)
     streams.faults = {}
-    query = writer.trigger(availableNow=True).start()
+    query = start(writer.trigger(availableNow=True).start)
     query.awaitTermination(100)
     assert values(streams, "out") == Counter(b"%d" % n for n in range(500)) and streams.duplicates > 0

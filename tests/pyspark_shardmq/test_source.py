@@ -141,7 +141,7 @@ class Query:
         for key, value in {"startingOffsets": "earliest", **self.options}.items():
             reader = reader.option(key, value)
         writer = reader.load().writeStream.foreachBatch(keep).option("checkpointLocation", str(self.checkpoint))
-        query = writer.trigger(availableNow=True).start()
+        query = start(writer.trigger(availableNow=True).start)
         query.awaitTermination(100)
         assert query.exception() is None
         return [epochs[epoch] for epoch in sorted(epochs)]

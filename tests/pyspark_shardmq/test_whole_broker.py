@@ -19,7 +19,9 @@ import pika
 import pika.exceptions
 import pytest
 
+from pyspark_shardmq.archive import Archive
 from pyspark_shardmq.jobs import archive, replay
+from pyspark_shardmq.jobs.command import start
 from tests.pyspark_shardmq.conftest import ROOT
 from tests.support.real_broker import RealBroker, wait_until
 
@@ -250,13 +252,44 @@ def test_archived_and_replayed_messages_are_what_they_were(
     assert sorted(map(repr, cold)) == hot and len(hot) == 503
 
 
+@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+def test_an_archive_holds_each_row_once_though_its_job_was_killed(
+    broker: RealBroker,
+    channel: Any,
+    spark: Any,
+    tmp_path: Path,
+    begin: Callable[..., subprocess.Popen[bytes]],
+    table_format: str,
+) -> None:
+    if table_format == "delta":
+        pytest.importorskip("deltalake")
+    total, name, cold = 3000, f"events-{table_format}", Archive(tmp_path / "cold")
+    stream_exchange(channel, name, 2)
+    publish(broker, channel, name, range(total))
+    words = [name, str(cold.path), "--url", url(broker), "--master", "local[2]", "--rows-per-epoch", "200"]
+    words += ["--table-format", table_format]
+
+    def rows() -> int:
+        return sum(piece.rows for piece in cold.pieces())
+
+    process = begin("archive", *words)
+    wait_until(lambda: process.poll() is not None or rows() > 600, "the first epochs", WAIT_S)
+    assert process.poll() is None, "nothing is left to be killed"
+    kill_driver(process)
+    assert 0 < rows() < total
+    assert begin("archive", *words).wait(WAIT_S) == 0
+    found = replay.archived(spark, cold, []).select("shard", "offset", "value").collect()
+    there = reading(spark, broker, name).select("shard", "offset", "value").collect()
+    assert Counter(found) == Counter(there) and len(there) == rows() == total
+
+
 def test_a_stream_declared_anew_is_no_stream_without_news(
     broker: RealBroker, channel: Any, spark: Any, tmp_path: Path
 ) -> None:
     def read() -> int:
         rows = spark.readStream.format("shardmq").options(subscribe="young", startingOffsets="earliest")
         rows = rows.option("shardmq.url", url(broker)).load().writeStream.format("noop")
-        query = rows.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+        query = start(rows.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start)
         query.awaitTermination(WAIT_S)
         if (error := query.exception()) is not None:
             raise error
