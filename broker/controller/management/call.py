@@ -28,6 +28,7 @@ from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
 from broker.controller.management.gathered import Gatherer, Rates
 from broker.controller.management.imports import Imports
+from broker.controller.management.queue_names import QueueNames
 from broker.controller.memory import MemoryWatch
 from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
@@ -114,6 +115,7 @@ class Context:
     streams: StreamRanges = field(default_factory=StreamRanges)
     settling: Mapping[tuple[str, str], Settling] = field(default_factory=dict)  # changes of shard numbers
     imports: Imports = field(default_factory=Imports)
+    queue_names: QueueNames = field(default_factory=QueueNames)
     churn_rates: Rates = field(default_factory=Rates)
     calls: Calls = field(default_factory=lambda: Calls())
 

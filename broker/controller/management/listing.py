@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar
@@ -45,6 +45,7 @@ class Lazy(Generic[T]):
     can be compared. `order`: the one of pages that were asked for without one; None: as they are.
     `look`: asks for the numbers of some things, or (None) of all, and gives what makes full rows of them.
     `keys`: what sorts by a column, without rows; None: it is not known there, rows must be made.
+    `in_order`: the things as `order` has them, where somebody keeps them so.
     """
 
     things: Iterable[T]
@@ -54,6 +55,7 @@ class Lazy(Generic[T]):
     look: Callable[[list[T] | None], Awaitable[Callable[[T], Row]]]
     order: Callable[[T], Any] | None = None
     keys: Callable[[str], Awaitable[Keys[T] | None]] | None = None
+    in_order: Callable[[], Sequence[T]] | None = None
 
 
 async def shown(listing: Listing | Lazy[Any], query: Query) -> Row | AsyncIterator[list[Row]]:
@@ -93,15 +95,19 @@ async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], 
     page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_ROWS)
     if not 1 <= size <= PAGE_ROWS_MAX:
         raise bad_request(f"page_size: 1 to {PAGE_ROWS_MAX}")
-    total, kept = await _kept(things, wanted)
-    found = sum(map(len, kept))
-    count = max(1, -(-found // size))
-    if not 1 <= page <= count:
-        raise ApiError(400, "page_out_of_range", f"page out of range, page: {page} page size: {size}")
-    on_page: list[T] = []
-    for seen, part in _slices(await _in_order(lazy, kept, query, page * size), page * size):
-        on_page += part[max(0, (page - 1) * size - (seen - len(part))) :]
-        await others_first()
+    if lazy.in_order is not None and wanted is _any and not query.get("sort"):
+        known = lazy.in_order()
+        total = found = len(known)
+        count = _page_count(found, page, size)
+        on_page = _cut_out(known, page, size, query.get("sort_reverse") == "true")
+    else:
+        total, kept = await _kept(things, wanted)
+        found = sum(map(len, kept))
+        count = _page_count(found, page, size)
+        on_page = []
+        for seen, part in _slices(await _in_order(lazy, kept, query, page * size), page * size):
+            on_page += part[max(0, (page - 1) * size - (seen - len(part))) :]
+            await others_first()
     row = lazy.plain if query.get("disable_stats") == "true" else await lazy.look(on_page)
     columns = columns_of(query)
     items = [_cut(row(thing), columns) for thing in on_page]
@@ -114,6 +120,20 @@ async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], 
         "page_size": size,
         "total_count": total,
     }
+
+
+def _page_count(found: int, page: int, size: int) -> int:
+    count = max(1, -(-found // size))
+    if not 1 <= page <= count:
+        raise ApiError(400, "page_out_of_range", f"page out of range, page: {page} page size: {size}")
+    return count
+
+
+def _cut_out(known: Sequence[T], page: int, size: int, reverse: bool) -> list[T]:
+    begin, end = (page - 1) * size, page * size
+    if not reverse:
+        return list(known[begin:end])
+    return list(known[max(0, len(known) - end) : len(known) - begin])[::-1]
 
 
 def _slices(
