@@ -73,8 +73,8 @@ class Vhost:
     """One vhost. Bindings are found from both ends, so that removing a thing costs as much as it has bindings."""
 
     __slots__ = (
-        "_from", "_part_orders", "_parts", "_to", "exchanges", "hidden_queues", "name", "policies", "put", "queue_changes",
-        "queues", "table",
+        "_from", "_part_orders", "_parts", "_to", "exchanges", "hidden_queues", "name", "policies", "put",
+        "queue_changes", "queues", "table",
     )  # fmt: skip
 
     def __init__(self, name: str, table: RoutingTable) -> None:

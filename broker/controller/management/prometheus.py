@@ -17,6 +17,7 @@ from broker.controller.management import attempts, headroom, internals, object_m
 from broker.controller.management.call import NODE, Context
 from broker.controller.management.gathered import Stats, behind, lag
 from broker.controller.management.overview import RABBITMQ_VERSION, cluster_name, product_version
+from broker.controller.management.turns import Turns
 from shardd.wire.messages import LOW_ON_DISK
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -43,6 +44,7 @@ OF_QUEUES = {
     "acknowledged": ("acked", CLASSIC, "Messages acknowledged"),
 }
 # Sums of what /metrics/per-object has for each queue, under the same names.
+SLICE_METRICS = 50  # written between two turns of the event loop
 TOLD_OF_EACH = {f"rabbitmq_queue_messages{which}" for which in ("", "_ready", "_unacked", "_bytes")}
 Rows = list[dict[str, Any]]  # `processes.rows`
 DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
@@ -61,12 +63,22 @@ class _Once:
 async def text(context: Context, endpoint: str = "aggregated") -> bytes:
     """What does not grow with the number of queues. `endpoint`: "per-object" leaves out what is told of each queue."""
     stats = await context.stats.now(totals_only=endpoint == "aggregated")
+    turns = Turns()
     found = processes.rows(context)
     metrics = [*_totals(context, stats), *_identity(context, endpoint), *_alarms(context, stats, found)]
-    metrics += [*_processes(context, stats, found), *_streams(stats), *internals.metrics(stats), *headroom.metrics(context)]
+    metrics += [
+        *_processes(context, stats, found),
+        *_streams(stats),
+        *internals.metrics(stats),
+        *headroom.metrics(context),
+    ]
     if endpoint == "per-object":
         metrics = [metric for metric in metrics if metric.name not in TOLD_OF_EACH]
-    return generate_latest(_Once(metrics))
+    parts = []
+    for start in range(0, len(metrics), SLICE_METRICS):
+        parts.append(generate_latest(_Once(metrics[start : start + SLICE_METRICS])))
+        await turns.others_first()
+    return b"".join(parts)
 
 
 async def per_object(context: Context) -> AsyncIterator[bytes]:

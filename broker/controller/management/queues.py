@@ -138,13 +138,13 @@ async def get_all(call: Call) -> Lazy[QueuePut]:
         return lambda queue: row(queue, stats, context)
 
     def in_order() -> Sequence[QueuePut]:
-        names = [context.queue_names.of(vhost, context.catalog.vhosts) for vhost in sorted(vhosts, key=attrgetter("name"))]
+        names = [
+            context.queue_names.of(vhost, context.catalog.vhosts) for vhost in sorted(vhosts, key=attrgetter("name"))
+        ]
         return names[0] if len(names) == 1 else [queue for of_vhost in names for queue in of_vhost]
 
     keys = partial(queue_order.keys, context)
-    return Lazy(
-        _Listed(vhosts), lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order, keys, in_order
-    )
+    return Lazy(_Listed(vhosts), lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order, keys, in_order)
 
 
 async def get(call: Call) -> dict[str, Any]:
