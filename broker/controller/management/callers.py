@@ -40,6 +40,7 @@ class Callers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._calling: set[Connection] = set()
+        self._too_many = False
         self._idle_since: dict[Connection, float] = {}  # of connections that have called, or were there at a look
 
     def middleware(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
@@ -62,10 +63,9 @@ class Callers:
         gone = superfluous(idle, len(there), now)
         for connection in gone:
             connection.force_close()
-        if len(there) > CONNECTIONS_MAX:
-            log.warning(
-                "%d connections by HTTP are more than %d: %d idle ones closed", len(there), CONNECTIONS_MAX, len(gone)
-            )
+        if len(there) > CONNECTIONS_MAX and not self._too_many:
+            log.warning("more than %d connections by HTTP: those idle longest are closed", CONNECTIONS_MAX)
+        self._too_many = len(there) > CONNECTIONS_MAX
 
     async def watch(self, runners: list[web.AppRunner]) -> None:
         while True:

@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from broker.catalog import Vhost
 from broker.changes import QueuePut
 from broker.checks import is_hidden_queue
-from broker.controller.management import consumers, queue_names, queue_order
+from broker.controller.management import consumers, queue_order
 from broker.controller.management.call import (
     NODE,
     Arguments,
@@ -120,13 +119,13 @@ def _queue(call: Call) -> QueuePut:
 
 
 class _Listed:
-    """Of some vhosts, those there are when somebody begins to read them."""
+    """Those there are when somebody begins to read them."""
 
-    def __init__(self, vhosts: list[Vhost]) -> None:
-        self._vhosts = vhosts
+    def __init__(self, now: Callable[[], Sequence[QueuePut]]) -> None:
+        self._now = now
 
     def __iter__(self) -> Iterator[QueuePut]:
-        return iter([queue for vhost in self._vhosts for queue in queue_names.shown(vhost)])
+        return iter(self._now())
 
 
 async def get_all(call: Call) -> Lazy[QueuePut]:
@@ -144,7 +143,7 @@ async def get_all(call: Call) -> Lazy[QueuePut]:
         return names[0] if len(names) == 1 else [queue for of_vhost in names for queue in of_vhost]
 
     keys = partial(queue_order.keys, context)
-    return Lazy(_Listed(vhosts), lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order, keys, in_order)
+    return Lazy(_Listed(in_order), lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order, keys, in_order)
 
 
 async def get(call: Call) -> dict[str, Any]:
