@@ -79,3 +79,16 @@ async def test_a_body_that_is_compressed_is_read_and_one_that_grows_without_end_
     assert (await api.call("PUT", "/api/queues/%2F/b", pack(b"{}")[:-4], headers=encoding))[0] == 400
     assert (await api.call("PUT", "/api/queues/%2F/b", b"{}", headers={"Content-Encoding": "br"}))[0] == 415
     assert [row["name"] for row in await api.get("/api/queues")] == ["z"]
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/9.9\r\n\r\n", b"GET " + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", b"AMQP\0\0\x09\x01\r\n\r\n"]
+)
+async def test_what_is_no_http_gets_400_and_fills_no_log(
+    api: Api, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await asyncio.open_connection(api.client.host, api.client.port)
+    writer.write(sent)
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    assert not [record for record in caplog.records if record.levelname != "DEBUG"]

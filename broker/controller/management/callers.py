@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler, Middleware
 
 IDLE_S_MAX: Final = 75.0  # between two calls, or until the head of the first is there
 CONNECTIONS_MAX: Final = 1_000  # beyond these the ones that are idle longest go
@@ -20,12 +22,8 @@ LOOK_EACH_S: Final = 0.5
 # Of the kernel, for a client that does not read its answer.
 UNREAD_MS_MAX: Final = 60_000
 
-# Bodies stay as they are sent: what is compressed grows to a thousand times its size, for who has no login as well.
-SERVER: Final[dict[str, Any]] = {"auto_decompress": False, "keepalive_timeout": IDLE_S_MAX}
-
 log = logging.getLogger(__name__)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Connection = web.RequestHandler
 
 
@@ -36,6 +34,25 @@ def superfluous(idle_since: Mapping[Connection, float], connections: int, now: f
     return longest_first[:too_many] + [one for one in longest_first[too_many:] if now - idle_since[one] > IDLE_S_MAX]
 
 
+def our_fault(record: logging.LogRecord) -> bool:
+    """Bytes that are no HTTP are answered with 400; there may come as many as somebody cares to send."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError):
+        return True
+    log.debug("not HTTP: %s", " ".join(str(error).split()))
+    return False
+
+
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(our_fault)
+SERVER: Final[dict[str, Any]] = {
+    # Bodies stay as they are sent: what is compressed grows to a thousand times its size, for who has no login as well.
+    "auto_decompress": False,
+    "keepalive_timeout": IDLE_S_MAX,
+    "logger": _http_log,
+}
+
+
 class Callers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -43,7 +60,7 @@ class Callers:
         self._too_many = False
         self._idle_since: dict[Connection, float] = {}  # of connections that have called, or were there at a look
 
-    def middleware(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    def middleware(self) -> Middleware:
         @web.middleware
         async def calling(request: web.Request, handler: Handler) -> web.StreamResponse:
             self._calling.add(request.protocol)
