@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -72,8 +73,8 @@ class Vhost:
     """One vhost. Bindings are found from both ends, so that removing a thing costs as much as it has bindings."""
 
     __slots__ = (
-        "_from", "_part_orders", "_parts", "_to", "exchanges", "hidden_queues", "name", "policies", "put", "queues",
-        "table",
+        "_from", "_part_orders", "_parts", "_to", "exchanges", "hidden_queues", "name", "policies", "put",
+        "queue_changes", "queues", "table",
     )  # fmt: skip
 
     def __init__(self, name: str, table: RoutingTable) -> None:
@@ -81,6 +82,7 @@ class Vhost:
         self.put = VhostPut(name)  # what is said of it
         self.exchanges: dict[str, ExchangePut] = {}
         self.queues: dict[str, QueuePut] = {}
+        self.queue_changes = 0  # how often `queues` became others
         self.hidden_queues = 0  # of `queues`, those of exchanges (routing/hidden.py)
         self.table = table
         self.policies = policies.NO_POLICIES
@@ -220,12 +222,14 @@ class Vhost:
         else:
             self.table = self.table.with_queue(put.name)
         self.queues[put.name] = put
+        self.queue_changes += 1
         self._put_part(put)
 
     def delete_queue(self, name: str) -> None:
         gone = self.queues.pop(name, None)
         if gone is None:
             return
+        self.queue_changes += 1
         self._take_part(gone)
         for key, binding in self._to.pop(("queue", name), {}).items():
             _take_out(self._from, binding.source, key)
@@ -356,6 +360,7 @@ class Catalog:
         self._topic_rights: dict[tuple[str, str], dict[str, _TopicRights]] = {}  # by vhost and user, then exchange
         self._queues_by_id: dict[int, QueuePut] = {}
         self._queues_by_owner: dict[str, dict[int, QueuePut]] = {}
+        self._queues_on: Counter[int] = Counter()  # how many, by shard
         self._arguments: dict[str, dict[str, Any]] = {}  # by what they look like, types told apart
 
     @classmethod
@@ -381,6 +386,10 @@ class Catalog:
 
     def queues(self) -> Iterable[QueuePut]:
         return self._queues_by_id.values()
+
+    def queues_on(self, shard: int) -> int:
+        """How many live there, those of exchanges among them."""
+        return self._queues_on[shard]
 
     def hidden_queue_ids(self) -> dict[int, str]:
         """Of the queues where exchanges keep messages, with their names."""
@@ -553,6 +562,7 @@ class Catalog:
             self._unindex(old)
         vhost.put_queue(put)
         self._queues_by_id[put.id] = put
+        self._queues_on[put.shard] += 1
         if put.owner:
             self._queues_by_owner.setdefault(put.owner, {})[put.id] = put
 
@@ -577,6 +587,7 @@ class Catalog:
     def _unindex(self, queue: QueuePut) -> None:
         if self._queues_by_id.get(queue.id) is queue:
             del self._queues_by_id[queue.id]
+            self._queues_on[queue.shard] -= 1
         owned = self._queues_by_owner.get(queue.owner)
         if owned is not None:
             owned.pop(queue.id, None)

@@ -106,6 +106,10 @@ class Child:
                 log.error("%s cannot be told its settings: %s", self.plan.name, error)
             self.signal(signal.SIGHUP)
 
+    def unheard(self, seconds: float, now: float) -> None:
+        """Nobody listened for so long: that is no silence of the child's."""
+        self.heard_at = min(self.heard_at + seconds, now)
+
     def silent_for(self, now: float) -> float:
         return now - self.heard_at
 

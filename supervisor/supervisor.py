@@ -36,6 +36,8 @@ from supervisor.restart import Restarts
 from supervisor.sockets import Sockets, address, listen, listen_unix
 
 LOOK_INTERVAL_S = 0.25  # how late a silent child or a systemd watchdog may be noticed
+# A look that is later than this was kept from the processor, and so were the others: a machine that was paused.
+LOOK_LATE_S = 2.0
 KILL_WAIT_S = 5.0  # for the kernel to take a killed process away
 EXTEND_EACH_S = 1.0  # how often systemd hears that recovery goes on, and how far it is
 EXTEND_BY_S = 20.0
@@ -343,8 +345,11 @@ class Supervisor:
         clock = asyncio.get_running_loop().time
         watchdog_s = systemd.watchdog_interval_s()
         next_watchdog, next_extend = clock(), clock()
+        looked_at = clock()
         while True:
             now = clock()
+            self._excuse(now - looked_at, now)
+            looked_at = now
             for slot in self.slots:
                 self._kill_if_silent(slot, now)
             if watchdog_s is not None and now >= next_watchdog:
@@ -362,6 +367,15 @@ class Supervisor:
             return "stopping"
         waits = (slot for slot in self.slots if slot.child and not slot.ready.is_set())
         return "; ".join(f"{slot.plan.name}: {slot.child.status or slot.child.state}" for slot in waits if slot.child)
+
+    def _excuse(self, seconds: float, now: float) -> None:
+        """So long after the look before. What children said in a pause, and what they could not, is not known yet."""
+        if seconds < LOOK_LATE_S:
+            return
+        log.warning("nothing ran here for %.1f s: the machine was paused, or is very busy", seconds)
+        for slot in self.slots:
+            if slot.child is not None:
+                slot.child.unheard(seconds, now)
 
     def _kill_if_silent(self, slot: Slot, now: float) -> None:
         child = slot.child

@@ -53,6 +53,7 @@ READ_BYTES = 256 << 10
 SNAPSHOT_PART_CHANGES = 4096
 UNREAD_BYTES_MAX = 256 << 20  # of one door; then its link is cut
 APPLY_S_MAX = 10.0  # a door that has not applied changes after that long holds up nobody any more
+SNAPSHOT_S_MAX = 60.0  # ... and to take in everything there is: 100,000 queues, on a machine that is busy
 FENCE_S_MAX = 5.0  # then it is asked again: a shard may be away
 REPORT_S_MAX = 2.0
 RETURN_S_MAX = 3.0  # after a start, how long a front door that is not here yet holds up what the others ask for
@@ -229,8 +230,9 @@ class DoorLinks:
         loop = asyncio.get_running_loop()
         self._check = loop.call_later(1.0, self._look_for_laggards)
         for door in list(self._doors.values()):
-            if door.behind_since and loop.time() - door.behind_since > APPLY_S_MAX:
-                log.error("front door %d applied no change for %d s; its link is cut", door.number, APPLY_S_MAX)
+            allowed_s = APPLY_S_MAX if door.applied else SNAPSHOT_S_MAX
+            if door.behind_since and loop.time() - door.behind_since > allowed_s:
+                log.error("front door %d applied no change for %d s; its link is cut", door.number, allowed_s)
                 door.cut()
 
     # -- reports ---------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ def test_indexes_agree_with_what_exists(history: list[AnyChange]) -> None:
     queues = [queue for vhost in catalog.vhosts.values() for queue in vhost.queues.values()]
     assert all(catalog.queue(queue.vhost, queue.name) is queue for queue in queues)
     assert {queue.id for queue in catalog.queues()} == {queue.id for queue in queues}
+    assert all(catalog.queues_on(shard) == sum(queue.shard == shard for queue in queues) for shard in range(4))
     for vhost in catalog.vhosts.values():
         for binding in vhost.bindings():
             assert binding.source in vhost.exchanges

@@ -16,7 +16,8 @@ import zmq
 import zmq.asyncio
 
 from broker.catalog import Catalog
-from broker.control import Answer, Applied, Ask, Changes, DoorHello, Fence, Fenced, QueueDeclare, Snapshot
+from broker.control import Answer, Applied, Ask, Changes, DoorHello, Fence, Fenced, QueueDeclare, Snapshot, Snapshot
+from broker.controller import links
 from broker.controller.config import ControllerConfig
 from broker.controller.links import PREFIX, encode
 from broker.controller.server import Controller
@@ -164,6 +165,22 @@ async def test_a_door_is_answered_after_it_applied_the_change(world: World) -> N
     answer = await read(reader)
     assert answer == Answer(5, result={"name": "q", "messages": 0, "consumers": 0})
     assert any(isinstance(message, wire.CreateQueues) for message in world.shard.received)
+    writer.close()
+
+
+async def test_a_door_that_takes_in_all_there_is_may_take_longer_than_for_a_change(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "APPLY_S_MAX", 0.0)
+    reader, writer = await asyncio.open_unix_connection(world.directory / "control.sock")
+    writer.write(encode(DoorHello(0, 1, 123, "", 0)))
+    snapshot = await read(reader)
+    world.controller.links._look_for_laggards()
+    writer.write(encode(Applied(snapshot.version)))
+    writer.write(encode(Ask(5, QueueDeclare("/", "q", True, False, True, {}), "0.1.9", "guest")))
+    assert isinstance(await read(reader), Changes)
+    world.controller.links._look_for_laggards()
+    assert await asyncio.wait_for(reader.read(), 5) == b""
     writer.close()
 
 

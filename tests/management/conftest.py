@@ -23,6 +23,7 @@ from broker.controller.config import ControllerConfig
 from broker.controller.definitions import Definitions
 from broker.controller.management.app import api_app
 from broker.controller.management.call import Context
+from broker.controller.management.callers import SERVER
 from broker.controller.management.gathered import Gatherer
 from broker.controller.presence import Presence
 from broker.controller.server import load_or_begin
@@ -195,7 +196,9 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     (tmp_path / "status.json").write_text(json.dumps(status))
     writer = asyncio.create_task(authority.run())
     context = Context(authority, presence, shards, doors, lambda: config, Gatherer(shards, doors))  # type: ignore[arg-type]
-    async with TestClient(TestServer(api_app(context))) as client:
+    server = TestServer(api_app(context))
+    await server.start_server(**SERVER)
+    async with TestClient(server) as client:
         yield Api(client, authority, shards, doors, context)
     writer.cancel()
     await asyncio.gather(writer, return_exceptions=True)

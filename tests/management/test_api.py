@@ -536,6 +536,28 @@ async def test_logins_are_counted_by_protocol_until_they_are_forgotten(made: Api
     assert await attempts() == {"amqp091": (0, 0, 0), "http": (1, 1, 0)}
 
 
+@pytest.mark.row("G3.9")
+async def test_rates_begin_anew_when_an_administrator_asks_and_counts_stay(made: Api) -> None:
+    before = (await made.get("/api/queues/%2F/q"))["message_stats"]
+    for path in ("/api/reset", "/api/reset/shardmq@localhost"):
+        assert (await made.call("DELETE", path))[0] == 204
+        assert made.context.stats._last.at == 0 and not made.context.stats._looks
+        after = (await made.get("/api/queues/%2F/q"))["message_stats"]
+        assert after["publish"] == before["publish"]
+        assert after["publish_details"]["rate"] == 0
+    assert (await made.call("DELETE", "/api/reset/other"))[0] == 404
+    made.login = ("nobody", "x")
+    assert (await made.call("DELETE", "/api/reset"))[0] == 401
+
+
+@pytest.mark.row("G3.11")
+async def test_permissions_by_topic_are_found_from_both_ends(made: Api) -> None:
+    one = {"user": "nobody", "vhost": "/", "exchange": "e", "write": "w", "read": "r"}
+    assert await made.get("/api/users/nobody/topic-permissions") == [one]
+    assert one in await made.get("/api/vhosts/%2F/topic-permissions")
+    assert await made.get("/api/users/guest/topic-permissions") == []
+
+
 @pytest.mark.row("G1.28", "G2.9")
 async def test_definitions_come_in_as_a_form_and_go_out_as_a_file(made: Api) -> None:
     login = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}  # guest:guest

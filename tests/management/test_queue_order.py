@@ -100,3 +100,21 @@ async def test_where_a_look_takes_long_nobody_waits_for_the_next(many: Api) -> N
     stats._took = 1.0
     now += gathered.ORDER_S_MAX
     assert await stats.lately() is not second
+
+
+async def test_pages_follow_queues_that_come_and_go(api: Api) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for _ in range(60):
+        vhost, name = chance.choice(["%2F", "v"]), f"q{chance.randrange(12):02}"
+        if chance.random() < 0.1:
+            await api.call(chance.choice(["PUT", "DELETE"]), "/api/vhosts/v")
+        else:
+            await api.call(chance.choice(["PUT", "PUT", "DELETE"]), f"/api/queues/{vhost}/{name}")
+        for path in ("/api/queues", "/api/queues/%2F"):
+            there = sorted((row["vhost"], row["name"]) for row in await api.get(path))
+            for reverse in ("false", "true"):
+                page = await api.get(f"{path}?page=1&page_size=500&sort_reverse={reverse}")
+                shown = [(row["vhost"], row["name"]) for row in page["items"]]
+                assert (shown, page["total_count"]) == (there[::-1] if reverse == "true" else there, len(there))

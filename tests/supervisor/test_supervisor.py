@@ -210,6 +210,24 @@ async def test_a_silent_child_is_killed_and_comes_back(tmp_path: Path) -> None:
     assert await broker.stop() == 0
 
 
+async def test_a_pause_of_the_whole_machine_is_nobodys_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("supervisor.supervisor.LOOK_INTERVAL_S", 0.01)
+    loop = asyncio.get_running_loop()
+    clock, paused_s = loop.time, 0
+    monkeypatch.setattr(loop, "time", lambda: clock() + paused_s)
+    broker = Broker(tmp_path, {"front-door-0": "falls silent"}, watchdog_s=500)
+    await broker.ready.wait()
+    paused_s = 1000
+    while "nothing ran here for 100" not in caplog.text:
+        await asyncio.sleep(0)
+    named = await broker.status(lambda named: True)
+    assert [child["restarts"] for child in named.values()] == [0] * len(named)
+    assert "killed" not in caplog.text
+    assert await broker.stop() == 0
+
+
 async def test_a_child_that_will_not_drain_is_killed_in_bounded_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

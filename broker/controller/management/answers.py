@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from broker.controller.management.call import to_json
-from broker.controller.management.turns import others_first
+from broker.controller.management.turns import Turns
 
 SLICE_ROWS = 1_000  # made and written between two turns of the event loop
 JSON = "application/json"
@@ -43,11 +43,11 @@ async def streamed_object(
     if request.method == "HEAD":
         return web.Response(content_type=JSON, headers=headers)
     response = await _begun(request, headers)
-    lead = b"{"
+    lead, turns = b"{", Turns()
     for name, value in parts.items():
         await response.write(lead + to_json(name) + b":")
         if isinstance(value, Iterator):
-            await _write_list(response, value)
+            await _write_list(response, value, turns)
         else:
             await response.write(to_json(value))
         lead = b","
@@ -69,12 +69,12 @@ async def streamed_text(request: web.Request, parts: AsyncIterator[bytes], conte
     return response
 
 
-async def _write_list(response: web.StreamResponse, rows: Iterable[Any]) -> None:
+async def _write_list(response: web.StreamResponse, rows: Iterable[Any], turns: Turns) -> None:
     rest, lead = iter(rows), b"["
     while part := list(itertools.islice(rest, SLICE_ROWS)):
         await response.write(lead + _inner(part))
         lead = b","
-        await others_first()
+        await turns.others_first()
     await response.write(b"[]" if lead == b"[" else b"]")
 
 

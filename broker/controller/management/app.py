@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -21,6 +22,7 @@ from broker.controller.management import (
     about,
     attempts,
     bindings,
+    callers,
     channels,
     connections,
     consumers,
@@ -113,10 +115,12 @@ Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Servers:
     """What runs; `cleanup` ends it."""
 
-    def __init__(self, runners: list[web.AppRunner]) -> None:
+    def __init__(self, runners: list[web.AppRunner], watching: asyncio.Task[None]) -> None:
         self._runners = runners
+        self._watching = watching
 
     async def cleanup(self) -> None:
+        self._watching.cancel()
         for runner in self._runners:
             await runner.cleanup()
 
@@ -141,15 +145,22 @@ async def start(
     )
     runners = []
     for app, fds in ((api_app(context), config.http_fds), (metrics_app(context), config.metrics_fds)):
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX, **callers.SERVER)
         await runner.setup()
         runners.append(runner)
         for fd in fds:
-            await web.SockSite(runner, socket.socket(fileno=fd), backlog=BACKLOG).start()
+            await web.SockSite(runner, _patient(fd), backlog=BACKLOG).start()
     for fd in config.https_fds:
-        await web.SockSite(runners[0], socket.socket(fileno=fd), backlog=BACKLOG, ssl_context=tls).start()
+        await web.SockSite(runners[0], _patient(fd), backlog=BACKLOG, ssl_context=tls).start()
     await _serve_here(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
-    return Servers(runners)
+    return Servers(runners, asyncio.create_task(context.callers.watch(runners)))
+
+
+def _patient(fd: int) -> socket.socket:
+    """A listening socket; who is let in there and reads nothing for long is cut off by the kernel."""
+    listening = socket.socket(fileno=fd)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, callers.UNREAD_MS_MAX)
+    return listening
 
 
 async def _serve_here(runner: web.AppRunner, path: str) -> None:
@@ -206,7 +217,7 @@ def metrics_app(context: Context) -> web.Application:
         families, vhosts = request.query.getall("family", []), request.query.getall("vhost", [])
         return await streamed_text(request, prometheus.detailed(context, families, vhosts), prometheus.CONTENT_TYPE)
 
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[json_errors])
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[context.callers.middleware(), json_errors])
     app.on_response_prepare.append(guard.add_headers)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/metrics/per-object", per_object)
@@ -256,8 +267,13 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
         name = "Object Not Found" if error.status == 404 else error.reason
         return json_response({"error": name, "reason": error.reason}, error.status, headers)
-    except Exception:
-        # The route's own path: a password may be in the one that was called.
-        resource = request.match_info.route.resource
-        log.exception("%s %s", request.method, resource.canonical if resource is not None else "")
+    except Exception as error:
+        if not (isinstance(error, ConnectionError) and _has_hung_up(request)):
+            # The route's own path: a password may be in the one that was called.
+            resource = request.match_info.route.resource
+            log.exception("%s %s", request.method, resource.canonical if resource is not None else "")
         return json_response({"error": "internal_server_error", "reason": "see the broker's log"}, 500)
+
+
+def _has_hung_up(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()

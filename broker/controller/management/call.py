@@ -11,6 +11,7 @@ import base64
 import binascii
 import logging
 import socket
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
@@ -26,8 +27,10 @@ from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
+from broker.controller.management.callers import Callers
 from broker.controller.management.gathered import Gatherer, Rates
 from broker.controller.management.imports import Imports
+from broker.controller.management.queue_names import QueueNames
 from broker.controller.memory import MemoryWatch
 from broker.controller.policies import key_missing
 from broker.controller.presence import Presence
@@ -46,6 +49,10 @@ TAGS: Final[dict[str, set[str]]] = {
 }
 OPEN = "open"  # no login
 BODY_BYTES_MAX = 8 << 20
+STALLED_S_MAX = 60.0  # between two pieces of a body
+PLAIN: Final = ("", "identity")
+ZIPPED: Final = ("gzip", "x-gzip", "deflate")
+ANY_HEADER: Final = zlib.MAX_WBITS | 32  # gzip's or zlib's
 LOCAL: Final = UserPut("shardctl", "", "", ["administrator"])  # in the catalog there is no such user, or another
 AMQP_STATUS: Final = {
     404: (404, "Object Not Found"),
@@ -89,6 +96,28 @@ def table_of(arguments: Arguments) -> dict[str, Any]:
     return arguments
 
 
+def _unknown_encoding() -> ApiError:
+    return ApiError(415, "unsupported_media_type", "Content-Encoding: not known here")
+
+
+def _unpacked(body: bytes, encoding: str, bytes_max: int) -> bytes:
+    """No more is unpacked than may be."""
+    if encoding.lower() in PLAIN:
+        return body
+    if encoding.lower() not in ZIPPED:
+        raise _unknown_encoding()
+    unzip = zlib.decompressobj(ANY_HEADER)
+    try:
+        plain = unzip.decompress(body, bytes_max + 1)
+    except zlib.error as error:
+        raise bad_request(f"Content-Encoding: {encoding}: {error}") from None
+    if len(plain) > bytes_max:
+        raise too_large(bytes_max)
+    if not unzip.eof:
+        raise bad_request(f"Content-Encoding: {encoding}: ends too early")
+    return plain
+
+
 def not_authorised(reason: str) -> ApiError:
     return ApiError(401, "not_authorised", reason)
 
@@ -114,6 +143,8 @@ class Context:
     streams: StreamRanges = field(default_factory=StreamRanges)
     settling: Mapping[tuple[str, str], Settling] = field(default_factory=dict)  # changes of shard numbers
     imports: Imports = field(default_factory=Imports)
+    callers: Callers = field(default_factory=Callers)
+    queue_names: QueueNames = field(default_factory=QueueNames)
     churn_rates: Rates = field(default_factory=Rates)
     calls: Calls = field(default_factory=lambda: Calls())
 
@@ -154,11 +185,19 @@ class Call:
         if (self.request.content_length or 0) > bytes_max:
             raise too_large(bytes_max)
         body = bytearray()
-        async for chunk in self.request.content.iter_any():
-            body += chunk
-            if len(body) > bytes_max:
-                raise too_large(bytes_max)
-        return bytes(body)
+        try:
+            while chunk := await asyncio.wait_for(self.request.content.readany(), STALLED_S_MAX):
+                body += chunk
+                if len(body) > bytes_max:
+                    raise too_large(bytes_max)
+        except TimeoutError:
+            raise ApiError(408, "request_timeout", f"nothing came for {STALLED_S_MAX:g} s") from None
+        return _unpacked(bytes(body), self.request.headers.get("Content-Encoding", ""), bytes_max)
+
+    def must_be_plain(self) -> None:
+        """Raises 415 for a body that is compressed."""
+        if self.request.headers.get("Content-Encoding", "").lower() not in PLAIN:
+            raise _unknown_encoding()
 
     async def body(self, type: type[T]) -> T:
         """The JSON body, or 400 with the path of the key that is wrong. No body is an empty one."""

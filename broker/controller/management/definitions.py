@@ -200,6 +200,7 @@ async def _document(call: Call) -> bytes:
     """The body, or of a form the part that is a file."""
     if not call.request.content_type.startswith("multipart/"):
         return await call.raw_body(DOCUMENT_BYTES_MAX)
+    call.must_be_plain()
     async for part in await call.request.multipart():
         if isinstance(part, BodyPartReader) and (part.filename or part.name == "file"):
             return await _file_of(part)

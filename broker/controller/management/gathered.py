@@ -141,6 +141,11 @@ class Gatherer:
         # One who gives up must not take the answer from the others.
         return await asyncio.shield(asking)
 
+    def forget(self) -> None:
+        """What was seen before; rates begin anew."""
+        self._last, self._connections = Stats(), (0.0, {})
+        self._looks.clear()
+
     async def anew(self) -> Stats:
         """Of everything as it is now, for who must not miss what has just come."""
         return await self._begin(totals_only=True)
@@ -397,6 +402,9 @@ class Rates:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._looks: list[tuple[float, dict[str, float]]] = []
+
+    def forget(self) -> None:
+        self._looks.clear()
 
     def of(self, values: dict[str, float]) -> dict[str, float]:
         now = self._clock()

@@ -12,7 +12,7 @@ from broker.controller.management import headroom
 from broker.controller.management.call import NODE, ApiError, Call, Context, Route, bad_request, check, not_found
 from broker.controller.management.messages import session
 from broker.controller.management.overview import listeners
-from broker.controller.management.processes import FEW_FILES, short_of_files, warnings
+from broker.controller.management.processes import FEW_FILES, rows, short_of_files, warnings
 from shardd.wire.messages import DISK_STALLED
 
 ALIVENESS_QUEUE = "aliveness-test"
@@ -58,7 +58,7 @@ async def alarms(call: Call) -> Any:
     ]
     if call.context.memory.alarm:
         found.append({"alarm": call.context.memory.alarm})
-    found += [{"process": name, "alarm": FEW_FILES} for name in short_of_files(call.context)]
+    found += [{"process": name, "alarm": FEW_FILES} for name in short_of_files(rows(call.context))]
     if found:
         raise Unhealthy("There are alarms in effect", alarms=found)
     stats = await call.context.stats.of_shards()

@@ -8,14 +8,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar
 
 from broker import patterns
 from broker.controller.management.call import ApiError, bad_request
-from broker.controller.management.turns import others_first
+from broker.controller.management.turns import Turns
 
 SLICE_ROWS = 1_000  # looked at between two turns of the event loop
 MADE_ROWS = 100  # and made, which takes ten times as long
@@ -45,6 +45,7 @@ class Lazy(Generic[T]):
     can be compared. `order`: the one of pages that were asked for without one; None: as they are.
     `look`: asks for the numbers of some things, or (None) of all, and gives what makes full rows of them.
     `keys`: what sorts by a column, without rows; None: it is not known there, rows must be made.
+    `in_order`: the things as `order` has them, where somebody keeps them so.
     """
 
     things: Iterable[T]
@@ -54,6 +55,7 @@ class Lazy(Generic[T]):
     look: Callable[[list[T] | None], Awaitable[Callable[[T], Row]]]
     order: Callable[[T], Any] | None = None
     keys: Callable[[str], Awaitable[Keys[T] | None]] | None = None
+    in_order: Callable[[], Sequence[T]] | None = None
 
 
 async def shown(listing: Listing | Lazy[Any], query: Query) -> Row | AsyncIterator[list[Row]]:
@@ -66,8 +68,8 @@ async def shown(listing: Listing | Lazy[Any], query: Query) -> Row | AsyncIterat
     by_name = _name_filter(query)
     wanted: Callable[[Any], Any] = _any if by_name is None else lambda thing: by_name(name(thing))
     if "page" in query:
-        return await _page(lazy, things, wanted, query)
-    return _all(lazy, things, wanted, await _row(lazy, query), query)
+        return await _page(lazy, things, wanted, query, Turns())
+    return _all(lazy, things, wanted, await _row(lazy, query), query, Turns())
 
 
 async def _row(lazy: Lazy[T], query: Query) -> Callable[[T], Row]:
@@ -78,33 +80,43 @@ async def _row(lazy: Lazy[T], query: Query) -> Callable[[T], Row]:
 
 
 async def _all(
-    lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], row: Callable[[T], Row], query: Query
+    lazy: Lazy[T],
+    things: Iterable[T],
+    wanted: Callable[[T], Any],
+    row: Callable[[T], Row],
+    query: Query,
+    turns: Turns,
 ) -> AsyncIterator[list[Row]]:
     columns = columns_of(query)
     if query.get("sort"):
-        _, kept = await _kept(things, wanted)
-        things, wanted = await _in_order(lazy, kept, query), _any
+        _, kept = await _kept(things, wanted, turns)
+        things, wanted = await _in_order(lazy, kept, query, turns), _any
     for _, part in _slices(filter(wanted, things), slice_rows=MADE_ROWS):
         yield [_cut(row(thing), columns) for thing in part]
-        await others_first()
+        await turns.others_first()
 
 
-async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], query: Query) -> Row:
+async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], query: Query, turns: Turns) -> Row:
     page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_ROWS)
     if not 1 <= size <= PAGE_ROWS_MAX:
         raise bad_request(f"page_size: 1 to {PAGE_ROWS_MAX}")
-    total, kept = await _kept(things, wanted)
-    found = sum(map(len, kept))
-    count = max(1, -(-found // size))
-    if not 1 <= page <= count:
-        raise ApiError(400, "page_out_of_range", f"page out of range, page: {page} page size: {size}")
-    on_page: list[T] = []
-    for seen, part in _slices(await _in_order(lazy, kept, query, page * size), page * size):
-        on_page += part[max(0, (page - 1) * size - (seen - len(part))) :]
-        await others_first()
+    if lazy.in_order is not None and wanted is _any and not query.get("sort"):
+        known = lazy.in_order()
+        total = found = len(known)
+        count = _page_count(found, page, size)
+        on_page = _cut_out(known, page, size, query.get("sort_reverse") == "true")
+    else:
+        total, kept = await _kept(things, wanted, turns)
+        found = sum(map(len, kept))
+        count = _page_count(found, page, size)
+        on_page = []
+        for seen, part in _slices(await _in_order(lazy, kept, query, turns, page * size), page * size):
+            on_page += part[max(0, (page - 1) * size - (seen - len(part))) :]
+            await turns.others_first()
     row = lazy.plain if query.get("disable_stats") == "true" else await lazy.look(on_page)
     columns = columns_of(query)
     items = [_cut(row(thing), columns) for thing in on_page]
+    await turns.others_first()
     return {
         "filtered_count": found,
         "item_count": len(items),
@@ -114,6 +126,20 @@ async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], 
         "page_size": size,
         "total_count": total,
     }
+
+
+def _page_count(found: int, page: int, size: int) -> int:
+    count = max(1, -(-found // size))
+    if not 1 <= page <= count:
+        raise ApiError(400, "page_out_of_range", f"page out of range, page: {page} page size: {size}")
+    return count
+
+
+def _cut_out(known: Sequence[T], page: int, size: int, reverse: bool) -> list[T]:
+    begin, end = (page - 1) * size, page * size
+    if not reverse:
+        return list(known[begin:end])
+    return list(known[max(0, len(known) - end) : len(known) - begin])[::-1]
 
 
 def _slices(
@@ -126,17 +152,19 @@ def _slices(
         yield seen, part
 
 
-async def _kept(things: Iterable[T], wanted: Callable[[T], Any]) -> tuple[int, list[list[T]]]:
+async def _kept(things: Iterable[T], wanted: Callable[[T], Any], turns: Turns) -> tuple[int, list[list[T]]]:
     """How many there are, and those that are wanted, in slices."""
     total, kept = 0, []
     for seen, part in _slices(things):
         total = seen
         kept.append(part if wanted is _any else [thing for thing in part if wanted(thing)])
-        await others_first()
+        await turns.others_first()
     return total, kept
 
 
-async def _in_order(lazy: Lazy[T], kept: list[list[T]], query: Query, count: int | None = None) -> Iterable[T]:
+async def _in_order(
+    lazy: Lazy[T], kept: list[list[T]], query: Query, turns: Turns, count: int | None = None
+) -> Iterable[T]:
     """Sorted, the first `count` at least. Without a column: queues by their names, rows as they are."""
     reverse = query.get("sort_reverse") == "true"
     keys = await _keys(lazy, query.get("sort", ""))
@@ -144,15 +172,15 @@ async def _in_order(lazy: Lazy[T], kept: list[list[T]], query: Query, count: int
         parts = [part[::-1] for part in reversed(kept)] if reverse else kept
         return itertools.chain.from_iterable(parts)
     if count is not None and count * FEW_SHARE < sum(map(len, kept)):
-        return await _first(kept, keys, count, reverse)
+        return await _first(kept, keys, count, reverse, turns)
     runs = []
     for part in kept:
         runs.append(sorted(zip(keys(part), part, strict=True), key=_FIRST, reverse=reverse))
-        await others_first()
+        await turns.others_first()
     return (thing for _, thing in heapq.merge(*runs, key=_FIRST, reverse=reverse))
 
 
-async def _first(kept: list[list[T]], keys: Keys[T], count: int, reverse: bool) -> list[T]:
+async def _first(kept: list[list[T]], keys: Keys[T], count: int, reverse: bool, turns: Turns) -> list[T]:
     """Where few are wanted of many: most are dropped at the first look."""
     best: list[tuple[Any, T]] = []
     for part in kept:
@@ -162,7 +190,7 @@ async def _first(kept: list[list[T]], keys: Keys[T], count: int, reverse: bool) 
             seen = [one for one in seen if one[0] > bound] if reverse else [one for one in seen if one[0] < bound]
         if seen:
             best = sorted([*best, *seen], key=_FIRST, reverse=reverse)[:count]
-        await others_first()
+        await turns.others_first()
     return [thing for _, thing in best]
 
 

@@ -8,7 +8,6 @@ from broker.controller.management import queues
 from broker.controller.management.call import Call, Route, not_found
 from broker.controller.management.gathered import Stats
 from broker.controller.management.listing import Lazy
-from broker.controller.management.processes import queues_per_shard
 
 # Of each second: what a shard counts, and what of it is shown.
 PER_SECOND = {"published": "publish_per_s", "delivered": "deliver_per_s", "acked": "ack_per_s"}
@@ -38,13 +37,13 @@ def load(stats: Stats, shard: int) -> dict[str, Any]:
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
-    counts, stats = queues_per_shard(call.context), await call.context.stats.now(totals_only=True)
+    catalog, stats = call.context.catalog, await call.context.stats.now(totals_only=True)
     return [
         {
             "shard": shard.number,
             "ready": shard.ready,
             "alarm": shard.alarm,
-            "queues": counts[shard.number],
+            "queues": catalog.queues_on(shard.number),
             **load(stats, shard.number),
         }
         for shard in call.context.shards.shards
@@ -57,6 +56,7 @@ async def queues_of(call: Call) -> Lazy[Any]:
     if all(str(shard.number) != number for shard in call.context.shards.shards):
         raise not_found()
     found = await queues.get_all(call)
+    found.in_order = None
     found.things = (queue for queue in found.things if str(queue.shard) == number)
     return found
 

@@ -6,7 +6,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from broker.controller.management.call import NODE, Call, Context, Route
+from broker.controller.management.call import NODE, Call, Context, Route, not_found
 from broker.controller.management.gathered import Stats, all_message_stats, depths
 from broker.controller.management.object_metrics import churn
 from broker.controller.management.processes import status
@@ -89,4 +89,16 @@ async def overview(call: Call) -> dict[str, Any]:
     }
 
 
-ROUTES = [Route("GET", "/api/overview", overview)]
+async def reset(call: Call) -> None:
+    """Rates begin anew; counts and messages are no statistics and stay."""
+    if call.request.match_info.get("node", NODE) != NODE:
+        raise not_found()
+    call.context.stats.forget()
+    call.context.churn_rates.forget()
+
+
+ROUTES = [
+    Route("GET", "/api/overview", overview),
+    Route("DELETE", "/api/reset", reset, "administrator"),
+    Route("DELETE", "/api/reset/{node}", reset, "administrator"),
+]

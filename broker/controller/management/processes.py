@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
-from operator import attrgetter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +50,17 @@ def open_files(pid: int) -> tuple[int | None, int | None]:
         return None, None
 
 
-def short_of_files(context: Context) -> list[str]:
-    """Processes that will soon be refused files: a front door then lets nobody in until somebody leaves."""
+def short_of_files(found: Iterable[dict[str, Any]]) -> list[str]:
+    """Of `rows` those that will soon be refused files: a front door then lets nobody in until somebody leaves."""
     return [
         str(row["name"])
-        for row in rows(context)
+        for row in found
         if (row.get("fd_used") or 0) > FILES_PART_MAX * (row.get("fd_total") or FILES_UNLIMITED)
     ]
 
 
-def queues_per_shard(context: Context) -> Counter[int]:
-    return Counter(map(attrgetter("shard"), context.catalog.queues()))
-
-
 def rows(context: Context) -> list[dict[str, Any]]:
-    queues, now = queues_per_shard(context), time.time()
+    now = time.time()
     found, shown = status(context), []
     for child in [_supervisor(found), *found.get("children", [])] if found else []:
         row = {name: child.get(name) for name in SHOWN}
@@ -75,7 +70,7 @@ def rows(context: Context) -> list[dict[str, Any]]:
             row["rss_bytes"] = rss_bytes(row["pid"])
             row["fd_used"], row["fd_total"] = open_files(row["pid"])
         if row["kind"] == "shard":
-            row["queues"] = queues[row["index"]]
+            row["queues"] = context.catalog.queues_on(row["index"])
         shown.append(row)
     return shown
 
@@ -101,14 +96,14 @@ def warnings(numbers: dict[str, float]) -> list[str]:
 
 
 async def shards(call: Call) -> list[dict[str, Any]]:
-    queues, stats = queues_per_shard(call.context), await call.context.stats.of_shards()
+    catalog, stats = call.context.catalog, await call.context.stats.of_shards()
     return [
         {
             "shard": shard.number,
             "pid": shard.pid,
             "ready": shard.ready,
             "alarm": shard.alarm,
-            "queues": queues[shard.number],
+            "queues": catalog.queues_on(shard.number),
             "warnings": warnings(stats.shards.get(shard.number, {})),
             **stats.shards.get(shard.number, {}),
         }
@@ -125,8 +120,9 @@ def disk_room(stats: Stats) -> dict[str, int]:
     return {} if free is None or least is None else {"disk_free": int(free), "disk_free_limit": int(least)}
 
 
-def node_uptime_s(context: Context) -> float:
-    return max((row.get("uptime", 0.0) for row in rows(context)), default=0.0)
+def node_uptime_s(found: Iterable[dict[str, Any]]) -> float:
+    """Of `rows`."""
+    return max((row.get("uptime", 0.0) for row in found), default=0.0)
 
 
 def node(context: Context, stats: Stats) -> dict[str, Any]:
@@ -154,7 +150,7 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
         "db_dir": os.path.abspath(context.config.data_dir),
         "log_files": [],
         "config_files": [],
-        "uptime": int(max((row.get("uptime", 0) for row in children), default=0) * 1000),
+        "uptime": int(node_uptime_s(children) * 1000),
         "rates_mode": "basic",
     }
 

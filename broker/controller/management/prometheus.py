@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import version
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +17,7 @@ from broker.controller.management import attempts, headroom, internals, object_m
 from broker.controller.management.call import NODE, Context
 from broker.controller.management.gathered import Stats, behind, lag
 from broker.controller.management.overview import RABBITMQ_VERSION, cluster_name, product_version
+from broker.controller.management.turns import Turns
 from shardd.wire.messages import LOW_ON_DISK
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -42,7 +44,9 @@ OF_QUEUES = {
     "acknowledged": ("acked", CLASSIC, "Messages acknowledged"),
 }
 # Sums of what /metrics/per-object has for each queue, under the same names.
+SLICE_METRICS = 50  # written between two turns of the event loop
 TOLD_OF_EACH = {f"rabbitmq_queue_messages{which}" for which in ("", "_ready", "_unacked", "_bytes")}
+Rows = list[dict[str, Any]]  # `processes.rows`
 DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
 
 
@@ -59,11 +63,22 @@ class _Once:
 async def text(context: Context, endpoint: str = "aggregated") -> bytes:
     """What does not grow with the number of queues. `endpoint`: "per-object" leaves out what is told of each queue."""
     stats = await context.stats.now(totals_only=endpoint == "aggregated")
-    metrics = [*_totals(context, stats), *_identity(context, endpoint), *_alarms(context, stats)]
-    metrics += [*_processes(context, stats), *_streams(stats), *internals.metrics(stats), *headroom.metrics(context)]
+    turns = Turns()
+    found = processes.rows(context)
+    metrics = [*_totals(context, stats), *_identity(context, endpoint), *_alarms(context, stats, found)]
+    metrics += [
+        *_processes(context, stats, found),
+        *_streams(stats),
+        *internals.metrics(stats),
+        *headroom.metrics(context),
+    ]
     if endpoint == "per-object":
         metrics = [metric for metric in metrics if metric.name not in TOLD_OF_EACH]
-    return generate_latest(_Once(metrics))
+    parts = []
+    for start in range(0, len(metrics), SLICE_METRICS):
+        parts.append(generate_latest(_Once(metrics[start : start + SLICE_METRICS])))
+        await turns.others_first()
+    return b"".join(parts)
 
 
 async def per_object(context: Context) -> AsyncIterator[bytes]:
@@ -182,7 +197,7 @@ def permanent_id(context: Context) -> str:
     return f"rabbitmq-cluster-id-{hashlib.sha256(name.encode()).hexdigest()[:22]}"
 
 
-def _alarms(context: Context, stats: Stats) -> Iterator[Metric]:
+def _alarms(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
     alarms = [(shard.number, shard.alarm) for shard in context.shards.shards if shard.alarm]
     low = any(alarm == LOW_ON_DISK for _, alarm in alarms)
     yield GaugeMetricFamily("rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", value=low)
@@ -190,7 +205,7 @@ def _alarms(context: Context, stats: Stats) -> Iterator[Metric]:
     yield GaugeMetricFamily("rabbitmq_alarms_memory_used_watermark", "1: publishers are blocked", value=memory)
     most = context.presence.connections_max
     yield GaugeMetricFamily("shardmq_connections_max", "Connections let in at once; 0: no limit", value=most)
-    few = bool(processes.short_of_files(context))
+    few = bool(processes.short_of_files(found))
     yield GaugeMetricFamily("rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", value=few)
     for key, value in processes.disk_room(stats).items():
         name = {"disk_free": "available", "disk_free_limit": "available_limit"}[key]
@@ -205,14 +220,13 @@ def _alarms(context: Context, stats: Stats) -> Iterator[Metric]:
     yield warned
 
 
-def _processes(context: Context, stats: Stats) -> Iterator[Metric]:
+def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
     labels = ["process", "shard"]
     rss = GaugeMetricFamily("shardmq_process_resident_memory_bytes", "Resident memory", labels=labels)
     uptime = GaugeMetricFamily("shardmq_process_uptime_seconds", "Time since the process started", labels=labels)
     files = GaugeMetricFamily("shardmq_process_open_fds", "Open files", labels=labels)
     files_max = GaugeMetricFamily("shardmq_process_max_fds", "Files that may be open", labels=labels)
     restarts = CounterMetricFamily("shardmq_restarts", "Restarts by the supervisor", labels=labels)
-    found = processes.rows(context)
     for row in found:
         at = [str(row["name"]), str(row["index"]) if row["kind"] == "shard" else ""]
         rss.add_metric(at, row.get("rss_bytes") or 0)
@@ -222,7 +236,7 @@ def _processes(context: Context, stats: Stats) -> Iterator[Metric]:
         restarts.add_metric(at, row["restarts"] or 0)
     yield from (rss, uptime, restarts, files, files_max)
     yield GaugeMetricFamily(
-        "rabbitmq_erlang_uptime_seconds", "Time since the broker started", value=processes.node_uptime_s(context)
+        "rabbitmq_erlang_uptime_seconds", "Time since the broker started", value=processes.node_uptime_s(found)
     )
     used = sum(row.get("fd_used") or 0 for row in found)
     yield GaugeMetricFamily("rabbitmq_process_open_fds", "Open files of all processes", value=used)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -26,7 +26,7 @@ from broker.controller.management.call import (
 from broker.controller.management.channels import channel_name
 from broker.controller.management.gathered import Stats, message_stats
 from broker.controller.management.listing import Lazy, Listing
-from broker.policies import HIDDEN_PREFIXES, NOTHING
+from broker.policies import NOTHING
 
 SINGLE_ACTIVE = "x-single-active-consumer"
 
@@ -118,17 +118,32 @@ def _queue(call: Call) -> QueuePut:
     return queue
 
 
+class _Listed:
+    """Those there are when somebody begins to read them."""
+
+    def __init__(self, now: Callable[[], Sequence[QueuePut]]) -> None:
+        self._now = now
+
+    def __iter__(self) -> Iterator[QueuePut]:
+        return iter(self._now())
+
+
 async def get_all(call: Call) -> Lazy[QueuePut]:
     vhosts, context = call.vhosts(), call.context
-    there = [q for vhost in vhosts for q in vhost.queues.values() if not q.name.startswith(HIDDEN_PREFIXES)]
     order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
 
     async def look(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
         stats = await (context.stats.now(totals_only=True) if queues is None else context.stats.of(queues))
         return lambda queue: row(queue, stats, context)
 
+    def in_order() -> Sequence[QueuePut]:
+        names = [
+            context.queue_names.of(vhost, context.catalog.vhosts) for vhost in sorted(vhosts, key=attrgetter("name"))
+        ]
+        return names[0] if len(names) == 1 else [queue for of_vhost in names for queue in of_vhost]
+
     keys = partial(queue_order.keys, context)
-    return Lazy(there, lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order, keys)
+    return Lazy(_Listed(in_order), lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order, keys, in_order)
 
 
 async def get(call: Call) -> dict[str, Any]:

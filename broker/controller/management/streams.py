@@ -142,6 +142,7 @@ async def post_arrow(call: Call) -> web.StreamResponse:
 
 
 async def _publish(call: Call, asked: Publish) -> Answer:
+    call.must_be_plain()
     if (call.request.content_length or 0) > BODY_BYTES_MAX:
         raise ApiError(413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call")
     try:

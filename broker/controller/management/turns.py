@@ -7,34 +7,61 @@ import os
 import time
 from collections.abc import Callable
 
-REST_SHARE = 3.0  # long work rests so many times as long as it worked: it takes a quarter of a processor
+REST_SHARE = 3.0  # who works long rests so many times as long as he worked: it takes a quarter of a processor
+AT_ONCE_S = 0.05  # of work without a rest, where there was none for some time: a page, or what monitoring asks for
+REST_S_MIN = 0.002  # shorter ones are put together
+REST_S_MAX = 1.0  # at a time, however many work
 RESTS_S_MAX = 4.0  # of one answer: those who scrape wait 10 s
 
 
-async def others_first() -> None:
-    """The controller's other calls, and before them whatever process waits for this processor: shards and front doors
-    have messages in hand."""
-    os.sched_yield()
-    await asyncio.sleep(0)
+class Budget:
+    """Seconds of work that are due without a rest, for all long answers of a thread together."""
+
+    def __init__(self) -> None:
+        self._left_s = AT_ONCE_S
+        self._at = 0.0
+
+    def rest_s(self, worked_s: float, now: float) -> float:
+        """How long to rest after that much work."""
+        share = 1 / (1 + REST_SHARE)
+        earned = self._left_s + share * (now - self._at)
+        self._left_s = max(min(earned, AT_ONCE_S) - worked_s, -share * REST_S_MAX)
+        self._at = now
+        return max(0.0, -self._left_s / share)
 
 
 class Turns:
-    """Those of one long answer, which does not keep a processor busy for long at a time: what waits for one is woken on
-    an idle one, rather than beside this."""
+    """Those of one long answer. What long answers do together does not keep a processor busy for long: what waits for
+    one is woken on an idle one, rather than beside this."""
 
-    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
-        """`clock`: seconds this thread has worked."""
+    budget = Budget()  # the controller's one thread's
+
+    def __init__(
+        self, worked: Callable[[], float] = time.thread_time, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`worked`: seconds this thread has worked."""
+        self._worked = worked
         self._clock = clock
-        self._since = clock()
-        self._left_s = RESTS_S_MAX
+        self._since = worked()
+        os.sched_yield()  # from here on the kernel lets others go first, where who yields loses his place (Linux 6.18)
+        self.left_s = RESTS_S_MAX  # that it may still rest
 
     def rest_s(self) -> float:
         """For how long to rest now."""
-        now = self._clock()
-        rest = min(REST_SHARE * (now - self._since), self._left_s)
-        self._since = now
-        self._left_s -= rest
+        rest = min(self.budget.rest_s(self._worked() - self._since, self._clock()), self.left_s)
+        if rest < REST_S_MIN:
+            return 0.0
+        self.left_s -= rest
         return rest
 
+    def go_on(self) -> None:
+        """What others did meanwhile is theirs."""
+        self._since = self._worked()
+
     async def others_first(self) -> None:
-        await asyncio.sleep(self.rest_s())
+        """The controller's other calls, and before them whatever process waits for this processor: shards and front
+        doors have messages in hand."""
+        rest = self.rest_s()
+        os.sched_yield()
+        await asyncio.sleep(rest)
+        self.go_on()

@@ -1,0 +1,66 @@
+"""Long answers take no more than their share of a processor, however many there are; short ones wait for nothing."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.controller.management.turns import AT_ONCE_S, REST_S_MAX, REST_SHARE, RESTS_S_MAX, Budget, Turns
+
+pieces = st.lists(st.tuples(st.integers(0, 4), st.floats(0.0001, 0.01)), min_size=1, max_size=300)
+
+
+class Machine:
+    """One thread: who works takes its time, who rests lets the others work."""
+
+    def __init__(self) -> None:
+        self.now = self.worked = 0.0
+
+    def turns(self, budget: Budget) -> Turns:
+        turns = Turns(lambda: self.worked, lambda: self.now)
+        turns.budget = budget
+        return turns
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+        self.worked += seconds
+
+
+@given(pieces)
+def test_together_they_take_their_share(work: list[tuple[int, float]]) -> None:
+    machine, budget = Machine(), Budget()
+    answers = [machine.turns(budget) for _ in range(5)]
+    awake = [0.0] * len(answers)  # when each goes on
+    for number, seconds in work:
+        machine.now = max(machine.now, awake[number])
+        machine.work(seconds)
+        awake[number] = machine.now + answers[number].rest_s()
+        answers[number].go_on()
+        if min(awake) > machine.now:
+            machine.now = min(awake)
+    rested_out = any(answer.left_s <= 0 for answer in answers)
+    share = 1 / (1 + REST_SHARE)
+    # The last piece of each is not rested for yet, and debts end at a second's rest.
+    slack = AT_ONCE_S + 0.01 * len(answers)
+    assert rested_out or machine.worked <= share * max(machine.now, *awake) + slack
+
+
+@given(st.floats(0, AT_ONCE_S * 0.99), st.floats(0, 100))
+def test_who_asks_now_and_then_waits_for_nothing(seconds: float, since: float) -> None:
+    machine = Machine()
+    machine.now = since
+    turns = machine.turns(Budget())
+    machine.work(seconds)
+    assert turns.rest_s() == 0
+
+
+def test_no_answer_rests_for_ever_and_none_for_long_at_a_time() -> None:
+    machine = Machine()
+    turns = machine.turns(Budget())
+    rests = []
+    for _ in range(100):
+        machine.work(1.0)
+        rests.append(turns.rest_s())
+        turns.go_on()
+    assert max(rests) <= REST_S_MAX
+    assert sum(rests) <= RESTS_S_MAX
