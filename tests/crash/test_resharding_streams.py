@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aio_pika
@@ -20,6 +21,8 @@ from tests.support.virtual_load import CONNECT_AGAIN_S, LOST, Ledger, Publisher
 STREAM = {"x-queue-type": "stream"}
 SLOWLY_S = 0.002  # a message
 READ_WITHIN_S = 90.0
+MANY_KEYS = 60
+HAS_WITHIN_S = 15.0
 
 
 class Read(Ledger):
@@ -130,3 +133,100 @@ async def test_streams_are_read_in_order_from_2_to_4_to_3_shards(
     for reader in readers:
         await reader.end()
     assert sum(slow.seen.values()) > 10 * KEYS
+
+
+class Stuck:
+    """A consumer that settles nothing before it is told to; what it has got."""
+
+    def __init__(self, channel: aio_pika.abc.AbstractChannel, exchange: aio_pika.abc.AbstractExchange) -> None:
+        self.channel, self.exchange = channel, exchange
+        self.settles = False
+        self.got: list[AbstractIncomingMessage] = []
+
+    async def publish(self, what: str) -> None:
+        for number in range(MANY_KEYS):
+            await self.exchange.publish(aio_pika.Message(what.encode()), f"key-{number}")
+
+    async def consume(self, **arguments: Any) -> None:
+        async def got(message: AbstractIncomingMessage) -> None:
+            self.got.append(message)
+            if self.settles:
+                await message.ack()
+
+        queue = await self.channel.get_queue(self.exchange.name, ensure=False)
+        await queue.consume(got, arguments={f"x-{key.replace('_', '-')}": value for key, value in arguments.items()})
+
+    def keys(self, what: str) -> set[str | None]:
+        return {message.routing_key for message in self.got if message.body == what.encode()}
+
+    async def has(self, what: str) -> None:
+        end = asyncio.get_running_loop().time() + HAS_WITHIN_S
+        while len(self.keys(what)) < MANY_KEYS and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.02)
+        assert len(self.keys(what)) == MANY_KEYS
+
+
+@contextlib.asynccontextmanager
+async def stuck(sharded: Sharded) -> AsyncIterator[Stuck]:
+    connection = await aio_pika.connect(sharded.broker.url)
+    async with connection:
+        channel = await connection.channel(publisher_confirms=True)
+        await channel.set_qos(prefetch_count=1000)
+        yield Stuck(channel, await channel.get_exchange(sharded.name, ensure=False))
+
+
+async def test_what_is_never_acknowledged_holds_up_its_group_and_the_status_says_so(
+    broker: RealBroker, name: str
+) -> None:
+    sharded = Sharded(broker, name)
+    await sharded.declare("x-consistent-hash", 2, shard_arguments=STREAM)
+    async with stuck(sharded) as slow, stuck(sharded) as late:
+        await slow.publish("old")
+        await slow.consume(group="slow", stream_offset="first")
+        await slow.has("old")
+        await sharded.set(3)
+        found = await sharded.reaches(3)
+        await late.consume(group="late")
+        await late.publish("new")
+        await late.has("new")  # it began behind the change
+        await asyncio.sleep(0.5)
+        assert 0 < len(slow.keys("new")) < MANY_KEYS, "keys that moved came before what was there before"
+        lost = sorted(queue["name"] for queue in found["queues"])[:2]
+        assert (await sharded.ask())["groups"] == [{"group": "slow", "changes": 1, "waits_for": lost}]
+        for message in slow.got:
+            await message.ack()
+        await slow.has("new")
+        assert (await sharded.ask())["groups"] == []
+
+
+async def test_what_is_never_acknowledged_may_cost_a_group_the_order_at_the_deadline(
+    broker: RealBroker, name: str
+) -> None:
+    sharded = Sharded(broker, name)
+    choice = {"shards_change_deadline": 500, "shards_change_at_deadline": "break-order"}
+    await sharded.declare("x-consistent-hash", 2, shard_arguments=STREAM, **choice)
+    async with stuck(sharded) as slow:
+        await slow.publish("old")
+        await slow.consume(group="slow", stream_offset="first")
+        await slow.has("old")
+        await sharded.set(3)
+        await sharded.reaches(3)
+        await slow.publish("new")
+        await slow.has("new")
+        assert "give up the order of keys" in broker.log_tail()
+
+
+async def test_who_reads_what_comes_next_gets_all_of_shards_that_come(broker: RealBroker, name: str) -> None:
+    sharded = Sharded(broker, name)
+    await sharded.declare("x-consistent-hash", 2, shard_arguments=STREAM)
+    async with stuck(sharded) as reader:
+        await reader.publish("old")
+        reader.settles = True
+        await reader.consume(stream_offset="next")
+        for number in (3, 5, 4):
+            await sharded.set(number)
+            await reader.publish(f"while {number}")
+            await sharded.reaches(number)
+        for number in (3, 5, 4):
+            await reader.has(f"while {number}")
+        assert not reader.keys("old")
