@@ -103,10 +103,21 @@ ACTIVE, DRAINING, KEPT = "active", "draining", "kept"  # what a shard queue is t
 OPEN, CLOSING, CLOSED, SETTLING = range(4)
 
 
+class Cut(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a change of the number of shards left in one that is a stream (controller/cuts.py). `number`: counts the
+    changes of one exchange. It `gains` keys: what came to it by the change lies from `offset` on; else it may lose
+    some: what came before the change lies below."""
+
+    number: int
+    offset: int
+    gains: bool
+
+
 class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Which part of a stream exchange a queue is.
 
-    `state`: active (bound, with `key`), draining (unbound; goes when it is empty), kept (unbound; stays).
+    `state`: active (bound, with `key`), draining (unbound; goes when it is empty), kept (unbound; stays). `cuts`: the
+    oldest first.
     """
 
     exchange: str
@@ -114,6 +125,7 @@ class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
     key: str = ""
     state: str = ACTIVE
     held: int = OPEN
+    cuts: tuple[Cut, ...] = ()
 
 
 class QueuePut(Change, tag="queue+", frozen=True):

@@ -4,7 +4,7 @@ which has a `Part`, itself such a consumer, at each shard queue it owns."""
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from broker.control import Answer, ConsumeTerms, SeatName
 from broker.reading import Reading
@@ -14,6 +14,11 @@ from shardd.wire.messages import ReadFrom
 if TYPE_CHECKING:
     from broker.channel import Channel
     from broker.client import Client
+
+
+# Of a reader: the offset from which on it gets nothing, and the one below which all settled is to be told; or None.
+Bounds = tuple[int | None, int | None]
+FREE: Final[Bounds] = (None, None)
 
 
 class Consumer:
@@ -82,12 +87,13 @@ class Virtual:
 class Part(Consumer):
     """A virtual consumer's share of one shard."""
 
-    __slots__ = ("held", "leaving", "recalled", "seat", "settled", "wanted")
+    __slots__ = ("bounds", "held", "leaving", "recalled", "seat", "settled", "wanted")
 
     def __init__(self, whole: Virtual, number: int, seat: SeatName) -> None:
         super().__init__(whole.client, whole.channel, number, whole.tag)
         self.whole: Virtual = whole
         self.seat = seat
+        self.bounds: Bounds = FREE  # of a stream
         self.announced = whole.announced
         self.no_ack = whole.no_ack
         self.priority = whole.terms.priority

@@ -21,7 +21,7 @@ from pamqp import commands
 
 from broker import checks, own_letters, reading
 from broker.amqp import ChannelException, ConnectionException, frames, properties
-from broker.consumers import Consumer, Part, Virtual
+from broker.consumers import FREE, Consumer, Part, Virtual
 from broker.counts import Counts
 from broker.grants import Grants
 from broker.settling import acks_together
@@ -700,6 +700,9 @@ def _read_from(consumer: Consumer, resumed: bool) -> wire.ReadFrom | None:
 
 def _attach_as(consumer: Consumer, read: wire.ReadFrom | None) -> Callable[..., wire.Attach]:
     if read is not None:
+        stop, mark = consumer.bounds if isinstance(consumer, Part) else FREE
+        if stop is not None or mark is not None:
+            return partial(wire.AttachBounded, read=read, stop=stop, mark=mark)
         return partial(wire.AttachReader, read=read)
     return wire.Attach if consumer.whole is None else partial(wire.AttachPart, whole=consumer.whole.number)
 

@@ -160,6 +160,17 @@ class SeatGivenUp(ControlMessage, tag="seat-", frozen=True):
     seat: SeatName
 
 
+class SeatPassed(ControlMessage, tag="seat>", frozen=True):
+    """The consumer has settled all below `offset` there, which is not below the mark it was given."""
+
+    number: int
+    seat: SeatName
+    offset: int
+
+
+ConsumerNews = ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed
+
+
 # -- requests ----------------------------------------------------------------------------------------------
 
 
@@ -308,12 +319,19 @@ class CancelConsumer(ControlMessage, tag="cancel-consumer", frozen=True):
 
 
 class SeatOrder(msgspec.Struct, array_like=True, frozen=True):
-    """`kind`: "give" a seat to consumer `number`, "take" it back (answered by SeatGivenUp), or "close": the virtual
-    queue is no more, which the client is told."""
+    """`kind`: "give" a seat to consumer `number`, "take" it back (answered by SeatGivenUp), "bound" its reading there,
+    or "close": the virtual queue is no more, which the client is told.
+
+    Of streams, with "give" and "bound": it gets nothing from offset `stop` on, and SeatPassed is wanted when all below
+    `mark` is settled. With "give", `fresh`: the shard came when its group was there already, and is read from its
+    beginning, wherever the consumer began elsewhere."""
 
     kind: str
     number: int
     seat: SeatName
+    stop: int | None = None
+    mark: int | None = None
+    fresh: bool = False
 
 
 class SeatOrders(ControlMessage, tag="seats", frozen=True):
@@ -344,5 +362,5 @@ class Query(ControlMessage, tag="query", frozen=True):
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
     | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed | Query
-    | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatOrders | Fence | Fenced
+    | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed | SeatOrders | Fence | Fenced
 )  # fmt: skip

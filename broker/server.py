@@ -207,6 +207,8 @@ class Door:
             self.consuming.cancelled(what.consumer)
         elif isinstance(what, wire.Ungranted):
             self.consuming.ungranted(what.consumer, what.count, what.wants)
+        elif isinstance(what, wire.Passed):
+            self.consuming.virtual.passed(what.consumer, what.offset)
         elif isinstance(what, wire.Overdue):
             self._close_overdue(what)
         elif isinstance(what, wire.OnceBecame) and self.publishing.once is not None:

@@ -32,8 +32,8 @@ from broker.control import (
     ConsumeTerms,
     ControlMessage,
     SeatGivenUp,
-    SeatName,
     SeatOrder,
+    SeatPassed,
 )
 from broker.grants import Grants
 from broker.reading import Reading
@@ -55,7 +55,7 @@ HANDOVER_MS_MAX: Final = 3_600_000
 ATTACH_AGAIN_S: Final = 0.05
 ATTACH_AGAIN_S_MAX: Final = 0.5
 ASSIGNMENTS: Final = ("group", "random", "least")
-GIVE, TAKE, CLOSE = "give", "take", "close"
+GIVE, TAKE, BOUND, CLOSE = "give", "take", "bound", "close"
 
 
 class Attaching(Protocol):
@@ -183,13 +183,16 @@ class VirtualConsuming:
                 if whole is None or whole.left or queue is None:
                     self._say(SeatGivenUp(order.number, order.seat))
                 else:
-                    self._take_up(whole, order.seat, queue)
+                    self._take_up(whole, order, queue)
             elif order.kind == TAKE:
                 part = whole.parts.get(order.seat) if whole is not None else None
                 if part is None:
                     self._say(SeatGivenUp(order.number, order.seat))
                 else:
                     self._hand_over_soon(part)
+            elif order.kind == BOUND:
+                if whole is not None and order.seat in whole.parts:
+                    self._bound(whole.parts[order.seat], order)
             elif whole is not None and not whole.left:
                 self._close(whole)
 
@@ -200,14 +203,27 @@ class VirtualConsuming:
         self._grants.gone(part)
         self._gave_up(part)
 
-    def _take_up(self, whole: Virtual, seat: SeatName, queue: QueuePut) -> None:
+    def _bound(self, part: Part, order: SeatOrder) -> None:
+        part.bounds = (order.stop, order.mark)
+        self._links.tell(part.shard, wire.Bound(part.number, *part.bounds))
+
+    def passed(self, number: int, offset: int) -> None:
+        """Consumer `number` of a shard queue has come to its mark."""
+        part = self._consuming.consumers.get(number)
+        if isinstance(part, Part):
+            self._say(SeatPassed(part.whole.number, part.seat, offset))
+
+    def _take_up(self, whole: Virtual, order: SeatOrder, queue: QueuePut) -> None:
+        seat = order.seat
         if seat in whole.parts:
             return
         part = whole.parts[seat] = Part(whole, self._consuming.next_number(), seat)
         part.queue_id, part.queue_name, part.shard = queue.id, queue.name, queue.shard
         part.auto_delete = queue.auto_delete
+        part.bounds = (order.stop, order.mark)
         if whole.read_from is not None:
-            part.reading = Reading(whole.read_from)
+            asked = whole.read_from
+            part.reading = Reading(msgspec.structs.replace(asked, start="first") if order.fresh else asked)
         self._consuming.consumers[part.number] = part
         self._start(self._attach(part))
 
@@ -224,6 +240,7 @@ class VirtualConsuming:
     async def _attach(self, part: Part) -> None:
         wait_s = ATTACH_AGAIN_S
         while part.wanted:
+            bounds = part.bounds
             try:
                 self._consuming.attached(part, await self._consuming.attach(part, resumed=False))
             except ShardRefused as refused:
@@ -232,6 +249,8 @@ class VirtualConsuming:
                 wait_s = min(2 * wait_s, ATTACH_AGAIN_S_MAX)
             else:
                 part.attached = part.wanted
+                if part.bounds != bounds:  # which its shard may not have heard of: it may be another life of it
+                    self._links.tell(part.shard, wire.Bound(part.number, *part.bounds))
                 return
 
     async def _stop(self, part: Part) -> None:

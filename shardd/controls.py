@@ -17,7 +17,19 @@ from shardd import stats
 from shardd.dead_letters import DeadLetters
 from shardd.once import Once
 from shardd.peers import Outgoing, Peer
-from shardd.queues import Consumer, Counters, Getter, Kind, Limits, Queue, Roster, StreamQueue, is_stream, limits_of
+from shardd.queues import (
+    Consumer,
+    Counters,
+    Getter,
+    Kind,
+    Limits,
+    Queue,
+    Reader,
+    Roster,
+    StreamQueue,
+    is_stream,
+    limits_of,
+)
 from shardd.stores import Home, Store, Sync
 from shardd.streams import Streams
 from shardd.upkeep import Upkeep
@@ -77,6 +89,8 @@ class Controls(ABC):
             m.Attach: self._on_attach,
             m.AttachPart: self._on_attach,
             m.AttachReader: self._on_attach_reader,
+            m.AttachBounded: self._on_attach_reader,
+            m.Bound: self._on_bound,
             m.Look: lambda peer, look, _: peer.tell(self.streams.look(peer, look)),
             m.Pull: lambda peer, pull, _: peer.tell(self.streams.pull(peer, pull)),
             m.Unwatch: lambda peer, what, _: self.streams.unwatch(peer, what),
@@ -375,6 +389,12 @@ class Controls(ABC):
         peer.tell(m.AttachedAt(attach.request, reader.offset))
         self._dirty[queue] = None
 
+    def _on_bound(self, peer: Peer, bound: m.Bound, now: int) -> None:
+        reader = peer.holders.get(bound.consumer)
+        if isinstance(reader, Reader):
+            reader.bound(bound.stop, bound.mark)
+            self._dirty[reader.queue] = None
+
     def _on_detach(self, peer: Peer, detach: m.Detach, now: int) -> None:
         consumer = peer.holders.get(detach.consumer)
         closed = False
@@ -474,7 +494,7 @@ class Controls(ABC):
 
     def _on_left(self, peer: Peer, asked: m.Left, now: int) -> None:
         queue = self.queues.get(asked.queue)
-        if queue is None or not queue.keeps_in_store:
+        if queue is None:
             peer.tell(m.Refused(asked.request, 404, "gone"))
             return
         until = asked.until or queue.newest()

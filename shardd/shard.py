@@ -238,6 +238,10 @@ class Shard(Controls):
         assert isinstance(consumer.peer, Peer)
         consumer.peer.tell(m.Ungranted(consumer.number, count, wants), after_deliveries=True)
 
+    def passed(self, consumer: Consumer, offset: int) -> None:
+        assert isinstance(consumer.peer, Peer)
+        consumer.peer.tell(m.Passed(consumer.number, offset), after_deliveries=True)
+
     _given = 0
 
     def _serve(self, now: int) -> None:

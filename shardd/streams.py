@@ -129,6 +129,8 @@ class Streams:
             limited=attach.granted,
         )
         reader.begin(offset, name, wanted, read.seen_below)
+        if isinstance(attach, m.AttachBounded):
+            reader.bound(attach.stop, attach.mark)
         queue.attach(reader)
         return reader
 

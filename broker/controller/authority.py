@@ -43,6 +43,7 @@ from broker.controller.access import hash_password
 from broker.controller.decisions import (
     RESHAPING,
     Closed,
+    CutOff,
     Decision,
     Decisions,
     Drained,
@@ -67,7 +68,7 @@ SERVER_NAME_BYTES = 16  # 22 characters of base64
 CONNECTION_FORCED = 320
 INTERNAL_ERROR = 541
 
-AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone | Pause | Drained | Restore | Closed | Settled
+AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone | Pause | Drained | Restore | CutOff | Closed | Settled
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
 ShardReply = wire.Done | wire.Refused
 

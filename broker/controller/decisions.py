@@ -23,6 +23,7 @@ from broker.changes import (
     AnyChange,
     BindingDelete,
     BindingPut,
+    Cut,
     ExchangeDelete,
     ExchangePut,
     ParameterDelete,
@@ -40,7 +41,7 @@ from broker.changes import (
 )
 from broker.checks import Refusal
 from broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
-from broker.controller import policies, shard_sets
+from broker.controller import cuts, policies, shard_sets
 from broker.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies, exchange_arguments
 from broker.routing import delaying, hidden, keeping
 
@@ -103,6 +104,16 @@ class Restore:
 
 
 @dataclass(slots=True)
+class CutOff:
+    """What these streams, shard queues of one exchange, have before they gain keys: offsets by queue id."""
+
+    vhost: str
+    exchange: str
+    number: int
+    offsets: dict[int, int]
+
+
+@dataclass(slots=True)
 class Closed:
     """These shard queues of one exchange keep back what arrives: their shards have said so."""
 
@@ -113,10 +124,12 @@ class Closed:
 
 @dataclass(slots=True)
 class Settled:
-    """What one exchange's shard queues kept back may go: what was to go before it has gone, or is not waited for."""
+    """What one exchange's shard queues kept back may go: what was to go before it has gone, or is not waited for.
+    `offsets`: of those that may have lost keys and are streams, the end of what came before, by queue id."""
 
     vhost: str
     exchange: str
+    offsets: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -359,11 +372,17 @@ class Decisions:
         return Decision(changes, follow={(ask.vhost, ask.exchange)})
 
     def _settled(self, ask: Settled, owner: str) -> Decision:
-        held = [queue for queue in self._parts(ask) if shard_sets.held_of(queue) == SETTLING]
+        parts = self._parts(ask)
+        held = [queue for queue in parts if shard_sets.held_of(queue) == SETTLING]
         open = [shard_sets.with_held(queue, OPEN) for queue in held]
-        return Decision([*open], create=open, follow={(ask.vhost, ask.exchange)})
+        number = cuts.number_under_way(parts)
+        lost = [] if number is None else _cut(parts, number, ask.offsets, gains=False)
+        return Decision([*lost, *open], create=open, follow={(ask.vhost, ask.exchange)})
 
-    def _parts(self, ask: Closed | Settled) -> list[QueuePut]:
+    def _cut_off(self, ask: CutOff, owner: str) -> Decision:
+        return Decision([*_cut(self._parts(ask), ask.number, ask.offsets, gains=True)])
+
+    def _parts(self, ask: Closed | CutOff | Settled) -> list[QueuePut]:
         vhost = self._catalog.vhosts.get(ask.vhost)
         return vhost.parts(ask.exchange) if vhost is not None else []
 
@@ -585,6 +604,15 @@ def with_type(ask: QueueDeclare, default: str, current: QueuePut | None) -> dict
     return {**arguments, "x-queue-type": default}
 
 
+def _cut(parts: list[QueuePut], number: int, offsets: dict[int, int], gains: bool) -> list[QueuePut]:
+    """Those of them that get a cut, with it."""
+    return [
+        cuts.with_cut(queue, Cut(number, offsets[queue.id], gains))
+        for queue in parts
+        if queue.id in offsets and queue.part is not None
+    ]
+
+
 def check_regexes(*regexes: str) -> None:
     for regex in regexes:
         try:
@@ -608,6 +636,7 @@ _DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
     Pause: Decisions._pause,
     Drained: Decisions._drained,
     Restore: Decisions._restore,
+    CutOff: Decisions._cut_off,
     Closed: Decisions._closed,
     Settled: Decisions._settled,
     OwnerGone: Decisions._owner_gone,

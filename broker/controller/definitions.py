@@ -4,9 +4,10 @@
 
     header  8s magic | u32 format | u32 crc32 of the rest | u64 version | u32 last queue id | u8 n, boot id[n]
     record  u32 length of what follows the checksum | u32 crc32 of it
-            u64 version | u32 queue id | u16 shard | u8 flags (1 = durable, 2 = part of a stream exchange)
+            u64 version | u32 queue id | u16 shard | u8 flags (1 = durable, 2 = part of an exchange, 4 = with cuts)
             u8 n, vhost[n] | u8 n, owner[n]
             of a part: u8 n, exchange[n] | u8 n, binding key[n] | u8 n, state or state:held[n] | u16 index
+            with cuts: u16 n, n times u32 number | u64 offset | u8 gains
             method frame
 
 What is not durable is logged too, without a sync: a controller that starts again in the same boot gets it back,
@@ -36,6 +37,7 @@ from broker.changes import (
     OPEN,
     AnyChange,
     BindingDelete,
+    Cut,
     ExchangeDelete,
     ExchangePut,
     ParameterDelete,
@@ -65,13 +67,15 @@ RESTART_VERSION_GAP = 1 << 32
 JsonChange = VhostPut | UserPut | PermissionPut | TopicPermissionPut | ParameterPut
 
 LOG_NAME = "definitions.amqp"
-DURABLE, PART = 1, 2
+DURABLE, PART, CUTS = 1, 2, 4
 
 _HEADER: Final = struct.Struct("<8sII QI")
 _CHECKED_FROM = 16  # the header's checksum covers what follows it
 _RECORD: Final = struct.Struct("<II QIHB")
 _LENGTHS = 8
 _INDEX: Final = struct.Struct("<H")
+_COUNT: Final = struct.Struct("<H")
+_CUT: Final = struct.Struct("<IQ?")
 
 log = logging.getLogger(__name__)
 
@@ -293,9 +297,10 @@ def _encode_record(change: Definition, version: int, durable: bool, queue: Any) 
     names = bytes((len(vhost),)) + vhost + bytes((len(owner),)) + owner
     id, shard = (queue.id, queue.shard) if known else (0, 0)
     part = change.part if isinstance(change, QueuePut) else None
-    rest = names + _encode_part(part) + encode_method(change)
+    cuts = part.cuts if part is not None else ()
+    rest = names + _encode_part(part) + _encode_cuts(cuts) + encode_method(change)
     length = _RECORD.size - _LENGTHS + len(rest)
-    flags = DURABLE * durable | PART * (part is not None)
+    flags = DURABLE * durable | PART * (part is not None) | CUTS * bool(cuts)
     record = _RECORD.pack(length, 0, version, id, shard, flags)[_LENGTHS:] + rest
     return struct.pack("<II", length, zlib.crc32(record)) + record
 
@@ -316,6 +321,19 @@ def _part_at(data: bytes, at: int) -> tuple[ShardOf, int]:
     return ShardOf(exchange, _INDEX.unpack_from(data, at)[0], key, state, int(held or OPEN)), at + _INDEX.size
 
 
+def _encode_cuts(cuts: tuple[Cut, ...]) -> bytes:
+    if not cuts:
+        return b""
+    return _COUNT.pack(len(cuts)) + b"".join(_CUT.pack(cut.number, cut.offset, cut.gains) for cut in cuts)
+
+
+def _cuts_at(data: bytes, at: int) -> tuple[tuple[Cut, ...], int]:
+    (count,) = _COUNT.unpack_from(data, at)
+    at += _COUNT.size
+    end = at + count * _CUT.size
+    return tuple(Cut(*_CUT.unpack_from(data, each)) for each in range(at, end, _CUT.size)), end
+
+
 def _records(data: bytes, at: int) -> Iterator[tuple[int, int, int, int, AnyChange]]:
     """End, version, flags, queue id and change of each record up to the first that is not whole."""
     while at + _RECORD.size <= len(data):
@@ -328,6 +346,9 @@ def _records(data: bytes, at: int) -> Iterator[tuple[int, int, int, int, AnyChan
         part = None
         if flags & PART:
             part, after = _part_at(data, after)
+        if part is not None and flags & CUTS:
+            cuts, after = _cuts_at(data, after)
+            part = msgspec.structs.replace(part, cuts=cuts)
         yield end, version, flags, queue_id, decode_method(data[after:end], vhost, queue_id, shard, owner, part)
         at = end
 

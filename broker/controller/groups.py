@@ -10,6 +10,9 @@ what it held is settled or requeued. So `assigned` (who is to have it) is balanc
 
 Where members ask for key affinity, and are more than shards, the ones left over share shards: a shard has *seats* then,
 and the queue itself keeps each key with one consumer.
+
+Where the shards are streams, whose number has changed, who holds one may be bound to read on only when the group has
+got over the change (cuts.py).
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from broker.controller.cuts import FREE, Bounds, Crossing, Move
+
 GROUP, RANDOM, LEAST = "group", "random", "least"
 ASSIGNMENTS: Final = (GROUP, RANDOM, LEAST)
 
-GIVE, TAKE, CLOSE = "give", "take", "close"
+GIVE, TAKE, BOUND, CLOSE = "give", "take", "bound", "close"
 
 
 class Member(NamedTuple):
@@ -59,11 +64,14 @@ class Seat(NamedTuple):
 
 
 class Order(NamedTuple):
-    """To the front door of `member`. `kind`: GIVE or TAKE a seat, or CLOSE: the virtual queue is no more."""
+    """To the front door of `member`. `kind`: GIVE or TAKE a seat, BOUND its reading there, or CLOSE: the virtual queue
+    is no more. `bounds`, with GIVE and BOUND. `fresh`, with GIVE: the shard came when the group was there already."""
 
     kind: str
     member: Member
     seat: Seat = Seat(0)
+    bounds: Bounds = FREE
+    fresh: bool = False
 
 
 class InUse(Exception):
@@ -73,13 +81,17 @@ class InUse(Exception):
 class Group:
     """The members of one group of one virtual queue."""
 
-    def __init__(self, shards: Sequence[int], begun: bool = True) -> None:
+    def __init__(self, shards: Sequence[int], begun: bool = True, moves: tuple[Move, ...] = ()) -> None:
         self.shards = tuple(shards)
         self.begun = begun  # until then nothing is given or taken
+        self.moves = moves  # changes of the number of shards that are streams
+        self.crossing = Crossing()
         self.members: dict[Member, Terms] = {}  # by arrival
         self.assigned: dict[Seat, Member] = {}
         self.held: dict[Seat, Member] = {}
         self._asked_back: set[Seat] = set()
+        self._fresh: set[int] = set()  # shards that came when somebody was there
+        self._bounds: dict[Seat, Bounds] = {}  # as holders know them
 
     def join(self, member: Member, terms: Terms) -> list[Order]:
         self.members.setdefault(member, terms)
@@ -104,21 +116,48 @@ class Group:
     def gave_up(self, member: Member, seat: Seat) -> list[Order]:
         if self.held.get(seat) != member:
             return []
+        self._let_go(seat)
+        return self.plan()
+
+    def _let_go(self, seat: Seat) -> None:
         del self.held[seat]
         self._asked_back.discard(seat)
-        return self.plan()
+        self._bounds.pop(seat, None)
 
     def gone(self, member: Member) -> list[Order]:
         """It holds nothing any more, whatever it had."""
         self.members.pop(member, None)
         for seat in [seat for seat, holder in self.held.items() if holder == member]:
-            del self.held[seat]
-            self._asked_back.discard(seat)
+            self._let_go(seat)
         return self.plan()
 
     def reshard(self, shards: Sequence[int]) -> list[Order]:
+        if self.members:
+            self._fresh |= set(shards).difference(self.shards)
         self.shards = tuple(shards)
         return self.plan()
+
+    def cross(self, moves: tuple[Move, ...]) -> list[Order]:
+        """These changes there are."""
+        self.moves = moves
+        self.crossing.open(moves, self.shards)  # what is there no more is forgotten
+        return self._bound()
+
+    def passed(self, member: Member, seat: Seat, offset: int) -> list[Order]:
+        """It has settled all below."""
+        if self.held.get(seat) != member:
+            return []
+        self.crossing.passed(seat.queue, offset)
+        return self._bound()
+
+    def open(self) -> list[Move]:
+        """Changes it has not crossed: it waits for the rest of what came before."""
+        return self.crossing.open(self.moves, self.shards) if self.moves else []
+
+    def give_up(self, numbers: Iterable[int]) -> list[Order]:
+        """The order of keys over these changes."""
+        self.crossing.given_up.update(numbers)
+        return self._bound()
 
     @property
     def is_empty(self) -> bool:
@@ -147,7 +186,20 @@ class Group:
         for seat, member in self.assigned.items():
             if seat not in self.held:
                 self.held[seat] = member
-                orders.append(Order(GIVE, member, seat))
+                self._bounds[seat] = self.crossing.bounds(self.open(), seat.queue)
+                orders.append(Order(GIVE, member, seat, self._bounds[seat], seat.queue in self._fresh))
+        return orders + self._bound()
+
+    def _bound(self) -> list[Order]:
+        """What has changed for those who hold seats; who held them before a start of ours is told again."""
+        if not self.moves or not self.begun:
+            return []
+        open, orders = self.open(), []
+        for seat, holder in self.held.items():
+            bounds = self.crossing.bounds(open, seat.queue)
+            if self._bounds.get(seat) != bounds:
+                self._bounds[seat] = bounds
+                orders.append(Order(BOUND, holder, seat, bounds))
         return orders
 
     def _seats(self, active: list[Member]) -> list[Seat]:
@@ -188,9 +240,10 @@ _NOBODY = Member(-1, 0, 0)
 class VirtualQueue:
     """All consumers of one name: its groups, and those that have one shard for good."""
 
-    def __init__(self, shards: Sequence[int], begun: bool) -> None:
+    def __init__(self, shards: Sequence[int], begun: bool, moves: tuple[Move, ...] = ()) -> None:
         self.shards = tuple(shards)
         self.begun = begun
+        self.moves = moves
         self.groups: dict[str, Group] = {}
         self.fixed: dict[Member, tuple[Terms, Seat]] = {}
 
@@ -230,7 +283,7 @@ class VirtualQueue:
     def group(self, name: str) -> Group:
         found = self.groups.get(name)
         if found is None:
-            found = self.groups[name] = Group(self.shards, self.begun)
+            found = self.groups[name] = Group(self.shards, self.begun, self.moves)
         return found
 
     @property
@@ -267,9 +320,11 @@ class Groups:
     def name_of(self, member: Member) -> Name | None:
         return self._names.get(member)
 
-    def join(self, member: Member, name: Name, terms: Terms, shards: Sequence[int]) -> list[Order]:
+    def join(
+        self, member: Member, name: Name, terms: Terms, shards: Sequence[int], moves: tuple[Move, ...] = ()
+    ) -> list[Order]:
         """Raises InUse. One that is a member already asks again because it did not hear the answer."""
-        queue = self._queue(name, shards)
+        queue = self._queue(name, shards, moves)
         known = queue.terms()
         if member in known:
             return []
@@ -282,11 +337,18 @@ class Groups:
         return queue.group(terms.group).join(member, terms)
 
     def restore(
-        self, member: Member, name: Name, terms: Terms, left: bool, held: Iterable[Seat], shards: Sequence[int]
+        self,
+        member: Member,
+        name: Name,
+        terms: Terms,
+        left: bool,
+        held: Iterable[Seat],
+        shards: Sequence[int],
+        moves: tuple[Move, ...] = (),
     ) -> list[Order]:
         """What its front door says after a start of ours; no more shards for that name: it is closed."""
         self._names[member] = name
-        orders = self._restored(self._queue(name, shards), member, terms, left, list(held))
+        orders = self._restored(self._queue(name, shards, moves), member, terms, left, list(held))
         return orders if shards else orders + self.reshard(name, shards)
 
     def _restored(self, queue: VirtualQueue, member: Member, terms: Terms, left: bool, held: list[Seat]) -> list[Order]:
@@ -303,6 +365,26 @@ class Groups:
 
     def gave_up(self, member: Member, seat: Seat) -> list[Order]:
         return self._of(member, lambda group: group.gave_up(member, seat), stays=True)
+
+    def passed(self, member: Member, seat: Seat, offset: int) -> list[Order]:
+        return self._of(member, lambda group: group.passed(member, seat, offset), stays=True)
+
+    def cross(self, name: Name, moves: tuple[Move, ...]) -> list[Order]:
+        """These changes of the number of shards there are."""
+        queue = self.queues.get(name)
+        if queue is None or queue.moves == moves:
+            return []
+        queue.moves = moves
+        return [order for group in queue.groups.values() for order in group.cross(moves)]
+
+    def overdue(self, name: Name, now: float, wait_ms: int) -> tuple[list[str], list[Order]]:
+        """Groups that have waited longer than that to get over a change wait no more; their names."""
+        given_up, orders = [], []
+        for key, group in self.queues[name].groups.items():
+            if numbers := group.crossing.overdue(group.open(), now, wait_ms):
+                given_up.append(key)
+                orders += group.give_up(numbers)
+        return given_up, orders
 
     def gone(self, members: Iterable[Member]) -> list[Order]:
         """They hold nothing any more, and are no members."""
@@ -333,10 +415,10 @@ class Groups:
 
     # -- helpers
 
-    def _queue(self, name: Name, shards: Sequence[int]) -> VirtualQueue:
+    def _queue(self, name: Name, shards: Sequence[int], moves: tuple[Move, ...]) -> VirtualQueue:
         found = self.queues.get(name)
         if found is None:
-            found = self.queues[name] = VirtualQueue(shards, self._begun)
+            found = self.queues[name] = VirtualQueue(shards, self._begun, moves)
         return found
 
     def _of(self, member: Member, act: Callable[[Group], list[Order]], stays: bool = False) -> list[Order]:

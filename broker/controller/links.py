@@ -44,6 +44,7 @@ from broker.control import (
     SeatGivenUp,
     SeatOrder,
     SeatOrders,
+    SeatPassed,
     Snapshot,
     SnapshotPart,
 )
@@ -81,7 +82,9 @@ class Handler(Protocol):
 
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None: ...
 
-    def consuming(self, door: int, incarnation: int, news: ConsumersHere | ConsumerLeave | SeatGivenUp) -> None:
+    def consuming(
+        self, door: int, incarnation: int, news: ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed
+    ) -> None:
         """Of the consumers of virtual queues there."""
 
     def handed_out(self, changes: list[AnyChange]) -> None:
@@ -356,7 +359,7 @@ class DoorLinks:
                 self.handler.connection_up(message.info)
             case ConnectionDown():
                 self.handler.connection_down(message.owner)
-            case ConsumersHere() | ConsumerLeave() | SeatGivenUp():
+            case ConsumersHere() | ConsumerLeave() | SeatGivenUp() | SeatPassed():
                 self.handler.consuming(door.number, door.incarnation, message)
             case Fenced():
                 if message.number in self._fences:

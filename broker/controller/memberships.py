@@ -8,6 +8,7 @@ said what its consumers hold, or RETURN_S_MAX have passed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from asyncio import Future
 from collections.abc import Callable, Iterable
@@ -20,18 +21,25 @@ from broker.control import (
     ConsumerHere,
     ConsumerJoin,
     ConsumerLeave,
+    ConsumerNews,
     ConsumersHere,
     ConsumeTerms,
     SeatGivenUp,
     SeatName,
     SeatOrder,
+    SeatPassed,
     VirtualLook,
 )
+from broker.controller import cuts, shard_sets
 from broker.controller.groups import Groups, InUse, Member, Name, Order, Seat, Terms
+from broker.controller.settling import BREAK_ORDER
 from shardd.wire import messages as wire
 
 # After a start: how long a front door that has not come back holds up the assignment of shards.
 RETURN_S_MAX = 3.0
+LOOK_S = 0.5  # between two looks whether a deadline is over
+
+log = logging.getLogger(__name__)
 
 ACCESS_REFUSED = 403
 NOT_FOUND = 404
@@ -58,11 +66,19 @@ class Memberships:
         self._told = max((queue.id for queue in catalog.queues()), default=0)  # newest queue that doors know
         self.groups = Groups(random.randrange)
         self._return: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._return = asyncio.get_running_loop().call_later(RETURN_S_MAX, self._begin)
+        loop = asyncio.get_running_loop()
+        self._return = loop.call_later(RETURN_S_MAX, self._begin)
+        self._looking = loop.call_later(LOOK_S, self._look)
 
     def stop(self) -> None:
+        self._all_are_here()
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def _all_are_here(self) -> None:
         if self._return is not None:
             self._return.cancel()
 
@@ -89,14 +105,14 @@ class Memberships:
             answer(NOT_FOUND, f"no queue '{name.exchange}' in vhost '{name.vhost}'", {})
             return
         try:
-            orders = self.groups.join(member, name, _terms(asked.terms), shards)
+            orders = self.groups.join(member, name, _terms(asked.terms), shards, self._moves(name))
         except InUse:
             answer(ACCESS_REFUSED, f"queue '{name.exchange}' in vhost '{name.vhost}' in exclusive use", {})
             return
         answer(0, "", {})
         self._carry_out(orders)
 
-    def news(self, door: int, incarnation: int, news: ConsumersHere | ConsumerLeave | SeatGivenUp) -> None:
+    def news(self, door: int, incarnation: int, news: ConsumerNews) -> None:
         match news:
             case ConsumersHere():
                 self._here(door, incarnation, news.consumers)
@@ -104,19 +120,21 @@ class Memberships:
                 self._carry_out(self.groups.leave(Member(door, incarnation, news.number)))
             case SeatGivenUp():
                 self._carry_out(self.groups.gave_up(Member(door, incarnation, news.number), _seat(news.seat)))
+            case SeatPassed():
+                member = Member(door, incarnation, news.number)
+                self._carry_out(self.groups.passed(member, _seat(news.seat), news.offset))
 
     def _here(self, door: int, incarnation: int, consumers: Iterable[ConsumerHere]) -> None:
         for each in consumers:
             name = Name(each.vhost, each.exchange)
             seats = [_seat(seat) for seat in each.seats]
             member = Member(door, incarnation, each.number)
-            self._carry_out(
-                self.groups.restore(member, name, _terms(each.terms), each.left, seats, self._shard_queues(name))
-            )
+            shards, moves = self._shard_queues(name), self._moves(name)
+            self._carry_out(self.groups.restore(member, name, _terms(each.terms), each.left, seats, shards, moves))
         if self._awaited:
             self._awaited.discard(door)
             if not self._awaited:
-                self.stop()
+                self._all_are_here()
                 self._begin()
 
     def door_gone(self, door: int, incarnation: int) -> None:
@@ -160,6 +178,7 @@ class Memberships:
             return
         for name in self.groups.names():
             self._carry_out(self.groups.reshard(name, self._shard_queues(name)))
+            self._carry_out(self.groups.cross(name, self._moves(name)))
 
     def _shard_queues(self, name: Name) -> tuple[int, ...]:
         """Their ids: one that is deleted and declared again is another. Those that front doors know: ids rise."""
@@ -169,10 +188,31 @@ class Memberships:
         ids = (vhost.queues[queue].id for queue in vhost.shard_queues(name.exchange))
         return tuple(id for id in ids if id <= self._told)
 
+    def _moves(self, name: Name) -> tuple[cuts.Move, ...]:
+        vhost = self._catalog.vhost(name.vhost)
+        return cuts.moves(vhost.parts(name.exchange)) if vhost is not None else ()
+
+    def _look(self) -> None:
+        """Whether a group has waited too long to get over a change of the number of shards."""
+        loop = asyncio.get_running_loop()
+        self._looking = loop.call_later(LOOK_S, self._look)
+        for name in [name for name, queue in self.groups.queues.items() if queue.moves]:
+            vhost = self._catalog.vhost(name.vhost)
+            wait_ms, choice = shard_sets.deadline(vhost, name.exchange) if vhost is not None else (None, "")
+            if wait_ms is None or choice != BREAK_ORDER:
+                continue
+            given_up, orders = self.groups.overdue(name, loop.time(), wait_ms)
+            if given_up:
+                log.warning(
+                    "shards of exchange '%s' in vhost '%s': %s ms are over, groups give up the order of keys: %s",
+                    name.exchange, name.vhost, wait_ms, given_up,
+                )  # fmt: skip
+            self._carry_out(orders)
+
     def _carry_out(self, orders: list[Order]) -> None:
         by_door: dict[tuple[int, int], list[SeatOrder]] = {}
         for order in orders:
-            said = SeatOrder(order.kind, order.member.number, SeatName(*order.seat))
+            said = SeatOrder(order.kind, order.member.number, SeatName(*order.seat), *order.bounds, order.fresh)
             by_door.setdefault((order.member.door, order.member.incarnation), []).append(said)
         for (door, incarnation), said_there in by_door.items():
             self._links.give_orders(door, incarnation, said_there)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from broker.catalog import Catalog
 from broker.changes import SETTLING, QueuePut
 from broker.control import Answer
-from broker.controller import settling, shard_sets
+from broker.controller import cuts, settling, shard_sets
 from broker.controller.authority import ShardSilent
-from broker.controller.decisions import Closed, Restore, Settled
+from broker.controller.decisions import Closed, CutOff, Restore, Settled
 from broker.controller.settling import BREAK_ORDER, DEAD_LETTER, Question, Settling
 from shardd.wire import messages as wire
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class Asked(Protocol):
     """What is needed of the authority."""
 
-    async def ask(self, request: Closed | Restore | Settled) -> Answer: ...
+    async def ask(self, request: Closed | CutOff | Restore | Settled) -> Answer: ...
     async def told(self, queues: list[QueuePut]) -> list[QueuePut]: ...
 
 
@@ -107,7 +107,24 @@ class Resharding:
 
     async def _close(self, name: Name, parts: list[QueuePut]) -> None:
         closing = await self._authority.told(settling.to_close(parts))
+        if any(map(cuts.is_stream, closing)) and not await self._cut_off(name, closing):
+            return
         await self._authority.ask(Closed(*name, frozenset(queue.id for queue in closing)))
+
+    async def _cut_off(self, name: Name, closing: list[QueuePut]) -> bool:
+        """Streams do not keep back what arrives; who reads all shards does not read on there beyond what they have now.
+        Whether all who do know that."""
+        parts = self._parts(name)
+        number = cuts.number_of(parts)
+        found = await asyncio.gather(*[self._stored(queue) for queue in cuts.without_cut(parts, closing)])
+        if offsets := {id: offset for id, offset in found if offset is not None}:
+            await self._authority.ask(CutOff(*name, number, offsets))
+        return len(offsets) == len(found) and await self._doors.fence()
+
+    async def _stored(self, queue: QueuePut) -> tuple[int, int | None]:
+        """Its id, and behind what it has on stable storage; None: its shard does not know it."""
+        answer = await self._shards.request(queue.shard, lambda n: wire.Left(n, queue.id))
+        return queue.id, answer.until - answer.left if isinstance(answer, wire.Marked) else None
 
     async def _settle(self, name: Name, parts: list[QueuePut]) -> None:
         change = self.settling.get(name)
@@ -123,7 +140,8 @@ class Resharding:
             log.info("shards of exchange '%s' in vhost '%s' have changed", name.exchange, name.vhost)
         elif not await self._is_given_up(name, change, losing):
             return
-        await self._authority.ask(Settled(*name))
+        ends = change.ends([queue for queue in losing if cuts.is_stream(queue)])
+        await self._authority.ask(Settled(*name, ends))
         self.settling.pop(name, None)
 
     async def _ask(self, change: Settling, question: Question) -> None:

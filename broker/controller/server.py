@@ -30,6 +30,7 @@ from broker.control import (
     ConsumerLeave,
     ConsumersHere,
     SeatGivenUp,
+    SeatPassed,
     VirtualLook,
 )
 from broker.controller import draining, imported, memory
@@ -222,7 +223,9 @@ class Controller:
         self.presence.has_channels(owner, ask.channels)
         return 0, ""
 
-    def consuming(self, door: int, incarnation: int, news: ConsumersHere | ConsumerLeave | SeatGivenUp) -> None:
+    def consuming(
+        self, door: int, incarnation: int, news: ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed
+    ) -> None:
         self.memberships.news(door, incarnation, news)
 
     def handed_out(self, changes: list[AnyChange]) -> None:

@@ -5,7 +5,8 @@ again after a restart of the controller: which queues must settle what they had,
 
     closing    queues that gain keys are told to keep back what arrives
     passing    the bindings are others; what front doors routed by the old ones is still on its way
-    settling   queues that lose keys have a mark at the end of what they had; what is before it is waited for
+    settling   queues that lose keys have a mark at the end of what they had; what is before it is waited for: until it
+               is settled, of streams until it is on stable storage (the rest is for those who read them: cuts.py)
     settled    what was kept back may go
 """
 
@@ -93,6 +94,14 @@ class Settling:
         """The end of what it had, if that is known of this life of its shard, and something is left."""
         mark = self._marks.get(queue.id)
         return mark.until if mark is not None and mark.epoch == epoch and self._left.get(queue.id) else None
+
+    def ends(self, losing: Iterable[QueuePut]) -> dict[int, int]:
+        """Of those that have settled all they had: where that ended, by queue id."""
+        return {
+            queue.id: self._marks[queue.id].until
+            for queue in losing
+            if queue.id in self._marks and self._left.get(queue.id) == 0
+        }
 
     def gone(self, queue: QueuePut) -> None:
         """Its shard does not know it: with what it had."""

@@ -35,6 +35,7 @@ from broker.changes import (
     ShardOf,
 )
 from broker.checks import PRECONDITION_FAILED, Refusal
+from broker.controller import cuts
 from broker.controller.policies import (
     AT_DEADLINE,
     DEADLINE,
@@ -254,7 +255,7 @@ class Reshaping:
         self._parts = {queue.name: queue for queue in vhost.parts(exchange.name)}
         self._done = Reshaped([], [], [], [], [])
         self._bound = {queue.name for queue in self._parts.values() if is_bound(vhost, queue)}
-        ordered = keeps_order(vhost, exchange, want.is_set) and want.arguments.get("x-queue-type") != "stream"
+        ordered = keeps_order(vhost, exchange, want.is_set)
         self._in_steps = ordered and (in_steps or any(held_of(queue) for queue in self._parts.values()))
         self._indexes = range(want.number)
 
@@ -360,6 +361,8 @@ class Reshaping:
                 self._note(f"'{queue.name}' is one too many and goes when it is empty")
 
     def _put(self, old: QueuePut, new: QueuePut) -> QueuePut:
+        if held_of(new) and not held_of(old):
+            new = cuts.begun(new, self._parts.values())
         if new != old:
             self._done.changes.append(new)
         if bool(held_of(new)) != bool(held_of(old)):
@@ -369,7 +372,8 @@ class Reshaping:
     def _put_queue(
         self, name: str, index: int, queue: QueuePut | None, new_queue_id: Callable[[], int], held: int
     ) -> QueuePut:
-        part = ShardOf(self._exchange.name, index, self._want.key, held=held)
+        had = queue.part.cuts if queue is not None and queue.part is not None else ()
+        part = ShardOf(self._exchange.name, index, self._want.key, held=held, cuts=had)
         if queue is not None:
             return self._put(queue, msgspec.structs.replace(queue, part=part))
         shard, id = self._place(index), new_queue_id()
@@ -424,10 +428,7 @@ def released(vhost: Vhost, exchange: str, choice: str) -> Reshaped:
 def keeps_order(vhost: Vhost, exchange: ExchangePut, is_set: bool = True) -> bool:
     """Whether keys stay in order when queues come or go. They do where keys move only to queues that come and from
     queues that go: no queue then has both keys that leave and keys to keep back. Of modulus hash that is so where all
-    queues are others, which is done when the number is set, and not when a policy says another: that adds queues.
-    Streams are never settled, and wait for nothing."""
-    if any(queue.arguments.get("x-queue-type") == "stream" for queue in vhost.parts(exchange.name)):
-        return False
+    queues are others, which is done when the number is set, and not when a policy says another: that adds queues."""
     spreads = inner_type(exchange.type, exchange.arguments)
     if spreads == "x-consistent-hash" and exchange.arguments.get("x-algorithm") != "jump":
         return True

@@ -44,6 +44,8 @@ class Outlet(Protocol):
         """All of them came back `times` times, to a queue that allows it only so often."""
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None: ...
+    def passed(self, consumer: Consumer, offset: int) -> None:
+        """Of a stream: it has settled all below, which is not below its mark."""
 
 
 class Queue(Backlog):

@@ -35,6 +35,7 @@ AGE = re.compile(r"(\d+)([YMDhms])")
 UNIT_S: Final = {"Y": 365 * 86400, "M": 30 * 86400, "D": 86400, "h": 3600, "m": 60, "s": 1}
 # Names are AMQP short strings.
 NAME_BYTES_MAX: Final = 255
+NO_STOP: Final = 1 << 63  # beyond any offset
 # Names with a position in one stream, from which on no more are taken of those that read elsewhere.
 PLACED_MAX: Final = 1000
 
@@ -81,7 +82,9 @@ class Log(Protocol):
     def forget_producers(self, heard_before: int) -> int: ...
     def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]: ...
     def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None: ...
-    def batch(self, offset: int, bytes_max: int, count_max: int, wanted: array[int] | None = None) -> Batch: ...
+    def batch(
+        self, offset: int, bytes_max: int, count_max: int, wanted: array[int] | None = None, below: int = NO_STOP
+    ) -> Batch: ...
     def find(self, timestamp: int) -> int: ...
     def retain(
         self, now: int, *, max_bytes: int | None = None, max_age_ms: int | None = None, max_messages: int | None = None
@@ -114,7 +117,7 @@ class Retention(NamedTuple):
 class Reader(Consumer):
     """A consumer of a stream. `offset`: what it gets next, but for what it gave back."""
 
-    __slots__ = ("again", "came_again", "filters", "name", "offset", "seen_below")
+    __slots__ = ("again", "came_again", "filters", "mark", "name", "offset", "seen_below", "stop")
 
     offset: int
     name: bytes  # b"": its position is not kept
@@ -122,6 +125,8 @@ class Reader(Consumer):
     seen_below: int  # what is below this offset it may have seen
     again: list[int]  # offsets it gave back, ascending; at most as many as its prefetch
     came_again: set[int]  # of those, what it has a second time and has not settled
+    stop: int  # it gets nothing new from there on
+    mark: int | None  # when all below is settled is to be told
 
     @property
     def position(self) -> int:
@@ -134,6 +139,11 @@ class Reader(Consumer):
         """Once, before it is attached."""
         self.offset, self.name, self.filters, self.seen_below = offset, name, filters, seen_below
         self.again, self.came_again = [], set()
+        self.stop, self.mark = NO_STOP, None
+
+    def bound(self, stop: int | None, mark: int | None) -> None:
+        """`stop`: where the log ended at some time, so where messages that are read together end."""
+        self.stop, self.mark = NO_STOP if stop is None else stop, mark
 
 
 def _note(ranges: list[tuple[int, int]], first: int, behind: int) -> None:
@@ -220,6 +230,14 @@ class StreamQueue(Queue):
         batch = self.log.batch(offset, bytes_max, stop - offset)
         return batch.blob, len(batch.entries), batch.next_offset
 
+    def newest(self) -> int:
+        """Behind the last message, be it on stable storage or not."""
+        return self.log.next_offset
+
+    def left_until(self, last: int) -> int:
+        """Not on stable storage."""
+        return max(0, last - self.log.committed_offset)
+
     def publish(self, arrival: Arrival, now: int) -> list[int] | None:
         """They went to other queues of the vhost too, and so to its store, where this one does not need them."""
         self.store.settle(self.id, arrival.entries, False)
@@ -294,11 +312,20 @@ class StreamQueue(Queue):
             self._turn = (self._turn + 1) % len(readers)
             reader = readers[self._turn]
             assert isinstance(reader, Reader)
-            if reader.again or reader.offset < self.log.committed_offset:
+            if reader.again or reader.offset < min(self.log.committed_offset, reader.stop):
                 before = reader.offset
                 given += self._feed(reader, bytes_max - given, outlet)
                 progress = progress or reader.offset > before
+            if reader.mark is not None:
+                self._tell_passed(reader, outlet)
         return progress or given > 0
+
+    @staticmethod
+    def _tell_passed(reader: Reader, outlet: Outlet) -> None:
+        position = reader.position
+        if reader.mark is not None and position >= reader.mark:
+            reader.mark = None
+            outlet.passed(reader, position)
 
     def _feed(self, reader: Reader, bytes_max: int, outlet: Outlet) -> int:
         """What fits; bytes handed out."""
@@ -311,8 +338,11 @@ class StreamQueue(Queue):
         seen = reader.offset < reader.seen_below
         if seen:
             count = min(count, reader.seen_below - reader.offset)
-        batch = self.log.batch(reader.offset, room, count, reader.filters)
-        reader.offset = batch.next_offset
+        batch = self.log.batch(reader.offset, room, count, reader.filters, reader.stop)
+        if batch.next_offset == reader.offset and reader.stop <= self.log.committed_offset:
+            reader.offset = reader.stop  # damaged up to there
+        else:
+            reader.offset = batch.next_offset
         if not batch.entries:
             self._note(reader)
             return 0

@@ -18,7 +18,7 @@ from shardd.store.chunk import expanded
 from shardd.store.files import is_missing
 from shardd.store.stream import StreamLog, StreamSync, wanted_filters
 from shardd.store.stream_producers import StreamProducers
-from shardd.store.stream_reading import COUNT_MAX, chunks
+from shardd.store.stream_reading import COUNT_MAX, OFFSET_MAX, chunks
 from shardd.store.stream_segment import StreamSegment, last_not_above
 
 _RECORD = struct.Struct("<I16xIH")  # of a record (drawn in record.pyx): length, messages, queues
@@ -210,9 +210,16 @@ class QueueLog(StreamLog):
         """What `batch` takes as `wanted`; None: everything."""
         return wanted_filters([value.encode() for value in values], unfiltered=unfiltered) if values else None
 
-    def batch(self, offset: int, bytes_max: int, count_max: int = COUNT_MAX, wanted: array[int] | None = None) -> Batch:
+    def batch(
+        self,
+        offset: int,
+        bytes_max: int,
+        count_max: int = COUNT_MAX,
+        wanted: array[int] | None = None,
+        below: int = OFFSET_MAX,
+    ) -> Batch:
         """As `read`, ready to be delivered."""
-        found = self.read(offset, bytes_max, wanted, count_max)
+        found = self.read(offset, bytes_max, wanted, count_max, below)
         blob, sizes = found.blob, found.sizes
         offsets = expanded(found.runs, 0)
         if wanted is not None and offsets:

@@ -23,7 +23,7 @@ from shardd.store.positions import NAME, NEW_NAME, Positions
 from shardd.store.producers import NAME as PRODUCERS
 from shardd.store.producers import Cover
 from shardd.store.recovery import Damage
-from shardd.store.stream_reading import COUNT_MAX, Messages, StreamCache, Walk, chunk_newer
+from shardd.store.stream_reading import COUNT_MAX, OFFSET_MAX, Messages, StreamCache, Walk, chunk_newer
 from shardd.store.stream_segment import (
     HEADER_BYTES,
     SEGMENT_BYTES_MAX,
@@ -416,15 +416,20 @@ class StreamLog:
         return max(self._committed_chunk, self.first_offset)
 
     def read(
-        self, offset: int, bytes_max: int, wanted: array[int] | None = None, count_max: int = COUNT_MAX
+        self,
+        offset: int,
+        bytes_max: int,
+        wanted: array[int] | None = None,
+        count_max: int = COUNT_MAX,
+        below: int = OFFSET_MAX,
     ) -> Messages:
-        """Committed messages from `offset` on, or from the first one that is there: as many as fit in `bytes_max`, but
-        at least one, and not more than `count_max`, which is at least 1. `wanted`: filters; chunks without any of them
-        are passed over, others may hold more than these."""
+        """Committed messages from `offset` on, or from the first one that is there, and `below` that offset, an end the
+        log has had: as many as fit in `bytes_max`, but at least one, and not more than `count_max`, which is at least
+        1. `wanted`: filters; chunks without any of them are passed over, others may hold more than these."""
         if self._state != "open":
             raise Closed("the stream is not open")
         walk = Walk(
-            self._cache, max(offset, self.first_offset), self.committed_offset, max(bytes_max, 0), wanted,
+            self._cache, max(offset, self.first_offset), min(self.committed_offset, below), max(bytes_max, 0), wanted,
             self._report, [], array("I"), array("Q"), count_max,
         )  # fmt: skip
         while walk.offset < walk.limit and not walk.full:

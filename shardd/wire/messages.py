@@ -398,6 +398,29 @@ class AttachedAt(Attached, tag="attached-at", frozen=True):
     offset: int
 
 
+class AttachBounded(AttachReader, tag="attach-bounded", frozen=True):
+    """The same, of one that is bounded from the beginning: drawn at Bound."""
+
+    stop: int | None = None
+    mark: int | None = None
+
+
+class Bound(Message, tag="bound", frozen=True):
+    """Front door to shard: from now on a consumer of a stream gets nothing from offset `stop` on (None: all), and its
+    shard says with Passed, once, that it has settled all below `mark` (None: no more)."""
+
+    consumer: int
+    stop: int | None
+    mark: int | None
+
+
+class Passed(Message, tag="passed", frozen=True):
+    """Shard to front door: this consumer has settled all below `offset`, which is not below its mark."""
+
+    consumer: int
+    offset: int
+
+
 class Detach(Message, tag="detach", frozen=True):
     """Front door to shard: no more deliveries. Unsettled ones stay until settled or Release. Answered by
     Done(request) after the last delivery."""
@@ -512,7 +535,8 @@ class Count(Message, tag="count", frozen=True):
 
 class Left(Message, tag="left", frozen=True):
     """Controller to shard: how many messages of the queue up to the place `until` (0: to its end as it is now) are not
-    settled. Answered by Marked(request) or Refused. Places are of one life of the shard."""
+    settled; of a stream: not on stable storage. Answered by Marked(request) or Refused. Places are of one life of the
+    shard; a stream's are offsets, behind the last message."""
 
     request: int
     queue: int
@@ -627,7 +651,8 @@ class Refused(Message, tag="refused", frozen=True):
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | AttachPart | Attached | AttachReader
-    | AttachedAt | Look | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Grant | Tune | Recall
+    | AttachBounded | AttachedAt | Bound | Passed
+    | Look | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Grant | Tune | Recall
     | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge | DeadLetters
     | Departed | AskOnce | ToldOnce | OnceBecame | ForgetOnce | Done | Refused
 )  # fmt: skip

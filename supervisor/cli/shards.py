@@ -72,6 +72,8 @@ def status(
         typer.echo(json.dumps(found))
         return
     typer.echo(_told(found))
+    for group in found["groups"]:
+        typer.echo(_told_of(group))
     show(Rows(found["queues"], ["name", "shard", "state", "bound", "held", "messages", "to_settle"]), formatter)
 
 
@@ -81,6 +83,14 @@ def _told(found: dict[str, Any]) -> str:
     unknown = f", of {found['unknown']} queues not known yet" if found["unknown"] else ""
     limit = f"; at {found['deadline_ms']} ms: {found['at_deadline']}" if found["deadline_ms"] is not None else ""
     return f"{found['step']}: {_bar(found)}{found['to_settle']} messages to go{unknown}{limit}"
+
+
+def _told_of(group: dict[str, Any]) -> str:
+    """Of a group that has to read the end of what came before a change."""
+    if group["waits_for"] is None:
+        return f"group '{group['group']}' waits for the change"
+    rest, number = "', '".join(group["waits_for"]), group["changes"]
+    return f"group '{group['group']}' has {number} changes before it, and first to settle the rest of '{rest}'"
 
 
 def _bar(found: dict[str, Any]) -> str:

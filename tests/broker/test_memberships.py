@@ -7,8 +7,10 @@ from asyncio import Future
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from broker.catalog import Catalog
-from broker.changes import ExchangeDelete, ExchangePut, QueuePut, ShardOf, VhostPut
+from broker.changes import CLOSING, SETTLING, Cut, ExchangeDelete, ExchangePut, QueuePut, ShardOf, VhostPut
 from broker.control import (
     Ask,
     ConsumerHere,
@@ -19,6 +21,7 @@ from broker.control import (
     SeatGivenUp,
     SeatName,
     SeatOrder,
+    SeatPassed,
     VirtualLook,
 )
 from broker.controller.memberships import Memberships
@@ -31,9 +34,11 @@ QUEUES = (11, 12)
 class FakeDoors:
     def __init__(self) -> None:
         self.orders: list[tuple[int, str, int, int]] = []
+        self.said: list[tuple[str, int, int | None, int | None, bool]] = []  # kind, queue, stop, mark, fresh
 
     def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None:
         self.orders += [(door, order.kind, order.number, order.seat.queue) for order in orders]
+        self.said += [(order.kind, order.seat.queue, order.stop, order.mark, order.fresh) for order in orders]
 
     def take(self) -> list[tuple[int, str, int, int]]:
         taken, self.orders = self.orders, []
@@ -61,6 +66,11 @@ class Bench:
         self.doors, self.shards = FakeDoors(), FakeShards()
         self.memberships = Memberships(self.catalog, self.doors, self.shards, doors)
         self.answers: list[tuple[int, str, dict[str, Any]]] = []
+
+    def change(self, *changes: QueuePut) -> None:
+        for change in changes:
+            self.catalog.apply(change)
+        self.memberships.changed([*changes])
 
     def ask(self, door: int, what: ConsumerJoin | VirtualLook) -> None:
         self.memberships.asked(Ask(1, what, f"{door}.1.9", "guest"), lambda *said: self.answers.append(said))
@@ -155,3 +165,36 @@ async def test_looking_counts_consumers_and_what_they_have_at_the_shards() -> No
         bench.memberships.news(0, 1, SeatGivenUp(5, SeatName(queue, 0)))
     bench.ask(0, VirtualLook("/", "e"))
     assert bench.answers[-1] == (0, "", {"consumers": 0, "seats": 0})
+
+
+async def test_who_reads_streams_is_bound_until_its_group_has_got_over_a_change() -> None:
+    bench = Bench(doors=1)
+    bench.memberships.news(0, 1, ConsumersHere([]))
+    bench.join(0, 5)
+    assert all(order[-3:] == (None, None, False) for order in bench.doors.said)
+    bench.doors.said.clear()
+    more = QueuePut("/", "e - 2", 13, 0, part=ShardOf("e", 2, held=CLOSING))
+    bench.change(more)
+    assert bench.doors.said == [("give", 13, None, None, True)]
+    bench.doors.said.clear()
+    bench.change(msgspec.structs.replace(more, part=ShardOf("e", 2, held=SETTLING, cuts=(Cut(1, 0, True),))))
+    bounds = {queue: (stop, mark) for kind, queue, stop, mark, _ in bench.doors.said if kind == "bound"}
+    assert bounds == {13: (0, None)}
+    bench.doors.said.clear()
+    bench.change(
+        QueuePut("/", "e - 0", 11, 0, part=ShardOf("e", 0, cuts=(Cut(1, 7, False),))),
+        msgspec.structs.replace(more, part=ShardOf("e", 2, cuts=(Cut(1, 0, True),))),
+    )
+    assert bench.doors.said == [("bound", 11, None, 7, False)]
+    bench.doors.said.clear()
+    bench.memberships.news(0, 1, SeatPassed(5, SeatName(11, 0), 9))
+    assert bench.doors.said == [("bound", 11, None, None, False), ("bound", 13, None, None, False)]
+
+
+async def test_who_was_bound_before_a_start_of_the_controller_is_told_anew() -> None:
+    bench = Bench(doors=1)
+    bench.catalog.apply(QueuePut("/", "e - 0", 11, 0, part=ShardOf("e", 0, cuts=(Cut(1, 7, False),))))
+    bench.catalog.apply(QueuePut("/", "e - 1", 12, 1, part=ShardOf("e", 1, cuts=(Cut(1, 3, True),))))
+    held = ConsumerHere(7, "/", "e", TERMS, False, [SeatName(11, 0), SeatName(12, 0)])
+    bench.memberships.news(0, 1, ConsumersHere([held]))
+    assert sorted(bench.doors.said) == [("bound", 11, None, 7, False), ("bound", 12, 3, None, False)]

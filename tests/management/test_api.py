@@ -605,15 +605,18 @@ async def test_a_consumer_is_cancelled_by_who_may_close_its_connection(made: Api
     assert made.doors.closed == [(OWNER, 1, "tag")]
 
 
-async def test_a_plan_says_that_keys_of_streams_do_not_stay_in_order(api: Api) -> None:
-    for kind, ordered in (("classic", True), ("stream", False)):
+async def test_a_plan_says_whether_keys_stay_in_order(api: Api) -> None:
+    for name, type, kind, ordered in (
+        ("classic", "x-consistent-hash", "classic", True),
+        ("stream", "x-consistent-hash", "stream", True),
+        ("random", "x-random", "stream", False),
+    ):
         arguments = {"x-shards": 2, "x-shard-arguments": {"x-queue-type": kind}}
-        declared = {"type": "x-consistent-hash", "arguments": arguments}
-        assert (await api.call("PUT", f"/api/exchanges/%2F/of-{kind}", declared))[0] == 201
-        _, plan = await api.call("POST", f"/api/exchanges/%2F/of-{kind}/shards/plan", {"number": 3})
+        assert (await api.call("PUT", f"/api/exchanges/%2F/{name}", {"type": type, "arguments": arguments}))[0] == 201
+        _, plan = await api.call("POST", f"/api/exchanges/%2F/{name}/shards/plan", {"number": 3})
         assert (len(plan["coming"]), plan["going"], plan["keeps_order"]) == (1, [], ordered)
-        _, status = await api.call("GET", f"/api/exchanges/%2F/of-{kind}/shards")
-        assert status["keeps_order"] is ordered
+        _, status = await api.call("GET", f"/api/exchanges/%2F/{name}/shards")
+        assert (status["keeps_order"], status["groups"]) == (ordered, [])
 
 
 async def test_shards_are_planned_changed_and_shown(api: Api) -> None:

@@ -59,6 +59,9 @@ class Bench:
     def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview) -> None:
         raise AssertionError("it has no delivery limit")
 
+    def passed(self, consumer: Consumer, offset: int) -> None:
+        raise AssertionError("no stream")
+
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
         raise AssertionError("nobody is limited")
 

@@ -55,6 +55,9 @@ class Both:
         self.deliver(consumer, first, True, count, blob)
         self.times.update((number, times) for *_, number in self.given[before:])
 
+    def passed(self, consumer: Consumer, offset: int) -> None:
+        raise AssertionError("no stream")
+
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
         self.ungrants.append((consumer.number, count, wants))
 

@@ -25,6 +25,9 @@ class Outlet:
     def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview) -> None:
         raise AssertionError("nobody counts here")
 
+    def passed(self, consumer: Consumer, offset: int) -> None:
+        raise AssertionError("no stream")
+
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
         raise AssertionError("nobody has grants here")
 

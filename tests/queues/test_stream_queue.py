@@ -27,6 +27,7 @@ class Told:
     def __init__(self) -> None:
         self.got: dict[int, list[tuple[int, bytes, bool]]] = {}
         self.numbers: dict[tuple[int, int], int] = {}
+        self.passes: list[tuple[int, int]] = []
 
     def deliver(
         self, consumer: Any, first_number: int, redelivered: bool, count: int, blob: bytes | memoryview
@@ -43,6 +44,9 @@ class Told:
 
     def ungranted(self, *_: Any) -> None:
         raise AssertionError("nobody here has grants")
+
+    def passed(self, consumer: Any, offset: int) -> None:
+        self.passes.append((consumer.number, offset))
 
 
 class History:
@@ -63,6 +67,8 @@ class History:
         self.held: dict[int, dict[int, int]] = {}  # by reader: number, offset
         self.again: dict[int, set[int]] = {}
         self.positions: dict[bytes, int] = {}
+        self.ends = [0]  # of the log, now and then
+        self.bounds: dict[int, tuple[int | None, int | None]] = {}  # stop and mark, of readers that have some
         self.limits = {
             "x-stream-max-segment-size-bytes": SEGMENT_BYTES_MIN,
             **self.random.choice([{}, {}, {"x-max-length-bytes": 9000}, {"x-max-age": "1s"}, {"x-max-length": 50}]),
@@ -90,6 +96,7 @@ class History:
             if QUEUE in queues:
                 self.messages += texts
         self.queue.append(memoryview(records), alone=False)
+        self.ends.append(len(self.messages))
 
     def sync(self) -> None:
         if self.job is not None:
@@ -135,9 +142,28 @@ class History:
         self.due[reader.number] = reader.offset
         self.held[reader.number], self.again[reader.number] = {}, set()
 
+    def bound(self) -> None:
+        for number, reader in self.readers.items():
+            end, offset = self.random.choice(self.ends), self.random.randint(0, len(self.messages) + 5)
+            stop, mark = self.random.choice([(None, None), (end, None), (None, offset), (end, end), (end, offset)])
+            reader.bound(stop, mark)
+            self.bounds[number] = (stop, mark)
+
+    def check_bounds(self, is_all: bool) -> None:
+        """`is_all`: each reader was looked at."""
+        for number, position in self.told.passes:
+            stop, mark = self.bounds[number]
+            assert mark is not None and mark <= position == self.readers[number].position, "not settled"
+            self.bounds[number] = (stop, None)
+        self.told.passes.clear()
+        for number, reader in self.readers.items():
+            mark = self.bounds.get(number, (None, None))[1]
+            assert not is_all or mark is None or reader.position < mark, "settled, and not told"
+
     def deliver(self) -> None:
         before = self.queue.log.first_offset
-        self.queue.deliver(self.now, self.told, 4000)
+        more = self.queue.deliver(self.now, self.told, 4000)
+        self.check_bounds(is_all=not more)
         for number, got in self.told.got.items():
             for offset, message, redelivered in got:
                 assert offset < self.committed, "not on stable storage"
@@ -145,6 +171,8 @@ class History:
                 if redelivered:
                     self.again[number].remove(offset)
                 else:
+                    stop = self.bounds.get(number, (None, None))[0]
+                    assert stop is None or offset < stop, "beyond its bound"
                     due = max(self.due[number], before)
                     assert offset == due or due < self.queue.log.first_offset <= offset
                     self.due[number] = offset + 1
@@ -208,10 +236,11 @@ class History:
         assert not clean or self.queue.log.positions() == known
         self.committed = self.queue.log.committed_offset
         del self.messages[self.committed :]
+        self.ends = [end for end in self.ends if end <= self.committed] + [self.committed]
 
     def play(self, steps: int) -> None:
         acts = [self.publish] * 4 + [self.sync] * 3 + [self.end_sync, self.attach] + [self.deliver] * 6
-        acts += [self.settle] * 4 + [self.leave]
+        acts += [self.settle] * 4 + [self.leave, self.bound]
         for _ in range(steps):
             self.random.choice(acts)() if self.random.random() > 0.02 else self.end()
             self.now += self.random.choice([0, 1, 400])
@@ -223,7 +252,9 @@ class History:
         self.drain()
 
     def drain(self) -> None:
-        """Whoever settles all it gets comes to the end."""
+        """Whoever settles all it gets comes to the end, if nothing bounds it."""
+        for reader in self.readers.values():
+            reader.bound(None, None)
         self.end_sync()
         self.sync()
         self.end_sync()

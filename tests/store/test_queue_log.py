@@ -110,3 +110,18 @@ def test_a_batch_is_as_many_as_asked_for_and_as_fit_but_at_least_one(offset: int
         assert len(offsets) >= min(count, 40 - offset, room)
     assert found.next_offset == max(offset, offset + len(offsets))
     assert list(array("Q", found.blob[: 8 * len(offsets)])) == offsets
+
+
+@given(st.integers(0, 40), st.integers(0, 45), st.sampled_from(["all", "unfiltered", "none"]))
+def test_nothing_is_read_beyond_an_end_the_log_has_had(offset: int, below: int, wanted: str) -> None:
+    log, _ = opened(FaultyFiles())
+    filled(log)
+    filters = None if wanted == "all" else log.filters(["a"], wanted == "unfiltered")
+    found, at = [], offset
+    while at < min(below, 40):
+        batch = log.batch(at, 4000, wanted=filters, below=below)
+        assert at < batch.next_offset <= below
+        found += [entry - 1 for entry in batch.entries]
+        at = batch.next_offset
+    assert found == ([] if wanted == "none" else list(range(offset, min(below, 40))))
+    assert not log.batch(at, 4000, wanted=filters, below=below).entries or below > at

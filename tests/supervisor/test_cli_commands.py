@@ -54,8 +54,10 @@ ANSWERS: dict[str, Any] = {
     ],
     "/api/exchanges/v/e/shards": {
         "step": "settling", "to_settle": 30, "to_settle_at_first": 120, "unknown": 0, "deadline_ms": 500,
-        "at_deadline": "dead-letter", "queues": [{"name": "e-0", "shard": 1, "state": "active", "bound": True}]},
-    "/api/exchanges/%2F/still/shards": {"step": "none", "queues": []},
+        "at_deadline": "dead-letter", "queues": [{"name": "e-0", "shard": 1, "state": "active", "bound": True}],
+        "groups": [{"group": "slow", "changes": 2, "waits_for": ["e-0"]},
+                   {"group": "late", "changes": 1, "waits_for": None}]},
+    "/api/exchanges/%2F/still/shards": {"step": "none", "queues": [], "groups": []},
     "/api/exchanges/v/e/shards/plan": {"shards": 2, "new_shards": 3, "share_moving": 0.34, "to_settle": 7,
                                        "coming": ["e-2"], "going": []},
     "/api/health/checks/is-in-service": {"status": "ok"},
@@ -381,7 +383,9 @@ def test_every_command_has_help_and_a_name_of_its_own() -> None:
 
 
 def test_shards_status_says_how_far_a_change_is(ctl: Any) -> None:
-    first, *rows = ctl("shards", "status", "e", "-p", "v").splitlines()
+    first, slow, late, *rows = ctl("shards", "status", "e", "-p", "v").splitlines()
+    assert slow == "group 'slow' has 2 changes before it, and first to settle the rest of 'e-0'"
+    assert late == "group 'late' waits for the change"
     assert first == "settling: [###############-----] 75%, 30 messages to go; at 500 ms: dead-letter"
     assert rows[1].split("\t")[:4] == ["e-0", "1", "active", "true"]
 

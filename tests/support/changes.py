@@ -42,7 +42,10 @@ def any_change() -> st.SearchStrategy[c.AnyChange]:
 
 
 def part() -> st.SearchStrategy[c.ShardOf]:
-    return st.builds(c.ShardOf, NAMES, st.integers(0, 3), KEYS, st.sampled_from([c.ACTIVE, c.DRAINING, c.KEPT]))
+    states = st.sampled_from([c.ACTIVE, c.DRAINING, c.KEPT])
+    cut = st.builds(c.Cut, st.integers(1, 9), st.integers(0, 1 << 62), st.booleans())
+    cuts = st.lists(cut, max_size=3).map(tuple)
+    return st.builds(c.ShardOf, NAMES, st.integers(0, 3), KEYS, states, st.integers(0, 3), cuts)
 
 
 def policy() -> st.SearchStrategy[dict[str, Any]]:

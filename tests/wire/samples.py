@@ -48,7 +48,12 @@ CONTROL: list[wire.Control] = [
         True,
         read=wire.ReadFrom("offset", 5, "name", ["a"], True, 7),
     ),
+    wire.AttachBounded(
+        23, 7, 8, 9, 10, "tag", False, False, 0, 20, False, True, read=wire.ReadFrom("first"), stop=100, mark=90
+    ),
     wire.AttachedAt(23, 5),
+    wire.Bound(8, 100, None),
+    wire.Passed(8, 95),
     wire.Look(25, 7, 8, 1000, 2000),
     wire.Looked(25, 1, 9, 3, 4),
     wire.Pull(26, 7, 8, 3, 9, 4096),

@@ -10,6 +10,7 @@ import msgspec
 from broker.catalog import Vhost
 from broker.changes import ACTIVE, ExchangePut, QueuePut
 from broker.controller import settling, shard_sets
+from broker.controller.groups import Name, VirtualQueue
 from broker.controller.management.call import Call, Route, bad_request, check, not_found
 from broker.controller.management.exchanges import exchange_name
 from broker.controller.policies import NUMBER, SHARDS, SHARDS_PER_EXCHANGE_MAX, number_fault
@@ -41,7 +42,21 @@ async def status(call: Call) -> dict[str, Any]:
         "deadline_ms": deadline_ms,
         "at_deadline": choice or "wait",
         "queues": [_shown(vhost, queue, waiting.get(queue.id), left.get(queue.name)) for queue in parts],
+        "groups": _crossing(call.context.groups.queues.get(Name(vhost.name, exchange.name)), parts),
     }
+
+
+def _crossing(virtual: VirtualQueue | None, parts: list[QueuePut]) -> list[dict[str, Any]]:
+    """Groups that read streams and have not got over a change yet. `waits_for`: what they have to read and settle
+    first, up to the end of what came before the first of those changes; None: it is under way."""
+    names = {queue.id: queue.name for queue in parts}
+    found = []
+    for name, group in virtual.groups.items() if virtual is not None else ():
+        if open := group.open():
+            waits_for = group.crossing.waits_for(open[0], group.shards)
+            queues = None if waits_for is None else sorted(names[id] for id in waits_for if id in names)
+            found.append({"group": name, "changes": len(open), "waits_for": queues})
+    return found
 
 
 async def plan(call: Call) -> dict[str, Any]:
