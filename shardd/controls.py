@@ -434,7 +434,8 @@ class Controls(ABC):
         act = (queue.ack, queue.reject, queue.requeue, queue.give_back)[kind]
         act(entries, size)
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
-        self._dirty[queue] = None
+        if kind != m.ACK or queue.turns is None or not queue.consumers.all[0].lent:  # else the loan wakes who is next
+            self._dirty[queue] = None
 
     def _forget_if_done(self, peer: Peer, consumer: Consumer) -> None:
         if consumer.detached and not consumer.unacked.count:

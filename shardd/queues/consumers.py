@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from shardd.queues.overdue import Handed
+from shardd.queues.turns import ENDLESS, Turns
 from shardd.queues.unacked import Unacked
 
 if TYPE_CHECKING:
@@ -50,21 +51,21 @@ class Window:
         self.room = min(self.full, self.room + count)
 
 
-class Loan:
+class Loan(Turns):
     """What the parts of one virtual consumer have been lent of its prefetch at this shard. They use it together: whose
-    turn it is may take all that is free, so that deliveries and acks come in few large pieces, and is behind the others
-    then. `wake`: has a queue look what it can hand out.
+    turn it is may take all that is free, so that deliveries and acks come in few large pieces. Where a queue has other
+    consumers too, it is behind the others then. Without acks nothing is lent, and there are the turns alone.
 
     `used`: deliveries that are not settled, also those of parts that have left. `waiting`: queues that found no
     room, or others before them; the first is next.
     """
 
     __slots__ = (
-        "__weakref__", "asked", "began", "given", "keep", "last", "lent", "parts", "recalled", "used", "waiting", "wake"
+        "__weakref__", "asked", "began", "given", "keep", "last", "lent", "parts", "recalled", "used", "waiting"
     )  # fmt: skip
 
     def __init__(self, wake: Callable[[Queue], None]) -> None:
-        self.wake = wake
+        super().__init__(wake)
         self.parts: dict[Consumer, None] = {}
         self.lent = 0
         self.recalled = False  # of some part: others want it
@@ -93,6 +94,7 @@ class Loan:
     def take(self, queue: Queue, count: int) -> None:
         self.used += count
         self.given += count
+        self.taken += count
         self.last = queue
         self.waiting.pop(queue, None)
 
@@ -169,6 +171,10 @@ class Loan:
         if found:
             self._reckon()
         return found
+
+    def _turn_max(self) -> int:
+        """With a small prefetch the stretch would take long."""
+        return max(self.lent, 1) if self.parts else ENDLESS
 
     def _reckon(self) -> None:
         """Anew, after what parts were lent, or may keep, has changed."""

@@ -11,7 +11,7 @@ a dead-letter exchange it then waits in `departures`, in the store still, until 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
@@ -25,6 +25,7 @@ from shardd.queues.limits import DELIVERY_LIMIT, MAXLEN, REFUSED, REJECTED, Limi
 from shardd.queues.overdue import handed, take_overdue
 from shardd.queues.ready import Ready, marked, same_mark, total
 from shardd.queues.resting import Resting, Retry
+from shardd.queues.turns import ENDLESS, Turns
 from shardd.queues.unacked import Getter
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Outlet(Protocol):
 class Queue(Backlog):
     """There may be 100,000 of them, most of them idle: what an idle one does not need is not there."""
 
-    __slots__ = ("_keys", "auto_delete", "closed", "consumers", "deleted", "last_used")
+    __slots__ = ("_keys", "auto_delete", "closed", "consumers", "deleted", "last_used", "turns")
     keeps_in_store = True  # its messages; a stream has a log of its own
 
     def __init__(
@@ -70,6 +71,7 @@ class Queue(Backlog):
         self.closed = False  # takes no more consumers: soon deleted
         self.deleted = False
         self.last_used = now
+        self.turns: Turns | None = None  # while its one consumer has others beside it
         self._keys: Keys | None = None  # while a consumer wants each key for one of them
 
     # -- in --------------------------------------------------------------------------------------------
@@ -137,7 +139,11 @@ class Queue(Backlog):
         # What goes this very millisecond (a ttl of 0) may still be handed out directly.
         if self._facts and not self.expire(now - 1, EXPIRED_MAX):
             return True
+        turns = self.turns
+        until = ENDLESS if turns is None else turns.begin_turn(self)
         while self.ready_count:
+            if turns is not None and self.head() >= until:
+                break
             takers = self.consumers.takers()
             if not takers:
                 break
@@ -150,7 +156,7 @@ class Queue(Backlog):
                     break
                 given += dealt
             elif len(takers) == 1:
-                given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now)
+                given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now, until)
             else:
                 given += self._deal(takers, level, bytes_max - given, outlet, now)
             if self._facts and not self.expire(now - 1, EXPIRED_MAX):
@@ -164,10 +170,12 @@ class Queue(Backlog):
             if consumer.limited or consumer.lent:
                 self._settle_grants(outlet)
                 break
+        if turns is not None:
+            turns.end_turn(self, until)
         return False
 
-    def _deal_to_one(self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet, now: int) -> int:
-        """As many as it has room for; bytes handed out."""
+    def _deal_to_one(self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet, now: int, until: int) -> int:
+        """As many as it has room for, of those before that entry; bytes handed out."""
         room = taker.window.room
         room = bytes_max if bytes_max < room else room
         if self.ready_count == 1:  # who is a taker has room for one
@@ -175,6 +183,8 @@ class Queue(Backlog):
         else:
             average = self.ready_bytes // self.ready_count + 1
             block = level.peek(min(STEP_MESSAGES, taker.room(), room // average + 1))
+            if block[-1] >= until:
+                block = block[: bisect_left(block, until)]
         if self._facts:
             block = self._before_old(block, now - 1)
         pieces = self._read(block, room)
@@ -535,6 +545,7 @@ class Queue(Backlog):
         self.consumers.add(consumer)
         self._holders[consumer] = None
         self._keep_keys()
+        self._take_turns()
         consumer.window.consumers += 1
 
     def detach(self, consumer: Consumer, now: int) -> None:
@@ -546,6 +557,7 @@ class Queue(Backlog):
         consumer.stop_sharing()
         self.consumers.remove(consumer)
         self._keep_keys()
+        self._take_turns()
         self.last_used = now
         self.let_holder_go(consumer)
         if self.auto_delete and not self.consumers:
@@ -560,6 +572,39 @@ class Queue(Backlog):
             for holder in self._holders:
                 if isinstance(holder, Consumer):
                     self._keys.take_held(holder, self.store)
+
+    def _take_turns(self) -> None:
+        """With the others of its only consumer."""
+        alone = self.consumers.all[0].loan if len(self.consumers.all) == 1 and self._keys is None else None
+        if alone is not self.turns:
+            if self.turns is not None:
+                self.turns.leave_turns(self)
+            self.turns = alone
+
+    def head(self) -> int:
+        """The entry that leaves next, ENDLESS if there is none."""
+        if not self.ready_count:
+            return ENDLESS
+        return self._levels[0].first() if len(self._levels) == 1 else self._first_level().first()
+
+    def waits_for_room(self) -> bool:
+        """Whether its consumer, the only one, is to tell when it has some."""
+        consumer = self.consumers.all[0]
+        return self in consumer.window.blocked or (consumer.loan is not None and self in consumer.loan.waiting)
+
+    def waits_instead_of(self, other: Queue) -> bool:
+        """For room of the consumer that has both, if it has none; whether it is so."""
+        consumer = self.consumers.all[0]
+        window, loan = consumer.window, consumer.loan
+        if window.room <= 0:
+            window.blocked.pop(other, None)
+            window.blocked[self] = None
+            return True
+        if loan is not None and loan.free <= 0 and other in loan.waiting:
+            del loan.waiting[other]
+            loan.waiting[self] = None
+            return True
+        return False
 
     def let_holder_go(self, consumer: Consumer) -> None:
         if consumer.detached and not consumer.unacked.count:
@@ -614,6 +659,9 @@ class Queue(Backlog):
                 holder.stop_sharing()
                 holder.unacked.take_all()
         self._resting = None
+        if self.turns is not None:
+            self.turns.leave_turns(self)
+            self.turns = None
         self.closed = self.deleted = True
         self.ready_count = self.ready_bytes = self.unacked_count = self.unacked_bytes = 0
         return count

@@ -79,6 +79,7 @@ class Windows:
         self.files = files
         self.windows: list[Window] = []  # last read last
         self._found: Window | None = None  # the last one
+        self._left = 0  # the segment last read of those that are gone
         self._spare: bytearray | None = None  # of a window that was let go of: as large as they get
         self._stray = bytearray(STRAY_BYTES_MAX)
         self._stray_view = memoryview(self._stray)
@@ -204,6 +205,7 @@ class Windows:
         for at in reversed(range(len(self.windows))):
             if self.windows[at].number == number:
                 self._drop(at)
+                self._left = number
         self._found = None
 
     def release(self) -> None:
@@ -222,7 +224,8 @@ class Windows:
                 return min(2 * max(window.used, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
         self._make_room()
         # The front of a segment, just after the end of the one before it: still the same walk.
-        walking = any(window.number == segment.number - 1 for window in self.windows)
+        before = segment.number - 1
+        walking = self._left == before or any(window.number == before for window in self.windows)
         return WINDOW_BYTES_MAX if walking and position < SEQUENCE_GAP_BYTES else WINDOW_BYTES_MIN
 
     def _read(self, segment: Segment, handle: int, position: int, size: int) -> Window:

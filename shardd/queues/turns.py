@@ -1,0 +1,100 @@
+"""Whose turn it is among the queues that one virtual consumer has at this shard: in the order of the log they lie in.
+
+All queues of a shard are in one log, and parts of a virtual queue lie in it message beside message. Each of them handed
+out at its own pace would have every window of the log read once for each of them, and leave segments behind that are
+half settled. So the one whose next message is the oldest goes first, for a stretch of the log; then the next. Nobody
+waits for another's backlog: who has waited longest is passed over PASSES_MAX times, and never for what came back.
+
+Only for queues whose one consumer this is: others would wait for turns that do not concern them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardd.queues.queue import Queue
+
+# Bytes of the log in a stretch: as much as is read of it at once (shardd/store/reading.py).
+STRETCH_BYTES = 1 << 20
+STRETCH = STRETCH_BYTES << 4  # in entries, which have flags below the position
+ENDLESS = 1 << 64  # above all entries
+# One that gets as much more than another stays near it in the log.
+PASSES_MAX = 8
+
+
+class Turns:
+    """`wake`: has a queue look what it can hand out. Whoever looks wants a turn until it has had one that ended for
+    another reason than want of room. `taken`: deliveries in this turn."""
+
+    __slots__ = ("_chosen", "_current", "_passes", "_until", "_wanting", "taken", "wake")
+
+    def __init__(self, wake: Callable[[Queue], None]) -> None:
+        self.wake = wake
+        self.taken = 0
+        self._wanting: dict[Queue, None] = {}
+        self._current: Queue | None = None
+        self._until = 0
+        self._passes = 0  # in a row, over who has waited longest
+        # By who was chosen last, last: what is below that entry was handed out before, and came back.
+        self._chosen: dict[Queue, int] = {}
+
+    def begin_turn(self, queue: Queue) -> int:
+        """The entry before which it is to stop; 0 while it is another's turn."""
+        self._wanting[queue] = None
+        return self._until if self._whose() is queue else 0
+
+    def end_turn(self, queue: Queue, until: int) -> None:
+        """It has looked, and handed out what it could up to that entry."""
+        waits = queue.waits_for_room()
+        if not queue.ready_count or (queue.head() < until and not waits):
+            del self._wanting[queue]
+        if self._wanting:
+            alone = len(self._wanting) == 1 and queue in self._wanting  # others may be about to look
+            following = queue if alone else self._whose()
+            if following is not queue and waits and following.waits_instead_of(queue):
+                return
+            if not following.waits_for_room():
+                self.wake(following)
+
+    def leave_turns(self, queue: Queue) -> None:
+        self._chosen.pop(queue, None)
+        if self._current is queue:
+            self._current = None
+        if queue in self._wanting:
+            del self._wanting[queue]
+            if self._wanting:
+                self.wake(self._whose())
+
+    def _whose(self) -> Queue:
+        """Of those that want one, of which there are some."""
+        current = self._current
+        if current is None or current not in self._wanting or self._is_over(current):
+            current = self._current = self._choose()
+        return current
+
+    def _is_over(self, current: Queue) -> bool:
+        return self.taken >= self._turn_max() or current.head() >= self._until
+
+    def _choose(self) -> Queue:
+        """Who waits longest, or one that has some a little older, which did not come back."""
+        chosen, wanting = self._chosen, self._wanting
+        first = next((queue for queue in wanting if queue not in chosen), None)
+        if first is None:
+            first = next(queue for queue in chosen if queue in wanting)
+        found, head = first, first.head()
+        for queue in wanting if self._passes < PASSES_MAX else ():
+            own = queue.head()
+            if own < head and own >= chosen.get(queue, 0):
+                found, head = queue, own
+        self._passes = self._passes + 1 if found is not first else 0
+        chosen.pop(found, None)
+        chosen[found] = (head | 15) + 1
+        self._until = head + STRETCH
+        self.taken = 0
+        return found
+
+    def _turn_max(self) -> int:
+        """Deliveries after which a turn ends before the stretch does."""
+        return ENDLESS
