@@ -26,7 +26,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
+from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, same, write_header
 from shardd.wire.publishes cimport (
     IN_SEQUENCE, PERSISTENT, RECORD_HEADER, RUN, Row, Target, Writer, begin_run, c_crc32c, close_record, crc32c_start, end_run,
     open_record, put, put_head, record_flags, sequence_read, sequence_t,
@@ -138,8 +138,10 @@ cdef void free_targets(Route *route) noexcept:
     free(route.targets)
 
 cdef inline bint goes_to(const uint8_t *line, uint32_t length, Spread *spread) noexcept nogil:
-    return length > spread.exchange_len and line[0] == spread.exchange[0] and \
-        memcmp(spread.exchange, line, spread.exchange_len) == 0
+    return length > spread.exchange_len and line[0] == spread.exchange[0] and same(spread.exchange, line, spread.exchange_len)
+
+cdef inline bint same_exchange(const uint8_t *line, const uint8_t *other) noexcept nogil:
+    return line[0] == other[0] and same(line, other, <size_t> line[0] + 1)
 
 cdef inline uint64_t hash_line(const uint8_t *p, size_t n) noexcept nogil:
     """FNV-like over 8-byte words, mixed at the end; only this process ever sees it."""
@@ -489,7 +491,9 @@ cdef class Packer:
                 self.in_sequence = True
             if memo_row == NULL or memo_row.line_len != row.line_len or \
                     memcmp(buf + memo_row.line_off, buf + row.line_off, row.line_len):
-                if routes.spread_count and (spread == NULL or not goes_to(buf + row.line_off, row.line_len, spread)):
+                if routes.spread_count and not (
+                        goes_to(buf + row.line_off, row.line_len, spread) if spread != NULL else
+                        memo_row != NULL and same_exchange(buf + row.line_off, buf + memo_row.line_off)):
                     spread = routes.find_spread(buf + row.line_off, row.line_len)
                 if spread != NULL and spread.how != H_ANY:
                     count = self.collect(routes, spread, buf, row, rows - i)
@@ -561,6 +565,7 @@ cdef class Packer:
                         uint64_t first_seq, uint64_t now_ms, uint64_t generation) noexcept nogil:
         """What was collected, queue after queue; in the order of each queue. `first_seq`: of the first row, or 0."""
         cdef uint32_t k, at, chosen
+        cdef uint64_t seq
         cdef Row *row
         cdef int failed = 0
         for k in range(spread.grouped):
@@ -569,10 +574,10 @@ cdef class Packer:
             spread.groups[chosen] = 0
             while at and not failed:
                 row = &table[at - 1]
-                failed = self.add(&spread.routes[chosen], buf, row, connection, channel,
-                                  first_seq + (at - 1) if first_seq else 0, now_ms,
-                                  <uint8_t> record_flags(buf, row), generation)
+                seq = first_seq + (at - 1) if first_seq else 0
                 at = self.following[at - 1]
+                failed = self.add(&spread.routes[chosen], buf, row, connection, channel, seq, now_ms,
+                                  <uint8_t> record_flags(buf, row), generation)
         spread.grouped = 0
         return failed
 
