@@ -146,7 +146,7 @@ class Client(Transport):
         if count >= FULL_READ_BYTES:
             self.door.read_was_large(count == len(buffer))
         else:
-            self.door.short_reads += 1
+            self.door.reads.short += 1
         self.received_bytes += count
         self.last_received = self.door.now
         self.amqp.receive_data(buffer[:count])

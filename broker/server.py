@@ -33,7 +33,7 @@ from broker.dead_letters import DeadLettering
 from broker.logins import Logins
 from broker.once import Once
 from broker.output import Stream
-from broker.pace import Pace
+from broker.pace import Pace, Reads
 from broker.proxy import Balancers, Greeting
 from broker.publishing import Publishing
 from broker.rewinding import Rewinding
@@ -58,9 +58,9 @@ TICK_S = 1.0
 JOIN_S = 0.1
 DRAIN_S = 5.0
 WATCHDOG_S = 2.0
-# While all reads are full, a shard's batch may wait until it has that many bytes, for as many passes.
+# While all reads are full a shard's batch waits until it has that many bytes: what it costs whatever is in it is then
+# little beside what each message costs.
 BATCH_BYTES_MIN = 128 << 10
-PASSES_HELD_MAX = 4
 IPV4_AS_IPV6 = "::ffff:"
 WHOLE_BROKER = -1  # in the place of a shard's number
 
@@ -71,11 +71,11 @@ class Door:
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
         "_alarms", "_balancers", "_certificates", "_dead_letters_scheduled", "_end_scheduled", "_fed",
-        "_feeders", "_fences", "_full_reads", "_greetings", "_handshakes", "_held", "_held_back", "_in_pass",
-        "_last_id", "_linking", "_listeners", "_memory", "_pace", "_passes_held", "_tls_listeners", "alarm",
+        "_feeders", "_fences", "_greetings", "_handshakes", "_held", "_held_back", "_in_pass",
+        "_last_id", "_linking", "_listeners", "_memory", "_pace", "_tls_listeners", "alarm",
         "catalog_link", "clients", "config", "consuming", "counts", "dead_lettering", "delivery", "dirty",
-        "incarnation", "links", "logins", "loop", "now", "publishing", "read_buffer", "rewinding",
-        "server_properties", "short_reads", "tracing",
+        "incarnation", "links", "logins", "loop", "now", "publishing", "read_buffer", "reads", "rewinding",
+        "server_properties", "tracing",
     )  # fmt: skip
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -118,8 +118,7 @@ class Door:
         self._in_pass = False
         self._end_scheduled = False
         self._pace = Pace(config.tick_us / 1e6)
-        self._full_reads = self.short_reads = 0  # in this pass
-        self._passes_held = 0  # for which batches have waited
+        self.reads = Reads()
         self._listeners: list[socket.socket] = []
         self._tls_listeners: list[socket.socket] = []
         self._certificates = None if config.tls is None else Certificates(config.tls)
@@ -145,9 +144,9 @@ class Door:
         """`full`: there is more where it came from."""
         self._pace.was_large()
         if full:
-            self._full_reads += 1
+            self.reads.full += 1
         else:
-            self.short_reads += 1
+            self.reads.short += 1
 
     def schedule_end_of_pass(self) -> None:
         if not self._end_scheduled:
@@ -166,29 +165,17 @@ class Door:
             self._hold_feeders()
         if self.dirty:
             self._write_out()
-        if self._full_reads or self._passes_held:
-            self._flush_large()
-        else:
-            self.short_reads = 0
-            self.links.flush()
-
-    def _flush_large(self) -> None:
-        """All that was read filled the buffer: what a shard got of it may wait for more. A batch costs a shard as much
-        as many messages, and the more shards there are the fewer it has."""
-        may_wait = not self.short_reads and self._passes_held < PASSES_HELD_MAX
-        reads, self._full_reads, self.short_reads = self._full_reads, 0, 0
-        if may_wait and self.links.flush(BATCH_BYTES_MIN):
-            self._passes_held += reads > 0
+        if self.reads.may_wait() and self.links.flush(BATCH_BYTES_MIN):
             # In the turn after the next one: before, every socket is looked at.
-            self.loop.call_soon(self.loop.call_soon, self._flush_held, self._passes_held)
+            self.loop.call_soon(self.loop.call_soon, self._flush_held, self.reads.held)
         else:
-            self._passes_held = 0
+            self.reads.held = 0
             self.links.flush()
 
-    def _flush_held(self, passes: int) -> None:
-        """All sockets were looked at since a pass held batches back: unless there is another one, they leave."""
-        if not self._in_pass and self._passes_held == passes:
-            self._passes_held = 0
+    def _flush_held(self, held: int) -> None:
+        """Unless there was another pass since batches began to wait, or one has begun, they leave."""
+        if not self._in_pass and self.reads.held == held:
+            self.reads.held = 0
             self.links.flush()
 
     def _write_out(self) -> None:
