@@ -1,11 +1,11 @@
 """What spreading over many queues costs, and how throughput grows with shards and front doors.
 
-    python bench/spread.py costs [--runs 3] [--bodies 16,200,1024] [--data DIR]
+    python bench/spread.py costs [--runs 3] [--bodies 16,200,1024] [--only publish] [--data DIR]
     python bench/spread.py growth [--runs 3] [--seconds 2] [--data DIR]
 
 `costs`: CPU of the broker a message, publishing random keys to a stream exchange of 8 shards beside one queue, and a
 consumer of its virtual queue that drains a backlog beside a consumer of one queue. Both sides take turns on one
-broker; a ratio is of medians.
+broker; a ratio is of medians. `--only`: those whose name begins with that.
 
 `growth`: the same load through brokers of 1 to N shards and front doors. On few cores the rates say little, for the
 processes and the generator share them; what each kind of process spends on a message says how many it could do with a
@@ -85,7 +85,7 @@ def show_costs(options: argparse.Namespace) -> None:
     for body in options.bodies:
         messages = min(MESSAGES_MAX, RUN_BYTES // (body + NAMES_BYTES))
         common = f"--body {body} --batch 64K --messages {messages}"
-        for name, one, eight, most in PAIRS:
+        for name, one, eight, most in (pair for pair in PAIRS if pair[0].startswith(options.only)):
             with own_broker(options.data) as target:
                 runs = [
                     [
@@ -130,6 +130,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--bodies", type=lambda text: [int(each) for each in text.split(",")], default=[16, 200, 1024])
+    parser.add_argument("--only", default="", help="of the costs")
     parser.add_argument("--data", type=Path, default=None, help="directory on the disk to measure")
     options = parser.parse_args()
     generator.build_generator()
