@@ -144,7 +144,9 @@ class Client(Transport):
             self.disconnect()
             return
         if count >= FULL_READ_BYTES:
-            self.door.read_was_large()
+            self.door.read_was_large(count == len(buffer))
+        else:
+            self.door.reads.short += 1
         self.received_bytes += count
         self.last_received = self.door.now
         self.amqp.receive_data(buffer[:count])

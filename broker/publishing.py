@@ -27,7 +27,7 @@ from broker.deduplication import Copy, Rule, Seen
 from broker.message import FACTS, FLAG_REPLY_TO, MANDATORY, PUBLISH, ROW, Message, exchange_and_key, line_of
 from broker.once import Asked, Once, Wanted
 from broker.reading import is_stream
-from broker.routing import delaying, goes_by_key, keeping, route, route_message, spread_of
+from broker.routing import delaying, goes_always_alike, goes_by_key, keeping, route, route_message, spread_of
 from broker.scope import PLACES_MAX, Alone, Places, Scope
 from broker.shard_link import ShardLinks
 from shardd.wire import packer
@@ -301,7 +301,7 @@ class Publishing:
             scope.routes.learn(line, packer.CALLER, [], False)
             return
         once = _rule(vhost.exchanges[exchange]) is not None
-        if not once and self._learn_spread(scope, vhost, exchange):
+        if not once and (self._learn_spread(scope, vhost, exchange) or self._learn_alike(scope, vhost, exchange)):
             return
         if once or not goes_by_key(vhost.table, exchange):
             scope.routes.learn(line, packer.CALLER, [], False)
@@ -356,6 +356,17 @@ class Publishing:
                 return False
             members.append((weight, seed, queue.shard, queue.id, queue.durable))
         return scope.routes.learn_spread(exchange.encode(), SPREAD[spread.how], members)
+
+    def _learn_alike(self, scope: Scope, vhost: Vhost, exchange: str) -> bool:
+        """Of an exchange that sends all messages the same way: once for all keys."""
+        if not goes_always_alike(vhost.table, exchange):
+            return False
+        routed = route(vhost.table, exchange, "", None)
+        if (routed.kept and not routed.queues) or any(_rule(vhost.queues[name]) for name in routed.queues):
+            return False
+        targets, durable = self._targets(vhost, (*routed.queues, *routed.kept))
+        kind = packer.TARGETS if targets else packer.NOWHERE
+        return scope.routes.learn_exchange(exchange.encode(), kind, targets, durable)
 
     def _copy(self, thing: ExchangePut | QueuePut | None, message: Message, now_ms: int) -> tuple[Copy | None, bool]:
         """The first copy of the message where that counts, and whether this is another one."""

@@ -33,7 +33,7 @@ from broker.dead_letters import DeadLettering
 from broker.logins import Logins
 from broker.once import Once
 from broker.output import Stream
-from broker.pace import Pace
+from broker.pace import Pace, Reads
 from broker.proxy import Balancers, Greeting
 from broker.publishing import Publishing
 from broker.rewinding import Rewinding
@@ -58,6 +58,9 @@ TICK_S = 1.0
 JOIN_S = 0.1
 DRAIN_S = 5.0
 WATCHDOG_S = 2.0
+# While all reads are full a shard's batch waits until it has that many bytes: what it costs whatever is in it is then
+# little beside what each message costs.
+BATCH_BYTES_MIN = 128 << 10
 IPV4_AS_IPV6 = "::ffff:"
 WHOLE_BROKER = -1  # in the place of a shard's number
 
@@ -68,10 +71,11 @@ class Door:
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
         "_alarms", "_balancers", "_certificates", "_dead_letters_scheduled", "_end_scheduled", "_fed",
-        "_feeders", "_fences", "_greetings", "_handshakes", "_held", "_held_back", "_in_pass", "_last_id",
-        "_linking", "_listeners", "_memory", "_pace", "_tls_listeners", "alarm", "catalog_link", "clients",
-        "config", "consuming", "counts", "dead_lettering", "delivery", "dirty", "incarnation", "links",
-        "logins", "loop", "now", "publishing", "read_buffer", "rewinding", "server_properties", "tracing",
+        "_feeders", "_fences", "_greetings", "_handshakes", "_held", "_held_back", "_in_pass",
+        "_last_id", "_linking", "_listeners", "_memory", "_pace", "_tls_listeners", "alarm",
+        "catalog_link", "clients", "config", "consuming", "counts", "dead_lettering", "delivery", "dirty",
+        "incarnation", "links", "logins", "loop", "now", "publishing", "read_buffer", "reads", "rewinding",
+        "server_properties", "tracing",
     )  # fmt: skip
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -114,6 +118,7 @@ class Door:
         self._in_pass = False
         self._end_scheduled = False
         self._pace = Pace(config.tick_us / 1e6)
+        self.reads = Reads()
         self._listeners: list[socket.socket] = []
         self._tls_listeners: list[socket.socket] = []
         self._certificates = None if config.tls is None else Certificates(config.tls)
@@ -135,8 +140,13 @@ class Door:
         self.now = self.loop.time()
         self.schedule_end_of_pass()
 
-    def read_was_large(self) -> None:
+    def read_was_large(self, full: bool) -> None:
+        """`full`: there is more where it came from."""
         self._pace.was_large()
+        if full:
+            self.reads.full += 1
+        else:
+            self.reads.short += 1
 
     def schedule_end_of_pass(self) -> None:
         if not self._end_scheduled:
@@ -155,7 +165,18 @@ class Door:
             self._hold_feeders()
         if self.dirty:
             self._write_out()
-        self.links.flush()
+        if self.reads.may_wait() and self.links.flush(BATCH_BYTES_MIN):
+            # In the turn after the next one: before, every socket is looked at.
+            self.loop.call_soon(self.loop.call_soon, self._flush_held, self.reads.held)
+        else:
+            self.reads.held = 0
+            self.links.flush()
+
+    def _flush_held(self, held: int) -> None:
+        """Unless there was another pass since batches began to wait, or one has begun, they leave."""
+        if not self._in_pass and self.reads.held == held:
+            self.reads.held = 0
+            self.links.flush()
 
     def _write_out(self) -> None:
         dirty, self.dirty = self.dirty, []

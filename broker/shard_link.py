@@ -306,12 +306,19 @@ class ShardLinks:
         if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
             link.credit_due = True
 
-    def flush(self) -> None:
-        """Send what this pass of the loop has gathered."""
+    def flush(self, batch_bytes_min: int = 0) -> bool:
+        """Send what this pass of the loop has gathered. Whether there are batches left that are smaller than that, and
+        have nothing else to leave with them."""
         packed = self.packer.waiting()
+        left = False
         for link in self.links:
-            if link.settles.due or link.credit_due or packed >> link.shard & 1:
+            is_packed = packed >> link.shard & 1
+            is_due = link.settles.due or link.credit_due
+            if is_due or (is_packed and self.packer.pending(link.shard) >= batch_bytes_min):
                 self._flush_link(link)
+            elif is_packed:
+                left = True
+        return left
 
     def _flush_link(self, link: ShardLink) -> None:
         if not link.up:

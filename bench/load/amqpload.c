@@ -97,7 +97,8 @@ static bool declare_all(connection *c) {
     for (uint64_t i = 0; i < opt.queues && done && !opt.sharded; i++) done = declare_queue(c, &b, i);
     if (opt.named && done) done = declare_exchange(c, &b);
     if (opt.named && !opt.sharded && !opt.operation) {
-        uint64_t keys = opt.keys > opt.queues ? opt.keys : opt.queues; /* with --keys 1 producer p takes key p */
+        /* with --keys 1 producer p takes key p; a fanout exchange looks at none */
+        uint64_t keys = opt.keys > opt.queues && strcmp(opt.exchange_type, "fanout") ? opt.keys : opt.queues;
         for (uint64_t k = 0; k < keys && done; k++) done = bind_key(c, &b, k);
     }
     free(b.bytes);

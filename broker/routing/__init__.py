@@ -1,7 +1,7 @@
 """Which queues a message goes to: pure functions over immutable tables."""
 
 from broker.routing.matching import Message
-from broker.routing.route import Routed, goes_by_key, route, route_message, spread_of
+from broker.routing.route import Routed, goes_always_alike, goes_by_key, route, route_message, spread_of
 from broker.routing.table import NoSuchDestination, NoSuchExchange, RoutingTable
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "NoSuchExchange",
     "Routed",
     "RoutingTable",
+    "goes_always_alike",
     "goes_by_key",
     "route",
     "route_message",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from broker.routing.delaying import Delayed, inner_type
 from broker.routing.keeping import is_kept, queue_name
-from broker.routing.matching import NOTHING, Matcher, Message, Target
+from broker.routing.matching import NOTHING, Fanout, Matcher, Message, Target
 from broker.routing.spreading import Spread
 from broker.routing.table import Exchange, RoutingTable
 
@@ -92,18 +92,29 @@ def _matched(matcher: Matcher, message: Message) -> Collection[Target]:
 def goes_by_key(table: RoutingTable, exchange: str, *, is_due: bool = False) -> bool:
     """Whether the routing key alone decides at all exchanges that a message published here can come to; else no route
     may be kept. `is_due`: of messages that wait nowhere any more."""
+    for here in _within_reach(table, exchange):
+        matcher = here.matcher.inner if is_due and isinstance(here.matcher, Delayed) else here.matcher
+        if not matcher.by_key:
+            return False
+    return True
+
+
+def goes_always_alike(table: RoutingTable, exchange: str) -> bool:
+    """Whether nothing of a message decides at all these exchanges: one route is that of every message."""
+    return all(here.matcher.by_key and isinstance(here.matcher, Fanout) for here in _within_reach(table, exchange))
+
+
+def _within_reach(table: RoutingTable, exchange: str) -> Iterator[Exchange]:
+    """All exchanges that a message published here can come to, this one first."""
     visited = {exchange}
     waiting = [exchange]
     while waiting:
         here = table.exchange(waiting.pop())
-        matcher = here.matcher.inner if is_due and isinstance(here.matcher, Delayed) else here.matcher
-        if not matcher.by_key:
-            return False
+        yield here
         for name in (*here.destination_exchanges, here.attributes.alternate):
             if name is not None and name not in visited and table.has_exchange(name):
                 visited.add(name)
                 waiting.append(name)
-    return True
 
 
 def spread_of(table: RoutingTable, exchange: str) -> Spread | None:

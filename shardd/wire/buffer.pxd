@@ -1,9 +1,9 @@
 # cython: language_level=3
 """Bytes that grow, and the head of every message: shared by packer.pyx and codec.pyx."""
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 cdef enum:
     KIND_PUBLISH = 1
@@ -37,3 +37,40 @@ cdef inline void write_header(uint8_t *p, uint8_t kind, uint16_t peer, uint32_t 
     memcpy(p + 4, &incarnation, 4)
     memcpy(p + 8, &epoch, 4)
     memcpy(p + 12, &shard, 4)
+
+cdef inline void copy_short(uint8_t *to, const uint8_t *data, size_t size) noexcept nogil:
+    """As memcpy(), for what is mostly short: a call costs more than that. The pieces of a copy overlap in the middle."""
+    if size > 64:
+        memcpy(to, data, size)
+    elif size >= 32:
+        memcpy(to, data, 32)
+        memcpy(to + size - 32, data + size - 32, 32)
+    elif size >= 16:
+        memcpy(to, data, 16)
+        memcpy(to + size - 16, data + size - 16, 16)
+    elif size >= 8:
+        memcpy(to, data, 8)
+        memcpy(to + size - 8, data + size - 8, 8)
+    elif size >= 4:
+        memcpy(to, data, 4)
+        memcpy(to + size - 4, data + size - 4, 4)
+    elif size:
+        to[0] = data[0]
+        to[size // 2] = data[size // 2]
+        to[size - 1] = data[size - 1]
+
+cdef inline bint same(const uint8_t *one, const uint8_t *other, size_t size) noexcept nogil:
+    """Whether these are the same bytes, for what is mostly short and the same."""
+    cdef uint64_t a, b
+    cdef size_t at = 0
+    if size < 8:
+        return memcmp(one, other, size) == 0
+    while at + 8 < size:
+        memcpy(&a, one + at, 8)
+        memcpy(&b, other + at, 8)
+        if a != b:
+            return False
+        at += 8
+    memcpy(&a, one + size - 8, 8)
+    memcpy(&b, other + size - 8, 8)
+    return a == b

@@ -90,6 +90,45 @@ static inline uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const 
     return best;
 }
 
+#if defined(__x86_64__) && defined(__GNUC__)
+/* As rendezvous_equal() of each of `n` hashes, eight of them at a time. */
+__attribute__((target("avx512f,avx512dq")))
+static void rendezvous_of_eights(const uint64_t *hashed, uint32_t n, const uint64_t *seeds, uint32_t count, uint32_t *winners)
+{
+    const __m512i one = _mm512_set1_epi64((long long)0xFF51AFD7ED558CCDULL);
+    const __m512i two = _mm512_set1_epi64((long long)0xC4CEB9FE1A85EC53ULL);
+    for (uint32_t k = 0; k < n; k += 8) {
+        __mmask8 there = n - k < 8 ? (__mmask8)((1u << (n - k)) - 1) : 0xFF;
+        __m512i key = _mm512_maskz_loadu_epi64(there, hashed + k);
+        __m512i most = _mm512_setzero_si512(), best = _mm512_setzero_si512();
+        for (uint32_t i = 0; i < count; i++) {
+            __m512i bits = _mm512_xor_si512(key, _mm512_set1_epi64((long long)seeds[i]));
+            bits = _mm512_mullo_epi64(_mm512_xor_si512(bits, _mm512_srli_epi64(bits, 33)), one);
+            bits = _mm512_mullo_epi64(_mm512_xor_si512(bits, _mm512_srli_epi64(bits, 33)), two);
+            bits = _mm512_srli_epi64(_mm512_xor_si512(bits, _mm512_srli_epi64(bits, 33)), 11);
+            __mmask8 more = _mm512_cmpgt_epu64_mask(bits, most);
+            most = _mm512_mask_mov_epi64(most, more, bits);
+            best = _mm512_mask_mov_epi64(best, more, _mm512_set1_epi64(i));
+        }
+        _mm512_mask_cvtepi64_storeu_epi32(winners + k, there, best);
+    }
+}
+#endif
+
+/* As rendezvous() of each of `n` hashes. */
+static inline void rendezvous_each(const uint64_t *hashed, uint32_t n, const uint64_t *seeds, const double *weights, uint32_t count,
+                                   int equal, uint32_t *winners)
+{
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (equal && n > 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
+        rendezvous_of_eights(hashed, n, seeds, count, winners);
+        return;
+    }
+#endif
+    for (uint32_t k = 0; k < n; k++)
+        winners[k] = k && hashed[k] == hashed[k - 1] ? winners[k - 1] : rendezvous(hashed[k], seeds, weights, count, equal);
+}
+
 /* Jump consistent hash (Lamping, Veach 2014): a bucket of `buckets`. */
 static inline uint64_t jump(uint64_t key, uint64_t buckets)
 {

@@ -19,13 +19,14 @@ Of an exchange that spreads its messages over queues those of each queue are put
 table that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in frames.pyx).
 """
 
+from cpython cimport array
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
+from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, same, write_header
 from shardd.wire.publishes cimport (
     IN_SEQUENCE, PERSISTENT, RECORD_HEADER, RUN, Row, Target, Writer, begin_run, c_crc32c, close_record, crc32c_start, end_run,
     open_record, put, put_head, record_flags, sequence_read, sequence_t,
@@ -35,6 +36,8 @@ cdef extern from "key_hash.h" nogil:
     uint64_t c_key_hash "key_hash"(const unsigned char *key, size_t length)
     uint64_t mixed(uint64_t bits)
     uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const double *weights, uint32_t count, int equal)
+    void rendezvous_each(const uint64_t *hashed, uint32_t n, const uint64_t *seeds, const double *weights, uint32_t count, int equal,
+                         uint32_t *winners)
     uint32_t jump_among(uint64_t hashed, const uint64_t *ends, uint32_t count)
 
 crc32c_start()
@@ -48,7 +51,7 @@ cdef enum:
     LARGE_BYTES = 32 << 10
     # Routes remembered; past it the memory is emptied and learnt anew.
     ROUTES_MAX = 1 << 16
-    # Exchanges remembered that choose one queue for each key.
+    # Exchanges remembered that choose one queue for each key, or do not look at it.
     SPREADS_MAX = 64
 
 # Flags of a record of which its queues remember that they have some.
@@ -85,6 +88,7 @@ cdef enum:
     H_MODULUS = 1
     H_CHANCE = 2
     H_JUMP = 3
+    H_ANY = 4  # whatever the key, the one route there is
 
 cdef struct Route:
     int kind
@@ -95,7 +99,7 @@ cdef struct Route:
     uint32_t line_len
     uint64_t hashed
 
-cdef struct Spread:  # an exchange that gives each message to one of its queues
+cdef struct Spread:  # an exchange that gives each message to one of its queues, or all to the same
     int how
     int equal  # all weights are the same
     uint32_t count
@@ -106,6 +110,38 @@ cdef struct Spread:  # an exchange that gives each message to one of its queues
     uint32_t grouped  # how many these are
     uint8_t *exchange
     uint32_t exchange_len  # as on the line, with its length byte
+
+cdef int set_targets(Route *route, int kind, list targets, bint durable) except -1:
+    cdef uint32_t i, k
+    cdef list ids
+    route.kind = kind
+    route.durable = durable
+    route.targets = <Target *> calloc(len(targets) + 1, sizeof(Target))
+    if route.targets == NULL:
+        raise MemoryError()
+    route.count = <uint32_t> len(targets)
+    for i in range(route.count):
+        route.targets[i].shard = targets[i][0]
+        ids = targets[i][1]
+        route.targets[i].queues = len(ids)
+        route.targets[i].ids = <uint32_t *> malloc(4 * len(ids) + 4)
+        if route.targets[i].ids == NULL:
+            raise MemoryError()
+        for k in range(<uint32_t> len(ids)):
+            route.targets[i].ids[k] = ids[k]
+    return 0
+
+cdef void free_targets(Route *route) noexcept:
+    cdef uint32_t i
+    for i in range(route.count):
+        free(route.targets[i].ids)
+    free(route.targets)
+
+cdef inline bint goes_to(const uint8_t *line, uint32_t length, Spread *spread) noexcept nogil:
+    return length > spread.exchange_len and line[0] == spread.exchange[0] and same(spread.exchange, line, spread.exchange_len)
+
+cdef inline bint same_exchange(const uint8_t *line, const uint8_t *other) noexcept nogil:
+    return line[0] == other[0] and same(line, other, <size_t> line[0] + 1)
 
 cdef inline uint64_t hash_line(const uint8_t *p, size_t n) noexcept nogil:
     """FNV-like over 8-byte words, mixed at the end; only this process ever sees it."""
@@ -168,8 +204,7 @@ cdef class Routes:
         for i in range(self.spread_count):
             spread = &self.spreads[i]
             for k in range(spread.count):
-                free(spread.routes[k].targets[0].ids)
-                free(spread.routes[k].targets)
+                free_targets(&spread.routes[k])
             free(spread.routes)
             free(spread.seeds)
             free(spread.weights)
@@ -180,73 +215,85 @@ cdef class Routes:
     cdef Spread *find_spread(self, const uint8_t *line, uint32_t length) noexcept nogil:
         cdef uint32_t i
         for i in range(self.spread_count):
-            if length > self.spreads[i].exchange_len and \
-                    memcmp(self.spreads[i].exchange, line, self.spreads[i].exchange_len) == 0:
+            if goes_to(line, length, &self.spreads[i]):
                 return &self.spreads[i]
         return NULL
 
-    cdef Route *choose(self, Spread *spread, const uint8_t *line) noexcept nogil:
-        """The route of the queue that this message's key, or chance, leads to."""
+    cdef inline uint64_t hash_of(self, Spread *spread, const uint8_t *line) noexcept nogil:
+        """Of this message's key, or by chance."""
         cdef const uint8_t *key = line + spread.exchange_len
-        cdef uint64_t hashed
         if spread.how == H_CHANCE:
             self.chance += 0x9e3779b97f4a7c15ULL
-            return &spread.routes[mixed(self.chance) % spread.count]
-        hashed = c_key_hash(key + 1, key[0])
-        if spread.how == H_MODULUS:
-            return &spread.routes[hashed % spread.count]
-        if spread.how == H_JUMP:
-            return &spread.routes[jump_among(hashed, spread.seeds, spread.count)]
-        return &spread.routes[rendezvous(hashed, spread.seeds, spread.weights, spread.count, spread.equal)]
+            return mixed(self.chance)
+        return c_key_hash(key + 1, key[0])
+
+    cdef void choose(self, Spread *spread, const uint64_t *hashed, uint32_t count, uint32_t *chosen) noexcept nogil:
+        """Which of its queues each of these hashes leads to."""
+        cdef uint32_t i
+        if spread.how == H_RENDEZVOUS:
+            rendezvous_each(hashed, count, spread.seeds, spread.weights, spread.count, spread.equal, chosen)
+        elif spread.how == H_JUMP:
+            for i in range(count):
+                chosen[i] = jump_among(hashed[i], spread.seeds, spread.count)
+        elif spread.how == H_ANY:
+            memset(chosen, 0, 4 * <size_t> count)
+        else:
+            for i in range(count):
+                chosen[i] = hashed[i] % spread.count
 
     def learn_spread(self, bytes exchange not None, int how, list members not None) -> bool:
         """Messages to `exchange`, whatever their key, go to one of `members`: [(weight, seed, shard, queue id, durable)],
         at least one. False: too many are known already."""
-        cdef Spread *spread = &self.spreads[self.spread_count]
+        cdef Spread *spread
         cdef uint32_t i
-        cdef Route *route
-        if self.spread_count >= SPREADS_MAX or len(exchange) > 255 or not members:
+        if not members or not self.begin_spread(exchange, how, len(members)):
             return False
-        memset(spread, 0, sizeof(Spread))
-        spread.how = how
-        spread.exchange_len = <uint32_t> len(exchange) + 1
-        spread.exchange = <uint8_t *> malloc(spread.exchange_len)
-        spread.routes = <Route *> calloc(len(members), sizeof(Route))
-        spread.seeds = <uint64_t *> malloc(8 * len(members))
-        spread.weights = <double *> malloc(8 * len(members))
-        spread.groups = <uint32_t *> calloc(3 * len(members), 4)
-        self.spread_count += 1  # from here on __dealloc__ frees what there is
-        if spread.exchange == NULL or spread.routes == NULL or spread.seeds == NULL or spread.weights == NULL or \
-                spread.groups == NULL:
-            raise MemoryError()
-        spread.exchange[0] = <uint8_t> len(exchange)
-        memcpy(spread.exchange + 1, PyBytes_AS_STRING(exchange), len(exchange))
+        spread = &self.spreads[self.spread_count - 1]
         spread.equal = True
-        for i in range(<uint32_t> len(members)):
-            route = &spread.routes[i]
-            route.targets = <Target *> calloc(1, sizeof(Target))
-            if route.targets == NULL:
-                raise MemoryError()
-            spread.count += 1
-            route.targets[0].ids = <uint32_t *> malloc(4)
-            if route.targets[0].ids == NULL:
-                raise MemoryError()
-            spread.weights[i], spread.seeds[i], route.targets[0].shard, route.targets[0].ids[0], route.durable = members[i]
-            route.targets[0].queues = 1
-            route.count = 1
+        for i, (weight, seed, shard, queue, durable) in enumerate(members):
+            set_targets(&spread.routes[i], TARGETS, [(shard, [queue])], durable)
+            spread.weights[i], spread.seeds[i] = weight, seed
             spread.equal = spread.equal and spread.weights[i] == spread.weights[0]
             if how == H_JUMP:
                 spread.seeds[i] = <uint64_t> spread.weights[i] + (spread.seeds[i - 1] if i else 0)
         return True
 
+    def learn_exchange(self, bytes exchange not None, int kind, list targets not None, bint durable) -> bool:
+        """All messages to `exchange`, whatever their key, have the route that learn() takes for one line. False: too many
+        exchanges are known already."""
+        if not self.begin_spread(exchange, H_ANY, 1):
+            return False
+        set_targets(&self.spreads[self.spread_count - 1].routes[0], kind, targets, durable)
+        return True
+
+    cdef bint begin_spread(self, bytes exchange, int how, uint32_t count) except -1:
+        """With so many routes that lead nowhere yet. From here on __dealloc__ frees what there is."""
+        cdef Spread *spread = &self.spreads[self.spread_count]
+        if self.spread_count >= SPREADS_MAX or len(exchange) > 255:
+            return False
+        memset(spread, 0, sizeof(Spread))
+        spread.how = how
+        spread.exchange_len = <uint32_t> len(exchange) + 1
+        spread.exchange = <uint8_t *> malloc(spread.exchange_len)
+        spread.routes = <Route *> calloc(count, sizeof(Route))
+        spread.seeds = <uint64_t *> calloc(count, 8)
+        spread.weights = <double *> calloc(count, 8)
+        spread.groups = <uint32_t *> calloc(3 * <size_t> count, 4)
+        self.spread_count += 1
+        if spread.exchange == NULL or spread.routes == NULL or spread.seeds == NULL or spread.weights == NULL or \
+                spread.groups == NULL:
+            raise MemoryError()
+        spread.count = count
+        spread.exchange[0] = <uint8_t> len(exchange)
+        memcpy(spread.exchange + 1, PyBytes_AS_STRING(exchange), len(exchange))
+        return True
+
     cdef void free_list(self, Route **routes, uint32_t count) noexcept:
-        cdef uint32_t i, k
+        cdef uint32_t i
         if routes == NULL:
             return
         for i in range(count):
-            for k in range(routes[i].count):
-                free(routes[i].targets[k].ids)
-            free(routes[i].targets)
+            free_targets(routes[i])
             free(routes[i].line)
             free(routes[i])
         free(routes)
@@ -281,8 +328,6 @@ cdef class Routes:
         """`line`: exactly the bytes of the table's line, bits included. `targets`: [(shard, [queue id, ...]), ...]."""
         cdef Route *route
         cdef Route **grown
-        cdef uint32_t i, k
-        cdef list ids
         if self.used >= ROUTES_MAX:
             self.clear()
         if 2 * (self.used + 1) > self.size:
@@ -295,25 +340,13 @@ cdef class Routes:
         route = <Route *> calloc(1, sizeof(Route))
         if route == NULL:
             raise MemoryError()
-        route.kind = kind
-        route.durable = durable
-        route.count = len(targets)
         route.line_len = len(line)
         route.line = <uint8_t *> malloc(len(line) + 1)
-        route.targets = <Target *> calloc(len(targets) + 1, sizeof(Target))
-        if route.line == NULL or route.targets == NULL:
+        if route.line == NULL:
             raise MemoryError()
         memcpy(route.line, PyBytes_AS_STRING(line), len(line))
         route.hashed = hash_line(route.line, route.line_len)
-        for i in range(route.count):
-            route.targets[i].shard = targets[i][0]
-            ids = targets[i][1]
-            route.targets[i].queues = len(ids)
-            route.targets[i].ids = <uint32_t *> malloc(4 * len(ids) + 4)
-            if route.targets[i].ids == NULL:
-                raise MemoryError()
-            for k in range(<uint32_t> len(ids)):
-                route.targets[i].ids[k] = ids[k]
+        set_targets(route, kind, targets, durable)
         self.kept[self.used] = route
         self.used += 1
         self.place(route)
@@ -374,8 +407,11 @@ cdef class Packer:
     cdef readonly int shards
     cdef uint64_t touched
     cdef readonly bint in_sequence
-    cdef uint32_t *following  # by row of the table that is packed, the next one of its group
-    cdef size_t following_room
+    # Of the rows of the table that is packed, as far as a spread chooses:
+    cdef uint64_t *hashes
+    cdef uint32_t *chosen
+    cdef uint32_t *following  # the next one of its group, counted from 1
+    cdef size_t spread_room
     cdef list larges  # of each shard, bodies that were left: (records before it, view), ...
 
     def __cinit__(self, int shards):
@@ -394,7 +430,7 @@ cdef class Packer:
                 free(self.writers[i].records.data)
                 free(self.writers[i].runs.data)
             free(self.writers)
-        free(self.following)
+        free(self.hashes)
 
     def pack(self, Routes routes not None, const unsigned char[::1] buffer not None,
              const unsigned char[::1] table not None, size_t start, uint32_t connection, uint64_t first_seq,
@@ -412,13 +448,15 @@ cdef class Packer:
         self.in_sequence = False
         if start >= rows:
             return start, W_DONE
-        if routes.spread_count and rows > self.following_room:
-            free(self.following)
-            self.following_room = 0
-            self.following = <uint32_t *> malloc(4 * rows)
-            if self.following == NULL:
+        if routes.spread_count and rows > self.spread_room:
+            free(self.hashes)
+            self.spread_room = 0
+            self.hashes = <uint64_t *> malloc(16 * rows)
+            if self.hashes == NULL:
                 raise MemoryError("publish batch")
-            self.following_room = rows
+            self.chosen = <uint32_t *> (self.hashes + rows)
+            self.following = self.chosen + rows
+            self.spread_room = rows
         row = <Row *> &table[0] + start
         if lasting and rows - start == 1 and row.body_len >= LARGE_BYTES and row.body_frames == 1:
             why = self.leave(routes, memoryview(buffer), &buffer[0], row, connection, first_seq, now_ms)
@@ -432,12 +470,11 @@ cdef class Packer:
     cdef int _pack(self, Routes routes, const uint8_t *buf, Row *table, size_t rows, size_t start,
                    uint32_t connection, uint64_t first_seq, uint64_t now_ms, size_t *stopped) noexcept nogil:
         cdef uint64_t seq = first_seq
-        cdef size_t i = start
+        cdef size_t i = start, count
         cdef Row *row
         cdef Row *memo_row = NULL
         cdef Route *route = NULL
         cdef Spread *spread = NULL
-        cdef Spread *collected = NULL
         cdef uint16_t channel = table[start].channel
         cdef int flags
         cdef int why = W_DONE
@@ -454,13 +491,22 @@ cdef class Packer:
                 self.in_sequence = True
             if memo_row == NULL or memo_row.line_len != row.line_len or \
                     memcmp(buf + memo_row.line_off, buf + row.line_off, row.line_len):
-                spread = routes.find_spread(buf + row.line_off, row.line_len) if routes.spread_count else NULL
-                if spread != NULL:
-                    route = routes.choose(spread, buf + row.line_off)
-                    memo_row = NULL if spread.how == H_CHANCE else row
-                else:
-                    route = routes.find(buf + row.line_off, row.line_len)
-                    memo_row = row
+                if routes.spread_count and not (
+                        goes_to(buf + row.line_off, row.line_len, spread) if spread != NULL else
+                        memo_row != NULL and same_exchange(buf + row.line_off, buf + memo_row.line_off)):
+                    spread = routes.find_spread(buf + row.line_off, row.line_len)
+                if spread != NULL and spread.how != H_ANY:
+                    count = self.collect(routes, spread, buf, row, rows - i)
+                    if self.put_groups(spread, buf, row, connection, channel, seq, now_ms, routes.generation):
+                        stopped[0] = i
+                        return -1
+                    if seq:
+                        seq += count
+                    i += count
+                    memo_row = NULL
+                    continue
+                route = spread.routes if spread != NULL else routes.find(buf + row.line_off, row.line_len)
+                memo_row = row
                 if route == NULL:
                     why = W_UNKNOWN
                     break
@@ -471,48 +517,55 @@ cdef class Packer:
                 if buf[row.line_off + row.line_len - 1] & 1:
                     why = W_UNROUTABLE
                     break
-            else:
-                # Of a spread the rows of each queue are put together: one record for all instead of one for each.
-                if collected != NULL and collected != spread:
-                    if self.put_groups(collected, buf, table, connection, channel, first_seq, start, now_ms, routes.generation):
-                        stopped[0] = i
-                        return -1
-                    collected = NULL
-                if spread != NULL:
-                    collected = spread
-                    self.collect(spread, <uint32_t> (route - spread.routes), <uint32_t> i)
-                    if seq:
-                        seq += 1
-                    i += 1
-                    continue
-                if self.add(route, buf, row, connection, channel, seq, now_ms, flags, routes.generation):
-                    stopped[0] = i
-                    return -1
+            elif self.add(route, buf, row, connection, channel, seq, now_ms, flags, routes.generation):
+                stopped[0] = i
+                return -1
             if seq:
                 seq += 1
             i += 1
         stopped[0] = i
-        if collected != NULL and \
-                self.put_groups(collected, buf, table, connection, channel, first_seq, start, now_ms, routes.generation):
-            return -1
         return why
 
-    cdef inline void collect(self, Spread *spread, uint32_t chosen, uint32_t row) noexcept nogil:
+    cdef size_t collect(self, Routes routes, Spread *spread, const uint8_t *buf, Row *table, size_t rows) noexcept nogil:
+        """Of rows from the first of `table` on, which is the spread's, as many as are like it: their number. Each is
+        in the group of its queue: one record for all instead of one for each. A step for all rows at a time: what one row has to
+        wait for keeps no other from being begun."""
+        cdef size_t count = 0, i
+        cdef uint32_t chosen
         cdef uint32_t *first = spread.groups
         cdef uint32_t *last = spread.groups + spread.count
-        if first[chosen]:
-            self.following[last[chosen] - 1] = row + 1
-        else:
-            first[chosen] = row + 1
-            spread.groups[2 * spread.count + spread.grouped] = chosen
-            spread.grouped += 1
-        last[chosen] = row + 1
-        self.following[row] = 0
+        cdef Row *row
+        cdef int flags
+        while count < rows:
+            row = table + count
+            if count:
+                if row.channel != table.channel or not goes_to(buf + row.line_off, row.line_len, spread):
+                    break
+                flags = record_flags(buf, row)
+                if flags < 0:
+                    break
+                if flags & IN_SEQUENCE:
+                    self.in_sequence = True
+            self.hashes[count] = routes.hash_of(spread, buf + row.line_off)
+            count += 1
+        routes.choose(spread, self.hashes, <uint32_t> count, self.chosen)
+        for i in range(count):
+            chosen = self.chosen[i]
+            if first[chosen]:
+                self.following[last[chosen] - 1] = <uint32_t> i + 1
+            else:
+                first[chosen] = <uint32_t> i + 1
+                spread.groups[2 * spread.count + spread.grouped] = chosen
+                spread.grouped += 1
+            last[chosen] = <uint32_t> i + 1
+            self.following[i] = 0
+        return count
 
     cdef int put_groups(self, Spread *spread, const uint8_t *buf, Row *table, uint32_t connection, uint16_t channel,
-                        uint64_t first_seq, size_t start, uint64_t now_ms, uint64_t generation) noexcept nogil:
-        """What was collected, queue after queue; in the order of each queue. `first_seq`: of row `start`, or 0."""
+                        uint64_t first_seq, uint64_t now_ms, uint64_t generation) noexcept nogil:
+        """What was collected, queue after queue; in the order of each queue. `first_seq`: of the first row, or 0."""
         cdef uint32_t k, at, chosen
+        cdef uint64_t seq
         cdef Row *row
         cdef int failed = 0
         for k in range(spread.grouped):
@@ -521,10 +574,10 @@ cdef class Packer:
             spread.groups[chosen] = 0
             while at and not failed:
                 row = &table[at - 1]
-                failed = self.add(&spread.routes[chosen], buf, row, connection, channel,
-                                  first_seq + (at - 1 - start) if first_seq else 0, now_ms,
-                                  <uint8_t> record_flags(buf, row), generation)
+                seq = first_seq + (at - 1) if first_seq else 0
                 at = self.following[at - 1]
+                failed = self.add(&spread.routes[chosen], buf, row, connection, channel, seq, now_ms,
+                                  <uint8_t> record_flags(buf, row), generation)
         spread.grouped = 0
         return failed
 
@@ -563,14 +616,17 @@ cdef class Packer:
         cdef Spread *spread = routes.find_spread(buf + row.line_off, row.line_len) if routes.spread_count else NULL
         cdef Route *route
         cdef Writer *w
-        cdef uint32_t k
+        cdef uint32_t k, chosen = 0
+        cdef uint64_t hashed
         cdef size_t zeros = 0, body = row.body_off + 7
         cdef int flags = record_flags(buf, row)
         if flags < 0:
             return W_ASK
         self.in_sequence = flags & IN_SEQUENCE != 0
         if spread != NULL:
-            route = routes.choose(spread, buf + row.line_off)
+            hashed = routes.hash_of(spread, buf + row.line_off)
+            routes.choose(spread, &hashed, 1, &chosen)
+            route = &spread.routes[chosen]
         else:
             route = routes.find(buf + row.line_off, row.line_len)
         if route == NULL:
@@ -777,3 +833,13 @@ def winner(uint64_t hashed, list members not None) -> int:
     finally:
         free(seeds)
         free(weights)
+
+
+def winners(list hashes not None, list members not None) -> list:
+    """As winner() of each, together as a read's messages are."""
+    cdef uint32_t n = <uint32_t> len(hashes), i
+    cdef Routes routes = Routes()
+    cdef array.array hashed = array.array("Q", hashes), found = array.array("I", bytes(4 * n))
+    routes.learn_spread(b"", RENDEZVOUS, [(weight, seed, 0, 0, False) for weight, seed in members])
+    routes.choose(&routes.spreads[0], <uint64_t *> hashed.data.as_ulonglongs, n, <uint32_t *> found.data.as_uints)
+    return found.tolist()

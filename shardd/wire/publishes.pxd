@@ -5,7 +5,7 @@ table that the AMQP library makes of a read."""
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from shardd.wire.buffer cimport Bytes, reserve
+from shardd.wire.buffer cimport Bytes, copy_short, reserve
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
@@ -203,15 +203,15 @@ cdef inline int put(Writer *w, const uint8_t *buf, Row *row) noexcept nogil:
     n32 = <uint32_t> row.body_len
     memcpy(p, &n32, 4)
     memcpy(p + 4, &row.props_len, 4)
-    memcpy(p + 8, buf + row.line_off, line)
+    copy_short(p + 8, buf + row.line_off, line)
     p += 8 + line
-    memcpy(p, buf + row.props_off, row.props_len)
+    copy_short(p, buf + row.props_off, row.props_len)
     p += row.props_len
     frame = buf + row.body_off
     left = row.body_len
     while left:
         size = be32(frame + 3)
-        memcpy(p, frame + 7, size)
+        copy_short(p, frame + 7, size)
         p += size
         left -= size
         frame += size + 8

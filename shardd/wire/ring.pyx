@@ -45,9 +45,11 @@ cdef enum:
     SKIP = 2
     TURN = 3
     # A reader that has taken everything leads the writer back to the start from here on, if there is then room, before
-    # it has taken the skip, for some small messages and one as large as the largest since the last time.
+    # it has taken the skip, for some small messages and a few as large as the largest since the last time: a reader that
+    # wakes late must not send them the long way.
     BACK_AT = 64 << 10
     SMALL_ONES = 16 << 10
+    LARGE_ONES = 5
     # Messages of at least this much are looked at in the ring: a smaller one is sooner copied than a view is made.
     VIEW_BYTES_MIN = 16 << 10
 
@@ -141,7 +143,7 @@ cdef class Writer(_End):
         if need > self._largest:
             self._largest = need
         if offset + need > self._size or (
-                head == self._at and offset >= BACK_AT and offset >= self._largest + SMALL_ONES):
+                head == self._at and offset >= BACK_AT and offset >= LARGE_ONES * self._largest + SMALL_ONES):
             skip = self._size - offset
             self._largest = need
         if length > 0xffffffff or self._at - head + skip + need + ENTRY > self._size:
@@ -205,6 +207,8 @@ cdef class Reader(_End):
                 most -= 1
             elif kind == SKIP:
                 self._at += self._size - offset
+                if not self._holds:  # most of the ring, perhaps: free before what lies behind it is done with
+                    show(self._head, self._at)
             elif kind == TURN:
                 self._at += ENTRY
                 turned = True

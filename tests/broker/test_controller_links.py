@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from broker.catalog import Catalog
-from broker.control import Answer, Applied, Ask, Changes, DoorHello, Fence, Fenced, QueueDeclare, Snapshot, Snapshot
+from broker.control import Answer, Applied, Ask, Changes, DoorHello, Fence, Fenced, QueueDeclare, Snapshot
 from broker.controller import links
 from broker.controller.config import ControllerConfig
 from broker.controller.links import PREFIX, encode

@@ -89,12 +89,16 @@ class Pair:
         restarting.result()
         await self.heard.until(lambda: self.heard.restarts.count(0) > before)
 
-    def publish(self, count: int = 1, size: int = 1) -> Waits:
+    def gather(self, count: int = 1, size: int = 1) -> Waits:
         fact = reference.Facts(1, b"", b"q", 0, b"\0\0", (b"x" * size,), 0xFFFFFFFF, 2, 0xFF, 0)
         buffer, table = reference.read_of([fact] * count)
         assert self.links.packer.pack(self.routes, buffer, table, 0, 5, 1, 0) == (count, packing.DONE)
         waits = Waits()
         self.links.wait_for(self.links.packer.take_touched(), waits)
+        return waits
+
+    def publish(self, count: int = 1, size: int = 1) -> Waits:
+        waits = self.gather(count, size)
         self.links.flush()
         return waits
 
@@ -127,6 +131,24 @@ async def test_a_batch_is_confirmed_when_its_shard_says_so(pair: Pair) -> None:
     await pair.shards[0].send(lambda *who: envelope.confirmed(*who, 1))
     await pair.heard.until(lambda: first.log)
     assert (first.log, second.log) == (["confirmed"], [])
+
+
+async def test_a_small_batch_may_wait_until_it_is_no_longer_small_or_something_leaves_anyway(pair: Pair) -> None:
+    least = 2000
+    pair.gather(1)
+    assert pair.links.flush(least)
+    pair.gather(1, 3000)
+    assert not pair.links.flush(least)
+    pair.gather(1)
+    assert pair.links.flush(least)
+    pair.links.settle(0, pair.shards[0].epoch, 1, 0, 1, 1)
+    assert not pair.links.flush(least)
+    batches = []
+    while len(batches) < 2:
+        head, message = await pair.shards[0].receive()
+        if head.kind == wire.PUBLISH:
+            batches.append(codec.read_publish(message).messages)
+    assert batches == [2, 1]
 
 
 async def test_refused_messages_are_named_before_the_batch_is_confirmed(pair: Pair) -> None:

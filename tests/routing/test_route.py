@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.routing import Message, NoSuchDestination, NoSuchExchange, RoutingTable, goes_by_key, route, route_message
+from broker.routing import (
+    Message,
+    NoSuchDestination,
+    NoSuchExchange,
+    RoutingTable,
+    goes_always_alike,
+    goes_by_key,
+    route,
+    route_message,
+)
 from tests.routing.test_matching import naive
 
 EXCHANGES = ["e", "f", "g", "h"]
@@ -119,6 +128,8 @@ def agree(table: RoutingTable, plain: Plain, headers: dict) -> None:
                 assert routed.exact
             if routed.exact:
                 assert routed == route(table, exchange, key, {"other": 1})
+            if goes_always_alike(table, exchange):
+                assert routed == route(table, exchange, "any other", {"other": 1})
 
 
 @settings(max_examples=150, deadline=None)

@@ -194,6 +194,24 @@ def test_what_is_put_in_parts_comes_as_one_message(views: bool, parts: list[list
         pair.close()
 
 
+def test_what_led_back_is_free_while_the_message_behind_it_is_looked_at() -> None:
+    size = 1 << 20
+    pair = Pair(size, views=True)
+    message = b"m" * (100 << 10)
+    for number in range(100):
+        assert pair.writer.put(message), number
+        messages, _ = pair.reader.take(MANY)
+        assert [bytes(one) for one in messages] == [message]
+        following = [bytes([i]) * (100 << 10) for i in range(6)]
+        for one in following:
+            assert pair.writer.put(one), number
+        pair.reader.let_go()
+        messages, _ = pair.reader.take(MANY)
+        assert [bytes(one) for one in messages] == following
+        pair.reader.let_go()
+    pair.close()
+
+
 def test_a_message_that_is_looked_at_keeps_its_place_until_it_is_let_go() -> None:
     pair = Pair(4 * LARGE, views=True)
     first, second = b"1" * LARGE, b"2" * LARGE

@@ -78,6 +78,47 @@ def test_each_key_goes_where_plain_routing_says() -> None:
         assert chosen[key] == {MEMBERS[modulus(key_hash(key), 4)][3]}
 
 
+@given(
+    st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1]), max_size=40),
+    st.lists(st.tuples(st.sampled_from([1, 1, 1, 7]), st.integers(0, 2**64 - 1)), min_size=1, max_size=20),
+    st.booleans(),
+)
+def test_many_keys_at_once_go_where_each_alone_would(
+    hashes: list[int], members: list[tuple[int, int]], equal: bool
+) -> None:
+    if equal:
+        members = [(1, seed) for _, seed in members]
+    assert packer.winners(hashes, members) == [rendezvous_weighted(hashed, members) for hashed in hashes]
+
+
+def test_an_exchange_that_sends_all_the_same_way_does_not_look_at_the_key() -> None:
+    routes, packing = packer.Routes(7), packer.Packer(2)
+    assert routes.learn_exchange(b"all", packer.TARGETS, [(0, [1, 2]), (1, [3])], False)
+    assert routes.learn_exchange(b"none", packer.NOWHERE, [], False)
+    routes.learn(line_of(b"one", b"k"), packer.TARGETS, [(0, [2])], False)
+    lines = [line_of(exchange, b"k") for exchange in (b"all", b"one", b"none", b"all")] + [line_of(b"all", b"other")]
+    buffer, table = read_of([*lines, line_of(b"none", b"k", b"\1")])
+    assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (5, packer.UNROUTABLE)
+    found = []
+    for shard in (0, 1):
+        message = packing.take(shard, 0, 1, 1, 1)
+        assert message is not None
+        records = records_of(codec.read_publish(message).records)
+        found.append([(queues, [key_of(one) for one in stored]) for queues, stored in records])
+    assert found == [[([1, 2], [b"k"]), ([2], [b"k"]), ([1, 2], [b"k", b"other"])], [([3], [b"k", b"k", b"other"])]]
+    routes.clear()
+    assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (0, packer.UNKNOWN)
+
+
+def read_of(lines: list[bytes]) -> tuple[bytes, bytes]:
+    """A read of publishes without properties and bodies, and its table."""
+    buffer, table = b"", b""
+    for line in lines:
+        table += frames.row(len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0))
+        buffer += line
+    return buffer, table
+
+
 def test_by_chance_the_same_key_goes_everywhere() -> None:
     assert packed(packer.CHANCE, [b"k"] * 200)[b"k"] == {100, 200, 300, 400}
 
@@ -140,8 +181,8 @@ def test_each_queue_keeps_its_order_and_each_message_its_number(
     assert sorted(came) == list(range(start, len(lines)))
 
 
-def line_of(exchange: bytes, key: bytes) -> bytes:
-    return bytes([len(exchange)]) + exchange + bytes([len(key)]) + key + b"\0"
+def line_of(exchange: bytes, key: bytes, bits: bytes = b"\0") -> bytes:
+    return bytes([len(exchange)]) + exchange + bytes([len(key)]) + key + bits
 
 
 def test_of_random_keys_each_queue_has_one_record_not_one_for_each_message() -> None:
