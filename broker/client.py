@@ -132,6 +132,8 @@ class Client(Transport):
 
     def _readable(self) -> None:
         self.door.begin_pass()
+        if self.lost or self._paused:  # meanwhile
+            return
         buffer = self.door.read_buffer
         try:
             count = self.sock.recv_into(buffer)
@@ -181,7 +183,8 @@ class Client(Transport):
         """Go on with what was read, unless there is another reason not to read: its end comes here again."""
         if self._paused == PAUSE_TURN and not self.lost:
             self.door.begin_pass()
-            self._handle_events()
+            if self._paused == PAUSE_TURN and not self.lost:  # still
+                self._handle_events()
 
     def _fail_internally(self) -> None:
         """Our fault: the smallest thing that can be rebuilt is the connection."""

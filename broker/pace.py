@@ -1,25 +1,34 @@
 """When a front door lets small reads pile up: a decision about time.
 
 Clients that write one message at a time would turn each into a wake-up of every process on its way. While reads are
-small and come fast, passes keep a distance of a tick, so that many of them make a batch. Who sends rarely never waits.
+small and come fast, passes keep a distance, so that many of them make a batch: as long as small passes leave most of
+the processor to others a short one, up to a tick when they do not. Who sends rarely never waits.
 
-Times are in seconds of one clock, given by the caller.
+Times are in seconds, given by the caller: `now` of one clock, `busy` is the processor time this thread has had.
 """
 
 from __future__ import annotations
 
+# The distance, in times of what the pass before it took of the processor: small passes take half of it at the most,
+# unless that needs more than a tick.
+TIMES_ITS_WORK = 2.0
+
 
 class Pace:
-    """`tick_s`: the distance of small passes."""
+    """`tick_s`: the longest distance of small passes."""
 
     def __init__(self, tick_s: float) -> None:
         self._tick_s = tick_s
         self._last_pass = 0.0
+        self._busy_then = 0.0
         self._small_reads = False
 
-    def distance(self, now: float) -> float:
+    def distance(self, now: float, busy: float) -> float:
         """A pass wants to begin: how long it should sleep first, so that the others' reads join it."""
-        wait = self._last_pass + self._tick_s - now if self._small_reads else 0.0
+        wait = 0.0
+        if self._small_reads:
+            wait = self._last_pass + min(self._tick_s, TIMES_ITS_WORK * (busy - self._busy_then)) - now
+        self._busy_then = busy
         self._last_pass = now + wait if wait > 0 else now
         self._small_reads = True
         return wait

@@ -2,8 +2,8 @@
 
 A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at its end, together:
 confirms, one batch per shard, one write per client. While clients send little at a time, and often, passes keep a
-distance (`tick_us`): the loop sleeps, and what has arrived meanwhile is done in one go. A client that
-sends rarely never waits. See pace.py.
+distance (`tick_us`): the loop sleeps but for what the shards say, and what clients have sent meanwhile is done in one
+go. A client that sends rarely never waits. See pace.py.
 """
 
 from __future__ import annotations
@@ -128,10 +128,10 @@ class Door:
         """Before the first read of a pass: keep the distance, if reads are small and passes come fast."""
         if self._in_pass:
             return
-        self._in_pass = True
-        wait = self._pace.distance(time.perf_counter())
+        wait = self._pace.distance(time.perf_counter(), time.thread_time())
         if wait > 0:
-            time.sleep(wait)
+            self.links.hear_for(wait)
+        self._in_pass = True
         self.now = self.loop.time()
         self.schedule_end_of_pass()
 
