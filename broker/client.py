@@ -532,12 +532,22 @@ class Client(Transport):
         log.warning("%s: no handshake within %g s", self.name, self.door.config.handshake_timeout_s)
         self.disconnect()
 
-    async def _close_channel(self, channel: Channel) -> None:
+    def _close_channel(self, channel: Channel) -> Coroutine[None, None, None] | None:
         """channel.close by the client: requeue first, answer then, so that what follows sees the messages."""
-        for released in self._end_channel(channel):
-            await released
+        released = self._end_channel(channel)
+        if released or self.counts_channels:
+            return self._close_channel_behind(channel, released)
+        self._answer_close(channel)
+        return None
+
+    async def _close_channel_behind(self, channel: Channel, released: list[asyncio.Future[wire.Control]]) -> None:
+        for future in released:
+            await future
         if self.counts_channels:
             await self.catalog_link.ask(ChannelClose(self.vhost, len(self.channels) - 1), self.owner, self.user)
+        self._answer_close(channel)
+
+    def _answer_close(self, channel: Channel) -> None:
         self.send(channel.number, commands.Channel.CloseOk())
         self._drop_channel(channel)
 

@@ -23,7 +23,7 @@ from broker import certificates, checks, login
 from broker.amqp import ChannelException, ConnectionException
 from broker.catalog_link import CatalogLink
 from broker.certificates import Certificates
-from broker.changes import AnyChange, ParameterPut
+from broker.changes import AnyChange, BindingPut, ExchangePut, ParameterPut, QueuePut
 from broker.client import Client
 from broker.config import BrokerConfig, ConfigError, read_config
 from broker.consuming import Consuming
@@ -59,6 +59,7 @@ JOIN_S = 0.1
 DRAIN_S = 5.0
 WATCHDOG_S = 2.0
 IPV4_AS_IPV6 = "::ffff:"
+ONLY_ADD = (BindingPut, ExchangePut, QueuePut)  # changes that take nothing away
 WHOLE_BROKER = -1  # in the place of a shard's number
 
 
@@ -248,7 +249,7 @@ class Door:
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         self.publishing.tracing = self.consuming.tracing = self.tracing.catalog_changed()
-        self.publishing.catalog_changed()
+        self.publishing.catalog_changed(changes is None or not all(isinstance(change, ONLY_ADD) for change in changes))
         if changes is None:
             self._set_alarm(WHOLE_BROKER, "")  # the controller says so again if there still is one
         if changes is None or any(isinstance(change, ParameterPut) and not change.vhost for change in changes):
