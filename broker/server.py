@@ -59,7 +59,8 @@ JOIN_S = 0.1
 DRAIN_S = 5.0
 WATCHDOG_S = 2.0
 IPV4_AS_IPV6 = "::ffff:"
-ONLY_ADD = (BindingPut, ExchangePut, QueuePut)  # changes that take nothing away
+# Changes that take nothing away, and that ask nothing of who is connected.
+ONLY_MORE = frozenset((BindingPut, ExchangePut, QueuePut))
 WHOLE_BROKER = -1  # in the place of a shard's number
 
 
@@ -248,8 +249,11 @@ class Door:
     # -- what the controller says ------------------------------------------------------------------------
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
+        only_more = changes is not None and ONLY_MORE.issuperset(map(type, changes))
+        self.publishing.catalog_changed(something_went=not only_more)
+        if only_more:
+            return
         self.publishing.tracing = self.consuming.tracing = self.tracing.catalog_changed()
-        self.publishing.catalog_changed(changes is None or not all(isinstance(change, ONLY_ADD) for change in changes))
         if changes is None:
             self._set_alarm(WHOLE_BROKER, "")  # the controller says so again if there still is one
         if changes is None or any(isinstance(change, ParameterPut) and not change.vhost for change in changes):
