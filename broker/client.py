@@ -33,6 +33,7 @@ from broker.amqp import (
     Settles,
     StartOk,
     copies_by_channel,
+    things_in,
 )
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ChannelClose, ChannelOpen, ConnectionInfo, ConnectionOpen
@@ -154,7 +155,7 @@ class Client(Transport):
 
     def _handle_events(self) -> None:
         # What is left of the read when the turn is over is kept: the next client's bytes will overwrite the buffer.
-        turn, next_event = TURN_EVENTS, self.amqp.next_event
+        turn, things, next_event = TURN_EVENTS, 0, self.amqp.next_event
         while turn > 0:
             event = next_event()
             if event is None:
@@ -162,6 +163,7 @@ class Client(Transport):
                     self.resume(PAUSE_TURN)
                 break
             turn -= NOTHING_EVENTS if isinstance(event, Nothing) else 1
+            things += things_in(event)
             try:
                 if isinstance(event, Publishes) and not self.lost:
                     self._on_publishes(event)
@@ -177,6 +179,7 @@ class Client(Transport):
             self.amqp.keep_unread()
             self.pause(PAUSE_TURN)
             self.door.loop.call_soon(self._next_turn)
+        self.door.came(things)
         self._gather()
 
     def _next_turn(self) -> None:

@@ -140,6 +140,9 @@ class Door:
     def read_was_large(self) -> None:
         self._pace.was_large()
 
+    def came(self, things: int) -> None:
+        self._pace.came(things)
+
     def schedule_end_of_pass(self) -> None:
         if not self._end_scheduled:
             self._end_scheduled = True
