@@ -10,10 +10,12 @@ Times are in seconds, given by the caller: `now` of one clock, `busy` is the pro
 
 from __future__ import annotations
 
-# The distance, in times of what the pass before it took of the processor: small passes take half of it at the most,
+# The distance, in times of what the pass before it took of the processor: small passes take a third of it at the most,
 # unless that needs more than a tick.
-TIMES_ITS_WORK = 2.0
-# Passes that do not wait after one that waited and had only one thing to do for it.
+TIMES_ITS_WORK = 3.0
+# So many that waited, one after the other, and had only one thing to do for it: nothing more comes. So many after them
+# do not wait, then one finds out again.
+ALONE_PASSES = 4
 AT_ONCE_PASSES = 16
 
 
@@ -27,13 +29,15 @@ class Pace:
         self._small_reads = False
         self._waited = False
         self._came = 0  # in this pass so far
+        self._alone = 0  # passes that waited for nothing
         self._at_once = 0  # passes that do not wait
 
     def distance(self, now: float, busy: float) -> float:
         """A pass wants to begin: how long it should sleep first, so that the others' reads join it."""
         wait = 0.0
         if self._waited:
-            self._at_once = 0 if self._came > 1 else AT_ONCE_PASSES
+            self._alone = self._alone + 1 if self._came <= 1 else 0
+            self._at_once = AT_ONCE_PASSES if self._alone >= ALONE_PASSES else 0
         if self._at_once:
             self._at_once -= 1
         elif self._small_reads:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.pace import AT_ONCE_PASSES, TIMES_ITS_WORK, Pace
+from broker.pace import ALONE_PASSES, AT_ONCE_PASSES, TIMES_ITS_WORK, Pace
 
 TICK = 0.001
 MUCH = TICK  # of the processor: half a core and more
@@ -44,12 +44,12 @@ def test_who_waits_for_an_answer_to_each_message_waits_for_nobody_else() -> None
     come."""
     pace = Pace(TICK)
     now, waits = 1.0, []
-    for number in range(10 * (AT_ONCE_PASSES + 1)):
+    for number in range(1 + ALONE_PASSES + 9 * (AT_ONCE_PASSES + 1)):
         wait = max(pace.distance(now, number * MUCH), 0)
         waits.append(wait)
         pace.came(1)
         now += wait + TICK / 4
-    assert sum(wait > 0 for wait in waits) == 10
+    assert [wait > 0 for wait in waits] == [False] + ALONE_PASSES * [True] + 9 * (AT_ONCE_PASSES * [False] + [True])
 
 
 def test_what_came_together_once_is_waited_for_again() -> None:
