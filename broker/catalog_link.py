@@ -15,8 +15,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -53,8 +53,11 @@ log = logging.getLogger(__name__)
 
 SENT_MAX = 16_384  # requests on their way at once: what the controller may have to buffer for this door
 WAITING_MAX = 262_144  # requests behind them, and while the controller is away
-READ_BYTES = 256 << 10
 MESSAGES_MAX = 100  # of the controller, taken in between two looks at the sockets: a read holds thousands of small ones
+# A read of no more is handled in the turn of the loop that has it.
+FEW_BYTES = 16 << 10
+# Of changes nobody waits for: how long it may take until the controller knows that they are in force here.
+APPLIED_WAITS_S = 0.005
 SLICE = 500  # changes applied between two looks at the sockets: a listing of 100,000 queues delays no message
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.2  # a look at a socket on the same host; a controller that is back is missed by all doors
@@ -100,6 +103,50 @@ class _Asked(NamedTuple):
     answer: asyncio.Future[Answer]
 
 
+class _Stream(asyncio.Protocol):
+    """The bytes of the controller. `take`: handles what is unread, called where few came; more is for who waits for
+    `heard`, who is the only one to handle anything until it calls `go_on`."""
+
+    def __init__(self, take: Callable[[_Stream], None]) -> None:
+        self._take = take
+        self.unread = bytearray()
+        self._error: Exception | None = None
+        self._much = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's have its methods, not its class
+
+    def data_received(self, data: bytes) -> None:
+        self.unread += data
+        if self._much.is_set() or len(self.unread) > FEW_BYTES:
+            self.transport.pause_reading()
+            self._much.set()
+            return
+        try:
+            self._take(self)
+        except Exception as error:
+            self._end(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(error or ConnectionResetError("end of stream"))
+
+    def _end(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._much.set()
+
+    async def heard(self) -> None:
+        """Until there is much to be handled. Raises what ended the stream."""
+        await self._much.wait()
+        if self._error is not None:
+            raise self._error
+
+    def go_on(self) -> None:
+        """It is handled."""
+        if self._error is None:
+            self._much.clear()
+            self.transport.resume_reading()
+
+
 class CatalogLink:
     """`catalog` is replaced by a snapshot: look it up here each time, do not keep it."""
 
@@ -118,9 +165,11 @@ class CatalogLink:
         self._next_id = 1
         self._sent: dict[int, _Asked] = {}  # in the order of asking
         self._waiting: deque[_Asked] = deque()
-        self._writer: asyncio.StreamWriter | None = None
+        self._stream: _Stream | None = None
+        self._told: set[str] = set()  # connections the last hello named
         self._out: list[bytes] = []
         self._flush_planned = False
+        self._applied_unsaid = self._applied_planned = False
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_rest)
         self._decoder = msgspec.msgpack.Decoder(AnyControl)
 
@@ -178,20 +227,23 @@ class CatalogLink:
         backoff_s = BACKOFF_FIRST_S
         while True:
             try:
-                reader, writer = await asyncio.open_unix_connection(self._path, limit=READ_BYTES)
+                _, stream = await asyncio.get_running_loop().create_unix_connection(self._new_stream, self._path)
             except OSError:
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
             else:
-                if await self._outlive(reader, writer):
+                if await self._outlive(stream):
                     backoff_s = BACKOFF_FIRST_S
                 else:  # it took the hello and never answered: it is not well
                     backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
             await asyncio.sleep(backoff_s)
 
-    async def _outlive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    def _new_stream(self) -> _Stream:
+        return _Stream(self._take_few)
+
+    async def _outlive(self, stream: _Stream) -> bool:
         """Serve one stream to its end; was it ever of use?"""
         try:
-            await self._serve(reader, writer)
+            await self._serve(stream)
         except OSError as error:
             log.warning("the controller is gone (%s); serving from the copy of version %d", error, self._version)
         except msgspec.DecodeError:
@@ -199,67 +251,74 @@ class CatalogLink:
         finally:
             useful = self.up
             self.up = False
-            self._writer = None
+            self._stream = None
             self._out.clear()
-            writer.close()
+            stream.transport.close()
         return useful
 
     # -- one stream's life ---------------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
+    async def _serve(self, stream: _Stream) -> None:
+        self._stream = stream
         self._coming = Catalog()
         hello = DoorHello(
             self._door, self._incarnation, self._pid, self._boot, self._version, list(self._connections.values())
         )
         # Who is connected while the hello is answered is told in _in_step: the hello is a picture of now.
-        told = set(self._connections)
+        self._told = set(self._connections)
         self._send(hello)
-        async for at, message in self._messages(reader):
-            if at % MESSAGES_MAX == 0:
-                await asyncio.sleep(0)
-            match message:
-                case Answer():
-                    self._answered(message)
-                case Changes():
-                    await self._apply(message)
-                    self._in_step(told)
-                case SnapshotPart():
-                    await self._take_in(message.changes)
-                case Snapshot():
-                    await self._replace(message)
-                    self._in_step(told)
-                case Query() if message.unacked_of:
-                    self._send(DoorReport(message.query, [], [], {}, self._listener.unacked(message.unacked_of)))
-                case Query() if message.totals_only:
-                    self._send(DoorReport(message.query, [], [], self._listener.totals()))
-                case Query():
-                    self._send(DoorReport(message.query, *self._listener.report()))
-                case Fence():
-                    self._listener.fence(message.number)
-                case SeatOrders():
-                    self._listener.seat_orders(message.orders)
-                case CloseConnection():
-                    self._listener.close_connection(message.owner, message.code, message.text)
-                case CancelConsumer():
-                    self._listener.cancel_consumer(message.owner, message.channel, message.consumer_tag)
-                case Alarmed():
-                    self._listener.alarmed(message.reason)
-                case _:
-                    raise msgspec.DecodeError(f"{type(message).__name__} is nothing a controller says")
-
-    async def _messages(self, reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, AnyControl]]:
-        """Whole messages, counted, many per read: thousands of answers a second are no thousand wake-ups."""
-        buffer = bytearray()
-        count = 0
         while True:
-            data = await reader.read(READ_BYTES)
-            if not data:
-                raise ConnectionResetError("end of stream")
-            buffer += data
-            for message in self._split(buffer):
-                count += 1
-                yield count, message
+            await stream.heard()
+            for at, message in enumerate(self._split(stream.unread), 1):
+                if at % MESSAGES_MAX == 0:
+                    await asyncio.sleep(0)
+                for _ in self._handle(message):
+                    await asyncio.sleep(0)
+            stream.go_on()
+
+    def _take_few(self, stream: _Stream) -> None:
+        """All that came, answered in one write."""
+        if stream is not self._stream:
+            return  # its end is known already: what it asked is asked again
+        self._flush_planned = True
+        try:
+            for message in self._split(stream.unread):
+                for _ in self._handle(message):
+                    pass
+        finally:
+            self._flush()
+
+    def _handle(self, message: AnyControl) -> Iterator[None]:
+        """Comes back from what takes long where others may have their turn."""
+        match message:
+            case Answer():
+                self._answered(message)
+            case Changes():
+                yield from self._apply(message)
+                self._in_step()
+            case SnapshotPart():
+                yield from self._take_in(message.changes)
+            case Snapshot():
+                yield from self._replace(message)
+                self._in_step()
+            case Query() if message.unacked_of:
+                self._send(DoorReport(message.query, [], [], {}, self._listener.unacked(message.unacked_of)))
+            case Query() if message.totals_only:
+                self._send(DoorReport(message.query, [], [], self._listener.totals()))
+            case Query():
+                self._send(DoorReport(message.query, *self._listener.report()))
+            case Fence():
+                self._listener.fence(message.number)
+            case SeatOrders():
+                self._listener.seat_orders(message.orders)
+            case CloseConnection():
+                self._listener.close_connection(message.owner, message.code, message.text)
+            case CancelConsumer():
+                self._listener.cancel_consumer(message.owner, message.channel, message.consumer_tag)
+            case Alarmed():
+                self._listener.alarmed(message.reason)
+            case _:
+                raise msgspec.DecodeError(f"{type(message).__name__} is nothing a controller says")
 
     def _split(self, buffer: bytearray) -> Iterator[AnyControl]:
         """The complete messages at the buffer's front, which are taken off it at the end."""
@@ -277,7 +336,7 @@ class CatalogLink:
 
     # -- the catalog ---------------------------------------------------------------------------------------
 
-    async def _apply(self, message: Changes) -> None:
+    def _apply(self, message: Changes) -> Iterator[None]:
         for start in range(0, len(message.changes), SLICE):
             part = message.changes[start : start + SLICE]
             for change in part:
@@ -285,19 +344,34 @@ class CatalogLink:
             # The callbacks come with each slice: what a slice changed must not be routed by an old memory.
             self._has_changed(part)
             if start + SLICE < len(message.changes):
-                await asyncio.sleep(0)
+                yield
         self._version = message.version
-        self._send(Applied(message.version))
+        if message.waited:
+            self._send(Applied(message.version))
+        else:
+            self._say_applied_later()
 
-    async def _take_in(self, changes: list[AnyChange]) -> None:
+    def _say_applied_later(self) -> None:
+        """With the next words, or soon."""
+        self._applied_unsaid = True
+        if not self._applied_planned:
+            self._applied_planned = True
+            asyncio.get_running_loop().call_later(APPLIED_WAITS_S, self._say_applied)
+
+    def _say_applied(self) -> None:
+        self._applied_planned = False
+        if self._applied_unsaid:
+            self._send(Applied(self._version))
+
+    def _take_in(self, changes: list[AnyChange]) -> Iterator[None]:
         """Of the catalog that the next snapshot completes."""
         for at, change in enumerate(changes, 1):
             self._coming.apply(change)
             if at % SLICE == 0:
-                await asyncio.sleep(0)
+                yield
 
-    async def _replace(self, message: Snapshot) -> None:
-        await self._take_in(message.changes)
+    def _replace(self, message: Snapshot) -> Iterator[None]:
+        yield from self._take_in(message.changes)
         self.catalog, self._coming = self._coming, Catalog()
         self.catalog.version = message.version
         self._boot, self._version = message.boot, message.version
@@ -309,15 +383,15 @@ class CatalogLink:
         self._changed.set()  # wakes those who wait now
         self._changed.clear()
 
-    def _in_step(self, told: set[str]) -> None:
+    def _in_step(self) -> None:
         """The first word after a hello: say who came and went meanwhile, then ask (again) all that is unanswered."""
         if self.up:
             return
         self.up = True
         self._synced.set()
-        for owner in told - self._connections.keys():
+        for owner in self._told - self._connections.keys():
             self._send(ConnectionDown(owner))
-        for owner in self._connections.keys() - told:
+        for owner in self._connections.keys() - self._told:
             self._send(ConnectionUp(self._connections[owner]))
         self._send(ConsumersHere(self._listener.consumers_here()))
         self._sent = {number: asked for number, asked in self._sent.items() if not asked.answer.done()}
@@ -350,8 +424,12 @@ class CatalogLink:
 
     def _send(self, message: ControlMessage) -> None:
         """Leaves with everything else said in this turn of the loop, in one write."""
-        if self._writer is None:
+        if self._stream is None:
             return  # said again, or made needless, by the next hello
+        if self._applied_unsaid:
+            self._applied_unsaid = False
+            if not isinstance(message, Applied):
+                self._out.append(self._encode(Applied(self._version)))
         self._out.append(self._encode(message))
         if not self._flush_planned:
             self._flush_planned = True
@@ -365,11 +443,10 @@ class CatalogLink:
 
     def _flush(self) -> None:
         self._flush_planned = False
-        if self._writer is not None and self._out:
+        if self._stream is not None and self._out:
             data = b"".join(self._out)
             self._out.clear()
-            with contextlib.suppress(OSError):  # the reading side learns of it and connects again
-                self._writer.write(data)
+            self._stream.transport.write(data)  # the reading side learns of an end and connects again
 
 
 def _encode_rest(value: Any) -> Any:

@@ -33,6 +33,7 @@ from broker.amqp import (
     Settles,
     StartOk,
     copies_by_channel,
+    things_in,
 )
 from broker.channel import HANDLERS, Channel, Work
 from broker.control import ChannelClose, ChannelOpen, ConnectionInfo, ConnectionOpen
@@ -132,6 +133,8 @@ class Client(Transport):
 
     def _readable(self) -> None:
         self.door.begin_pass()
+        if self.lost or self._paused:  # meanwhile
+            return
         buffer = self.door.read_buffer
         try:
             count = self.sock.recv_into(buffer)
@@ -154,7 +157,7 @@ class Client(Transport):
 
     def _handle_events(self) -> None:
         # What is left of the read when the turn is over is kept: the next client's bytes will overwrite the buffer.
-        turn, next_event = TURN_EVENTS, self.amqp.next_event
+        turn, things, next_event = TURN_EVENTS, 0, self.amqp.next_event
         while turn > 0:
             event = next_event()
             if event is None:
@@ -162,6 +165,7 @@ class Client(Transport):
                     self.resume(PAUSE_TURN)
                 break
             turn -= NOTHING_EVENTS if isinstance(event, Nothing) else 1
+            things += things_in(event)
             try:
                 if isinstance(event, Publishes) and not self.lost:
                     self._on_publishes(event)
@@ -177,13 +181,15 @@ class Client(Transport):
             self.amqp.keep_unread()
             self.pause(PAUSE_TURN)
             self.door.loop.call_soon(self._next_turn)
+        self.door.came(things)
         self._gather()
 
     def _next_turn(self) -> None:
         """Go on with what was read, unless there is another reason not to read: its end comes here again."""
         if self._paused == PAUSE_TURN and not self.lost:
             self.door.begin_pass()
-            self._handle_events()
+            if self._paused == PAUSE_TURN and not self.lost:  # still
+                self._handle_events()
 
     def _fail_internally(self) -> None:
         """Our fault: the smallest thing that can be rebuilt is the connection."""
@@ -531,12 +537,22 @@ class Client(Transport):
         log.warning("%s: no handshake within %g s", self.name, self.door.config.handshake_timeout_s)
         self.disconnect()
 
-    async def _close_channel(self, channel: Channel) -> None:
+    def _close_channel(self, channel: Channel) -> Coroutine[None, None, None] | None:
         """channel.close by the client: requeue first, answer then, so that what follows sees the messages."""
-        for released in self._end_channel(channel):
-            await released
+        released = self._end_channel(channel)
+        if released or self.counts_channels:
+            return self._close_channel_behind(channel, released)
+        self._answer_close(channel)
+        return None
+
+    async def _close_channel_behind(self, channel: Channel, released: list[asyncio.Future[wire.Control]]) -> None:
+        for future in released:
+            await future
         if self.counts_channels:
             await self.catalog_link.ask(ChannelClose(self.vhost, len(self.channels) - 1), self.owner, self.user)
+        self._answer_close(channel)
+
+    def _answer_close(self, channel: Channel) -> None:
         self.send(channel.number, commands.Channel.CloseOk())
         self._drop_channel(channel)
 

@@ -77,7 +77,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     proxy_protocol_from: list[str] = []  # networks whose connections may begin with a PROXY header
 
     # How long small reads may pile up while there are many of them; never applied when idle.
-    tick_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 250
+    tick_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 300
 
     loopback_users: frozenset[str] = frozenset(
         {"guest"}

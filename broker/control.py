@@ -289,10 +289,11 @@ class Snapshot(ControlMessage, tag="snapshot", frozen=True):
 
 
 class Changes(ControlMessage, tag="changes", frozen=True):
-    """`version` is the catalog's after all of them."""
+    """`version` is the catalog's after all of them. `waited`: somebody waits for Applied; else it may come later."""
 
     version: int
     changes: list[AnyChange]
+    waited: bool = True
 
 
 class Answer(ControlMessage, tag="answer", frozen=True):

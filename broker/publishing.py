@@ -175,12 +175,15 @@ class Publishing:
             scope = self._scopes[vhost, user] = Scope(vhost, user)
         return scope
 
-    def catalog_changed(self) -> None:
-        """Every route is looked up anew."""
-        for scope in list(self._scopes.values()):
-            scope.forget()
+    def catalog_changed(self, something_went: bool = True) -> None:
+        """Every route is looked up anew. `something_went`: not only new things came."""
+        for reference in self._scopes.valuerefs():
+            if (scope := reference()) is not None:
+                scope.forget()
         if self.once is not None:
             self.once.catalog_changed(self.catalog)
+        if not something_went:
+            return
         for kind, vhost, name in list(self._seen):
             there = self.catalog.exchange if kind == EXCHANGE else self.catalog.queue
             if there(vhost, name) is None:

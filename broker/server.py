@@ -2,8 +2,8 @@
 
 A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at its end, together:
 confirms, one batch per shard, one write per client. While clients send little at a time, and often, passes keep a
-distance (`tick_us`): the loop sleeps, and what has arrived meanwhile is done in one go. A client that
-sends rarely never waits. See pace.py.
+distance (`tick_us`): the loop sleeps but for what the shards say, and what clients have sent meanwhile is done in one
+go. A client that sends rarely never waits. See pace.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from broker import certificates, checks, login
 from broker.amqp import ChannelException, ConnectionException
 from broker.catalog_link import CatalogLink
 from broker.certificates import Certificates
-from broker.changes import AnyChange, ParameterPut
+from broker.changes import AnyChange, BindingPut, ExchangePut, ParameterPut, QueuePut
 from broker.client import Client
 from broker.config import BrokerConfig, ConfigError, read_config
 from broker.consuming import Consuming
@@ -62,6 +62,8 @@ WATCHDOG_S = 2.0
 # little beside what each message costs.
 BATCH_BYTES_MIN = 128 << 10
 IPV4_AS_IPV6 = "::ffff:"
+# Changes that take nothing away, and that ask nothing of who is connected.
+ONLY_MORE = frozenset((BindingPut, ExchangePut, QueuePut))
 WHOLE_BROKER = -1  # in the place of a shard's number
 
 
@@ -133,10 +135,10 @@ class Door:
         """Before the first read of a pass: keep the distance, if reads are small and passes come fast."""
         if self._in_pass:
             return
-        self._in_pass = True
-        wait = self._pace.distance(time.perf_counter())
+        wait = self._pace.distance(time.perf_counter(), time.thread_time())
         if wait > 0:
-            time.sleep(wait)
+            self.links.hear_for(wait)
+        self._in_pass = True
         self.now = self.loop.time()
         self.schedule_end_of_pass()
 
@@ -147,6 +149,9 @@ class Door:
             self.reads.full += 1
         else:
             self.reads.short += 1
+
+    def came(self, things: int) -> None:
+        self._pace.came(things)
 
     def schedule_end_of_pass(self) -> None:
         if not self._end_scheduled:
@@ -270,8 +275,11 @@ class Door:
     # -- what the controller says ------------------------------------------------------------------------
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
+        only_more = changes is not None and ONLY_MORE.issuperset(map(type, changes))
+        self.publishing.catalog_changed(something_went=not only_more)
+        if only_more:
+            return
         self.publishing.tracing = self.consuming.tracing = self.tracing.catalog_changed()
-        self.publishing.catalog_changed()
         if changes is None:
             self._set_alarm(WHOLE_BROKER, "")  # the controller says so again if there still is one
         if changes is None or any(isinstance(change, ParameterPut) and not change.vhost for change in changes):

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -144,6 +146,8 @@ class ShardLinks:
         self._answered_in: dict[int, int] = {}  # epoch of answers to basic.get, until their caller runs
         self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._bells = select.epoll()  # of all lanes
+        self._bells_fd = self._bells.fileno()
         self._handlers: dict[int, Callable[[ShardLink, envelope.Message], None]] = {
             wire.DELIVER: self._on_deliver,
             wire.CONFIRMED: self._on_confirmed,
@@ -184,6 +188,7 @@ class ShardLinks:
             self._close_lane(link)
             self._watch_no_more(link)
             link.socket.close()
+        self._bells.close()
         self._inbox.close(0)
         self._context.term()
 
@@ -462,6 +467,7 @@ class ShardLinks:
             log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
             return
         self._loop.add_reader(link.lane.fd, self._heard, link, link.lane)
+        self._bells.register(link.lane.fd, select.EPOLLIN)
 
     def _close_lane(self, link: ShardLink) -> None:
         if link.lane is not None:
@@ -469,6 +475,7 @@ class ShardLinks:
             link.rings_full += lane.turned
             if self._loop is not None:
                 self._loop.remove_reader(lane.fd)
+            self._bells.unregister(lane.fd)
             lane.close()
 
     def _heard(self, link: ShardLink, lane: Lane) -> None:
@@ -478,6 +485,18 @@ class ShardLinks:
         if not alive and link.lane is lane:
             self._take_all(link, lane.take(ALL))
             self._close_lane(link)
+
+    def hear_for(self, seconds: float) -> None:
+        """Sleep that long, and handle meanwhile what shards ring about: what a client waits for does not wait for what
+        others publish."""
+        until = time.perf_counter() + seconds
+        # select() because it counts in microseconds; of the one descriptor, made at the start, that has all.
+        while seconds > 0 and select.select((self._bells_fd,), (), (), seconds)[0]:
+            rung = {fd for fd, _ in self._bells.poll(0)}
+            for link in self.links:
+                if link.lane is not None and link.lane.fd in rung:
+                    self._heard(link, link.lane)
+            seconds = until - time.perf_counter()
 
     def _hear(self, link: ShardLink, lane: Lane) -> None:
         """Take some of what the ring holds, come back for the rest."""

@@ -97,7 +97,7 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
     message_bytes_max: Annotated[int, Meta(ge=1, le=512 << 20)] = 128 << 20
     set_timestamp: bool = False
     handshake_timeout_s: Seconds = 10
-    tick_us: Annotated[int, Meta(ge=0, le=100_000)] = 250
+    tick_us: Annotated[int, Meta(ge=0, le=100_000)] = 300
     connections_max: Annotated[int, Meta(ge=0)] = 0
 
 

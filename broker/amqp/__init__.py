@@ -2,7 +2,18 @@
 
 from broker.amqp.connection import Connection
 from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.events import Event, Failed, Method, Nothing, Open, Publishes, Settles, StartOk, copies_by_channel
+from broker.amqp.events import (
+    Event,
+    Failed,
+    Method,
+    Nothing,
+    Open,
+    Publishes,
+    Settles,
+    StartOk,
+    copies_by_channel,
+    things_in,
+)
 
 __all__ = [
     "ChannelException",
@@ -17,4 +28,5 @@ __all__ = [
     "Settles",
     "StartOk",
     "copies_by_channel",
+    "things_in",
 ]

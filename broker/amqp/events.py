@@ -101,3 +101,12 @@ def copies_by_channel(event: Publishes, channels: AbstractSet[int], first: int =
 
 
 Event = StartOk | Open | Method | Publishes | Settles | Failed | Nothing
+
+
+def things_in(event: Event) -> int:
+    """How many a client said with it: publishes, settles (a multiple is one), or one."""
+    if isinstance(event, Publishes):
+        return event.count
+    if isinstance(event, Settles):
+        return sum(last - first + 1 for _, first, last, _ in event.ranges)
+    return 1

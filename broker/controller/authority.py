@@ -3,7 +3,8 @@
 Requests are taken in batches, in the order they came: each is decided on the catalog as the ones before left it
 (`decisions`), then the whole batch is logged, synced once if anything durable changed, and told to the front doors in
 one message. A request is answered when every connected front door has applied its changes and its shard has done its
-part. The next batch does not wait for that, only for the sync.
+part; one of the only front door's own clients right behind the changes, which that door handles first. The next batch
+does not wait for that, only for the sync.
 
 A failed sync or write of the log ends `run` with its OSError: what is on disk is no longer known, a new process must
 read it.
@@ -15,6 +16,7 @@ import asyncio
 import base64
 import logging
 import secrets
+import time
 from asyncio import Future
 from collections import Counter, deque
 from collections.abc import Callable
@@ -63,6 +65,9 @@ from shardd.wire import messages as wire
 BATCH_MAX = 2048  # requests that share one sync
 INBOX_MAX = 16_384  # requests not yet decided; beyond it links stop reading
 CHANGED_QUEUES_MAX = 1000  # in one message to a shard, when policies change: its clients are not to wait for more
+# A disk that takes less than this for so few may be waited for by the loop itself.
+QUICK_SYNC_S, FEW_REQUESTS = 0.001, 4
+USUAL_OF = 16  # syncs over which "usual" is taken
 SERVER_NAME_BYTES = 16  # 22 characters of base64
 
 CONNECTION_FORCED = 320
@@ -82,10 +87,17 @@ class ShardSilent(Exception):
 class Doors(Protocol):
     """What the authority needs of the links to front doors."""
 
-    def hand_out(self, version: int, changes: list[AnyChange]) -> None: ...
+    def hand_out(self, version: int, changes: list[AnyChange], waited: bool = True) -> None:
+        """`waited`: when_in_force will be called for it."""
 
     def when_in_force(self, version: int, then: Callable[[], None]) -> None:
         """Call `then` once `version` was handed out and every connected front door has applied it."""
+
+    def say_together(self, say: Callable[[], None]) -> None:
+        """What `say` says to front doors leaves at once, in one write to each."""
+
+    def heard_by(self, owner: str) -> bool:
+        """Whether this connection's front door is the only one: an answer to it comes behind all changes."""
 
     def close_connection(self, owner: str, code: int, text: str) -> None: ...
 
@@ -149,6 +161,11 @@ class _Creation(NamedTuple):
     queue: QueuePut
 
 
+def _takes_away(decision: Decision) -> bool:
+    """Whether something is left to be done when nobody routes by what was."""
+    return bool(decision.drop or decision.drop_vhost or decision.close_vhost or decision.close_user)
+
+
 class Authority:
     def __init__(
         self,
@@ -167,6 +184,7 @@ class Authority:
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+        self._usual_sync_s = QUICK_SYNC_S  # of late; not known to be quick at first
         self._held: dict[str, deque[_Asked]] = {}
         # Queues whose shard was asked whether they may go, how often; and those it must be told of again if they may
         # not. To tell it before could make anew what it has just deleted.
@@ -187,6 +205,9 @@ class Authority:
         if len(self._inbox) >= INBOX_MAX:
             self._room.clear()
 
+    def has_room(self) -> bool:
+        return self._room.is_set()
+
     async def room(self) -> None:
         """Wait until requests may be submitted: what keeps the inbox within its bound."""
         await self._room.wait()
@@ -206,19 +227,41 @@ class Authority:
     # -- the loop ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
             batch = self._take_batch()
             changes, decided = self._decide(batch)
             self._definitions.flush(self.catalog)
-            sync = self._definitions.sync_job(self.catalog)
-            if sync is not None:
-                await loop.run_in_executor(None, sync)
-            if changes:
-                self._doors.hand_out(self.catalog.version, changes)
-            version = self.catalog.version
-            self._doors.when_in_force(version, lambda decided=decided: self._in_force(decided))  # type: ignore[misc]
+            await self._sync(len(batch))
+            self._doors.say_together(lambda changes=changes, decided=decided: self._tell(changes, decided))  # type: ignore[misc]
+
+    async def _sync(self, requests: int) -> None:
+        """What must last is on stable storage, or this raises."""
+        sync = self._definitions.sync_job(self.catalog)
+        if sync is None:
+            return
+        began = time.monotonic()
+        if requests <= FEW_REQUESTS and self._usual_sync_s < QUICK_SYNC_S:
+            sync()  # the two wake-ups of a thread take longer
+        else:
+            await asyncio.get_running_loop().run_in_executor(None, sync)
+        self._usual_sync_s += (time.monotonic() - began - self._usual_sync_s) / USUAL_OF
+
+    def _tell(self, changes: list[AnyChange], decided: list[_Asked]) -> None:
+        """Hand out what a batch changed, answer when that is in force: where who asked hears the changes before the
+        answer, and nobody else routes, at once."""
+        at_once: list[_Asked] = []
+        later: list[_Asked] = []
+        for asked in decided:
+            hears = self._doors.heard_by(asked.owner) and not _takes_away(asked.decision)
+            (at_once if hears else later).append(asked)
+        version = self.catalog.version
+        if changes:
+            self._doors.hand_out(version, changes, waited=bool(later))
+        for asked in at_once:
+            asked.one_came()
+        if later:
+            self._doors.when_in_force(version, lambda: self._in_force(later))
 
     def _take_batch(self) -> list[_Asked]:
         batch = [self._inbox.popleft() for _ in range(min(BATCH_MAX, len(self._inbox)))]
@@ -287,8 +330,7 @@ class Authority:
     def _in_force(self, decided: list[_Asked]) -> None:
         """Every front door has applied a batch: what had to wait for that is done now."""
         for asked in decided:
-            decision = asked.decision
-            if decision.drop or decision.drop_vhost or decision.close_vhost or decision.close_user:
+            if _takes_away(asked.decision):
                 self._finish_removal(asked)
             asked.one_came()
 

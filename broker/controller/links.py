@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -50,7 +50,6 @@ from broker.control import (
 )
 
 SOCKET_NAME = "control.sock"
-READ_BYTES = 256 << 10
 SNAPSHOT_PART_CHANGES = 4096
 UNREAD_BYTES_MAX = 256 << 20  # of one door; then its link is cut
 APPLY_S_MAX = 10.0  # a door that has not applied changes after that long holds up nobody any more
@@ -90,44 +89,106 @@ class Handler(Protocol):
     def handed_out(self, changes: list[AnyChange]) -> None:
         """These changes are on their way to every front door: what is said to one now comes behind them."""
 
+    def has_room(self) -> bool:
+        """Whether more may be asked. Else no more is read until room() returns."""
+
     async def room(self) -> None: ...
 
 
 class Door:
     """One connected front door."""
 
-    def __init__(self, hello: DoorHello, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, hello: DoorHello, transport: asyncio.Transport) -> None:
         self.number = hello.door
         self.incarnation = hello.incarnation
         self.pid = hello.pid
         self.told = 0
         self.applied = 0
         self.behind_since = 0.0  # loop time of the oldest change not applied; 0 when none
-        self._writer = writer
+        self._transport = transport
         self._out: list[bytes] = []
+        self._flush_planned = False
 
     def send(self, message: ControlMessage) -> None:
         self.send_bytes(encode(message))
 
     def send_bytes(self, data: bytes) -> None:
         """Leaves with everything else said in this turn of the loop: thousands of answers are one write."""
-        if not self._out:
-            asyncio.get_running_loop().call_soon(self._flush)
         self._out.append(data)
+        if not self._flush_planned:
+            self._flush_planned = True
+            asyncio.get_running_loop().call_soon(self.flush)
 
-    def _flush(self) -> None:
-        data = b"".join(self._out)
-        self._out.clear()
-        transport = self._writer.transport
-        if transport.is_closing():
+    def gather(self) -> None:
+        """Whoever calls this will call flush() when it has said all it has to say now."""
+        self._flush_planned = True
+
+    def flush(self) -> None:
+        self._flush_planned = False
+        transport = self._transport
+        if not self._out or transport.is_closing():
+            self._out.clear()
             return
-        transport.write(data)
+        transport.write(b"".join(self._out))
+        self._out.clear()
         if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
             log.error("front door %d does not read: %d bytes wait; its link is cut", self.number, UNREAD_BYTES_MAX)
             transport.abort()
 
     def cut(self) -> None:
-        self._writer.transport.abort()
+        self._transport.abort()
+
+
+class _Stream(asyncio.Protocol):
+    """The bytes of one front door. What it says is handled as it comes, in the turn of the loop that has read it."""
+
+    def __init__(self, links: DoorLinks) -> None:
+        self._links = links
+        self._unread = bytearray()
+        self._door: Door | None = None
+        self._waiting: asyncio.Task[None] | None = None  # for room
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's have its methods, not its class
+        self._links.streams.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
+        try:
+            for message in take_messages(self._unread):
+                self._take(message)
+        except (msgspec.MsgspecError, ProtocolError) as error:
+            log.warning("control link of front door %s: %s", self._door.number if self._door else "?", error)
+            self.transport.abort()
+        finally:
+            if self._door is not None:
+                self._door.flush()
+        assert self._links.handler is not None
+        if self._waiting is None and not self._links.handler.has_room():
+            self.transport.pause_reading()
+            self._waiting = asyncio.get_running_loop().create_task(self._go_on())
+
+    def _take(self, message: AnyControl) -> None:
+        if self._door is None:
+            self._door = self._links.enter(message, self.transport)
+        else:
+            self._door.gather()
+            self._links.receive(self._door, message)
+
+    async def _go_on(self) -> None:
+        assert self._links.handler is not None
+        await self._links.handler.room()
+        self._waiting = None
+        self.transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._links.streams.discard(self)
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if error is not None:
+            log.warning("control link of front door %s: %s", self._door.number if self._door else "?", error)
+        if self._door is not None:
+            self._links.leave(self._door)
 
 
 class DoorLinks:
@@ -149,14 +210,14 @@ class DoorLinks:
         self._server: asyncio.Server | None = None
         self._check: asyncio.TimerHandle | None = None
         self._return: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.streams: set[_Stream] = set()
 
     async def start(self, runtime_dir: Path, version: int = 0) -> None:
         """Listen. `version`: of the catalog as it was loaded, which is in force as it stands."""
         self._handed_out = version
         path = runtime_dir / SOCKET_NAME
         path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, path, limit=READ_BYTES, backlog=128)
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Stream(self), path, backlog=128)
         self._look_for_laggards()
         self._return = asyncio.get_running_loop().call_later(RETURN_S_MAX, self._expect_no_more)
 
@@ -171,18 +232,19 @@ class DoorLinks:
             self._return.cancel()
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for stream in list(self.streams):
+            stream.transport.abort()
+        while self.streams:
+            await asyncio.sleep(0)
 
     def doors(self) -> list[Door]:
         return list(self._doors.values())
 
     # -- changes out -----------------------------------------------------------------------------------
 
-    def hand_out(self, version: int, changes: list[AnyChange]) -> None:
+    def hand_out(self, version: int, changes: list[AnyChange], waited: bool = True) -> None:
         self._handed_out = version
-        data = encode(Changes(version, changes)) if self._doors else b""
+        data = encode(Changes(version, changes, waited)) if self._doors else b""
         now = asyncio.get_running_loop().time()
         for door in list(self._doors.values()):
             if door.told < version:  # else its snapshot held them
@@ -192,6 +254,23 @@ class DoorLinks:
         if self.handler is not None:
             self.handler.handed_out(changes)
         self._settle()
+
+    def say_together(self, say: Callable[[], None]) -> None:
+        """What `say` says to front doors leaves at once, in one write to each."""
+        doors = self.doors()
+        for door in doors:
+            door.gather()
+        try:
+            say()
+        finally:
+            for door in doors:
+                door.flush()
+
+    def heard_by(self, owner: str) -> bool:
+        """Whether this connection's front door is the only one: an answer to it comes behind all changes."""
+        if len(self._doors) != 1 or self._expected or not owner:
+            return False
+        return int(owner.partition(".")[0]) in self._doors
 
     def when_in_force(self, version: int, then: Callable[[], None]) -> None:
         """Calls come with versions that never fall."""
@@ -282,41 +361,15 @@ class DoorLinks:
 
     # -- one door ----------------------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        door: Door | None = None
-        unread = bytearray()
-        try:
-            while data := await reader.read(READ_BYTES):
-                unread += data
-                for message in take_messages(unread):
-                    if door is None:
-                        door = self._enter(message, writer)
-                    else:
-                        self._receive(door, message)
-                assert self.handler is not None
-                await self.handler.room()
-        except asyncio.CancelledError:
-            pass  # by stop(), which waits for this end; asyncio's streams would log it as an error
-        except (ConnectionError, msgspec.MsgspecError, ProtocolError) as error:
-            log.warning("control link of front door %s: %s", door.number if door else "?", error)
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
-            if door is not None:
-                self._leave(door)
-
-    def _enter(self, message: AnyControl, writer: asyncio.StreamWriter) -> Door:
+    def enter(self, message: AnyControl, transport: asyncio.Transport) -> Door:
         if not isinstance(message, DoorHello):
             raise ProtocolError(f"{type(message).__name__} before DoorHello")
         assert self.handler is not None
-        door = Door(message, writer)
+        door = Door(message, transport)
         old = self._doors.get(door.number)
         if old is not None:
             old.cut()
-            self._leave(old)
+            self.leave(old)
         version, changes = self.handler.snapshot()
         door.told = version
         door.behind_since = asyncio.get_running_loop().time()
@@ -332,7 +385,7 @@ class DoorLinks:
         log.info("front door %d (pid %d) is here", door.number, door.pid)
         return door
 
-    def _leave(self, door: Door) -> None:
+    def leave(self, door: Door) -> None:
         """Once per door; a newer one of its number stays."""
         if self._doors.get(door.number) is door:
             del self._doors[door.number]
@@ -342,7 +395,7 @@ class DoorLinks:
                 fence.lost(door.number)
             self._settle()
 
-    def _receive(self, door: Door, message: AnyControl) -> None:
+    def receive(self, door: Door, message: AnyControl) -> None:
         assert self.handler is not None
         match message:
             case Ask():

@@ -231,6 +231,9 @@ class Controller:
     def handed_out(self, changes: list[AnyChange]) -> None:
         self.memberships.changed(changes)
 
+    def has_room(self) -> bool:
+        return self.authority.has_room()
+
     async def room(self) -> None:
         await self.authority.room()
 

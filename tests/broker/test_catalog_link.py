@@ -16,6 +16,7 @@ from broker import catalog_link
 from broker.catalog_link import CatalogLink
 from broker.changes import AnyChange, ExchangePut, QueueDelete, QueuePut, VhostPut
 from broker.control import (
+    Alarmed,
     Answer,
     AnyControl,
     Applied,
@@ -91,6 +92,10 @@ class Heard:
     def __init__(self) -> None:
         self.changes: list[list[AnyChange] | None] = []
         self.closed: list[tuple[str, int, str]] = []
+        self.alarm = asyncio.Event()
+
+    def alarmed(self, reason: str) -> None:
+        self.alarm.set()
 
     def consumers_here(self) -> list[ConsumerHere]:
         return []
@@ -182,6 +187,30 @@ def test_a_change_is_in_force_when_the_answer_to_its_asker_arrives(tmp_path: Pat
         stream.say(Changes(2, [QueuePut("/", "q", 1, 0)]), Answer(1, result={"name": "q"}))
         assert (await answer).result == {"name": "q"}
         assert s.link.catalog.queue("/", "q") is not None
+
+    run(tmp_path, play)
+
+
+def test_that_changes_nobody_waits_for_are_in_force_is_said_soon(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        stream.say(Changes(2, [ExchangePut("/", "a", "direct")], waited=False))
+        assert await stream.hear() == Applied(2)
+
+    run(tmp_path, play)
+
+
+def test_or_with_the_next_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_link, "APPLIED_WAITS_S", 60.0)
+
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        stream.say(Changes(2, [ExchangePut("/", "a", "direct")], waited=False), Alarmed("x"))
+        await s.heard.alarm.wait()
+        asking = s.link.ask(declare("q"), "3.7.1", "guest")
+        assert await stream.hear() == Applied(2)
+        assert isinstance(await stream.hear(), Ask)
+        asking.cancel()
 
     run(tmp_path, play)
 

@@ -18,7 +18,7 @@ def read(**changes: Any) -> BrokerConfig:
 def test_what_is_not_given_has_its_documented_default() -> None:
     config = read()
     assert (config.heartbeat_s, config.frame_bytes_max, config.channels_max) == (60, 131072, 2047)
-    assert (config.message_bytes_max, config.handshake_timeout_s, config.tick_us) == (134217728, 10, 250)
+    assert (config.message_bytes_max, config.handshake_timeout_s, config.tick_us) == (134217728, 10, 300)
     assert config.loopback_users == {"guest"}
 
 

@@ -16,7 +16,20 @@ import zmq
 import zmq.asyncio
 
 from broker.catalog import Catalog
-from broker.control import Answer, Applied, Ask, Changes, DoorHello, Fence, Fenced, QueueDeclare, Snapshot
+from broker.control import (
+    Answer,
+    Applied,
+    Ask,
+    Bind,
+    Changes,
+    DoorHello,
+    ExchangeDeclare,
+    ExchangeRemove,
+    Fence,
+    Fenced,
+    QueueDeclare,
+    Snapshot,
+)
 from broker.controller import links
 from broker.controller.config import ControllerConfig
 from broker.controller.links import PREFIX, encode
@@ -182,6 +195,41 @@ async def test_a_door_that_takes_in_all_there_is_may_take_longer_than_for_a_chan
     world.controller.links._look_for_laggards()
     assert await asyncio.wait_for(reader.read(), 5) == b""
     writer.close()
+
+
+async def test_the_only_front_door_is_answered_right_behind_the_change(world: World) -> None:
+    """It handles what it hears in order, and nobody else routes."""
+    reader, writer, _ = await enter(world)
+    bound = [
+        ExchangeDeclare("/", "x", "direct", False, False, False, {}),
+        Bind("/", "x", "exchange", "amq.direct", "k", {}),
+    ]
+    for number, what in enumerate(bound):
+        writer.write(encode(Ask(number, what, "0.1.9", "guest")))
+        changes = await read(reader)
+        assert not changes.waited
+        assert await read(reader) == Answer(number)
+    writer.write(encode(Ask(7, ExchangeRemove("/", "x", False), "0.1.9", "guest")))
+    assert not (await read(reader)).waited
+    assert await read(reader) == Answer(7)
+    writer.close()
+
+
+@pytest.mark.parametrize("doors", [2])
+async def test_of_two_front_doors_both_have_applied_a_change_before_it_is_answered(world: World, doors: int) -> None:
+    reader, writer, _ = await enter(world)
+    other_reader, other, _ = await enter(world, door=1)
+    writer.write(encode(Ask(5, ExchangeDeclare("/", "x", "direct", False, False, False, {}), "0.1.9", "guest")))
+    changes, same = await read(reader), await read(other_reader)
+    assert changes == same
+    assert changes.waited
+    writer.write(encode(Applied(changes.version)))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.read(1), 0.1)
+    other.write(encode(Applied(changes.version)))
+    assert await read(reader) == Answer(5)
+    for each in (writer, other):
+        each.close()
 
 
 @pytest.mark.parametrize("doors", [2])

@@ -12,7 +12,7 @@ import pytest
 from broker.changes import QueuePut
 from broker.config import BrokerConfig
 from broker.shard_link import DELIVERY_CREDIT_BYTES, PUBLISH_WINDOW_BYTES, ShardLinks, ShardRefused
-from shardd.wire import codec, envelope
+from shardd.wire import codec, envelope, lane
 from shardd.wire import messages as wire
 from shardd.wire import packer as packing
 from tests.reference import wire as reference
@@ -149,6 +149,30 @@ async def test_a_small_batch_may_wait_until_it_is_no_longer_small_or_something_l
         if head.kind == wire.PUBLISH:
             batches.append(codec.read_publish(message).messages)
     assert batches == [2, 1]
+
+
+async def test_what_a_shard_says_is_heard_while_passes_keep_their_distance(pair: Pair, tmp_path: Path) -> None:
+    with lane.listen(tmp_path / "run", 0) as listener:
+        await pair.restart()
+        accepted = lane.accept(listener)
+    assert accepted is not None
+    _, bell, memory = accepted
+    far: list[bytes] = []
+    shard = lane.Lane(bell, memory, pair.shards[0].who, far.append, at_shard=True)
+    pair.links.hear_for(0.001)  # that it is there
+    waits = pair.publish()
+    messages: list[envelope.Message] = []
+    while not messages:  # the words that what follows comes through the ring, and then that
+        head, _ = await pair.shards[0].receive()
+        messages = shard.came_far(head.kind) or shard.take(lane.ALL)
+    assert codec.read_publish(messages[0]).batch == 1
+    shard.send(envelope.control(*pair.shards[0].who, wire.Cancelled(1)))
+    await pair.shards[0].send(lambda *_: far.pop())
+    await pair.heard.until(lambda: pair.heard.told_what)
+    shard.send(envelope.confirmed(*pair.shards[0].who, 1))
+    pair.links.hear_for(0.001)
+    assert waits.log == ["confirmed"]
+    shard.close()
 
 
 async def test_refused_messages_are_named_before_the_batch_is_confirmed(pair: Pair) -> None:

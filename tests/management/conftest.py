@@ -94,7 +94,13 @@ class FakeDoor:
 class FakeDoors:
     closed: list[tuple[str, int, str]] = field(default_factory=list)
 
-    def hand_out(self, version: int, changes: list[AnyChange]) -> None: ...
+    def hand_out(self, version: int, changes: list[AnyChange], waited: bool = True) -> None: ...
+
+    def say_together(self, say: Callable[[], None]) -> None:
+        say()
+
+    def heard_by(self, owner: str) -> bool:
+        return False
 
     def when_in_force(self, version: int, then: Callable[[], None]) -> None:
         then()

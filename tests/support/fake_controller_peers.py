@@ -23,7 +23,7 @@ class FakeDoors:
         self._unapplied: list[AnyChange] = []
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
-    def hand_out(self, version: int, changes: list[AnyChange]) -> None:
+    def hand_out(self, version: int, changes: list[AnyChange], waited: bool = True) -> None:
         self.told.append(changes)
         self._unapplied.extend(changes)
         if not self.hold:
@@ -34,6 +34,12 @@ class FakeDoors:
             self.copy.apply(change)
         self._unapplied.clear()
         self._settle()
+
+    def say_together(self, say: Callable[[], None]) -> None:
+        say()
+
+    def heard_by(self, owner: str) -> bool:
+        return False
 
     def when_in_force(self, version: int, then: Callable[[], None]) -> None:
         self._waiting.append((version, then))
