@@ -42,6 +42,7 @@ from broker.control import (
     DoorHello,
     DoorReport,
     Fence,
+    Outlived,
     Query,
     SeatOrder,
     SeatOrders,
@@ -85,6 +86,9 @@ class Listener(Protocol):
 
     def alarmed(self, reason: str) -> None:
         """Of the whole broker; "": over."""
+
+    def outlived(self) -> None:
+        """The controller and the shards take this process for gone, and go on without it."""
 
     def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
         """Connections, channels and counters, as DoorReport wants them."""
@@ -317,6 +321,8 @@ class CatalogLink:
                 self._listener.cancel_consumer(message.owner, message.channel, message.consumer_tag)
             case Alarmed():
                 self._listener.alarmed(message.reason)
+            case Outlived():
+                self._listener.outlived()
             case _:
                 raise msgspec.DecodeError(f"{type(message).__name__} is nothing a controller says")
 

@@ -351,6 +351,11 @@ class Alarmed(ControlMessage, tag="alarmed", frozen=True):
     reason: str
 
 
+class Outlived(ControlMessage, tag="outlived", frozen=True):
+    """The only answer to a DoorHello of an incarnation that was taken for gone: shards have put back in order what it
+    held, and hear it no more. It is to end; the next one is heard."""
+
+
 class Query(ControlMessage, tag="query", frozen=True):
     """Answered by DoorReport. `totals_only`: with nothing of single connections and channels, of which there may be
     thousands. `unacked_of`: a queue's id, with nothing but its deliveries that wait for their ack."""
@@ -362,6 +367,6 @@ class Query(ControlMessage, tag="query", frozen=True):
 
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
-    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed | Query
+    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed | Outlived | Query
     | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed | SeatOrders | Fence | Fenced
 )  # fmt: skip

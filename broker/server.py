@@ -516,6 +516,10 @@ class Door:
             if self.publishing.once is not None:
                 self.publishing.once.look_after(self.loop.time())
 
+    def outlived(self) -> None:
+        log.error("the controller took this process for gone and gave others what it held: it ends, and begins anew")
+        signal.raise_signal(signal.SIGTERM)  # its clients are told to come again
+
     async def drain(self) -> None:
         """No new clients; those there are told to go."""
         for listener in self._listeners:

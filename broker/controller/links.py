@@ -40,6 +40,7 @@ from broker.control import (
     DoorReport,
     Fence,
     Fenced,
+    Outlived,
     Query,
     SeatGivenUp,
     SeatOrder,
@@ -139,6 +140,10 @@ class Door:
         self._transport.abort()
 
 
+class _TakenForGone(Exception):
+    """Its link was cut, though the process went on: what it holds was given to others."""
+
+
 class _Stream(asyncio.Protocol):
     """The bytes of one front door. What it says is handled as it comes, in the turn of the loop that has read it."""
 
@@ -160,6 +165,10 @@ class _Stream(asyncio.Protocol):
         except (msgspec.MsgspecError, ProtocolError) as error:
             log.warning("control link of front door %s: %s", self._door.number if self._door else "?", error)
             self.transport.abort()
+        except _TakenForGone as door:
+            log.warning("front door %s comes back after it was taken for gone; it is to begin anew", door)
+            self.transport.write(encode(Outlived()))
+            self.transport.close()
         finally:
             if self._door is not None:
                 self._door.flush()
@@ -200,6 +209,7 @@ class DoorLinks:
         self.handler: Handler | None = None
         self._boot = boot
         self._doors: dict[int, Door] = {}
+        self._gone: dict[int, int] = {}  # incarnations that were taken for gone, the last of each number
         self._expected = set(range(doors))  # and not seen since the start
         self._handed_out = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
@@ -365,11 +375,13 @@ class DoorLinks:
         if not isinstance(message, DoorHello):
             raise ProtocolError(f"{type(message).__name__} before DoorHello")
         assert self.handler is not None
+        if message.incarnation <= self._gone.get(message.door, -1):
+            raise _TakenForGone(message.door)
         door = Door(message, transport)
         old = self._doors.get(door.number)
         if old is not None:
             old.cut()
-            self.leave(old)
+            self._forget(old, back=old.incarnation == door.incarnation)
         version, changes = self.handler.snapshot()
         door.told = version
         door.behind_since = asyncio.get_running_loop().time()
@@ -388,12 +400,18 @@ class DoorLinks:
     def leave(self, door: Door) -> None:
         """Once per door; a newer one of its number stays."""
         if self._doors.get(door.number) is door:
-            del self._doors[door.number]
-            assert self.handler is not None
+            self._forget(door, back=False)
+
+    def _forget(self, door: Door, back: bool) -> None:
+        """`back`: the same process has a new link already, and nothing of what it holds is anybody else's."""
+        del self._doors[door.number]
+        assert self.handler is not None
+        if not back:
+            self._gone[door.number] = door.incarnation
             self.handler.door_gone(door.number, door.incarnation)
-            for fence in self._fences.values():
-                fence.lost(door.number)
-            self._settle()
+        for fence in self._fences.values():
+            fence.lost(door.number)
+        self._settle()
 
     def receive(self, door: Door, message: AnyControl) -> None:
         assert self.handler is not None

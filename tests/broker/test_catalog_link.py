@@ -31,6 +31,7 @@ from broker.control import (
     ConsumersHere,
     DoorHello,
     DoorReport,
+    Outlived,
     Query,
     QueueDeclare,
     SeatOrder,
@@ -92,10 +93,13 @@ class Heard:
     def __init__(self) -> None:
         self.changes: list[list[AnyChange] | None] = []
         self.closed: list[tuple[str, int, str]] = []
-        self.alarm = asyncio.Event()
+        self.alarm, self.is_outlived = asyncio.Event(), asyncio.Event()
 
     def alarmed(self, reason: str) -> None:
         self.alarm.set()
+
+    def outlived(self) -> None:
+        self.is_outlived.set()
 
     def consumers_here(self) -> list[ConsumerHere]:
         return []
@@ -211,6 +215,15 @@ def test_or_with_the_next_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert await stream.hear() == Applied(2)
         assert isinstance(await stream.hear(), Ask)
         asking.cancel()
+
+    run(tmp_path, play)
+
+
+def test_who_was_taken_for_gone_hears_of_it(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        stream.say(Outlived())
+        await s.heard.is_outlived.wait()
 
     run(tmp_path, play)
 

@@ -27,6 +27,7 @@ from broker.control import (
     ExchangeRemove,
     Fence,
     Fenced,
+    Outlived,
     QueueDeclare,
     Snapshot,
 )
@@ -38,7 +39,7 @@ from shardd.wire import envelope
 from shardd.wire import messages as wire
 
 EPOCH = 77
-FROM_CONTROLLER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Snapshot | Changes | Answer | Fence)
+FROM_CONTROLLER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Snapshot | Changes | Answer | Fence | Outlived)
 
 
 class Shard:
@@ -195,6 +196,34 @@ async def test_a_door_that_takes_in_all_there_is_may_take_longer_than_for_a_chan
     world.controller.links._look_for_laggards()
     assert await asyncio.wait_for(reader.read(), 5) == b""
     writer.close()
+
+
+async def test_a_front_door_that_was_taken_for_gone_is_told_so_and_the_next_one_comes_in(world: World) -> None:
+    """Shards hear that incarnation no more."""
+    _, writer, _ = await enter(world)
+    writer.close()
+    async with asyncio.timeout(5):
+        while not any(isinstance(message, wire.Gone) for message in world.shard.received):
+            await asyncio.sleep(0.005)
+    reader, late = await asyncio.open_unix_connection(world.directory / "control.sock")
+    late.write(encode(DoorHello(0, 1, 123, "", 0)))
+    assert isinstance(await read(reader), Outlived)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    late.close()
+    _, writer, _ = await enter(world, incarnation=2)
+    writer.close()
+
+
+async def test_a_front_door_with_a_new_link_before_the_end_of_the_old_one_was_never_gone(world: World) -> None:
+    old_reader, old, _ = await enter(world)
+    reader, writer, _ = await enter(world)
+    assert await asyncio.wait_for(old_reader.read(), 5) == b""
+    assert [door.incarnation for door in world.controller.links.doors()] == [1]
+    writer.write(encode(Ask(5, ExchangeDeclare("/", "x", "direct", False, False, False, {}), "0.1.9", "guest")))
+    assert isinstance(await read(reader), Changes)
+    assert not any(isinstance(message, wire.Gone) for message in world.shard.received)
+    for each in (old, writer):
+        each.close()
 
 
 async def test_the_only_front_door_is_answered_right_behind_the_change(world: World) -> None:
