@@ -94,6 +94,7 @@ COMMANDS = (
     permissions.set_topic_permissions,
     permissions.clear_topic_permissions,
     permissions.list_topic_permissions,
+    permissions.list_user_topic_permissions,
     permissions.set_vhost_limits,
     permissions.clear_vhost_limits,
     permissions.list_vhost_limits,

@@ -61,6 +61,12 @@ def list_topic_permissions(api: Api, vhost: Vhost = "/") -> Rows:
     return Rows(rows, ["user", "exchange", "write", "read"])
 
 
+def list_user_topic_permissions(api: Api, username: Username) -> Rows:
+    """Topic permissions of a user, in all vhosts."""
+    rows = api.get("users", username, "topic-permissions", thing=f"user '{username}'")
+    return Rows(rows, ["vhost", "exchange", "write", "read"])
+
+
 # -- limits -----------------------------------------------------------------------------------------------
 
 
