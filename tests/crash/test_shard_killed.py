@@ -9,6 +9,7 @@ import os
 import signal
 import time
 import urllib.request
+from functools import partial
 
 import aio_pika
 import aiormq
@@ -21,6 +22,10 @@ from tests.support.real_broker import RealBroker
 ANSWER_S_MAX = 15.0  # two and what else the machine has to do
 SHARDS = 2
 KILLS_IN_A_ROW = 5
+
+
+def _all_answered(publishing: list[Publishing]) -> bool:
+    return all(each.nacked or each.confirmed for each in publishing)
 
 
 def kill(broker: RealBroker, shard: int) -> int:
@@ -68,8 +73,7 @@ async def test_publishes_to_a_shard_that_stays_away_are_nacked_and_taken_again_w
         pid = await _stopped_at_birth(broker, old)
         try:
             publishing = [Publishing(channel, queue, 2) for queue in queues]
-            answered = lambda: all(each.nacked or each.confirmed for each in publishing)  # noqa: E731 # named for the line below
-            await wait_for(answered, "an answer to each, while the shard is away", ANSWER_S_MAX)
+            await wait_for(partial(_all_answered, publishing), "an answer while the shard is away", ANSWER_S_MAX)
         finally:
             os.kill(pid, signal.SIGCONT)
         await wait_for(lambda: all(each.confirmed for each in publishing), "confirms from both shards")
