@@ -133,8 +133,9 @@ def kill_driver(process: subprocess.Popen[bytes]) -> None:
     """The job and its JVM die at once; workers may live on and publish what they have, for a while."""
     family = children(process.pid)
     for pid in [process.pid, *family]:
-        if "java" in Path(f"/proc/{pid}/comm").read_text() or pid == process.pid:
-            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # an idle worker ends by itself
+            if "java" in Path(f"/proc/{pid}/comm").read_text() or pid == process.pid:
+                os.kill(pid, signal.SIGKILL)
     process.wait()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), "the workers to end", WAIT_S)
 
