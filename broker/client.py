@@ -40,6 +40,7 @@ from broker.logins import TakesLong
 from broker.output import Stream, close_behind_output
 from broker.scope import Scope
 from broker.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_TURN
+from shardd.wire import messages as wire
 
 if TYPE_CHECKING:
     from broker.catalog import Catalog
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from broker.rewinding import Rewinding
     from broker.server import Door
     from broker.shard_link import ShardLinks
-    from shardd.wire import messages as wire
 
 log = logging.getLogger("broker.client")
 
@@ -449,8 +449,7 @@ class Client(ChannelWork):
         return None
 
     async def _close_channel_behind(self, channel: Channel, released: list[asyncio.Future[wire.Control]]) -> None:
-        for future in released:
-            await future
+        await self.catalog_link.removed(await _closed_by(released))
         if self.counts_channels:
             await self.catalog_link.ask(ChannelClose(self.vhost, len(self.channels) - 1), self.owner, self.user)
         self._answer_close(channel)
@@ -470,11 +469,13 @@ class Client(ChannelWork):
             self.tell_channels()
 
     async def _close_politely(self) -> None:
-        """connection.close by the client: everything of it goes, then the answer."""
-        released = [future for channel in self.channels.values() for future in self._end_channel(channel)]
-        for future in released:
-            await future
+        """connection.close by the client: everything of it goes, then the answer: whoever declares queues of the same
+        names behind it gets others."""
+        closed = await _closed_by(
+            [future for channel in self.channels.values() for future in self._end_channel(channel)]
+        )
         self._say_down()
+        await self.catalog_link.removed([*closed, *(queue.id for queue in self.catalog.queues_of(self.owner))])
         self.send(0, commands.Connection.CloseOk())
         self._gather()
         self._flush_then_disconnect()
@@ -603,3 +604,9 @@ class Client(ChannelWork):
             "send_pend": self.output.pending,
             "state": state,
         }
+
+
+async def _closed_by(released: list[asyncio.Future[wire.Control]]) -> list[int]:
+    """The ids of the queues that go with what is released, when the shards have requeued what was held."""
+    answers = [await future for future in released]
+    return [queue for answer in answers if isinstance(answer, wire.Released) for queue in answer.closed]
