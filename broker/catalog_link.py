@@ -12,10 +12,9 @@ connection come in the order of asking.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
@@ -62,7 +61,7 @@ APPLIED_WAITS_S = 0.005
 SLICE = 500  # changes applied between two looks at the sockets: a listing of 100,000 queues delays no message
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.2  # a look at a socket on the same host; a controller that is back is missed by all doors
-REMOVED_S_MAX = 2.0  # how long a cancel waits for its auto-delete queue to go
+REMOVED_S_MAX = 2.0  # how long the end of a consumer, channel or connection waits for the queues that go with it
 HEAD_BYTES = 4
 
 RESOURCE_ERROR = 506
@@ -164,7 +163,7 @@ class CatalogLink:
         self._boot = ""
         self._version = 0
         self._synced = asyncio.Event()
-        self._changed = asyncio.Event()
+        self._leaving: dict[asyncio.Future[None], set[int]] = {}  # ids of queues somebody waits for to go
         self._connections: dict[str, ConnectionInfo] = {}
         self._next_id = 1
         self._sent: dict[int, _Asked] = {}  # in the order of asking
@@ -210,17 +209,18 @@ class CatalogLink:
         if self.up:
             self._send(message)
 
-    async def removed(self, vhost: str, queue: str, queue_id: int) -> None:
-        """Returns when the copy has that queue no more, or after REMOVED_S_MAX: the controller may be away."""
-        until = asyncio.get_running_loop().time() + REMOVED_S_MAX
-        while True:
-            found = self.catalog.vhost(vhost)
-            there = found.queues.get(queue) if found is not None else None
-            left = until - asyncio.get_running_loop().time()
-            if there is None or there.id != queue_id or left <= 0:
-                return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+    async def removed(self, queue_ids: Iterable[int]) -> None:
+        """Returns when the copy has none of these queues any more, or after REMOVED_S_MAX; while the controller is away
+        at once: a declare waits for it too, behind what it then hears of them."""
+        left = {queue_id for queue_id in queue_ids if self.catalog.queue_by_id(queue_id) is not None}
+        if not left or not self.up:
+            return
+        gone = asyncio.get_running_loop().create_future()
+        self._leaving[gone] = left
+        try:
+            await asyncio.wait((gone,), timeout=REMOVED_S_MAX)
+        finally:
+            del self._leaving[gone]
 
     async def synced(self) -> None:
         """Wait for the first snapshot: before it this door knows of no vhost."""
@@ -386,8 +386,10 @@ class CatalogLink:
 
     def _has_changed(self, changes: list[AnyChange] | None) -> None:
         self._listener.catalog_changed(changes)
-        self._changed.set()  # wakes those who wait now
-        self._changed.clear()
+        for gone, left in self._leaving.items():
+            left.intersection_update([queue_id for queue_id in left if self.catalog.queue_by_id(queue_id) is not None])
+            if not left and not gone.done():
+                gone.set_result(None)
 
     def _in_step(self) -> None:
         """The first word after a hello: say who came and went meanwhile, then ask (again) all that is unanswered."""

@@ -2,10 +2,8 @@
 
 Publish path, 1 of 5. Before: the socket. After: broker/publishing.py.
 
-Each channel's work is done in the order it arrived. What can be done at once is done at once; a method that has to ask
-another process makes its channel *busy*, and what comes behind it on that channel queues up (`Channel.work`) until the
-answer is there; other channels go on. A client is not read while its shards have no room for its publishes, its own
-output is not taken (transport.py), or too much work is queued.
+Each channel's work is done in the order it arrived (channel_work.py). A client is not read while its shards have no
+room for its publishes, its own output is not taken (transport.py), or too much work is queued.
 """
 
 from __future__ import annotations
@@ -35,12 +33,14 @@ from broker.amqp import (
     copies_by_channel,
     things_in,
 )
-from broker.channel import HANDLERS, Channel, Work
+from broker.channel import HANDLERS, Channel
+from broker.channel_work import ChannelWork
 from broker.control import ChannelClose, ChannelOpen, ConnectionInfo, ConnectionOpen
 from broker.logins import TakesLong
 from broker.output import Stream, close_behind_output
 from broker.scope import Scope
-from broker.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_TURN, PAUSE_WORK, Transport
+from broker.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_TURN
+from shardd.wire import messages as wire
 
 if TYPE_CHECKING:
     from broker.catalog import Catalog
@@ -49,16 +49,12 @@ if TYPE_CHECKING:
     from broker.rewinding import Rewinding
     from broker.server import Door
     from broker.shard_link import ShardLinks
-    from shardd.wire import messages as wire
 
 log = logging.getLogger("broker.client")
 
 # What becomes of publishes that were kept for their channel's turn.
 Publish = Callable[["Client", Channel, Publishes], Coroutine[None, None, None] | None]
 
-# Work queued behind a busy channel past which the client is not read any more.
-WORK_MAX = 4096
-WORK_BYTES_MAX = 4 << 20
 # A read of at least this much is worth a pass of its own: no waiting for more.
 FULL_READ_BYTES = 64 << 10
 # What one range of a queued Settles event takes.
@@ -70,12 +66,12 @@ NOTHING_EVENTS = 128  # and as how many of these Nothing counts
 GETS_MAX = 16
 
 
-class Client(Transport):
+class Client(ChannelWork):
     """One connection. `id`: used once in this front door's life; `tls`: what its handshake told, if it has one."""
 
     __slots__ = (
-        "_close_when_idle", "_handshake", "_queued_bytes", "_queued_work", "_tasks", "_waiting", "auth_mechanism",
-        "channels", "connected_at", "gets", "owner", "received_bytes", "scope", "tls", "trusted", "user", "vhost",
+        "_handshake", "auth_mechanism", "channels", "connected_at", "gets", "owner", "received_bytes", "scope", "tls",
+        "trusted", "user", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -99,15 +95,10 @@ class Client(Transport):
         self.vhost = ""
         self.auth_mechanism = ""
         self.scope: Scope | None = None
-        self._close_when_idle = False
         self.channels: dict[int, Channel] = {}
-        self._waiting: set[Channel] = set()  # those with work that is not done
         self.connected_at = time.time()
         self.received_bytes = 0
-        self._queued_bytes = 0
-        self._queued_work = 0
         self.gets = asyncio.Semaphore(GETS_MAX)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._handshake = door.loop.call_later(config.handshake_timeout_s, self._handshake_too_slow)
         door.loop.add_reader(self.fd, self._readable)
         if tls is not None:
@@ -191,11 +182,6 @@ class Client(Transport):
             if self._paused == PAUSE_TURN and not self.lost:  # still
                 self._handle_events()
 
-    def _fail_internally(self) -> None:
-        """Our fault: the smallest thing that can be rebuilt is the connection."""
-        log.exception("%s: internal error", self.name)
-        self.fail(ConnectionException(541, "internal error", 0, 0), 0)
-
     def _handle(self, event: Event) -> None:
         if self.lost:
             return
@@ -235,89 +221,6 @@ class Client(Transport):
         for _, rest in publishing.publishes(client, copy):  # all is the channel's
             return publishing.publish_once(client, channel, rest)
         return None
-
-    # -- each channel's work in order -----------------------------------------------------------------------
-
-    def _do(self, channel: Channel, work: Work, size: int = 0) -> None:
-        """Now, if nothing is before it; else in its turn. `size`: bytes it keeps meanwhile."""
-        if isinstance(work, base.Frame) and not channel.running and not channel.work:
-            pipeline = self._pipeline(channel)
-            pipeline.receive(work)  # overlaps what it may overlap
-            self._waiting.add(channel)
-            if pipeline.full:
-                self.pause(PAUSE_WORK)
-            return
-        channel.work.append(work)
-        self._waiting.add(channel)
-        self._queued_bytes += size
-        if channel.busy or len(channel.work) > 1:
-            self._queued_work += 1
-            if self._queued_work > WORK_MAX or self._queued_bytes > WORK_BYTES_MAX:
-                self.pause(PAUSE_WORK)
-            return
-        self._go_on(channel)
-
-    def _go_on(self, channel: Channel) -> None:
-        """Do queued work until some has to wait."""
-        while channel.work and not self.lost:
-            work = channel.work[0]
-            if isinstance(work, base.Frame):
-                if channel.running:
-                    return
-                self._waiting.add(channel)
-                channel.work.popleft()
-                if channel.is_open:
-                    self._pipeline(channel).receive(work)
-                continue
-            if channel.busy:
-                return
-            channel.work.popleft()
-            waiting = self._tried(channel, work)
-            if waiting is not None:
-                channel.running = True
-                self._start(self._finish(channel, waiting))
-        self.door.schedule_end_of_pass()
-        if not channel.work and not channel.busy:
-            self._waiting.discard(channel)
-        if not self._waiting:
-            self._queued_work = self._queued_bytes = 0
-            self.resume(PAUSE_WORK)
-            if self._close_when_idle:
-                self._close_when_idle = False
-                self._start(self._close_politely())
-
-    def _tried(
-        self, channel: Channel, work: Callable[[], Coroutine[None, None, None] | None]
-    ) -> Coroutine[None, None, None] | None:
-        try:
-            return work()
-        except (ChannelException, ConnectionException) as error:
-            self.fail(error, channel.number)
-        except Exception:
-            self._fail_internally()
-        return None
-
-    async def _finish(self, channel: Channel, waiting: Coroutine[None, None, None]) -> None:
-        try:
-            await waiting
-        except (ChannelException, ConnectionException) as error:
-            if channel.is_open or isinstance(error, ConnectionException):
-                self.fail(error, channel.number)
-        finally:
-            channel.running = False
-        self._go_on(channel)
-        self._gather()
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = self.door.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s: internal error", self.name, exc_info=error)
-            self.fail(ConnectionException(541, "internal error", 0, 0), 0)
 
     def _pipeline(self, channel: Channel) -> topology.Pipeline:
         if channel.pipeline is None:
@@ -546,8 +449,7 @@ class Client(Transport):
         return None
 
     async def _close_channel_behind(self, channel: Channel, released: list[asyncio.Future[wire.Control]]) -> None:
-        for future in released:
-            await future
+        await self.catalog_link.removed(await _closed_by(released))
         if self.counts_channels:
             await self.catalog_link.ask(ChannelClose(self.vhost, len(self.channels) - 1), self.owner, self.user)
         self._answer_close(channel)
@@ -567,11 +469,13 @@ class Client(Transport):
             self.tell_channels()
 
     async def _close_politely(self) -> None:
-        """connection.close by the client: everything of it goes, then the answer."""
-        released = [future for channel in self.channels.values() for future in self._end_channel(channel)]
-        for future in released:
-            await future
+        """connection.close by the client: everything of it goes, then the answer: whoever declares queues of the same
+        names behind it gets others."""
+        closed = await _closed_by(
+            [future for channel in self.channels.values() for future in self._end_channel(channel)]
+        )
         self._say_down()
+        await self.catalog_link.removed([*closed, *(queue.id for queue in self.catalog.queues_of(self.owner))])
         self.send(0, commands.Connection.CloseOk())
         self._gather()
         self._flush_then_disconnect()
@@ -700,3 +604,9 @@ class Client(Transport):
             "send_pend": self.output.pending,
             "state": state,
         }
+
+
+async def _closed_by(released: list[asyncio.Future[wire.Control]]) -> list[int]:
+    """The ids of the queues that go with what is released, when the shards have requeued what was held."""
+    answers = [await future for future in released]
+    return [queue for answer in answers if isinstance(answer, wire.Released) for queue in answer.closed]

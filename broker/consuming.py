@@ -318,7 +318,7 @@ class Consuming:
             self._let_idle_go(channel)
             if isinstance(done, wire.Done) and done.closed:
                 # Behind cancel-ok the queue is gone: a declare of its name makes another.
-                await client.catalog_link.removed(client.vhost, consumer.queue_name, consumer.queue_id)
+                await client.catalog_link.removed([consumer.queue_id])
         if not method.nowait and channel.is_open:
             client.send(channel.number, commands.Basic.CancelOk(method.consumer_tag))
 

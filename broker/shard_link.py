@@ -258,17 +258,22 @@ class ShardLinks:
 
     async def count(self, queue: QueuePut) -> tuple[int, int]:
         """Ready messages and consumers; of a queue that just went: none."""
+        return await self.look(queue) or (0, 0)
+
+    async def look(self, queue: QueuePut) -> tuple[int, int] | None:
+        """The same; None of a queue that just went, or takes no more consumers and is about to go."""
         done = await self._about(queue, wire.Count)
-        return done.messages, done.consumers
+        return None if done is None else (done.messages, done.consumers)
 
     async def purge(self, queue: QueuePut) -> int:
-        return (await self._about(queue, wire.Purge)).messages
+        done = await self._about(queue, wire.Purge)
+        return 0 if done is None else done.messages
 
-    async def _about(self, queue: QueuePut, message: type[wire.Count | wire.Purge]) -> wire.Done:
+    async def _about(self, queue: QueuePut, message: type[wire.Count | wire.Purge]) -> wire.Done | None:
         try:
             done = await self.ask(queue.shard, lambda request: message(request, queue.id))
         except ShardRefused:
-            return wire.Done(0)
+            return None
         assert isinstance(done, wire.Done)
         return done
 

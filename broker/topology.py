@@ -56,6 +56,9 @@ class Counting(Protocol):
     def count(self, queue: QueuePut) -> Awaitable[tuple[int, int]]:
         """Ready messages and consumers."""
 
+    def look(self, queue: QueuePut) -> Awaitable[tuple[int, int] | None]:
+        """The same; None of a queue that is about to go."""
+
     def purge(self, queue: QueuePut) -> Awaitable[int]: ...
 
 
@@ -195,9 +198,11 @@ async def _queue_look(session: Session, channel: Channel, method: commands.Queue
         channel.last_queue = name
         return _declare_ok(name, *await _count_shards(session, name, shards))
     queue = _owned_queue(session, name)
-    messages, consumers = await session.shards.count(queue)
+    counts = await session.shards.look(queue)
+    if counts is None:
+        raise checks.no_queue(session.vhost, name)
     channel.last_queue = name
-    return _declare_ok(name, messages, consumers)
+    return _declare_ok(name, *counts)
 
 
 def _reply_to_look(session: Session, name: str) -> base.Frame:

@@ -414,21 +414,25 @@ class Controls(ABC):
             self._tell_controller(m.AutoDeleted(queue.id, "auto-delete"))
 
     def _on_release(self, peer: Peer, release: m.Release, now: int) -> None:
-        self._release(peer, release.consumers, now)
-        peer.tell(m.Done(release.request))
+        closed = self._release(peer, release.consumers, now)
+        peer.tell(m.Released(release.request, closed) if closed else m.Done(release.request))
 
-    def _release(self, peer: Peer, numbers: Sequence[int], now: int) -> None:
-        """All let go of first, so that nothing is handed from one to the other."""
+    def _release(self, peer: Peer, numbers: Sequence[int], now: int) -> list[int]:
+        """All let go of first, so that nothing is handed from one to the other. The ids of queues that go with them."""
+        closed: dict[int, None] = {}
         for number in numbers:
             holder = peer.holders.pop(number, None)
             if isinstance(holder, Consumer):
                 self._detach(holder, now)
                 holder.queue.release(holder, now)
+                if holder.queue.closed:
+                    closed[holder.queue.id] = None
                 self._dirty_stores.add(holder.queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
                 peer.forget_window(holder.connection)
             elif holder is not None:
                 for queue, entries, size in holder.take_all():
                     self._settle(queue, m.REQUEUE, entries, size)
+        return list(closed)
 
     def _settle(self, queue: Queue, kind: int, entries: array[int], size: int) -> None:
         act = (queue.ack, queue.reject, queue.requeue, queue.give_back)[kind]
@@ -484,7 +488,7 @@ class Controls(ABC):
 
     def _on_count(self, peer: Peer, count: m.Count, now: int) -> None:
         queue = self.queues.get(count.queue)
-        if queue is None:
+        if queue is None or queue.closed:
             peer.tell(m.Refused(count.request, 404, "gone"))
             return
         self._catch_up(queue, now)

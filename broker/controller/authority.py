@@ -121,9 +121,10 @@ UNDECIDED = Decision()  # never changed
 class _Asked:
     """One request: then its result, and how much it still waits for."""
 
-    __slots__ = ("answer", "code", "decision", "owner", "request", "text", "waits")
+    __slots__ = ("answer", "code", "decision", "missed", "owner", "request", "text", "waits")
 
-    def __init__(self, request: AnyAsk, owner: str, answer: AnswerTo) -> None:
+    def __init__(self, request: AnyAsk, owner: str, answer: AnswerTo, missed: int = 0) -> None:
+        """`missed`: the id of a queue that was in the catalog, but at its shard no more."""
         self.request = request
         self.owner = owner
         self.answer = answer
@@ -131,6 +132,7 @@ class _Asked:
         self.code = 0
         self.text = ""
         self.waits = 0
+        self.missed = missed
 
     def refuse(self, code: int, text: str) -> None:
         self.code, self.text = code, text
@@ -297,6 +299,7 @@ class Authority:
                 self._apply_policies(asked, decision.policies_of, before)
             if decision.first is not None:
                 decided.pop()
+                self._create_first(decision.first, to_create)
                 self._ask_shard_first(asked, decision.first)
             elif decision.create:
                 for queue in decision.create:
@@ -372,14 +375,34 @@ class Authority:
         """A declare of a queue that exists wants its counts; a bind only that it is there."""
         counted = asked.decision.count
         for queue in asked.decision.uses if counted is None else [counted]:
-            if queue.id in self._creating and self._creating[queue.id] is None:
-                self._create(queue.shard, to_create.pop(queue.shard))
+            self._create_first(queue, to_create)
             if counted is not None:
-                # Behind the queue's own creation, if that is under way: links keep their order.
-                self._request(asked, counted.shard, lambda n: wire.Count(n, counted.id))
+                self._ask_counts(asked, counted)
             elif (creation := self._creating.get(queue.id)) is not None:
                 asked.waits += 1
                 creation.add_done_callback(asked.shard_came)
+
+    def _create_first(self, queue: QueuePut, to_create: dict[int, list[_Creation]]) -> None:
+        """What a shard is asked about a queue that this batch makes must come behind its creation."""
+        if queue.id in self._creating and self._creating[queue.id] is None:
+            self._create(queue.shard, to_create.pop(queue.shard))
+
+    def _ask_counts(self, asked: _Asked, queue: QueuePut) -> None:
+        """Of a queue that somebody declares who finds it there. One that its shard has given up (its last consumer is
+        gone, it has expired, it was deleted on a condition) is about to leave the catalog too: what says so came before
+        the refusal and is in the inbox. Behind that the declare is decided anew, and makes another queue."""
+
+        def counted(reply: Future[Any]) -> None:
+            refused = reply.exception() is None and isinstance(reply.result(), wire.Refused)
+            if refused and asked.missed != queue.id:
+                self._inbox.append(_Asked(asked.request, asked.owner, asked.answer, missed=queue.id))
+                self._arrived.set()
+                asked.answer = _no_answer
+            asked.shard_came(reply)
+
+        asked.waits += 1
+        # Behind the queue's own creation, if that is under way: links keep their order.
+        self._shards.request(queue.shard, lambda n: wire.Count(n, queue.id)).add_done_callback(counted)
 
     def _request(self, asked: _Asked, shard: int, message: Callable[[int], wire.Message]) -> None:
         asked.waits += 1

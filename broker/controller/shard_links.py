@@ -215,7 +215,10 @@ class ShardLinks:
             return  # of a process that is gone, or to one
         assert self.handler is not None
         match message:
-            case wire.Done() | wire.Refused() | wire.StatsReply() | wire.Queues() | wire.Attached() | wire.Marked():
+            case (
+                wire.Done() | wire.Refused() | wire.Released() | wire.StatsReply() | wire.Queues() | wire.Attached()
+                | wire.Marked()
+            ):  # fmt: skip
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:
                     waiting.timer.cancel()

@@ -1,4 +1,4 @@
-"""The segments of a store: which there are, when one is let go of, merging of those in which little is left, errors.
+"""The segments of a store: which there are, when one is let go of, merging of those in which little is left.
 
 Records come and are settled in store.py, which builds on this. Segments are known by number; a merged one by the
 numbers of all it replaces. The file of one that nobody needs goes when no job has it in hand.
@@ -7,12 +7,10 @@ numbers of all it replaces. The file of one that nobody needs goes when no job h
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shardd.store import producers, returns
 from shardd.store.compaction import Candidates, Merged, ReclaimJob, bytes_max_alone, source_of
-from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
 from shardd.store.files import Files, is_full
 from shardd.store.handles import Handles
 from shardd.store.reading import Windows
@@ -22,6 +20,7 @@ from shardd.store.recovery import Damage
 from shardd.store.segment import HEADER_BYTES, Segment
 from shardd.store.settled import Settled
 from shardd.store.sync import SyncJob
+from shardd.store.usable import Usable
 
 
 @dataclass(slots=True)
@@ -35,9 +34,9 @@ class _Counters:
     damage: list[Damage] = field(default_factory=list)
 
 
-class Segments:
+class Segments(Usable):
     def __init__(self, directory: str, files: Files, segment_bytes: int, sync: bool, spare_segments: int) -> None:
-        self.directory = directory
+        super().__init__("store", directory)
         self.segment_bytes = segment_bytes
         self.sync = sync
         self._files = files
@@ -58,8 +57,6 @@ class Segments:
         self._reclaim: ReclaimJob | None = None
         self._replaced: list[Segment] = []  # until the merged one's name lasts
         self._known_ids: array[int] | None = None  # queues there were at the start, ascending
-        self._failure: str = ""
-        self._state = "new"
         self._counters = _Counters()
         self._returns = returns.Returns()
         self._producers = producers.Producers(files, directory, sync)
@@ -230,32 +227,6 @@ class Segments:
         replaced, self._replaced = self._replaced, []
         for segment in replaced:
             self._reclaimer.dispose_merged(segment)
-
-    # -- errors ------------------------------------------------------------------------------------------
-
-    def _check_usable(self) -> None:
-        if self._state != "open":
-            raise Closed("the store is not open")
-        if self._job is not None and self._job.error is not None:
-            self._fail(self._job.error)
-        if self._failure:
-            raise StoreFailed(self._failure)
-
-    def _named(self, error: OSError) -> StoreError:
-        if is_full(error):
-            return DiskFull(f"no room in {self.directory}: {error}")
-        return self._fail(error)
-
-    def _fail(self, error: OSError) -> StoreFailed:
-        self._failure = self._failure or f"{self.directory}: {error}"
-        return StoreFailed(self._failure)
-
-    def _quietly(self, act: Callable[..., None], *arguments: object) -> None:
-        """Housekeeping: its failure is remembered and met by the next append or sync, not by whoever came by."""
-        try:
-            act(*arguments)
-        except OSError as error:
-            self._fail(error)
 
     # -- numbers -----------------------------------------------------------------------------------------
 

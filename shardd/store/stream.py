@@ -13,12 +13,12 @@ from __future__ import annotations
 import itertools
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shardd.store import chunk, record, stream_recovery
-from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
-from shardd.store.files import Files, OsFiles, is_full, is_missing
+from shardd.store.errors import Closed, StoreFailed
+from shardd.store.files import Files, OsFiles, is_missing
 from shardd.store.positions import NAME, NEW_NAME, Positions
 from shardd.store.producers import NAME as PRODUCERS
 from shardd.store.producers import Cover
@@ -33,6 +33,7 @@ from shardd.store.stream_segment import (
     file_name,
     parse_name,
 )
+from shardd.store.usable import Usable
 
 # Room in the file is set aside in steps that grow with it: a stream of few messages must not take a whole segment.
 ALLOCATE_BYTES_MIN = 64 << 10
@@ -93,7 +94,7 @@ class _Counters:
     damage: list[Damage] = field(default_factory=list)
 
 
-class StreamLog:
+class StreamLog(Usable):
     def __init__(
         self,
         directory: str,
@@ -105,7 +106,7 @@ class StreamLog:
     ) -> None:
         """`cache`: shared by streams with the same `files`."""
         assert SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX
-        self.directory = directory
+        super().__init__("stream", directory)
         self.segment_bytes = segment_bytes
         self.sync = sync
         self._files: Files = OsFiles() if files is None else files
@@ -119,8 +120,6 @@ class StreamLog:
         self._directory_changed = False
         self._job: StreamSync | None = None
         self._disk_bytes = 0  # of sealed segments
-        self._failure = ""
-        self._state = "new"
         self._counters = _Counters()
         self.next_offset = 0
         self.committed_offset = 0
@@ -542,31 +541,7 @@ class StreamLog:
             self._cache.pin(segment)
             self._unsynced.append(segment)
 
-    # -- errors and numbers ---------------------------------------------------------------------------
-
-    def _check_usable(self) -> None:
-        if self._state != "open":
-            raise Closed("the stream is not open")
-        if self._job is not None and self._job.error is not None:
-            self._fail(self._job.error)
-        if self._failure:
-            raise StoreFailed(self._failure)
-
-    def _named(self, error: OSError) -> StoreError:
-        if is_full(error):
-            return DiskFull(f"no room in {self.directory}: {error}")
-        return self._fail(error)
-
-    def _fail(self, error: OSError) -> StoreFailed:
-        self._failure = self._failure or f"{self.directory}: {error}"
-        return StoreFailed(self._failure)
-
-    def _quietly(self, act: Callable[..., None], *arguments: object) -> None:
-        """Housekeeping: its failure is remembered and met by the next append or sync, not by whoever came by."""
-        try:
-            act(*arguments)
-        except OSError as error:
-            self._fail(error)
+    # -- damage and numbers ---------------------------------------------------------------------------
 
     def _report(self, damage: Damage) -> None:
         self._counters.damaged += 1

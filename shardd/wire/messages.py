@@ -431,7 +431,8 @@ class Detach(Message, tag="detach", frozen=True):
 
 class Release(Message, tag="release", frozen=True):
     """Front door to shard: these consumers (channel or connection closed) are gone for good; what they hold
-    is requeued in place, redelivered. Consumers still attached are detached. Answered by Done(request)."""
+    is requeued in place, redelivered. Consumers still attached are detached. Answered by Released(request) when
+    auto_delete queues go with them, else by Done(request)."""
 
     request: int
     consumers: list[int]
@@ -526,8 +527,16 @@ class GotAgain(Message, tag="got-again", frozen=True):
     times: int
 
 
+class Released(Message, tag="released", frozen=True):
+    """Shard to peer, for Release: as Done. `closed`: the queues that will be deleted for want of consumers."""
+
+    request: int
+    closed: list[int]
+
+
 class Count(Message, tag="count", frozen=True):
-    """Peer to shard: how many messages and consumers. Answered by Done(request, messages, consumers)."""
+    """Peer to shard: how many messages and consumers. Answered by Done(request, messages, consumers), or Refused by one
+    that takes no more consumers: whoever was told its counts would take it for one that stays."""
 
     request: int
     queue: int
@@ -652,7 +661,7 @@ Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | AttachPart | Attached | AttachReader
     | AttachBounded | AttachedAt | Bound | Passed
-    | Look | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Grant | Tune | Recall
-    | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge | DeadLetters
-    | Departed | AskOnce | ToldOnce | OnceBecame | ForgetOnce | Done | Refused
+    | Look | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Released | Grant | Tune
+    | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge
+    | DeadLetters | Departed | AskOnce | ToldOnce | OnceBecame | ForgetOnce | Done | Refused
 )  # fmt: skip

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.catalog import Catalog
 from broker.changes import ParameterDelete, ParameterPut, ShardOf, VhostPut
@@ -412,3 +415,74 @@ async def test_a_queue_whose_delete_is_refused_hears_of_the_policy_then(world: W
     world.shards.release()
     assert [(await deleting).code, (await setting).code] == [406, 0]
     assert [spec.arguments for spec in world.shards.queues.values()] == [{"x-max-length": 3}]
+
+
+# -- queues that go by themselves -----------------------------------------------------------------------
+
+
+class Leaving(World):
+    """A shard that answers late, and whose queue "q" goes by itself."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.shards.hold = True
+        self.declared: list[asyncio.Task[Answer]] = []
+        self.deletes: list[asyncio.Task[Answer]] = []
+        self.since_gone = 0  # how many were declared before it went last
+
+    async def do(self, what: str) -> None:
+        match what:
+            case "declare":
+                self.declared.append(
+                    asyncio.create_task(self.ask(declare(auto_delete=True), f"0.1.{len(self.declared)}"))
+                )
+            case "last consumer goes":
+                for id in self.shards.queues.keys() - self.shards.closed:
+                    self.shards.closed.add(id)
+                    self.since_gone = len(self.declared)
+                    self.authority.queue_gone(id, "auto-delete")
+            case "delete if unused":
+                self.since_gone = len(self.declared)
+                owner, ask = f"0.1.delete.{len(self.deletes)}", QueueRemove("/", "q", True, False)
+                self.deletes.append(asyncio.create_task(self.ask(ask, owner)))
+            case "shard answers":
+                self.shards.release()
+            case "turn":
+                await asyncio.sleep(0)
+
+    async def settle(self) -> None:
+        while not all(task.done() for task in [*self.declared, *self.deletes]):
+            self.shards.release()
+            await asyncio.sleep(0)
+
+
+STEPS = ["declare", "last consumer goes", "delete if unused", "shard answers", "turn", "turn"]
+
+
+@given(st.lists(st.sampled_from(STEPS), max_size=25))
+def test_who_declares_a_queue_that_is_going_gets_one_that_stays(steps: list[str]) -> None:
+    async def play(directory: str) -> None:
+        world = Leaving(Path(directory))
+        task = asyncio.create_task(world.authority.run())
+        for step in steps:
+            await world.do(step)
+        await world.settle()
+        assert all(asked.result().code == 0 for asked in world.declared)
+        if len(world.declared) > world.since_gone:
+            queue = world.catalog.queue("/", "q")
+            assert queue is not None
+            assert queue.id in world.shards.queues.keys() - world.shards.closed
+        assert world.agree()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        world.definitions.close()
+
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(play(directory))
+
+
+async def test_a_queue_that_its_shard_does_not_know_is_not_declared_for_ever(world: World) -> None:
+    """It does not happen; if it did, the controller must go on."""
+    await world.ask(declare())
+    world.shards.queues.clear()
+    assert (await world.ask(declare(), YOU)).result == {"name": "q", "messages": 0, "consumers": 0}

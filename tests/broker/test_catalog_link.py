@@ -195,6 +195,48 @@ def test_a_change_is_in_force_when_the_answer_to_its_asker_arrives(tmp_path: Pat
     run(tmp_path, play)
 
 
+def test_who_waits_for_queues_to_go_waits_for_all_of_them_but_not_for_a_controller_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_link, "REMOVED_S_MAX", WITHIN_S * 10.0)
+
+    async def play(s: Scene) -> None:
+        queues = [QueuePut("/", f"q{id}", id, 0) for id in (1, 2, 3)]
+        stream = await s.in_step(VhostPut("/"), *queues)
+        await s.link.synced()
+        await s.link.removed([77])  # never there, or gone already
+        waiting = asyncio.create_task(s.link.removed([1, 2, 77]))
+        for version, gone in ((5, "q1"), (6, "q3"), (7, "q2")):
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            stream.say(Changes(version, [QueueDelete("/", gone), QueuePut("/", gone, version * 10, 0)]))
+            assert await stream.hear() == Applied(version)
+        await waiting
+        waiting = asyncio.create_task(s.link.removed([50]))  # by a snapshot
+        await asyncio.sleep(0)
+        stream.close()
+        again = await s.in_step(VhostPut("/"), QueuePut("/", "q2", 70, 0))
+        await waiting
+        again.close()
+        while s.link.up:
+            await asyncio.sleep(0.001)
+        await s.link.removed([70])
+
+    run(tmp_path, play)
+
+
+def test_queues_that_do_not_go_are_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_link, "REMOVED_S_MAX", 0.01)
+
+    async def play(s: Scene) -> None:
+        await s.in_step(VhostPut("/"), QueuePut("/", "q", 1, 0))
+        await s.link.synced()
+        await s.link.removed([1])
+        assert s.link.catalog.queue("/", "q") is not None
+
+    run(tmp_path, play)
+
+
 def test_that_changes_nobody_waits_for_are_in_force_is_said_soon(tmp_path: Path) -> None:
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))

@@ -11,24 +11,18 @@ from typing import Any
 
 import pytest
 
-from broker.catalog import Catalog
-from broker.changes import CLOSING, OPEN, AnyChange, Cut, ParameterPut, QueuePut, ShardOf
+from broker.changes import CLOSING, OPEN, Cut, ParameterPut, QueuePut, ShardOf
 from broker.control import Answer
 from broker.controller import cuts
 from broker.controller.cuts import CUTS_MAX, FREE, Bounds, Crossing, Move
 from broker.controller.groups import BOUND, GIVE, TAKE, Groups, Member, Order, Seat, Terms
 from broker.controller.groups import Name as Virtual
-from broker.controller.resharding import Name, Resharding
-from broker.routing import route
 from shardd.wire import messages as wire
-from tests.broker.test_shard_sets import World
+from tests.broker.resharding_play import ReshardingPlay, Sent
 
-KEYS = "abcdefgh"
-NAME = Name("/", "e")
 VIRTUAL = Virtual("/", "e")
 ROUNDS_MAX = 100  # until all is read: each gets over one change at least, or takes a step of one
 STREAM = {"x-queue-type": "stream"}
-Sent = tuple[str, int]
 
 
 @dataclass
@@ -54,19 +48,12 @@ class Reader:
         return min([self.offset, *self.holds])
 
 
-class Play:
+class Play(ReshardingPlay):
     """Controller, front door, shards and groups of consumers; one thing happens at a time."""
 
     def __init__(self, seed: int, kind: str, shards: int) -> None:
-        self.random = random.Random(seed)
-        self.world = World()
-        self.world.follows = False
-        self.door = Catalog()
-        self.to_door: list[AnyChange] = []
-        self.on_the_way: list[tuple[int, Sent]] = []
+        super().__init__(seed)
         self.logs: dict[int, Log] = {}
-        self.epochs = 0
-        self.last = dict.fromkeys(KEYS, 0)
         self.orders: list[Order] = []
         self.passes: list[tuple[Member, Seat, int]] = []
         self.readers: dict[tuple[Member, Seat], Reader] = {}
@@ -74,25 +61,11 @@ class Play:
         self.stored: dict[tuple[str, int], int] = {}  # by group and queue
         self.seen: dict[str, dict[str, list[int]]] = {}  # numbers by group and key, in the order of first deliveries
         self.since: dict[str, dict[str, int]] = {}  # by group that began at the end: what had been published
-        self.world.catalog.apply = self._noted(self.world.catalog.apply)  # type: ignore[method-assign]
-        for change in self.world.catalog.changes():
-            self.door.apply(change)
-        self.carrier = self._new_carrier()
         self.groups = Groups(lambda n: 0)
         self.groups.begin()
         self.world.declare(type=kind, x_shards=shards, x_shard_arguments=STREAM)
-        self._door_applies()
+        self.door_applies()
         self._exist()
-
-    def _noted(self, apply: Callable[[AnyChange], None]) -> Callable[[AnyChange], None]:
-        def noted(change: AnyChange) -> None:
-            apply(change)
-            self.to_door.append(change)
-
-        return noted
-
-    def _new_carrier(self) -> Resharding:
-        return Resharding(self.world.catalog, self, self, self)
 
     def _ids(self) -> tuple[int, ...]:
         return tuple(queue.id for queue in self.world.vhost.parts("e"))
@@ -107,7 +80,7 @@ class Play:
         self.world.ask(request)
         self._changed()
         self._happen(2)
-        self._door_applies()
+        self.door_applies()
         return Answer(0)
 
     def _changed(self) -> None:
@@ -128,9 +101,6 @@ class Play:
             self.arrive()
         return True
 
-    def epoch(self, shard: int) -> int:
-        return self.epochs
-
     def request(self, shard: int, message: Callable[[int], wire.Message]) -> asyncio.Future[Any]:
         self._happen(2)
         asked = message(1)
@@ -143,23 +113,10 @@ class Play:
 
     # -- what happens
 
-    def _door_applies(self) -> None:
-        for change in self.to_door:
-            self.door.apply(change)
-        self.to_door.clear()
-
     def _happen(self, most: int) -> None:
         quiet = [self.publish, self.arrive, self.commit, self.deliver, self.deliver, self.settle, self.obey, self.tell]
         for _ in range(self.random.randrange(most + 1)):
             self.random.choice(quiet)()
-
-    def publish(self) -> None:
-        key = self.random.choice(KEYS)
-        self.last[key] += 1
-        (name,) = route(self.door.vhosts["/"].table, "e", key).queues
-        queue = self.door.queue("/", name)
-        assert queue is not None
-        self.on_the_way.append((queue.id, (key, self.last[key])))
 
     def arrive(self) -> None:
         if self.on_the_way:
@@ -272,7 +229,7 @@ class Play:
             self._look(member, seat)
 
     def controller_restarts(self) -> None:
-        self.carrier = self._new_carrier()
+        self.carrier = self.new_carrier()
         self.world.decisions.restore()
         self.orders.clear()
         self.passes.clear()
@@ -288,22 +245,12 @@ class Play:
         self.world.ask(ParameterPut("/", "shards", "e", {"shards-per-node": number}))
         self._changed()
 
-    def step(self) -> None:
-        asyncio.run(self.carrier.step(NAME))
-
-    def run(self, steps: list[tuple[str, int]]) -> None:
-        for step, number in steps:
-            if step == "set":
-                self.set(number)
-            else:
-                getattr(self, step)()
-
     def end(self) -> None:
         """No more is published; everything still there is read and settled."""
         for group in ("a", "b"):
             self.join(group)
         for _ in range(ROUNDS_MAX):
-            self._door_applies()
+            self.door_applies()
             while self.on_the_way:
                 self.arrive()
             for log in self.logs.values():

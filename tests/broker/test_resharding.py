@@ -10,19 +10,12 @@ from typing import Any
 
 import pytest
 
-from broker.catalog import Catalog
-from broker.changes import OPEN, AnyChange, ParameterPut, QueuePut, ShardOf
+from broker.changes import OPEN, ParameterPut, QueuePut, ShardOf
 from broker.control import Answer
-from broker.controller.resharding import Name, Resharding
 from broker.controller.settling import Question, Settling, losers
 from broker.controller.shard_sets import held_of
-from broker.routing import route
 from shardd.wire import messages as wire
-from tests.broker.test_shard_sets import World
-
-KEYS = "abcdefgh"
-NAME = Name("/", "e")
-Sent = tuple[str, int]
+from tests.broker.resharding_play import KEYS, ReshardingPlay, Sent
 
 
 class Kept:
@@ -50,37 +43,16 @@ class Kept:
             self.arrive(sent)
 
 
-class Play:
+class Play(ReshardingPlay):
     """Controller, a front door with a copy of its own, shards and a consumer; one thing happens at a time."""
 
     def __init__(self, seed: int, kind: str, shards: int) -> None:
-        self.random = random.Random(seed)
-        self.world = World()
-        self.world.follows = False
-        self.door = Catalog()
-        self.to_door: list[AnyChange] = []
-        self.on_the_way: list[tuple[int, Sent]] = []
+        super().__init__(seed)
         self.queues: dict[int, Kept] = {}
-        self.epochs = 0
-        self.last = dict.fromkeys(KEYS, 0)
         self.seen: dict[str, int] = dict.fromkeys(KEYS, 0)
-        self.world.catalog.apply = self._noted(self.world.catalog.apply)  # type: ignore[method-assign]
-        for change in self.world.catalog.changes():
-            self.door.apply(change)
-        self.carrier = self._new_carrier()
         decision = self.world.declare(type=kind, x_shards=shards)
         self._told(decision.create)
-        self._door_applies()
-
-    def _noted(self, apply: Callable[[AnyChange], None]) -> Callable[[AnyChange], None]:
-        def noted(change: AnyChange) -> None:
-            apply(change)
-            self.to_door.append(change)
-
-        return noted
-
-    def _new_carrier(self) -> Resharding:
-        return Resharding(self.world.catalog, self, self, self)
+        self.door_applies()
 
     # -- what the carrier sees of the others
 
@@ -89,7 +61,7 @@ class Play:
         self._told([put for put in decision.create if self.world.catalog.queue_by_id(put.id) == put])
         self._told(self.world.vhost.parts("e"))
         self._happen(2)
-        self._door_applies()
+        self.door_applies()
         return Answer(0)
 
     async def told(self, queues: list[QueuePut]) -> list[QueuePut]:
@@ -103,9 +75,6 @@ class Play:
         while self.on_the_way:
             self._arrive()
         return True
-
-    def epoch(self, shard: int) -> int:
-        return self.epochs
 
     def request(self, shard: int, message: Callable[[int], wire.Message]) -> asyncio.Future[Any]:
         self._happen(2)
@@ -127,22 +96,9 @@ class Play:
         for put in queues:
             self.queues.setdefault(put.id, Kept()).tell(held_of(put) != OPEN)
 
-    def _door_applies(self) -> None:
-        for change in self.to_door:
-            self.door.apply(change)
-        self.to_door.clear()
-
     def _happen(self, most: int) -> None:
         for _ in range(self.random.randrange(most + 1)):
             self.random.choice([self.publish, self._arrive, self.consume, self.consume, self.ack])()
-
-    def publish(self) -> None:
-        key = self.random.choice(KEYS)
-        self.last[key] += 1
-        (name,) = route(self.door.vhosts["/"].table, "e", key).queues
-        queue = self.door.queue("/", name)
-        assert queue is not None
-        self.on_the_way.append((queue.id, (key, self.last[key])))
 
     def _arrive(self) -> None:
         if self.on_the_way:
@@ -169,27 +125,17 @@ class Play:
         self._told(self.world.vhost.parts("e"))
 
     def controller_restarts(self) -> None:
-        self.carrier = self._new_carrier()
+        self.carrier = self.new_carrier()
         self.world.decisions.restore()
 
     def set(self, number: int) -> None:
         decision = self.world.ask(ParameterPut("/", "shards", "e", {"shards-per-node": number}))
         self._told(decision.create)
 
-    def step(self) -> None:
-        asyncio.run(self.carrier.step(NAME))
-
-    def run(self, steps: list[tuple[str, int]]) -> None:
-        for step, number in steps:
-            if step == "set":
-                self.set(number)
-            else:
-                getattr(self, step)()
-
     def end(self) -> None:
         """No more is published; everything still there is consumed and acknowledged."""
         for _ in range(100):
-            self._door_applies()
+            self.door_applies()
             while self.on_the_way:
                 self._arrive()
             self.step()
@@ -200,7 +146,7 @@ class Play:
         assert self.seen == self.last, (self.seen, self.last)
 
 
-ACTS = [*(["publish", "consume", "ack"] * 6), "_arrive", "_arrive", "_door_applies", *(["step"] * 4), "set"]
+ACTS = [*(["publish", "consume", "ack"] * 6), "_arrive", "_arrive", "door_applies", *(["step"] * 4), "set"]
 KILLS = ["controller_restarts", "shards_restart"]
 STEPS = 600
 

@@ -83,6 +83,9 @@ class FakeShards:
     async def count(self, queue: QueuePut) -> tuple[int, int]:
         return 5, 2
 
+    async def look(self, queue: QueuePut) -> tuple[int, int] | None:
+        return None if queue.name == "leaving" else (5, 2)
+
     async def purge(self, queue: QueuePut) -> int:
         return 4
 
@@ -154,6 +157,12 @@ def test_a_passive_declare_counts_at_the_shard_and_changes_nothing() -> None:
     assert channel.last_queue == "q"
     assert done(session, Exchange.Declare(exchange="amq.direct", passive=True)).name == "Exchange.DeclareOk"
     assert session.catalog_link.asked == []
+
+
+def test_a_passive_declare_does_not_find_a_queue_that_its_shard_has_given_up() -> None:
+    session = FakeSession(QueuePut("/", "leaving", 9, 0, auto_delete=True))
+    missing = (404, "no queue 'leaving' in vhost '/'")
+    assert refused(session, Queue.Declare(queue="leaving", passive=True)) == missing
 
 
 def test_delete_and_purge_say_how_many_messages_went() -> None:

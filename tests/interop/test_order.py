@@ -78,6 +78,54 @@ def test_behind_the_cancel_of_its_last_consumer_an_auto_delete_queue_is_gone(
         channel.queue_delete(name)
 
 
+@pytest.mark.row("A4.1")
+@pytest.mark.parametrize("end", ["channel", "connection"])
+def test_behind_the_end_of_its_last_consumers_channel_or_connection_an_auto_delete_queue_is_gone(
+    broker: RealBroker, connection: pika.BlockingConnection, name: str, end: str
+) -> None:
+    other = connection.channel()
+    for _ in range(20):
+        consuming = pika.BlockingConnection(pika.URLParameters(broker.url))
+        for queue in (name, f"{name}-2"):
+            channel = consuming.channel()
+            channel.queue_declare(queue, auto_delete=True)
+            channel.basic_consume(queue, lambda *delivery: None)
+            if end == "channel":
+                channel.close()
+        if end == "connection":
+            consuming.close()
+        for queue in (name, f"{name}-2"):
+            other.queue_declare(queue, auto_delete=True, exclusive=True)  # another one: this would be 405 else
+            other.queue_delete(queue)
+        if end == "channel":
+            consuming.close()
+
+
+@pytest.mark.row("A4.1")
+def test_who_comes_right_behind_the_last_consumer_of_an_auto_delete_queue_gets_one_to_consume(
+    broker: RealBroker, name: str
+) -> None:
+    for _ in range(50):
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as consuming:
+            channel = consuming.channel()
+            channel.queue_declare(name, auto_delete=True)
+            channel.basic_consume(name, lambda *delivery: None)
+
+
+@pytest.mark.row("A4.1")
+def test_behind_the_end_of_its_connection_an_exclusive_queue_is_gone(
+    broker: RealBroker, connection: pika.BlockingConnection, name: str
+) -> None:
+    other = connection.channel()
+    for _ in range(20):
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as owner:
+            owner.channel().queue_declare(name, exclusive=True)
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+            other.queue_declare(name, passive=True)
+        assert refused.value.reply_code == 404
+        other = connection.channel()
+
+
 @pytest.mark.row("A6.12")
 def test_a_global_prefetch_counts_neither_gets_nor_what_a_transaction_holds(
     connection: pika.BlockingConnection, name: str

@@ -61,6 +61,7 @@ class FakeShards:
         self.hold = False
         self.received: list[tuple[int, Any]] = []
         self.queues: dict[int, wire.QueueSpec] = {}
+        self.closed: set[int] = set()  # queues that take no more consumers
         self.refuse: dict[int, wire.Refused] = {}
         self._number = 0
         self._held: list[tuple[Future[Any], Any]] = []
@@ -91,7 +92,7 @@ class FakeShards:
                     return wire.Refused(sent.request, 404, "gone")
                 return wire.Done(sent.request, messages=3)
             case wire.Count():
-                if sent.queue not in self.queues:
+                if sent.queue not in self.queues or sent.queue in self.closed:
                     return wire.Refused(sent.request, 404, "gone")
                 return wire.Done(sent.request, messages=7, consumers=2)
             case wire.DropVhost():

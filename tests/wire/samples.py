@@ -71,6 +71,7 @@ CONTROL: list[wire.Control] = [
     ),
     wire.Detach(8, 9),
     wire.Release(9, [1, 2]),
+    wire.Released(9, [7, 300]),
     wire.Grant(10, 11),
     wire.Ungranted(11, 12, True),
     wire.Tune(12, 13, True),
