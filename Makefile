@@ -78,7 +78,8 @@ test-spark: $(VENV)/.dev
 bench-spark: $(VENV)/.dev
 	$(BIN)/python bench/spark.py $(ARGS)
 
-wheel: $(VENV)/.dev
+wheel: $(VENV)/.run
+	$(PIP) build
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
 
 clean:

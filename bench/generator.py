@@ -24,6 +24,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shar
 GENERATOR = (LOAD if os.access(LOAD, os.W_OK) else CACHE) / "amqpload"
 SETTLE_S = 1.0  # memory is read this long after the load stands
 SAMPLE_S = 0.05
+END_S_MAX = 5.0  # for a generator that was interrupted
 OVERTIME_S_MAX = 180.0  # beyond the seconds a run was asked to take
 
 Figures = dict[str, float]
@@ -84,8 +85,12 @@ def started(target: Target, options: list[str], seconds_max: float) -> Iterator[
         process.wait()
     finally:
         limit.cancel()
-        process.kill()
-        process.communicate()
+        process.terminate()  # then it takes its queues away
+        try:
+            process.communicate(timeout=END_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
 
 
 def follow(process: subprocess.Popen[str], readings: Readings) -> dict[str, Any]:

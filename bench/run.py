@@ -268,3 +268,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except RunFailed as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

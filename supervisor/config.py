@@ -9,7 +9,8 @@ from __future__ import annotations
 import ipaddress
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -164,8 +165,23 @@ def explain(text: str) -> str:
     if what.startswith("Object contains unknown field "):
         name = what.removeprefix("Object contains unknown field ").strip("`")
         return f"{path + '.' if path else ''}{name}: there is no such key"
+    if what.startswith("Invalid enum value ") and (choices := _choices(path)):
+        return f"{path}: expected {choices}, got {what.removeprefix('Invalid enum value ')}"
     what = what[:1].lower() + what[1:]
     return f"{path}: {what}" if path else what
+
+
+def _choices(path: str) -> str:
+    """What may stand at this key, if that is some words, or a number instead; else empty."""
+    kind: Any = Settings
+    for name in path.split("."):
+        kind = get_type_hints(kind).get(name)
+        if kind is None:
+            return ""
+    kinds = get_args(kind) if get_origin(kind) is UnionType or get_origin(kind) is Union else (kind,)
+    words = [str(word) for each in kinds if get_origin(each) is Literal for word in get_args(each)]
+    words += [{int: "a number", bool: "true or false"}[each] for each in kinds if each in (int, bool)]
+    return " or ".join(words)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

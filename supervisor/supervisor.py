@@ -130,9 +130,9 @@ class Supervisor:
         self._kept = keep(str(self.runtime.path), "supervisor")
         self._lifeline = os.pipe()
         self.slots = [Slot(plan, self.settings.supervision) for plan in self._plans()]
-        pointer = {"pid": os.getpid(), "runtime_dir": str(self.runtime.path), "http": address(self.sockets.http[0])}
+        where = {"runtime_dir": str(self.runtime.path), "http": address(self.sockets.http[0])}
         self._write(self.runtime.path / "status.json", self.describe())
-        self._write(self._data.path / "broker.json", pointer)
+        self._write(self._data.path / "broker.json", this_process() | where)
         self._warn_of_readers()
 
     def _plans(self) -> list[ChildPlan]:
@@ -464,3 +464,9 @@ async def _ready(slots: Sequence[Slot], enough: int) -> None:
     finally:
         for wait in waits:
             wait.cancel()
+
+
+def this_process() -> dict[str, Any]:
+    """A pid alone may be another's one day; this one began so many ticks after the machine (proc(5): starttime)."""
+    started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    return {"pid": os.getpid(), "pid_started": int(started)}

@@ -186,7 +186,7 @@ static void run(totals *from, totals *to) {
     for (uint64_t i = 0; i < opt.producers; i++) pthread_join(threads[i], NULL);
     if (opt.consumers && !opt.stall && (opt.check || opt.messages)) drain();
     drained = true;
-    if (opt.hold) mark("@hold"), getchar();
+    if (opt.hold && !stop) mark("@hold"), getchar();
     for (uint64_t i = 0; i < opt.consumers; i++) pthread_join(threads[opt.producers + i], NULL);
     free(threads);
 }
@@ -292,12 +292,20 @@ static void open_idle(void) {
     for (uint64_t i = 0; i < opt.idle && !stop; i++) open_connection(&opt.broker); /* theirs until we exit */
 }
 
+/* Ends the run as a failure does: what was declared is deleted all the same. */
+static volatile sig_atomic_t interrupted;
+static void interrupt(int number) {
+    (void)number;
+    interrupted = 1, stop = true;
+}
+
 int main(int argc, char **argv) {
     const char *file = NULL;
     size_t piece = READ_BYTES;
     parse_options(argc, argv, &file, &piece);
     if (file) return scan_file(file, piece);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGINT, interrupt), signal(SIGTERM, interrupt);
     sem_init(&logins, 0, LOGINS_AT_ONCE);
     prctl(PR_SET_TIMERSLACK, 1); /* paced publishing at 50 us steps */
     allow_many_connections();
@@ -311,6 +319,7 @@ int main(int argc, char **argv) {
     if (declared) open_idle();
     if (declared && !stop) run(&from, &to);
     report *r = summary(&from, &to);
+    if (interrupted) fail("interrupted");
     judge(r);
     for (uint64_t i = 0; i < opt.consumers; i++) if (consumers[i].c) close(consumers[i].c->fd);
     if (opt.operation == OP_QUEUE && declared && !control->closed && !opt.keep) delete_declared(control, producers);

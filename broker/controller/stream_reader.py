@@ -15,7 +15,7 @@ from shardd.wire.reading import DIRECT, DONE, JSON_BYTES_MAX, LENGTH, PROXY, Ans
 # A turn may be waited for, and a publish for its confirms.
 ANSWER_S_MAX = 90.0
 PART_BYTES_MAX = 256 << 10
-NO_ARROW = "pyarrow is not installed where the broker runs: pip install 'shardmq[arrow]'"
+NO_ARROW = "pyarrow is not installed where the broker runs: pip install pyarrow, then restart the broker"
 
 _answers = msgspec.json.Decoder(Answer)
 _calls = msgspec.json.Encoder()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS_MAX = 20_000
 BATCH_BYTES_MAX = 4 << 20
-NO_ARROW = "pyarrow is not installed where the broker runs: pip install 'shardmq[arrow]'"
+NO_ARROW = "pyarrow is not installed where the broker runs: pip install pyarrow, then restart the broker"
 
 log = logging.getLogger(__name__)
 

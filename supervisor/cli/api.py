@@ -234,9 +234,9 @@ def _where(url: str, user: str, data_dir: Path | None) -> Where:
     """A user that was named is to be asked for the password, and to have no more rights than they have."""
     if url:
         return Where(url)
-    directory, found = running(data_dir)
+    found = running(data_dir)
     if found is None and data_dir is not None:
-        fail(f"no broker runs on {directory}", UNREACHABLE)  # whoever is at the usual address is not the one meant
+        fail(f"no broker runs on {data_dir}", UNREACHABLE)  # whoever is at the usual address is not the one meant
     if found is None:
         return Where(DEFAULT_URL)
     local = str(Path(str(found.get("runtime_dir") or "/nonexistent")) / LOCAL_SOCKET)
@@ -256,24 +256,38 @@ def http_url(api: Api) -> str:
     return f"http://{EVERYWHERE.get(host, host)}:{found['port']}"
 
 
-def running(data_dir: Path | None) -> tuple[Path, dict[str, Any] | None]:
-    """A data directory and what the broker on it says of itself: the one given, or the first of the usual with one."""
-    usual = DATA_DIRS if data_dir is None else (data_dir,)
-    for directory in usual:
+def running(data_dir: Path | None) -> dict[str, Any] | None:
+    """What the broker on this data directory, or the first of those on the usual ones, says of itself."""
+    for directory in DATA_DIRS if data_dir is None else (data_dir,):
         found = pointer(directory)
         if found is not None:
-            return directory, found
-    return usual[0], None
+            return found
+    return None
+
+
+def looked_in(data_dir: Path | None) -> str:
+    """Where `running` looked."""
+    return " or ".join(map(str, DATA_DIRS)) if data_dir is None else str(data_dir)
 
 
 def pointer(data_dir: Path) -> dict[str, Any] | None:
     """What the broker on this data directory says of itself; None when none runs there."""
     try:
         found: dict[str, Any] = json.loads((data_dir / "broker.json").read_text())
-        runs = Path(f"/proc/{int(found['pid'])}").exists()
+        runs = is_alive(int(found["pid"]), int(found["pid_started"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if runs else None
+
+
+def is_alive(pid: int, started_ticks: int) -> bool:
+    """Whether the process is there that got this pid at that time, not another that has it now. A zombie has ended;
+    only its parent has not looked yet."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return state != "Z" and int(rest[18]) == started_ticks
 
 
 def json_argument(text: str, kind: type) -> Any:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail, running
+from supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail, looked_in, running
 from supervisor.cli.command import DataDir
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
@@ -115,7 +115,7 @@ def await_startup(
 ) -> None:
     """Wait until the broker on this host is ready: all its processes are, and every backlog is recovered."""
     if not _wait(lambda: _unready(data_dir), timeout):
-        fail(f"not ready after {timeout:g} s", FAILED if running(data_dir)[1] else UNREACHABLE)
+        fail(f"not ready after {timeout:g} s", FAILED if running(data_dir) else UNREACHABLE)
 
 
 def wait(
@@ -129,9 +129,9 @@ def wait(
 
 def _unready(data_dir: DataDir) -> str | None:
     """What is still to come, in words; None when all is there."""
-    directory, found = running(data_dir)
+    found = running(data_dir)
     if found is None:
-        return f"no broker runs on {directory} yet"
+        return f"no broker runs on {looked_in(data_dir)} yet"
     try:
         children = json.loads((Path(found["runtime_dir"]) / "status.json").read_text())["children"]
     except (OSError, ValueError, KeyError):

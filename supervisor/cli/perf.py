@@ -68,7 +68,7 @@ def perf(
     load = Load(producers, consumers, size, names, persistent, confirm, rate, auto_ack, prefetch, seconds)
     target = _target(uri, api)
     if scenarios:
-        raise typer.Exit(played.run(target.uri, scenarios, peer or [], runs, seconds, quick, output))
+        played.run(target.uri, scenarios, peer or [], runs, seconds, quick, output)
     try:
         counts, took = asyncio.run(_run(target, load, keep))
     except Lost as lost:

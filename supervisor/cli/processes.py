@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import FAILED, UNREACHABLE, Api, Rows, fail, running
+from supervisor.cli.api import FAILED, UNREACHABLE, Api, Rows, fail, is_alive, looked_in, running
 from supervisor.cli.command import DataDir, Formatter
 from supervisor.cli.show import check_formatter, show
 
@@ -57,9 +57,9 @@ def stop(
     data_dir: DataDir = None, timeout: Annotated[float, typer.Option(help="Seconds to wait for the drain.")] = 120
 ) -> None:
     """Drain and stop the broker on this data directory, and wait until it is gone."""
-    directory, found = running(data_dir)
+    found = running(data_dir)
     if found is None:
-        fail(f"no broker runs on {directory}", UNREACHABLE)
+        fail(f"no broker runs on {looked_in(data_dir)}", UNREACHABLE)
     pid = int(found["pid"])
     try:
         os.kill(pid, signal.SIGTERM)
@@ -68,7 +68,7 @@ def stop(
     except ProcessLookupError:
         return
     deadline = time.monotonic() + timeout
-    while _runs(pid):
+    while is_alive(pid, int(found["pid_started"])):
         if time.monotonic() > deadline:
             fail(f"pid {pid} still drains after {timeout:g} s", FAILED)
         time.sleep(STOP_POLL_S)
@@ -104,12 +104,3 @@ def module_environment() -> dict[str, str]:
     """Modules come from where shardctl itself came."""
     path = os.environ.get("PYTHONPATH", "")
     return {**os.environ, "PYTHONPATH": f"{SOURCE_ROOT}{os.pathsep}{path}" if path else str(SOURCE_ROOT)}
-
-
-def _runs(pid: int) -> bool:
-    """A zombie has ended; only its parent has not looked yet."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"

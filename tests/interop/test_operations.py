@@ -225,6 +225,21 @@ def test_the_scenarios_of_bench_run_on_a_broker_that_runs(operated: Operated, tm
     assert result.with_suffix(".md").exists()
 
 
+@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("make")), reason="the generator is compiled")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_load_that_is_interrupted_takes_its_queues_away(operated: Operated, tmp_path: Path, number: int) -> None:
+    words = ["perf", "--scenarios", "small", "--time", "60", "--output", str(tmp_path / "result.json")]
+    command = [sys.executable, "-m", "supervisor.cli.app", *words, "--data-dir", str(operated.data_dir)]
+    load = subprocess.Popen(command, cwd=SOURCE, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        wait_until(lambda: "bench-0" in operated.ctl("list_queues", "name"), "the load")
+        load.send_signal(number)
+        load.communicate(timeout=20)
+        assert "bench-0" not in operated.ctl("list_queues", "name")
+    finally:
+        load.kill()
+
+
 @pytest.mark.row("H20")
 def test_a_load_with_a_wrong_password_says_so(operated: Operated) -> None:
     said = operated.ctl("perf", "--uri", f"amqp://guest:wrong@{operated.host}:{operated.port}", status=1)

@@ -61,7 +61,7 @@ async def test_what_needs_the_reader_says_what_is_missing(
     ]
     for method, path, body in calls:
         got, said = await api.call(method, path, body)
-        assert got == status and ("shardmq[arrow]" in said["reason"]) != installed, path
+        assert got == status and ("pip install pyarrow" in said["reason"]) != installed, path
 
 
 @pytest.mark.parametrize(

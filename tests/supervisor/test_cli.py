@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from supervisor.cli.app import app
+from supervisor.supervisor import this_process
 
 ROOT = Path(__file__).parents[2]
 
@@ -212,9 +212,22 @@ def test_no_broker_is_status_69() -> None:
 
 
 def test_the_broker_on_a_data_directory_is_found_by_its_pointer(api: FakeApi, tmp_path: Path) -> None:
-    pointer = {"pid": os.getpid(), "runtime_dir": "", "http": api.url.replace("http://127.0.0.1", "0.0.0.0")}
+    pointer = this_process() | {"runtime_dir": "", "http": api.url.replace("http://127.0.0.1", "0.0.0.0")}
     (tmp_path / "broker.json").write_text(json.dumps(pointer))
     assert run("list_queues", "--data-dir", str(tmp_path))[0] == 0
+
+
+def test_a_process_that_got_a_dead_brokers_pid_is_not_taken_for_it(tmp_path: Path) -> None:
+    stranger = subprocess.Popen(["sleep", "60"])
+    try:
+        pointer = this_process() | {"pid": stranger.pid, "runtime_dir": "", "http": "127.0.0.1:1"}
+        (tmp_path / "broker.json").write_text(json.dumps(pointer))
+        status, output = run("stop", "--data-dir", str(tmp_path))
+        assert status == 69 and f"no broker runs on {tmp_path}" in output
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 def test_a_broker_elsewhere_is_not_asked_when_none_runs_on_the_data_directory(tmp_path: Path) -> None:
@@ -234,9 +247,9 @@ def test_an_unknown_format_or_command_is_status_2(api: FakeApi) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--shards", "none"], "shards.count: invalid enum value 'none'"),
+        (["--shards", "none"], "shards.count: expected auto or a number, got 'none'"),
         (["--shards", "0"], "shards.count: expected `int` >= 1"),
-        (["--durability", "hope"], "shards.durability: invalid enum value 'hope'"),
+        (["--durability", "hope"], "shards.durability: expected fsync or page-cache, got 'hope'"),
         (["--amqp-port", "abc"], "argument --amqp-port: invalid int value: 'abc'"),
         (["--config", "/nonexistent.toml"], "/nonexistent.toml: No such file or directory"),
     ],

@@ -7,7 +7,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from supervisor.cli.app import COMMANDS, app
 from supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
 from supervisor.cli.node import size_bytes
 from supervisor.cli.top import Picture
+from supervisor.supervisor import this_process
 
 NAME = "127.0.0.1:4000 -> 127.0.0.1:5672"
 PATH_OF_NAME = "127.0.0.1%3A4000%20-%3E%20127.0.0.1%3A5672"
@@ -294,7 +294,7 @@ def test_sizes_have_rabbitmqs_units(text: str, size: int) -> None:
 def local(tmp_path: Path, http: HTTPServer) -> Iterator[Path]:
     """A data directory whose broker has a socket, and HTTP."""
     port = http.server_address[1]
-    pointer = {"pid": os.getpid(), "runtime_dir": str(tmp_path), "http": f"127.0.0.1:{port}"}
+    pointer = this_process() | {"runtime_dir": str(tmp_path), "http": f"127.0.0.1:{port}"}
     (tmp_path / "broker.json").write_text(json.dumps(pointer))
     for _ in serving(UnixServer(str(tmp_path / "shardctl.sock"), Handler)):  # type: ignore[arg-type]
         yield tmp_path
@@ -364,7 +364,7 @@ def test_awaiting_a_broker_that_does_not_come_ends_with_its_status(tmp_path: Pat
     command = ["await_startup", "--data-dir", str(tmp_path), "-t", "0"]
     assert CliRunner().invoke(app, command).exit_code == 69
     starting = {"children": [{"name": "shard-0", "state": "starting", "status": "recovering 7 %"}]}
-    pointer = {"pid": os.getpid(), "runtime_dir": str(tmp_path), "http": "127.0.0.1:1"}
+    pointer = this_process() | {"runtime_dir": str(tmp_path), "http": "127.0.0.1:1"}
     (tmp_path / "broker.json").write_text(json.dumps(pointer))
     (tmp_path / "status.json").write_text(json.dumps(starting))
     assert CliRunner().invoke(app, command).exit_code == 1
