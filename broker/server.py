@@ -36,6 +36,7 @@ from broker.output import Stream
 from broker.pace import Pace, Reads
 from broker.proxy import Balancers, Greeting
 from broker.publishing import Publishing
+from broker.replies import Replies
 from broker.rewinding import Rewinding
 from broker.shard_link import ShardLinks
 from broker.tls import Handshake
@@ -76,7 +77,7 @@ class Door:
         "_feeders", "_fences", "_greetings", "_handshakes", "_held", "_held_back", "_in_pass",
         "_last_id", "_linking", "_listeners", "_memory", "_pace", "_tls_listeners", "alarm",
         "catalog_link", "clients", "config", "consuming", "counts", "dead_lettering", "delivery", "dirty",
-        "incarnation", "links", "logins", "loop", "now", "publishing", "read_buffer", "reads", "rewinding",
+        "incarnation", "links", "logins", "loop", "now", "publishing", "read_buffer", "reads", "replies", "rewinding",
         "server_properties", "tracing",
     )  # fmt: skip
 
@@ -100,10 +101,16 @@ class Door:
         self.counts = Counts()
         self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
         once = Once(self.links) if config.doors > 1 else None
+        self.replies = Replies(self.links, self.counts)
         self.publishing = Publishing(
-            self.catalog_link, self.links, self.counts, set_timestamp=config.set_timestamp, once=once
+            self.catalog_link,
+            self.links,
+            self.counts,
+            set_timestamp=config.set_timestamp,
+            once=once,
+            replies=self.replies,
         )
-        self.consuming = Consuming(self.links, self.catalog_link.say, self.counts)
+        self.consuming = Consuming(self.links, self.catalog_link.say, self.counts, self.replies)
         self.delivery = self.consuming.delivery
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.rewinding = Rewinding(self.catalog_link, self.links)
@@ -279,7 +286,8 @@ class Door:
         self.publishing.catalog_changed(something_went=not only_more)
         if only_more:
             return
-        self.publishing.tracing = self.consuming.tracing = self.tracing.catalog_changed()
+        tracing = self.tracing.catalog_changed()
+        self.publishing.tracing = self.consuming.tracing = self.replies.tracing = tracing
         if changes is None:
             self._set_alarm(WHOLE_BROKER, "")  # the controller says so again if there still is one
         if changes is None or any(isinstance(change, ParameterPut) and not change.vhost for change in changes):

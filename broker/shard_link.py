@@ -256,6 +256,9 @@ class ShardLinks:
         finally:
             self._answered_in.pop(request, None)
 
+    def is_up(self, shard: int) -> bool:
+        return self.links[shard].up
+
     async def count(self, queue: QueuePut) -> tuple[int, int]:
         """Ready messages and consumers; of a queue that just went: none."""
         done = await self._about(queue, wire.Count)
