@@ -76,7 +76,7 @@ class Door:
         "_alarms", "_balancers", "_certificates", "_dead_letters_scheduled", "_end_scheduled", "_fed",
         "_feeders", "_fences", "_greetings", "_handshakes", "_held", "_held_back", "_in_pass",
         "_last_id", "_linking", "_listeners", "_memory", "_pace", "_tls_listeners", "alarm",
-        "catalog_link", "clients", "config", "consuming", "counts", "dead_lettering", "delivery", "dirty",
+        "borrowers", "catalog_link", "clients", "config", "consuming", "counts", "dead_lettering", "delivery", "dirty",
         "incarnation", "links", "logins", "loop", "now", "publishing", "read_buffer", "reads", "replies", "rewinding",
         "server_properties", "tracing",
     )  # fmt: skip
@@ -116,6 +116,7 @@ class Door:
         self.rewinding = Rewinding(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
         self.dirty: list[Transport] = []  # have something to write
+        self.borrowers: list[Transport] = []  # were given messages that lie in a ring
         self._dead_letters_scheduled = False
         self.alarm = ""
         self._alarms: dict[int, str] = {}
@@ -177,6 +178,8 @@ class Door:
             self._hold_feeders()
         if self.dirty:
             self._write_out()
+        if self.borrowers:
+            self.own_deliveries()
         if self.reads.may_wait() and self.links.flush(BATCH_BYTES_MIN):
             # In the turn after the next one: before, every socket is looked at.
             self.loop.call_soon(self.loop.call_soon, self._flush_held, self.reads.held)
@@ -204,6 +207,12 @@ class Door:
         self._end_scheduled = True
 
     received = end_of_pass  # the shards' messages of this burst are handled
+
+    def own_deliveries(self) -> None:
+        """What clients have not taken of messages that lie in a ring is copied."""
+        for client in self.borrowers:
+            client.output.own()
+        self.borrowers.clear()
 
     # -- back pressure ---------------------------------------------------------------------------------------
 
