@@ -24,6 +24,7 @@ from broker.amqp import ChannelException, ConnectionException, frames, propertie
 from broker.consumers import FREE, Consumer, Part, Virtual
 from broker.counts import Counts
 from broker.grants import Grants
+from broker.replies import Replies
 from broker.settling import acks_together
 from broker.shard_link import ShardLinks, ShardRefused
 from broker.virtual import VirtualConsuming, affinity_of
@@ -190,8 +191,15 @@ def subsumed(
 class Consuming:
     """All consuming of this front door."""
 
-    def __init__(self, links: ShardLinks, say: Callable[[ControlMessage], None], counts: Counts | None = None) -> None:
+    def __init__(
+        self,
+        links: ShardLinks,
+        say: Callable[[ControlMessage], None],
+        counts: Counts | None = None,
+        replies: Replies | None = None,
+    ) -> None:
         """`say`: to the controller."""
+        self._replies = replies or Replies(links, counts)
         self.links = links
         self._counts = counts or Counts()
         self.grants = Grants(links)
@@ -243,8 +251,9 @@ class Consuming:
         except ShardRefused as refused:
             self._forget(consumer)
             raise _refusal(refused, queue.name, client.vhost) from None
-        if method.queue == checks.REPLY_TO:
+        if method.queue == checks.REPLY_TO and consumer.number in self.consumers:
             channel.replies = consumer
+            self._replies.add(consumer, queue)
         self._announce(consumer)
 
     @staticmethod
@@ -309,7 +318,7 @@ class Consuming:
         elif consumer is not None:
             consumer.attached = False
             if consumer is channel.replies:
-                channel.replies = None
+                self._end_replies(channel)
             channel.cancelled.append(consumer)
             if consumer.auto_delete:
                 self._leaving[consumer.number] = consumer
@@ -321,6 +330,10 @@ class Consuming:
                 await client.catalog_link.removed([consumer.queue_id])
         if not method.nowait and channel.is_open:
             client.send(channel.number, commands.Basic.CancelOk(method.consumer_tag))
+
+    def _end_replies(self, channel: Channel) -> None:
+        self._replies.remove(channel.replies)
+        channel.replies = None
 
     def _let_idle_go(self, channel: Channel) -> None:
         """Cancelled consumers that hold nothing: consuming and cancelling all day must not fill the memory."""
@@ -344,6 +357,7 @@ class Consuming:
         for consumer in [*plain, *parts, *channel.cancelled, *channel.getters.values()]:
             self.consumers.pop(consumer.number, None)
             by_shard.setdefault(consumer.shard, []).append(consumer)
+        self._end_replies(channel)
         channel.consumers.clear()
         channel.cancelled.clear()
         channel.getters.clear()
@@ -535,7 +549,7 @@ class Consuming:
         self._announce(consumer)
         consumer.attached = False
         if consumer is consumer.channel.replies:
-            consumer.channel.replies = None
+            self._end_replies(consumer.channel)
         del consumer.channel.consumers[consumer.tag]
         consumer.channel.cancelled.append(consumer)
         self.grants.stopped(consumer)

@@ -24,10 +24,11 @@ Stream = socket.socket | TlsSocket
 class Output:
     """In order. `pending`: bytes not yet taken by the kernel; `written`: bytes that were, in all."""
 
-    __slots__ = ("_chunks", "_due", "_has_room", "pending", "written")
+    __slots__ = ("_borrows", "_chunks", "_due", "_has_room", "pending", "written")
 
     def __init__(self) -> None:
         self._chunks: deque[bytes | memoryview] = deque()
+        self._borrows = False  # some chunks are views of what is not ours
         self._due: deque[tuple[int, int, int, int]] = deque()  # (bytes written by then, shard, its epoch, credit)
         self._has_room: asyncio.Event | None = None  # somebody waits for it
         self.pending = 0
@@ -44,7 +45,8 @@ class Output:
         self._due.append((self.written + self.pending, shard, epoch, credit))
 
     def add_parts_then_credit(self, parts: list[bytes | memoryview], shard: int, epoch: int, credit: int) -> None:
-        """As one; they are not copied."""
+        """As one; they are not copied before own()."""
+        self._borrows = True
         self._chunks.extend(parts)
         self.pending += sum(map(len, parts))
         self._due.append((self.written + self.pending, shard, epoch, credit))
@@ -61,6 +63,12 @@ class Output:
         except (BlockingIOError, InterruptedError):
             return False
         return True
+
+    def own(self) -> None:
+        """Who lent us the parts wants them back: what is left of them is copied."""
+        if self._borrows:
+            self._borrows = False
+            self._chunks = deque(_owned(chunk) for chunk in self._chunks)
 
     async def room(self) -> None:
         """Until so much was taken that more may be made for this client."""
@@ -93,6 +101,11 @@ class Output:
                 return
             count -= len(head)
             chunks.popleft()
+
+
+def _owned(chunk: bytes | memoryview) -> bytes | memoryview:
+    """A rest of bytes is nobody else's."""
+    return bytes(chunk) if isinstance(chunk, memoryview) and not isinstance(chunk.obj, bytes) else chunk
 
 
 def close_behind_output(loop: asyncio.AbstractEventLoop, sock: Stream, shut: bool) -> None:

@@ -27,6 +27,7 @@ from broker.deduplication import Copy, Rule, Seen
 from broker.message import FACTS, FLAG_REPLY_TO, MANDATORY, PUBLISH, ROW, Message, exchange_and_key, line_of
 from broker.once import Asked, Once, Wanted
 from broker.reading import is_stream
+from broker.replies import Replies
 from broker.routing import delaying, goes_always_alike, goes_by_key, keeping, route, route_message, spread_of
 from broker.scope import PLACES_MAX, Alone, Places, Scope
 from broker.shard_link import ShardLinks
@@ -150,8 +151,11 @@ class Publishing:
         *,
         set_timestamp: bool = False,
         once: Once | None = None,
+        replies: Replies | None = None,
     ) -> None:
         self._source = source
+        self._replies = replies or Replies(links, counts)
+        self._far_queue = 0  # of a consumer here, to which what comes next does not go straight
         self._counts = counts or Counts()
         self._set_timestamp = set_timestamp
         self.links = links
@@ -239,6 +243,7 @@ class Publishing:
         assert scope is not None
         if scope.vhost != links.vhost:
             links.use_vhost(scope.vhost)
+        far_queue, self._far_queue = self._far_queue, 0
         packed, why = links.packer.pack(
             scope.routes,
             event.buffer,
@@ -248,6 +253,7 @@ class Publishing:
             confirms.next_seq if confirms else 0,
             now_ms,
             event.lasting,
+            far_queue,
         )
         if packed > at:
             if confirms and links.packer.in_sequence:
@@ -264,7 +270,23 @@ class Publishing:
         elif why in (packer.ASK, packer.UNROUTABLE):
             self._decide(client, channel, event, packed, now_ms)
             return packed + 1
+        elif why == packer.NEAR:
+            return packed + self._reply(client, channel, event, packed, now_ms)
         return packed
+
+    def _reply(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> int:
+        """Messages for a direct reply-to consumer of this front door: how many of them are done with."""
+        queue_id, count = self.links.packer.near_queue, self.links.packer.near_count
+        requester = self._replies.here.get(queue_id)
+        if requester is None:  # it left
+            self._decide(client, channel, event, at, now_ms)
+            return 1
+        if not requester.takes(wanted=count > 0):
+            self._far_queue = queue_id
+            return 0
+        self._replies.hand_over(requester, event, at, count)
+        self._account(client, channel, count)
+        return count
 
     def _account(self, client: Publisher, channel: PublishingChannel, count: int, copies: Copies = NO_COPIES) -> None:
         """Remember who waits for the batches that were just added to."""
@@ -328,6 +350,8 @@ class Publishing:
         if exchange.is_topic and self.catalog.has_topic_permissions(scope.user, scope.vhost):
             self._check_topics(scope, exchange.name, (key,))
         names = exchange.queues(key)
+        if self._replies.here and names and checks.is_reply_queue(names[0]) and self._learn_reply(scope, line, names):
+            return
         try:
             places = scope.places[names]
         except KeyError:
@@ -336,6 +360,14 @@ class Publishing:
             scope.routes.learn(line, packer.CALLER, [], False)
         else:
             scope.routes.learn(line, packer.TARGETS if names else packer.NOWHERE, *places)
+
+    def _learn_reply(self, scope: Scope, line: bytes, names: tuple[str, ...]) -> bool:
+        """Of a queue for direct replies, if its consumer is here."""
+        vhost = self._vhost(scope)
+        if vhost.queues[names[0]].id not in self._replies.here:
+            return False
+        scope.routes.learn(line, packer.HERE, *self._targets(vhost, names))
+        return True
 
     def _places(self, scope: Scope, names: tuple[str, ...]) -> tuple[Places, bool] | None:
         """Where these queues lie; None if one of them wants each message once."""
@@ -593,6 +625,11 @@ class Publishing:
                 self._put_off(client, channel, message, queue, seq, now_ms)
                 waits = True
             elif queue.arguments and self._is_again(client, channel, queue, message, now_ms, copies):
+                waits = True
+            elif (requester := self._replies.here.get(queue.id)) is not None and requester.takes(
+                wanted=not message.in_sequence
+            ):
+                self._replies.hand_over_one(requester, message.without_bcc())
                 waits = True
             else:
                 takers.append(queue)

@@ -36,6 +36,7 @@ from broker.output import Stream
 from broker.pace import Pace, Reads
 from broker.proxy import Balancers, Greeting
 from broker.publishing import Publishing
+from broker.replies import Replies
 from broker.rewinding import Rewinding
 from broker.shard_link import ShardLinks
 from broker.tls import Handshake
@@ -75,8 +76,8 @@ class Door:
         "_alarms", "_balancers", "_certificates", "_dead_letters_scheduled", "_end_scheduled", "_fed",
         "_feeders", "_fences", "_greetings", "_handshakes", "_held", "_held_back", "_in_pass",
         "_last_id", "_linking", "_listeners", "_memory", "_pace", "_tls_listeners", "alarm",
-        "catalog_link", "clients", "config", "consuming", "counts", "dead_lettering", "delivery", "dirty",
-        "incarnation", "links", "logins", "loop", "now", "publishing", "read_buffer", "reads", "rewinding",
+        "borrowers", "catalog_link", "clients", "config", "consuming", "counts", "dead_lettering", "delivery", "dirty",
+        "incarnation", "links", "logins", "loop", "now", "publishing", "read_buffer", "reads", "replies", "rewinding",
         "server_properties", "tracing",
     )  # fmt: skip
 
@@ -100,15 +101,22 @@ class Door:
         self.counts = Counts()
         self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
         once = Once(self.links) if config.doors > 1 else None
+        self.replies = Replies(self.links, self.counts)
         self.publishing = Publishing(
-            self.catalog_link, self.links, self.counts, set_timestamp=config.set_timestamp, once=once
+            self.catalog_link,
+            self.links,
+            self.counts,
+            set_timestamp=config.set_timestamp,
+            once=once,
+            replies=self.replies,
         )
-        self.consuming = Consuming(self.links, self.catalog_link.say, self.counts)
+        self.consuming = Consuming(self.links, self.catalog_link.say, self.counts, self.replies)
         self.delivery = self.consuming.delivery
         self.dead_lettering = DeadLettering(self.catalog_link, self.links)
         self.rewinding = Rewinding(self.catalog_link, self.links)
         self.clients: dict[int, Client] = {}
         self.dirty: list[Transport] = []  # have something to write
+        self.borrowers: list[Transport] = []  # were given messages that lie in a ring
         self._dead_letters_scheduled = False
         self.alarm = ""
         self._alarms: dict[int, str] = {}
@@ -170,6 +178,8 @@ class Door:
             self._hold_feeders()
         if self.dirty:
             self._write_out()
+        if self.borrowers:
+            self.own_deliveries()
         if self.reads.may_wait() and self.links.flush(BATCH_BYTES_MIN):
             # In the turn after the next one: before, every socket is looked at.
             self.loop.call_soon(self.loop.call_soon, self._flush_held, self.reads.held)
@@ -197,6 +207,12 @@ class Door:
         self._end_scheduled = True
 
     received = end_of_pass  # the shards' messages of this burst are handled
+
+    def own_deliveries(self) -> None:
+        """What clients have not taken of messages that lie in a ring is copied."""
+        for client in self.borrowers:
+            client.output.own()
+        self.borrowers.clear()
 
     # -- back pressure ---------------------------------------------------------------------------------------
 
@@ -279,7 +295,8 @@ class Door:
         self.publishing.catalog_changed(something_went=not only_more)
         if only_more:
             return
-        self.publishing.tracing = self.consuming.tracing = self.tracing.catalog_changed()
+        tracing = self.tracing.catalog_changed()
+        self.publishing.tracing = self.consuming.tracing = self.replies.tracing = tracing
         if changes is None:
             self._set_alarm(WHOLE_BROKER, "")  # the controller says so again if there still is one
         if changes is None or any(isinstance(change, ParameterPut) and not change.vhost for change in changes):

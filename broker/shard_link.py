@@ -82,7 +82,11 @@ class Events(Protocol):
     def told(self, shard: int, what: wire.Control) -> None: ...
     def publish_room(self, shard: int) -> None: ...
     def receiving(self) -> None: ...
-    def received(self) -> None: ...
+    def received(self) -> None:
+        """As own_deliveries()."""
+
+    def own_deliveries(self) -> None:
+        """What of deliveries is still needed is copied: the memory they lie in is about to change."""
 
 
 class ShardLink:
@@ -255,6 +259,9 @@ class ShardLinks:
             return self._answered_in[request], answer
         finally:
             self._answered_in.pop(request, None)
+
+    def is_up(self, shard: int) -> bool:
+        return self.links[shard].up
 
     async def count(self, queue: QueuePut) -> tuple[int, int]:
         """Ready messages and consumers; of a queue that just went: none."""
@@ -443,6 +450,7 @@ class ShardLinks:
             link = self.links[head.shard]
             if link.lane is not None and head.epoch == link.epoch:
                 self._take_all(link, link.lane.came_far(head.kind))
+                self._let_go(link.lane)
                 if head.kind == wire.LANE:
                     self._hear(link, link.lane)
         except Exception:  # one bad message must not make this process deaf to all shards
@@ -489,6 +497,7 @@ class ShardLinks:
         self._hear(link, lane)
         if not alive and link.lane is lane:
             self._take_all(link, lane.take(ALL))
+            self._let_go(lane)
             self._close_lane(link)
 
     def hear_for(self, seconds: float) -> None:
@@ -515,6 +524,12 @@ class ShardLinks:
                 assert self._loop is not None
                 self._loop.call_soon(self._hear, link, lane)
             self.events.received()
+            lane.let_go()
+
+    def _let_go(self, lane: Lane) -> None:
+        """Of what was taken, before anything of it was written."""
+        self.events.own_deliveries()
+        lane.let_go()
 
     def _on_deliver(self, link: ShardLink, message: envelope.Message) -> None:
         delivery, shard = self.events.delivery, link.shard

@@ -149,6 +149,7 @@ class Transport(ABC):
             self.output.add_then_credit(data, shard, epoch, credit)
         else:
             self.output.add_parts_then_credit(data, shard, epoch, credit)
+            self.door.borrowers.append(self)
         self._mark_dirty()
 
     def _gather(self) -> None:

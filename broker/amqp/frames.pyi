@@ -59,6 +59,16 @@ def delivery_parts(
     redelivered: bool,
     frame_bytes_max: int,
 ) -> list[bytes | memoryview]: ...
+def passed_on(
+    buffer: _Bytes,
+    table: _Bytes,
+    first: int,
+    count: int,
+    channel: int,
+    consumer_tag: bytes,
+    first_tag: int,
+    frame_bytes_max: int,
+) -> bytes: ...
 def get_ok(
     message: _Bytes, channel: int, tag: int, redelivered: bool, remaining: int, frame_bytes_max: int
 ) -> bytes: ...

@@ -596,6 +596,57 @@ def delivery_parts(blob not None, uint32_t count, uint16_t channel, bytes consum
     found.append(PyBytes_FromStringAndSize(<char *>head, p - head))
     return found
 
+cdef uint8_t *put_bodies(uint8_t *p, uint32_t channel, const uint8_t *frame, uint64_t body_len, uint32_t part_max) noexcept nogil:
+    """A body as it came, in frames of its publisher's size, in frames of another."""
+    cdef uint32_t left = get32(frame + 3) if body_len else 0
+    cdef uint32_t part, piece
+    frame += 7
+    while body_len:
+        part = <uint32_t>body_len if body_len < part_max else part_max
+        body_len -= part
+        p = put_frame_head(p, 3, channel, part)
+        while part:
+            while not left:
+                left = get32(frame + 4)
+                frame += 8
+            piece = part if part < left else left
+            p = put(p, frame, piece)
+            frame += piece
+            left -= piece
+            part -= piece
+        p[0] = 0xCE
+        p += 1
+    return p
+
+def passed_on(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, size_t first, size_t count,
+              uint16_t channel, bytes consumer_tag not None, uint64_t first_tag, uint32_t frame_bytes_max):
+    """basic.deliver with its content for each of `count` messages of a Publishes event, from row `first` on."""
+    cdef uint32_t part_max = body_part_max(frame_bytes_max)
+    cdef size_t ctag_len = len(consumer_tag), total = 0, i
+    cdef const uint8_t *ctag = <const uint8_t *>PyBytes_AS_STRING(consumer_tag)
+    cdef const Row *r
+    cdef uint8_t *p
+    if first + count > <size_t>table.shape[0] // sizeof(Row):
+        raise IndexError(first + count)
+    if ctag_len > 255:
+        raise ValueError("a consumer tag has at most 255 bytes")
+    if not count:
+        return b""
+    r = <const Row *>&table[0] + first
+    for i in range(count):
+        total += 8 + 4 + 1 + ctag_len + 9 + r[i].line_len - 1 + content_size(r[i].props_len, r[i].body_len, part_max)
+    out = PyBytes_FromStringAndSize(NULL, total)
+    p = <uint8_t *>PyBytes_AS_STRING(out)
+    with nogil:
+        for i in range(count):
+            p = put_deliver(p, channel, ctag, ctag_len, first_tag + i, False, &buffer[0] + r[i].line_off, r[i].line_len - 1)
+            p = put_frame_head(p, 2, channel, r[i].props_len + 12)
+            p = put64(put32(p, 60 << 16), r[i].body_len)
+            p = put(p, &buffer[0] + r[i].props_off, r[i].props_len)
+            p[0] = 0xCE
+            p = put_bodies(p + 1, channel, &buffer[0] + r[i].body_off, r[i].body_len, part_max)
+    return out
+
 def get_ok(const uint8_t[::1] message not None, uint16_t channel, uint64_t tag, bint redelivered, uint32_t remaining,
            uint32_t frame_bytes_max):
     """basic.get-ok with its content, of one stored message."""

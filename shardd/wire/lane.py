@@ -65,8 +65,7 @@ class Lane:
     """One end. `who`: what the header of its LANE messages says; `far`: sends a message the long way.
 
     A front door goes through the ring only when the shard has rung: the shard may be unable to take the offer. The
-    shard looks at large messages where they lie in the ring; what a front door takes may have to wait for its client,
-    and is copied.
+    reader looks at large messages where they lie in the ring: what it still needs at let_go() is its own to copy.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Lane:
         self._far = far
         self._goes_on = envelope.header(LANE, *who)
         self._writer = Writer(memory, *out, self.fd)
-        self._reader = Reader(memory, *in_, at_shard)
+        self._reader = Reader(memory, *in_, True)
         self._met = at_shard
         self._near = False  # whether what is sent goes through the ring
         self._listening = False  # whether the ring is read

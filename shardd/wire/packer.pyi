@@ -5,9 +5,11 @@ CHANNEL: int
 UNKNOWN: int
 ASK: int
 UNROUTABLE: int
+NEAR: int
 TARGETS: int
 NOWHERE: int
 CALLER: int
+HERE: int
 RENDEZVOUS: int
 MODULUS: int
 CHANCE: int
@@ -29,6 +31,8 @@ OWN_LETTERS: int
 class Packer:
     shards: int
     in_sequence: bool
+    near_queue: int
+    near_count: int
     def __init__(self, shards: int) -> None: ...
     def pack(
         self,
@@ -40,6 +44,7 @@ class Packer:
         first_seq: int,
         now_ms: int,
         lasting: bool = False,
+        far_queue: int = 0,
     ) -> tuple[int, int]: ...
     def add_stored(
         self,

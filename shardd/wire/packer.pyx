@@ -64,6 +64,7 @@ CHANNEL = 1  # the next publish is on another channel
 UNKNOWN = 2  # this exchange and key have no route yet: learn() it
 ASK = 3  # the caller decides about this message
 UNROUTABLE = 4  # mandatory, and goes nowhere
+NEAR = 5  # for a consumer of this front door, see Packer.near_queue
 
 cdef enum:
     W_DONE = 0
@@ -71,11 +72,13 @@ cdef enum:
     W_UNKNOWN = 2
     W_ASK = 3
     W_UNROUTABLE = 4
+    W_NEAR = 5
 
 # Kinds of route.
 TARGETS = 0
 NOWHERE = 1
 CALLER = 2
+HERE = 3  # one queue whose consumer is at this front door
 
 # How a spread chooses.
 RENDEZVOUS = 0
@@ -407,6 +410,9 @@ cdef class Packer:
     cdef readonly int shards
     cdef uint64_t touched
     cdef readonly bint in_sequence
+    cdef readonly uint32_t near_queue  # when pack() stopped with NEAR: the queue
+    cdef readonly size_t near_count  # and how many messages from there on go to it; 0: the first must go to its shard
+    cdef uint32_t far_queue
     # Of the rows of the table that is packed, as far as a spread chooses:
     cdef uint64_t *hashes
     cdef uint32_t *chosen
@@ -434,18 +440,20 @@ cdef class Packer:
 
     def pack(self, Routes routes not None, const unsigned char[::1] buffer not None,
              const unsigned char[::1] table not None, size_t start, uint32_t connection, uint64_t first_seq,
-             uint64_t now_ms, bint lasting=False):
+             uint64_t now_ms, bint lasting=False, uint32_t far_queue=0):
         """Pack publishes of one channel from row `start` on. Returns (next row, why it stopped). `in_sequence` tells
         whether one of them was.
 
         `first_seq` is the confirm number of the first message, 0 when the channel takes no confirms. `lasting`: nobody
-        changes the bytes of `buffer` any more; a large body is left there until take().
+        changes the bytes of `buffer` any more; a large body is left there until take(). `far_queue`: what goes to that
+        one is packed for its shard, though its consumer is HERE.
         """
         cdef size_t rows = table.shape[0] // sizeof(Row)
         cdef size_t at
         cdef int why
         cdef Row *row
         self.in_sequence = False
+        self.far_queue = far_queue
         if start >= rows:
             return start, W_DONE
         if routes.spread_count and rows > self.spread_room:
@@ -510,9 +518,14 @@ cdef class Packer:
                 if route == NULL:
                     why = W_UNKNOWN
                     break
-            if route.kind == 2:
-                why = W_ASK
-                break
+            if route.kind >= 2:
+                if route.kind == 2:
+                    why = W_ASK
+                    break
+                if route.targets.ids[0] != self.far_queue:
+                    self.come_near(route, buf, row, rows - i, flags)
+                    why = W_NEAR
+                    break
             if route.kind == 1:
                 if buf[row.line_off + row.line_len - 1] & 1:
                     why = W_UNROUTABLE
@@ -525,6 +538,23 @@ cdef class Packer:
             i += 1
         stopped[0] = i
         return why
+
+    cdef void come_near(self, Route *route, const uint8_t *buf, Row *first, size_t rows, int flags) noexcept nogil:
+        """Of rows from `first` on, how many say the same line, and no place in what a producer sends: the shard alone
+        knows what it sent before."""
+        cdef Row *row = first
+        cdef size_t count = 0
+        while not flags & IN_SEQUENCE:
+            count += 1
+            row = first + count
+            if count == rows or row.channel != first.channel or row.line_len != first.line_len or \
+                    memcmp(buf + row.line_off, buf + first.line_off, first.line_len):
+                break
+            flags = record_flags(buf, row)
+            if flags < 0:
+                break
+        self.near_queue = route.targets.ids[0]
+        self.near_count = count
 
     cdef size_t collect(self, Routes routes, Spread *spread, const uint8_t *buf, Row *table, size_t rows) noexcept nogil:
         """Of rows from the first of `table` on, which is the spread's, as many as are like it: their number. Each is
@@ -633,6 +663,9 @@ cdef class Packer:
             return W_UNKNOWN
         if route.kind == 2:
             return W_ASK
+        if route.kind == 3 and route.targets.ids[0] != self.far_queue:
+            self.come_near(route, buf, row, 1, flags)
+            return W_NEAR
         if route.kind == 1:
             return W_UNROUTABLE if buf[row.line_off + row.line_len - 1] & 1 else W_DONE
         for k in range(route.count):

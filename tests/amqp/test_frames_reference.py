@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
@@ -169,6 +170,21 @@ def test_deliveries(blob: bytes, count: int, channel: int, ctag: bytes, tag: int
     arguments = (blob, count, channel, ctag, tag, again, frame_max)
     assert _or_error(frames.deliveries, *arguments) == _or_error(reference.deliveries, *arguments)
     assert _or_error(_in_parts, *arguments) == _or_error(reference.deliveries, *arguments)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PUBLISH, max_size=5).map(b"".join), st.data(), *NUMBERS[:3], NUMBERS[-1])
+def test_publishes_are_passed_on_as_if_they_had_been_stored(
+    data: bytes, more: st.DataObject, channel: int, ctag: bytes, tag: int, frame_max: int
+) -> None:
+    _, table, _, _, _ = frames.scan(data, 0, len(data), b"\1\1\1\1", FRAME_MAX, MESSAGE_MAX)
+    rows = len(table) // reference.ROW.size
+    first = more.draw(st.integers(0, rows))
+    count = more.draw(st.integers(0, rows - first))
+    arguments = (data, table, first, count, channel, ctag, tag, frame_max)
+    assert frames.passed_on(*arguments) == reference.passed_on(*arguments)
+    with pytest.raises(IndexError):
+        frames.passed_on(data, table, first, rows - first + 1, channel, ctag, tag, frame_max)
 
 
 def _in_parts(*arguments: Any) -> bytes:

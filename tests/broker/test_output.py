@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.output import Output, close_behind_output
 
@@ -29,3 +32,53 @@ async def test_last_words_are_read_though_the_client_was_still_talking(shut: boo
         client.shutdown(socket.SHUT_WR)
         while sock.fileno() >= 0:
             await asyncio.sleep(0)
+
+
+class Slow:
+    """A socket that takes as many bytes as it is told to, then none."""
+
+    def __init__(self) -> None:
+        self.taken = b""
+        self.room = 0
+
+    def send(self, data: bytes | memoryview) -> int:
+        return self.sendmsg([data])
+
+    def sendmsg(self, chunks: list[bytes | memoryview]) -> int:
+        some = b"".join(chunks)[: self.room]
+        if not some:
+            raise BlockingIOError
+        self.taken += some
+        self.room -= len(some)
+        return len(some)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.binary(max_size=9), st.booleans()), min_size=1, max_size=4), st.integers(0, 20)
+        ),
+        max_size=8,
+    )
+)
+def test_what_was_lent_is_written_though_its_lender_changes_it(
+    steps: list[tuple[list[tuple[bytes, bool]], int]],
+) -> None:
+    output, slow, said = Output(), Slow(), b""
+    sock: Any = slow
+    for parts, room in steps:
+        lent = [bytearray(part) for part, is_lent in parts if is_lent]
+        views = iter(lent)
+        output.add_parts_then_credit(
+            [memoryview(next(views)) if is_lent else part for part, is_lent in parts], 0, 0, len(parts)
+        )
+        said += b"".join(part for part, _ in parts)
+        slow.room = room
+        output.write(sock)
+        output.own()
+        for each in lent:
+            each[:] = bytes(len(each))
+    slow.room = len(said) + 1
+    output.write(sock)
+    assert slow.taken == said
+    assert sum(credit for _, _, credit in output.take_credits()) == sum(len(parts) for parts, _ in steps)

@@ -45,6 +45,8 @@ class Heard:
     def publish_room(self, shard: int) -> None:
         self.room.append(shard)
 
+    def own_deliveries(self) -> None: ...
+
     def received(self) -> None:
         self.something.set()
 

@@ -632,3 +632,20 @@ def test_what_a_consumer_asks_for_has_a_type(client: RawClient, name: str) -> No
         client.send(method(channel, Basic.Consume(queue=name, arguments={argument: value})))
         text = f"PRECONDITION_FAILED - invalid arg '{argument}' for queue '{name}' in vhost '/': {said}"
         client.expect_channel_close(channel, 406, text)
+
+
+@pytest.mark.row("A6.1")
+def test_large_messages_come_unharmed_to_who_takes_them_slowly(
+    broker: RealBroker, client: RawClient, other: RawClient, name: str
+) -> None:
+    """While others' go the same way: what lies where the next ones will lie is not given to a client late."""
+    sizes = [1 << 20, 20_000, 300_000, 1 << 20, 40_000, 700_000, 1 << 20, 16_400] * 3
+    bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
+    with RawClient(broker.port, receive_bytes=1 << 12).shake_hands() as slow:
+        for queue, consumer in ((f"{name}-slow", slow), (f"{name}-fast", other)):
+            declare(client, queue, exclusive=False, auto_delete=True)
+            consumer.ask(1, Basic.Consume(queue=queue, no_ack=True, consumer_tag="c"), Basic.ConsumeOk)
+        for content in bodies:
+            client.send(publish(1, "", f"{name}-slow", content) + publish(1, "", f"{name}-fast", content[::-1]))
+            assert delivered(other)[1] == content
+        assert [delivered(slow)[1] for _ in bodies] == bodies

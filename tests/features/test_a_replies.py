@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pamqp import base
-from pamqp.commands import Basic, Channel, Confirm, Queue
+from pamqp.commands import Basic, Channel, Confirm, Queue, Tx
 
 from tests.features.conftest import Api
 from tests.features.test_a_messages import REPLY_TO, declare, delivered
@@ -154,6 +154,53 @@ def test_a_reply_queue_is_hidden_from_who_knows_its_name(client: RawClient, othe
         client.ask(1, Channel.Open(), Channel.OpenOk)
     client.send(publish(1, "", private, b"still there"))
     assert delivered(other)[1] == b"still there"
+
+
+@pytest.mark.row("A7.1")
+def test_replies_of_one_publisher_come_in_order_however_slowly_they_are_taken(
+    broker: RealBroker, other: RawClient, name: str
+) -> None:
+    """Some go straight to who asked, some by its queue, and some that say more of themselves alone."""
+    with RawClient(broker.port, receive_bytes=1 << 12).shake_hands() as slow:
+        declare(other, name)
+        other.ask(1, Confirm.Select(), Confirm.SelectOk)
+        ask_for_replies(slow)
+        slow.send(with_properties(1, "", name, b"question", reply_to=REPLY_TO, correlation_id="1"))
+        other.ask(1, Basic.Consume(queue=name, no_ack=True, consumer_tag="c"), Basic.ConsumeOk)
+        other.expect(Basic.Deliver)
+        private = str(other.message()[0].reply_to)
+        for begin, count in ((0, 5000), (5000, 10), (5010, 3000), (8010, 1)):
+            other.send(b"".join(_numbered(private, number) for number in range(begin, begin + count)))
+            for number in range(begin, begin + count):
+                said, content = delivered(slow)
+                assert (int(content[:8]), said.delivery_tag) == (number, number + 1)
+        confirmed = 0
+        while confirmed < 8011:
+            confirmed = other.expect(Basic.Ack).delivery_tag
+
+
+def _numbered(key: str, number: int) -> bytes:
+    content = b"%08d" % number + b"x" * (number % 1000)
+    if number % 100 == 50:
+        return with_properties(1, "", key, content, headers={"x-producer-id": "p", "x-sequence": number})
+    if number % 100 == 70:
+        return with_properties(1, "", key, content, headers={"CC": [], "BCC": ["nowhere"]}, delivery_mode=2)
+    return publish(1, "", key, content)
+
+
+@pytest.mark.row("A7.1")
+def test_replies_of_a_transaction_come_when_it_is_committed(client: RawClient, other: RawClient, name: str) -> None:
+    declare(other, name)
+    ask_for_replies(client)
+    client.send(with_properties(1, "", name, b"question", reply_to=REPLY_TO, correlation_id="1"))
+    other.ask(1, Basic.Get(queue=name, no_ack=True), Basic.GetOk)
+    private = str(other.message()[0].reply_to)
+    other.ask(1, Tx.Select(), Tx.SelectOk)
+    other.send(publish(1, "", private, b"taken back"))
+    other.ask(1, Tx.Rollback(), Tx.RollbackOk)
+    other.send(publish(1, "", private, b"a") + publish(1, "", private, b"b"))
+    other.ask(1, Tx.Commit(), Tx.CommitOk)
+    assert [delivered(client)[1] for _ in range(2)] == [b"a", b"b"]
 
 
 @pytest.mark.row("A7.1")

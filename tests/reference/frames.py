@@ -268,6 +268,13 @@ def deliveries(
     return out
 
 
+def passed_on(
+    data: bytes, table: bytes, first: int, count: int, channel: int, ctag: bytes, tag: int, frame_max: int
+) -> bytes:
+    blob = b"".join(stored(data, table, index) for index in range(first, first + count))
+    return deliveries(blob, count, channel, ctag, tag, False, frame_max)
+
+
 def get_ok(message: bytes, channel: int, tag: int, redelivered: bool, remaining: int, frame_max: int) -> bytes:
     exchange, key, props, body = read_stored(message)
     numbers = struct.pack(">Q?", tag, redelivered)
