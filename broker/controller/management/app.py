@@ -34,6 +34,7 @@ from broker.controller.management import (
     limits,
     loads,
     loglines,
+    message_sizes,
     messages,
     openapi,
     overview,
@@ -103,6 +104,7 @@ RESOURCES = (
     processes,
     loads,
     loglines,
+    message_sizes,
     settings,
     definitions,
 )

@@ -157,6 +157,7 @@ ROUTES = [
     Route("GET", f"{CHECKS}/local-alarms", alarms),
     Route("GET", f"{CHECKS}/virtual-hosts", ok),
     Route("GET", f"{CHECKS}/node-is-quorum-critical", ok),
+    Route("GET", f"{CHECKS}/node-is-mirror-sync-critical", ok),
     Route("GET", f"{CHECKS}/metadata-store/initialized", ok),
     Route("GET", f"{CHECKS}/reached-target-cluster-size", ok),
     Route("GET", f"{CHECKS}/is-in-service", in_service),

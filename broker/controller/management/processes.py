@@ -14,6 +14,7 @@ from broker.controller.management.gathered import Stats
 from broker.login import MECHANISMS
 from broker.routing.types import TYPES
 from shardd.wire.messages import LOW_ON_DISK
+from supervisor.logs import KEPT
 
 # Of what the supervisor writes; `status` and `last_end` are words for people.
 SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_end", "started_at")
@@ -148,11 +149,16 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
         "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
         "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in MECHANISMS.decode().split()],
         "db_dir": os.path.abspath(context.config.data_dir),
-        "log_files": [],
+        "log_files": log_files(context.config.runtime_dir),
         "config_files": [],
         "uptime": int(node_uptime_s(children) * 1000),
         "rates_mode": "basic",
     }
+
+
+def log_files(runtime_dir: str) -> list[str]:
+    """With the last lines of each process; the log itself goes to the journal or to standard error."""
+    return sorted(str(path) for path in Path(runtime_dir).absolute().glob(f"{KEPT}*"))
 
 
 async def nodes(call: Call) -> list[dict[str, Any]]:
