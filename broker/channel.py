@@ -39,7 +39,7 @@ class Channel:
     def __init__(self, number: int) -> None:
         self.number = number
         self.is_open = True
-        self.has_published = False
+        self.published = 0  # messages, also those that reached no queue
         self.prefetch = 0  # for new consumers
         self.limit = 0  # of the whole channel
         self.outstanding = 0  # deliveries to consumers that are not settled; in a transaction, not committed
@@ -72,6 +72,10 @@ class Channel:
             "confirm": confirms is not None,
             "transactional": self.transaction is not None,
             "messages_unconfirmed": sum(w.last - w.first + 1 for w in confirms.waiting) if confirms else 0,
+            "messages_uncommitted": self.transaction.publish_count if self.transaction else 0,
+            "acks_uncommitted": self.transaction.settle_count if self.transaction else 0,
+            "published": self.published,
+            "delivered": self.next_tag - 1,
         }
 
     @property

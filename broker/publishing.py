@@ -104,7 +104,7 @@ class PublishingChannel(Protocol):
     """What publishing needs of a channel."""
 
     number: int
-    has_published: bool
+    published: int
     confirms: Confirms | None
     transaction: Transaction[Held, Any] | None
 
@@ -292,7 +292,7 @@ class Publishing:
         """Remember who waits for the batches that were just added to."""
         touched = self.links.packer.take_touched()
         client.feeds(touched)
-        channel.has_published = True
+        channel.published += count
         for copy in copies.first:
             self._watch(copy, touched)
         if channel.confirms is None:
@@ -578,6 +578,7 @@ class Publishing:
 
     def _commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         now_ms = time.time_ns() // 1_000_000
+        channel.published += len(held)
         committed = Committed(client.id, channel.number)
         size = 0
         copies: list[Copy] = []

@@ -328,7 +328,7 @@ class Door:
         counters["duplicates"] = float(self.publishing.duplicates)
         counters["connections"] = sum(client.is_open and not client.trusted for client in self.clients.values())
         counters["channels"] = len(channels)
-        counters["publishers"] = sum(channel.has_published for channel in channels)
+        counters["publishers"] = sum(channel.published > 0 for channel in channels)
         for reason, count in self.dead_lettering.published.items():
             counters[f"dead_lettered_{reason}"] = float(count)
         for shard, held_back in enumerate(self._held_back):

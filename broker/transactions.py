@@ -48,6 +48,14 @@ class Transaction(Generic[P, S]):
             raise ChannelException(PRECONDITION_FAILED, text, TX, 0)
         self._settles.append(settle)
 
+    @property
+    def publish_count(self) -> int:
+        return len(self._publishes)
+
+    @property
+    def settle_count(self) -> int:
+        return len(self._settles)
+
     def take(self) -> Held[P, S]:
         """Commit: everything held, in order. A new transaction begins."""
         held = Held(self._publishes, self._settles)

@@ -64,4 +64,5 @@ def of_consumer(consumer: Consumer) -> m.ConsumerStats:
         exclusive=consumer.exclusive,
         prefetch=consumer.prefetch,
         active=consumer.queue.consumers.active(consumer),
+        priority=consumer.priority,
     )

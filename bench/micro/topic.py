@@ -71,7 +71,7 @@ class Client:
 
     def __init__(self, publishing: Publishing) -> None:
         self.scope = publishing.scope("/", "guest")
-        self._channel = SimpleNamespace(number=1, has_published=False, confirms=None, transaction=None, reply_to="")
+        self._channel = SimpleNamespace(number=1, published=0, confirms=None, transaction=None, reply_to="")
 
     def publishing_channel(self, number: int) -> Any:
         return self._channel

@@ -215,6 +215,7 @@ class ConsumerStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     exclusive: bool
     prefetch: int
     active: bool
+    priority: int = 0
 
 
 class StatsReply(Message, tag="stats-reply", frozen=True):

@@ -22,7 +22,8 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-FAILED, USAGE, UNREACHABLE = 1, 2, 69
+# Exit statuses: rabbitmqctl's, by sysexits.h. CONFIG: what the broker's own processes end with when told wrongly.
+FAILED, CONFIG, USAGE, DATA, NO_USER, UNREACHABLE, REFUSED = 1, 2, 64, 65, 67, 69, 70
 NOT_FOUND = 404
 LOGIN_FAILED = "Login failed"  # the API's reason for a wrong password; another is a right one with too few rights
 TIMEOUT_S = 60.0
@@ -90,7 +91,7 @@ class Api:
             said = _json(error)
             if error.code == 503 and isinstance(said, dict):
                 return False, said
-            fail(_refusal(error, said, self.user))
+            fail(_refusal(error, said, self.user), REFUSED)
 
     def accepts(self) -> bool:
         """Whether our password is right, whatever we may do."""
@@ -130,7 +131,8 @@ class Api:
         try:
             return self._open(method, path, body, query, headers)
         except Absent as absent:
-            fail(f"{thing} does not exist" if thing else str(absent))
+            status = NO_USER if thing.startswith("user ") else DATA
+            fail(f"{thing} does not exist" if thing else str(absent), status)
 
     def _open(
         self,
@@ -146,7 +148,7 @@ class Api:
             refusal = _refusal(error, _json(error), self.user)
             if error.code == NOT_FOUND:
                 raise Absent(refusal) from None
-            fail(refusal)
+            fail(refusal, REFUSED)
 
     def _reply(
         self,

@@ -1,4 +1,4 @@
-"""shardctl: its commands. Exit status: 0 done, 1 failed or refused, 2 usage or settings, 69 no broker reachable."""
+"""shardctl: its commands. Exit statuses are rabbitmqctl's, which are those of sysexits.h: see `STATUSES`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from supervisor.cli import (
     connections,
     definitions,
     diagnostics,
+    elsewhere,
     node,
     perf,
     permissions,
@@ -22,13 +23,25 @@ from supervisor.cli import (
     routes,
     shards,
     storage,
+    streams,
     top,
     users,
 )
+from supervisor.cli.api import USAGE
 from supervisor.cli.command import bound
 from supervisor.cli.processes import SOURCE_ROOT
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Run and steer a shardmq broker.")
+STATUSES = (
+    "Exit status: 0 done; 1 failed, or a probe that was not passed; 64 wrong usage; 65 no such thing, or wrong data; "
+    "67 no such user; 69 no broker reachable; 70 refused by the broker. Of start, store and pipeline: see their help."
+)
+
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, help="Run and steer a shardmq broker.", epilog=STATUSES
+)
+# Its own is 2, which scripts written for rabbitmqctl do not know. Of click, or of the copy of click in typer.
+(UsageError,) = typer.BadParameter.__bases__
+UsageError.exit_code = USAGE  # type: ignore[attr-defined]
 
 COMMANDS = (
     processes.start,
@@ -46,6 +59,12 @@ COMMANDS = (
     node.set_log_level,
     node.set_vm_memory_high_watermark,
     node.set_disk_free_limit,
+    node.force_gc,
+    node.rotate_logs,
+    node.await_online_nodes,
+    node.list_feature_flags,
+    node.enable_feature_flag,
+    node.list_deprecated_features,
     top.top,
     perf.perf,
     queues.list_queues,
@@ -53,6 +72,8 @@ COMMANDS = (
     queues.list_shard_owners,
     queues.list_stream_tracking,
     queues.reset_offset,
+    streams.add_super_stream,
+    streams.delete_super_stream,
     queues.list_exchanges,
     queues.list_bindings,
     queues.list_unresponsive_queues,
@@ -76,6 +97,7 @@ COMMANDS = (
     users.enable_vhost_deletion_protection,
     users.disable_vhost_deletion_protection,
     users.delete_vhost,
+    users.restart_vhost,
     users.list_vhosts,
     users.set_vhost_tags,
     users.add_user,
@@ -125,6 +147,7 @@ PANELS = {  # of --help, by module
     "top": "The broker",
     "perf": "The broker",
     "queues": "Queues, exchanges, bindings",
+    "streams": "Queues, exchanges, bindings",
     "connections": "Clients",
     "users": "Users and virtual hosts",
     "permissions": "Permissions and limits",
@@ -169,6 +192,7 @@ def options(
 for command in COMMANDS:
     # typer's own naming would turn list_queues into list-queues
     app.command(command.__name__, rich_help_panel=PANELS[command.__module__.rpartition(".")[2]])(bound(command))
+elsewhere.add_to(app)
 app.add_typer(diagnostics.app, name="diagnostics")
 app.add_typer(routes.route, name="route")
 app.add_typer(routes.ring, name="ring")

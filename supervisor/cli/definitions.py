@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from supervisor.cli.api import USAGE, Api, fail
+from supervisor.cli.api import CONFIG, DATA, USAGE, Api, fail
 from supervisor.cli.processes import module_command, module_environment
 from supervisor.config import ConfigError
 from supervisor.directories import DataDirectory
@@ -54,7 +54,7 @@ def import_definitions(
     except OSError as error:
         fail(f"{file}: {error.strerror}")
     except ValueError as error:
-        fail(f"{file}: not JSON: {error}", USAGE)
+        fail(f"{file}: not JSON: {error}", DATA)
     path = ["definitions", vhost] if vhost else ["definitions"]
     parts = pieces(document)
     with Progress(console=Console(stderr=True), transient=True, disable=len(parts) == 1) as progress:
@@ -88,7 +88,7 @@ def _offline(verb: str, directory: Path, *others: str) -> None:
     try:
         locked.open()
     except ConfigError as error:
-        fail(str(error), USAGE)
+        fail(str(error), CONFIG)
     try:
         command = module_command("broker.controller.offline", verb, str(directory), *others)
         status = subprocess.run(command, env=module_environment(), check=False).returncode

@@ -1,6 +1,6 @@
 """shardctl diagnostics: probes for scripts and orchestrators, by rabbitmq-diagnostics' names.
 
-Exit status of the checks: 0 passed, 1 failed (with the reason), 2 usage, 69 no broker reachable.
+Exit status of the checks: 0 passed, 1 failed (with the reason), 64 usage, 69 no broker reachable.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli import node, processes
+from supervisor.cli import elsewhere, log, node, processes
 from supervisor.cli.api import FAILED, Api, Rows, fail
 from supervisor.cli.command import Command, bound
 
 Port = Annotated[int, typer.Argument(metavar="PORT")]
 Protocol = Annotated[str, typer.Argument(metavar="PROTOCOL", help="amqp, amqp/ssl, http, https, http/prometheus.")]
 CONNECT_TIMEOUT_S = 5.0
-STATUSES = "Exit status of the checks: 0 passed, 1 failed, 2 usage, 69 no broker reachable."
+STATUSES = "Exit status of the checks: 0 passed, 1 failed, 64 usage, 69 no broker reachable."
 HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 app = typer.Typer(no_args_is_help=True, help="Probes, for scripts and orchestrators.", epilog=STATUSES)
@@ -96,6 +96,43 @@ def memory_breakdown(api: Api) -> Rows:
     return Rows(sorted(rows, key=lambda row: -row["rss_bytes"]), ["name", "rss_bytes", "percent"])
 
 
+def message_size_stats(api: Api) -> Rows:
+    """How large the messages were that came since each front door's start."""
+    return Rows(api.get("message-sizes"), ["above", "up_to", "messages", "percent"])
+
+
+def list_node_auth_attempt_stats(api: Api) -> Rows:
+    """Logins that were tried, by protocol."""
+    columns = ["protocol", "auth_attempts", "auth_attempts_failed", "auth_attempts_succeeded"]
+    return Rows(api.get("auth", "attempts", _node(api)), columns)
+
+
+def reset_node_auth_attempt_metrics(api: Api) -> None:
+    """Count logins from 0."""
+    api.delete("auth", "attempts", _node(api))
+
+
+def _node(api: Api) -> str:
+    return str(api.get("nodes")[0]["name"])
+
+
+def check_if_node_is_quorum_critical(api: Api) -> None:
+    """No queue would lose its majority without this node: queues have none here, and the check is passed."""
+    _check(api, "node-is-quorum-critical")
+
+
+def check_if_node_is_mirror_sync_critical(api: Api) -> None:
+    """No mirror waits for this node: there are none, and the check is passed."""
+    _check(api, "node-is-mirror-sync-critical")
+
+
+def check_if_any_deprecated_features_are_used(api: Api) -> None:
+    """Nothing is used that will go."""
+    used = api.get("deprecated-features", "used")
+    if used:
+        fail(", ".join(str(row["name"]) for row in used), FAILED)
+
+
 def tls_versions() -> None:
     """Versions of TLS that can be had here."""
     for version in (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2):
@@ -135,9 +172,18 @@ COMMANDS: dict[str, Command] = {
     "check_port_connectivity": check_port_connectivity,
     "check_certificate_expiration": check_certificate_expiration,
     "check_if_node_is_below_connection_limit": check_if_node_is_below_connection_limit,
+    "check_if_node_is_quorum_critical": check_if_node_is_quorum_critical,
+    "check_if_node_is_mirror_sync_critical": check_if_node_is_mirror_sync_critical,
+    "check_if_any_deprecated_features_are_used": check_if_any_deprecated_features_are_used,
     "alarms": alarms,
     "listeners": listeners,
     "memory_breakdown": memory_breakdown,
+    "message_size_stats": message_size_stats,
+    "list_node_auth_attempt_stats": list_node_auth_attempt_stats,
+    "reset_node_auth_attempt_metrics": reset_node_auth_attempt_metrics,
+    "log_tail": log.log_tail,
+    "log_tail_stream": log.log_tail_stream,
+    "log_location": log.log_location,
     "tls_versions": tls_versions,
     "cipher_suites": cipher_suites,
     "report": node.report,
@@ -146,3 +192,4 @@ COMMANDS: dict[str, Command] = {
 
 for name, command in COMMANDS.items():
     app.command(name)(bound(command))
+elsewhere.add_to(app)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail, looked_in, running
+from supervisor.cli.api import DATA, FAILED, UNREACHABLE, USAGE, Api, Rows, fail, looked_in, running
 from supervisor.cli.command import DataDir
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
@@ -109,6 +109,33 @@ def _set(api: Api, name: str, value: str | float) -> None:
     api.put("settings", name, body={"value": value})
 
 
+def force_gc(api: Api) -> None:
+    """Have the controller give free memory back at once; front doors and shards do by themselves."""
+    api.post("nodes", "gc_collect", body={})
+
+
+def rotate_logs(api: Api) -> None:
+    """Nothing to do: the log goes to the journal or to standard error, and who keeps it rotates it."""
+
+
+def list_feature_flags(api: Api) -> Rows:
+    """Feature flags: there are none, every feature is there."""
+    return Rows(api.get("feature-flags"), ["name", "state"])
+
+
+def enable_feature_flag(
+    api: Api, flag: Annotated[str, typer.Argument(metavar="FLAG", help="all, as before an upgrade.")]
+) -> None:
+    """All there are, which is none."""
+    if flag != "all" and all(row["name"] != flag for row in api.get("feature-flags")):
+        fail(f"feature flag '{flag}' does not exist", DATA)
+
+
+def list_deprecated_features(api: Api) -> Rows:
+    """Features that will go: there are none."""
+    return Rows(api.get("deprecated-features"), ["name", "deprecation_phase"])
+
+
 def await_startup(
     data_dir: DataDir = None,
     timeout: Annotated[float, typer.Option("--timeout", "-t", help="Seconds; rabbitmqctl's are 300.")] = 300,
@@ -125,6 +152,18 @@ def wait(
 ) -> None:
     """As await_startup."""
     await_startup(data_dir, timeout)
+
+
+def await_online_nodes(
+    count: Annotated[int, typer.Argument(metavar="COUNT", min=0, help="There is one.")],
+    data_dir: DataDir = None,
+    timeout: Annotated[float, typer.Option("--timeout", "-t", help="Seconds.")] = 300,
+) -> None:
+    """As await_startup: a broker is one node."""
+    if count > 1:
+        fail(f"{count} nodes will never be there: a broker is one", USAGE)
+    if count == 1:
+        await_startup(data_dir, timeout)
 
 
 def _unready(data_dir: DataDir) -> str | None:

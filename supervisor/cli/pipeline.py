@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.api import USAGE, fail
+from supervisor.cli.api import CONFIG, fail
 from supervisor.cli.processes import module_command, module_environment
 
 JOBS = {
@@ -35,6 +35,6 @@ def list_jobs() -> None:
 def run(context: typer.Context, name: Annotated[str, typer.Argument(help="Of the job.")]) -> None:
     """Run a job with the arguments behind its name; its exit status is that of the job."""
     if name not in JOBS:
-        fail(f"no job {name}: there are {', '.join(JOBS)}", USAGE)
+        fail(f"no job {name}: there are {', '.join(JOBS)}", CONFIG)
     command = module_command(f"pyspark_shardmq.jobs.{name}", *context.args)
     raise typer.Exit(subprocess.run(command, env=module_environment(), check=False).returncode)

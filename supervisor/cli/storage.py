@@ -18,7 +18,7 @@ Target = Annotated[Path, typer.Argument(metavar="OUT", help="A directory that is
 
 STATUSES = (
     "Exit status: 0 all is well; 1 damage found, told on standard error by file, byte range and what it costs (all "
-    "else is done); 2 nothing done: wrong usage, a broker runs on these files, or they are of a later version."
+    "else is done); 2 nothing done: a broker runs on these files, or they are of a later version; 64 wrong usage."
 )
 
 app = typer.Typer(no_args_is_help=True, help="Look into a stopped broker's message files.", epilog=STATUSES)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import Api, Rows, Vhost, Where, fail, http_url
+from supervisor.cli.api import DATA, REFUSED, Api, Rows, Vhost, Where, fail, http_url
 
 Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
 
@@ -82,6 +82,12 @@ def delete_vhost(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")
     api.delete("vhosts", vhost, thing=f"vhost '{vhost}'")
 
 
+def restart_vhost(api: Api, vhost: Vhost = "/") -> None:
+    """Every virtual host runs as long as the broker does: nothing to do, if there is such a one."""
+    node = api.get("nodes")[0]["name"]
+    api.post("vhosts", vhost, "start", node, body={}, thing=f"vhost '{vhost}'")
+
+
 def list_vhosts(api: Api) -> Rows:
     """Virtual hosts."""
     return Rows(api.get("vhosts"), ["name", "description", "tags"])
@@ -96,7 +102,7 @@ def add_user(
 ) -> None:
     """Make a user; give permissions with set_permissions."""
     if api.has("users", username):
-        fail(f"user '{username}' exists already")
+        fail(f"user '{username}' exists already", REFUSED)
     if pre_hashed_password:
         hashed = {"password_hash": pre_hashed_password, "hashing_algorithm": RABBITMQ_HASHING}
         api.put("users", username, body={**hashed, "tags": tags})
@@ -113,7 +119,7 @@ def authenticate_user(
     where = Where(http_url(api)) if api.where.socket else api.where
     password = given if given is not None else str(typer.prompt("Password", hide_input=True))
     if not replace(api, where=where, user=username, password=password).accepts():
-        fail(f"user '{username}' is not accepted with this password")
+        fail(f"user '{username}' is not accepted with this password", DATA)
     typer.echo("Success")
 
 

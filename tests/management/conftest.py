@@ -126,7 +126,10 @@ class FakeDoors:
         counters |= {"message_bytes.0": 2.0, "message_bytes.7": 4.0, "message_bytes.30": 1.0, "message_bytes.sum": 1e9}
         if totals_only:
             return [DoorReport(1, [], [], counters)]
-        channel = {"owner": OWNER, "number": 1, "prefetch_count": 10}
+        counts = ("messages_unacknowledged", "messages_unconfirmed", "messages_uncommitted", "acks_uncommitted")
+        channel: dict[str, Any] = {"owner": OWNER, "number": 1, "prefetch_count": 10, "global_prefetch_count": 0}
+        channel |= {"consumer_count": 1, "confirm": False, "transactional": False, "published": 5, "delivered": 2}
+        channel |= dict.fromkeys(counts, 0)
         return [DoorReport(1, [{"owner": OWNER, "channels": 1, "state": "running"}], [channel], counters)]
 
 

@@ -112,10 +112,10 @@ async def test_families_come_by_name_and_vhost(made: Api) -> None:
     await made.call("PUT", "/api/queues/v/q", {})
     path = "/metrics/detailed?family=queue_coarse_metrics&family=exchange_bindings"
     found = await scrape(made, path)
-    kinds = {"queue_messages_ready", "queue_messages_unacked", "queue_messages", "exchange_bindings"}
-    assert found.keys() == {"rabbitmq_identity_info", "rabbitmq_build_info"} | {f"rabbitmq_detailed_{k}" for k in kinds}
+    kinds = {f"detailed_queue_messages{which}" for which in ("", "_ready", "_unacked")} | {"cluster_exchange_bindings"}
+    assert found.keys() == {f"rabbitmq_{kind}" for kind in kinds | {"identity_info", "build_info"}}
     assert {labels["vhost"] for labels, _ in found["rabbitmq_detailed_queue_messages"]} == {"/", "v"}
-    assert ({"vhost": "/", "exchange": "e", "type": "topic"}, 2.0) in found["rabbitmq_detailed_exchange_bindings"]
+    assert ({"vhost": "/", "exchange": "e", "type": "topic"}, 2.0) in found["rabbitmq_cluster_exchange_bindings"]
     found = await scrape(made, f"{path}&vhost=v")
     assert [labels for labels, _ in found["rabbitmq_detailed_queue_messages"]] == [{"vhost": "v", "queue": "q"}]
     assert (await scrape(made, "/metrics/detailed?family=nobody&vhost=x")).keys() == {

@@ -166,23 +166,23 @@ def test_changes_are_asked_of_the_http_api(api: FakeApi, command: list[str], ask
     assert api.asked[-1] == asks
 
 
-def test_a_refusal_is_status_1_with_the_brokers_reason(api: FakeApi) -> None:
+def test_a_refusal_is_status_70_with_the_brokers_reason(api: FakeApi) -> None:
     status, output = run("list_queues", "-p", "nowhere", "--url", api.url)
-    assert status == 1 and "vhost 'nowhere' does not exist" in output
+    assert status == 65 and "vhost 'nowhere' does not exist" in output
     status, output = run("list_queues", "--url", api.url, "--user", "mallory")
-    assert status == 1 and "user mallory is not accepted: Not management user" in output
+    assert status == 70 and "user mallory is not accepted: Not management user" in output
 
 
 @pytest.mark.parametrize(
     ("command", "status", "says"),
     [
-        (["add_user", "bob", "secret"], 1, "user 'bob' exists already"),
+        (["add_user", "bob", "secret"], 70, "user 'bob' exists already"),
         (["add_vhost", "old"], 0, "vhost 'old' exists already"),
-        (["change_password", "nope", "secret"], 1, "user 'nope' does not exist"),
-        (["delete_user", "nope"], 1, "user 'nope' does not exist"),
-        (["delete_vhost", "nope"], 1, "vhost 'nope' does not exist"),
-        (["update_vhost_metadata", "nope"], 1, "vhost 'nope' does not exist"),
-        (["disable_vhost_deletion_protection", "nope"], 1, "vhost 'nope' does not exist"),
+        (["change_password", "nope", "secret"], 67, "user 'nope' does not exist"),
+        (["delete_user", "nope"], 67, "user 'nope' does not exist"),
+        (["delete_vhost", "nope"], 65, "vhost 'nope' does not exist"),
+        (["update_vhost_metadata", "nope"], 65, "vhost 'nope' does not exist"),
+        (["disable_vhost_deletion_protection", "nope"], 65, "vhost 'nope' does not exist"),
     ],
 )
 def test_what_is_there_is_not_made_again_and_what_is_not_is_named(
@@ -194,9 +194,9 @@ def test_what_is_there_is_not_made_again_and_what_is_not_is_named(
     assert not [path for method, path, _ in api.asked if method == "PUT"]
 
 
-def test_an_unknown_column_is_status_2_with_those_known(api: FakeApi) -> None:
+def test_an_unknown_column_is_status_64_with_those_known(api: FakeApi) -> None:
     status, output = run("list_queues", "name", "bogus", "--url", api.url)
-    assert status == 2 and "unknown column bogus" in output and "messages_ready" in output
+    assert status == 64 and "unknown column bogus" in output and "messages_ready" in output
 
 
 def test_the_version_is_told() -> None:
@@ -239,9 +239,9 @@ def test_stopping_where_nothing_runs_is_status_69(tmp_path: Path) -> None:
     assert run("stop", "--data-dir", str(tmp_path))[0] == 69
 
 
-def test_an_unknown_format_or_command_is_status_2(api: FakeApi) -> None:
-    assert run("status", "--url", api.url, "--formatter", "xml")[0] == 2
-    assert run("fly")[0] == 2
+def test_an_unknown_format_or_command_is_status_64(api: FakeApi) -> None:
+    assert run("status", "--url", api.url, "--formatter", "xml")[0] == 64
+    assert run("fly")[0] == 64
 
 
 @pytest.mark.parametrize(
@@ -375,13 +375,13 @@ def test_definitions_go_to_a_file_only_its_owner_reads_and_back(api: FakeApi, tm
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [
-        (["set_policy", "p", "a", "{"], 2, "not JSON: {"),
-        (["set_policy", "p", "a", "[]"], 2, "not a JSON object: []"),
-        (["set_parameter", "stream", "routing-key", "abc"], 2, "not JSON: abc"),
-        (["set_vhost_limits", "3"], 2, "not a JSON object: 3"),
+        (["set_policy", "p", "a", "{"], 64, "not JSON: {"),
+        (["set_policy", "p", "a", "[]"], 64, "not a JSON object: []"),
+        (["set_parameter", "stream", "routing-key", "abc"], 64, "not JSON: abc"),
+        (["set_vhost_limits", "3"], 64, "not a JSON object: 3"),
         (["import_definitions", "/nonexistent"], 1, "/nonexistent: No such file or directory"),
         (["export_definitions", "/nonexistent/x"], 1, "/nonexistent/x: No such file or directory"),
-        (["clear_policy", "nope"], 1, "policy 'nope' does not exist"),
+        (["clear_policy", "nope"], 65, "policy 'nope' does not exist"),
     ],
 )
 def test_what_cannot_be_said_is_named(api: FakeApi, command: list[str], status: int, said: str) -> None:

@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from supervisor.cli import diagnostics
 from supervisor.cli.app import COMMANDS, app
 from supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
+from supervisor.cli.elsewhere import NOT_HERE
+from supervisor.cli.log import News
 from supervisor.cli.node import size_bytes
 from supervisor.cli.top import Picture
 from supervisor.supervisor import this_process
@@ -32,12 +37,13 @@ ANSWERS: dict[str, Any] = {
                       "messages_unacknowledged": 0}, "object_totals": dict.fromkeys(
                           ("connections", "channels", "consumers", "queues"), 1), "message_stats": {"publish": 5},
                       "listeners": [{"protocol": "http", "ip_address": "127.0.0.1", "port": 1}]},
-    "/api/nodes": [{"node": "n", "name": "n", "running": True, "alarms": []}],
+    "/api/nodes": [{"node": "n", "name": "n", "running": True, "alarms": [], "log_files": ["/run/log-shard-0"]}],
     "/api/whoami": {"name": "guest"},
     "/api/processes": [{"name": "shard-0", "state": "ready", "rss_bytes": 3000000, "pid": 1, "fd_used": 4}],
     "/api/shards": [{"shard": 0, "queues": 2, "cpu_seconds": 1.0}],
     "/api/queues": {"items": [{"vhost": "/", "name": "big", "messages_ready": 7}]},
-    "/api/queues/v": [{"name": "a, b\tc", "messages": 3, "state": "running"}, {"name": "gone", "state": "down"}],
+    "/api/queues/v": [{"name": "a, b\tc", "messages": 3, "state": "running"}, {"name": "gone", "state": "down"},
+                      {"name": "keyed-eu", "type": "stream"}, {"name": "stream: spread - n - 0", "type": "stream"}],
     "/api/vhosts": [{"name": "/"}, {"name": "v"}],
     "/api/vhosts/v": {"name": "v", "description": "old", "tags": ["a"]},
     "/api/connections": [{"name": NAME, "user": "bob", "vhost": "v", "peer_host": "127.0.0.1"},
@@ -65,6 +71,27 @@ ANSWERS: dict[str, Any] = {
     "/api/health/checks/port-listener/5672": {"status": "ok"},
     "/api/health/checks/certificate-expiration/3/days": {"status": "ok"},
     "/api/health/checks/below-node-connection-limit": {"status": "ok"},
+    "/api/health/checks/node-is-quorum-critical": {"status": "ok"},
+    "/api/health/checks/node-is-mirror-sync-critical": {"status": "ok"},
+    "/api/deprecated-features": [],
+    "/api/deprecated-features/used": [],
+    "/api/feature-flags": [],
+    "/api/message-sizes": [{"above": 64, "up_to": 128, "messages": 3, "percent": 75.0},
+                           {"above": 512, "up_to": 1024, "messages": 1, "percent": 25.0}],
+    "/api/auth/attempts/n": [{"protocol": "http", "auth_attempts": 3, "auth_attempts_failed": 1,
+                              "auth_attempts_succeeded": 2}],
+    "/api/logs": [{"time": 1e9, "level": "info", "process": "shard-0", "logger": "a.b", "message": "old"},
+                  {"time": 1e9 + 1, "level": "error", "process": "controller", "logger": "c", "message": "new",
+                   "exception": "Traceback"}],
+    "/api/exchanges/v/spread": {"name": "spread", "shard_queues": ["stream: spread - n - 0"]},
+    "/api/exchanges/v/spread/bindings/source": [{"destination": "stream: spread - n - 0",
+                                                 "destination_type": "queue"}],
+    "/api/exchanges/v/keyed": {"name": "keyed"},
+    "/api/exchanges/v/keyed/bindings/source": [{"destination": "keyed-eu", "destination_type": "queue"}],
+    "/api/exchanges/v/mixed": {"name": "mixed"},
+    "/api/exchanges/v/mixed/bindings/source": [{"destination": "keyed-eu", "destination_type": "queue"},
+                                               {"destination": "gone", "destination_type": "queue"}],
+    "/api/queues/v/keyed-eu": {"name": "keyed-eu"},
 }  # fmt: skip
 
 
@@ -184,6 +211,28 @@ def changes() -> list[tuple[str, str, Any]]:
               ("PUT", "/api/settings/memory.high_watermark_bytes", {"value": 0})]),
             ("H12", ["set_vm_memory_high_watermark", "absolute", "1GB"],
              [("PUT", "/api/settings/memory.high_watermark_bytes", {"value": 10**9})]),
+            ("H12", ["force_gc"], [("POST", "/api/nodes/gc_collect", {})]),
+            ("H12", ["rotate_logs"], []),
+            ("H3", ["restart_vhost", "-p", "v"], [("POST", "/api/vhosts/v/start/n", {})]),
+            ("H13", ["enable_feature_flag", "all"], []),
+            ("H15", ["diagnostics", "reset_node_auth_attempt_metrics"], [("DELETE", "/api/auth/attempts/n", None)]),
+            ("H17", ["add_super_stream", "-p", "v", "s", "--partitions", "2", "--max-age", "P1DT1M", "--leader-locator",
+                     "balanced"],
+             [("PUT", "/api/exchanges/v/s", {"type": "x-consistent-hash", "durable": True, "arguments": {
+                 "x-super-stream": 2, "x-shards-when-gone": "delete",
+                 "x-shard-arguments": {"x-queue-type": "stream", "x-max-age": "86460s"}}})]),
+            ("H17", ["add_super_stream", "-p", "v", "s", "--binding-keys", "eu, us", "--max-length-bytes", "1gb",
+                     "--stream-max-segment-size-bytes", "1mb", "--max-age", "7D"],
+             [("PUT", "/api/exchanges/v/s", {"type": "direct", "durable": True}),
+              *[(verb, path, body) for order, key in enumerate(("eu", "us")) for verb, path, body in (
+                  ("PUT", f"/api/queues/v/s-{key}", {"durable": True, "arguments": {
+                      "x-queue-type": "stream", "x-max-length-bytes": 10**9, "x-max-age": "7D",
+                      "x-stream-max-segment-size-bytes": 10**6}}),
+                  ("POST", f"/api/bindings/v/e/s/q/s-{key}",
+                   {"routing_key": key, "arguments": {"x-stream-partition-order": order}}))]]),
+            ("H17", ["delete_super_stream", "-p", "v", "keyed"],
+             [("DELETE", "/api/exchanges/v/keyed", None), ("DELETE", "/api/queues/v/keyed-eu", None)]),
+            ("H17", ["delete_super_stream", "-p", "v", "spread"], [("DELETE", "/api/exchanges/v/spread", None)]),
             ("H13", ["set_cluster_name", "c"], [("PUT", "/api/global-parameters/cluster_name", {"value": "c"})]),
         )
     ],
@@ -215,6 +264,11 @@ def test_changes_are_asked_for_as_rabbitmqctl_says_them(
             ("H15", ["diagnostics", "listeners", "-s"], ["http\t127.0.0.1\t1"]),
             ("H15", ["diagnostics", "memory_breakdown", "-s"], ["shard-0\t3000000\t100"]),
             ("H15", ["diagnostics", "alarms", "-s"], ["low on disk\t\t1\t"]),
+            ("H15", ["diagnostics", "message_size_stats", "-s"], ["64\t128\t3\t75", "512\t1024\t1\t25"]),
+            ("H15", ["diagnostics", "list_node_auth_attempt_stats", "-s"], ["http\t3\t1\t2"]),
+            ("H15", ["diagnostics", "log_location"], ["/run/log-shard-0"]),
+            ("H13", ["list_feature_flags"], ["name\tstate"]),
+            ("H13", ["list_deprecated_features"], ["name\tdeprecation_phase"]),
         )
     ],
 )  # fmt: skip
@@ -226,7 +280,10 @@ def test_what_there_is_is_listed_with_tabs_between_columns(ctl: Any, command: li
 def test_probes_tell_by_their_exit_status_what_is_wrong(ctl: Any) -> None:
     expiration = ["check_certificate_expiration", "--within", "3", "--unit", "days"]
     below = ["check_if_node_is_below_connection_limit"]
-    for passed in (["check_running"], ["check_virtual_hosts"], ["check_port_listener", "5672"], expiration, below):
+    none = [[f"check_if_{what}"] for what in ("node_is_quorum_critical", "node_is_mirror_sync_critical")]
+    none.append(["check_if_any_deprecated_features_are_used"])
+    there = (["check_running"], ["check_virtual_hosts"], ["check_port_listener", "5672"])
+    for passed in (*there, expiration, below, *none):
         assert ctl("diagnostics", *passed, "-q") == ""
     said = ctl("diagnostics", "check_alarms", status=1)
     assert said == "shardctl: There are alarms in effect; shard 1: low on disk\n"
@@ -240,27 +297,27 @@ def test_probes_tell_by_their_exit_status_what_is_wrong(ctl: Any) -> None:
 @pytest.mark.row("H19")
 def test_formats_for_programs(ctl: Any) -> None:
     columns = ("list_queues", "-p", "v", "name", "messages")
-    rows = [["a, b\tc", "3"], ["gone", ""]]
+    rows = [["a, b\tc", "3"], *([name, ""] for name in ("gone", "keyed-eu", "stream: spread - n - 0"))]
     assert list(csv.reader(io.StringIO(ctl(*columns, "--formatter", "csv")))) == [["name", "messages"], *rows]
     assert list(csv.reader(io.StringIO(ctl(*columns, "--formatter", "csv", "-s")))) == rows
     assert json.loads(ctl(*columns, "--formatter", "json"))[0] == {"name": "a, b\tc", "messages": 3}
-    assert ctl(*columns).splitlines() == ["name\tmessages", "a, b c\t3", "gone\t"]
-    assert ctl(*columns, "--formatter", "pretty_table").split() == ["name", "messages", "a,", "b", "c", "3", "gone"]
+    assert ctl(*columns).splitlines() == ["name\tmessages", "a, b c\t3", *(f"{row[0]}\t" for row in rows[1:])]
+    assert ctl(*columns, "--formatter", "pretty_table").split()[:7] == ["name", "messages", "a,", "b", "c", "3", "gone"]
 
 
 @pytest.mark.row("H19")
 def test_options_may_stand_before_the_command_as_rabbitmqctls(ctl: Any) -> None:
-    assert ctl("-q", "-s", "-n", "rabbit@host", "-p", "v", "list_queues", "messages") == "3\n\n"
+    assert ctl("-q", "-s", "-n", "rabbit@host", "-p", "v", "list_queues", "messages") == "3\n\n\n\n"
     assert ctl("--formatter", "json", "list_queues", "-p", "v", "messages").startswith("[")
     assert ctl("-s", "diagnostics", "listeners") == "http\t127.0.0.1\t1\n"
-    assert ctl("-p", "wrong", "list_queues", "-p", "v", "-s", "messages") == "3\n\n"
+    assert ctl("-p", "wrong", "list_queues", "-p", "v", "-s", "messages") == "3\n\n\n\n"
 
 
 @pytest.mark.row("H1")
 def test_a_password_can_be_tried_and_hashed(ctl: Any) -> None:
     assert ctl("authenticate_user", "plain", "right") == "Success\n"  # no right to the API, but the right password
     assert ctl("authenticate_user", "guest", "right") == "Success\n"
-    assert "not accepted" in ctl("authenticate_user", "guest", "wrong", status=1)
+    assert "not accepted" in ctl("authenticate_user", "guest", "wrong", status=65)
     hashed = base64.b64decode(CliRunner().invoke(app, ["hash_password", "secret"]).output)
     assert hashlib.sha256(hashed[:4] + b"secret").digest() == hashed[4:]
 
@@ -276,10 +333,14 @@ def test_a_password_can_be_tried_and_hashed(ctl: Any) -> None:
         (["list_policies_that_match", "a", "--object-type", "user"], "queue or exchange"),
         (["list_queues", "--formatter", "erlang"], "--formatter: table, json, csv"),
         (["perf", "--uri", "http://x"], "not amqp://"),
+        (["add_super_stream", "s", "--partitions", "2", "--binding-keys", "a"], "not both"),
+        (["add_super_stream", "s", "--partitions", "0"], "--partitions"),
+        (["add_super_stream", "s", "--binding-keys", ", "], "--binding-keys: none"),
+        (["add_super_stream", "s", "--max-age", "P"], "neither an ISO 8601 duration"),
     ],
 )
-def test_what_makes_no_sense_is_status_2_and_named(ctl: Any, command: list[str], says: str) -> None:
-    assert says in ctl(*command, status=2)
+def test_what_makes_no_sense_is_status_64_and_named(ctl: Any, command: list[str], says: str) -> None:
+    assert says in ctl(*command, status=64)
     assert changes() == []
 
 
@@ -307,7 +368,7 @@ def test_on_the_brokers_host_no_password_goes_over_its_socket(local: Path) -> No
 
 def test_who_names_a_user_is_asked_for_the_password_by_http(local: Path) -> None:
     result = CliRunner().invoke(app, ["ping", "--data-dir", str(local), "--user", "bob", "--password", "wrong"])
-    assert result.exit_code == 1 and "user bob is not accepted" in result.output
+    assert result.exit_code == 70 and "user bob is not accepted" in result.output
 
 
 def test_a_socket_that_may_not_be_opened_is_passed_over_for_http(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,6 +432,8 @@ def test_awaiting_a_broker_that_does_not_come_ends_with_its_status(tmp_path: Pat
     starting["children"][0]["state"] = "ready"
     (tmp_path / "status.json").write_text(json.dumps(starting))
     assert CliRunner().invoke(app, command).exit_code == 0
+    assert CliRunner().invoke(app, ["await_online_nodes", "1", *command[1:]]).exit_code == 0
+    assert CliRunner().invoke(app, ["await_online_nodes", "2", *command[1:]]).exit_code == 64
 
 
 def test_every_command_has_help_and_a_name_of_its_own() -> None:
@@ -403,5 +466,48 @@ def test_shards_set_changes_the_number_and_may_wait(ctl: Any) -> None:
     ctl("shards", "set", "still", "auto", "--wait")
     assert changes() == [("PUT", "/api/exchanges/%2F/still/shards", {"number": "auto"})]
     assert Handler.asked[-1][:2] == ("GET", "/api/exchanges/%2F/still/shards")
-    ctl("shards", "set", "still", "many", status=2)
+    ctl("shards", "set", "still", "many", status=64)
     assert len(changes()) == 1
+
+
+@pytest.mark.parametrize("name", NOT_HERE)
+@pytest.mark.parametrize("of", [[], ["diagnostics"]], ids=["rabbitmqctl", "rabbitmq-diagnostics"])
+def test_what_other_tools_have_and_makes_no_sense_here_says_why_in_one_line(ctl: Any, of: list[str], name: str) -> None:
+    said = ctl(*of, name, "argument", "--unknown", "option", status=64)
+    assert said == f"shardctl: {name}: {NOT_HERE[name]}\n"
+    assert Handler.asked == []
+
+
+def test_no_command_is_both_here_and_not() -> None:
+    assert NOT_HERE.keys().isdisjoint({command.__name__ for command in COMMANDS} | diagnostics.COMMANDS.keys())
+
+
+@pytest.mark.row("H17")
+def test_an_exchange_that_leads_to_more_than_streams_is_not_deleted_as_a_super_stream(ctl: Any) -> None:
+    assert "'mixed' in vhost 'v' is no super stream" in ctl("delete_super_stream", "-p", "v", "mixed", status=1)
+    assert "exists already" in ctl("add_super_stream", "-p", "v", "keyed", status=70)
+    assert changes() == []
+
+
+@pytest.mark.row("H15")
+def test_the_log_is_shown_as_processes_write_it(ctl: Any) -> None:
+    old, new, exception = ctl("diagnostics", "log_tail").splitlines()
+    assert old.endswith(" INFO shard-0 a.b: old") and new.endswith(" ERROR controller c: new")
+    assert exception == "Traceback"
+    assert ctl("diagnostics", "log_tail", "-N", "1").splitlines() == [new, exception]
+    assert ctl("diagnostics", "log_tail_stream", "--duration", "0.6") == ""  # what was there before is no news
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 7)), max_size=40), st.lists(st.integers(0, 50), max_size=8)
+)
+def test_each_line_of_the_log_is_news_once_though_processes_write_late(
+    lines: list[tuple[int, int]], looks: list[int]
+) -> None:
+    """In quarters of a second: a line of some moment can be read so much later. Whoever looks now and then misses none
+    and shows none twice."""
+    rows = [({"time": at / 4, "message": str(n)}, at + late) for n, (at, late) in enumerate(sorted(lines))]
+    news, shown = News([]), []
+    for now in [*sorted(looks), 100]:
+        shown += [row["message"] for row in news.of(row for row, at in rows if at <= now and row["time"] > news.since)]
+    assert sorted(shown, key=int) == [row["message"] for row, _ in rows]

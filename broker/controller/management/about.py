@@ -31,6 +31,15 @@ async def nothing(call: Call) -> Any:
     return []
 
 
+async def enable_feature(call: Call) -> None:
+    if call.part("feature") != "all":
+        raise bad_request("unsupported")
+
+
+async def rebalance(call: Call) -> None:
+    """Of queues with replicas, of which there are none; the others stay on the shard that has their messages."""
+
+
 async def auth(call: Call) -> Any:
     return {"oauth_enabled": False}
 
@@ -47,6 +56,8 @@ ROUTES = [
     Route("GET", "/api/version", version),
     Route("GET", "/api/extensions", nothing),
     Route("GET", "/api/feature-flags", nothing, "administrator"),
+    Route("PUT", "/api/feature-flags/{feature}/enable", enable_feature, "administrator"),
+    Route("POST", "/api/rebalance/queues", rebalance, "administrator"),
     Route("GET", "/api/deprecated-features", nothing, "administrator"),
     Route("GET", "/api/deprecated-features/used", nothing, "administrator"),
     Route("GET", "/api/auth", auth),

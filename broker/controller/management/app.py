@@ -34,6 +34,7 @@ from broker.controller.management import (
     limits,
     loads,
     loglines,
+    message_sizes,
     messages,
     openapi,
     overview,
@@ -103,6 +104,7 @@ RESOURCES = (
     processes,
     loads,
     loglines,
+    message_sizes,
     settings,
     definitions,
 )
@@ -178,11 +180,12 @@ def api_app(context: Context) -> web.Application:
     for resource in RESOURCES:
         for route in resource.ROUTES:
             path, answer = ANY_NAME.sub(r"{\1:[^/]+}", route.path), endpoint(context, route)
-            app.router.add_route(route.method, path, answer)
-            methods.setdefault(path, {"OPTIONS"}).add(route.method)
-            if route.method == "GET":
-                app.router.add_route("HEAD", path, answer)
-                methods[path].add("HEAD")
+            for each in {path, path.rstrip("/") + "/"}:  # as in RabbitMQ a slash more is none
+                app.router.add_route(route.method, each, answer)
+                methods.setdefault(each, {"OPTIONS"}).add(route.method)
+                if route.method == "GET":
+                    app.router.add_route("HEAD", each, answer)
+                    methods[each].add("HEAD")
     for path, known in methods.items():
         app.router.add_route("OPTIONS", path, options(known))
     about = openapi.document((route for resource in RESOURCES for route in resource.ROUTES), product_version())

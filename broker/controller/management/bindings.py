@@ -16,7 +16,7 @@ from aiohttp import web
 from broker.catalog import Vhost
 from broker.changes import BindingPut
 from broker.checks import is_hidden_queue
-from broker.controller.management.call import Arguments, Call, Route, bad_request, check, not_found, table_of
+from broker.controller.management.call import Arguments, Call, Route, check, not_authorised, not_found, table_of
 from broker.controller.management.exchanges import exchange_name
 from broker.controller.management.listing import Listing
 from broker.routing.hashing import hash64
@@ -117,7 +117,7 @@ async def get(call: Call) -> dict[str, Any]:
 
 def _must_bind(call: Call, vhost: Vhost, source: str, destination: str) -> None:
     if source == "":
-        raise bad_request("operation not permitted on the default exchange")
+        raise not_authorised("operation not permitted on the default exchange")
     call.must(vhost, "write", destination)
     call.must(vhost, "read", source)
 

@@ -146,6 +146,7 @@ class Context:
     callers: Callers = field(default_factory=Callers)
     queue_names: QueueNames = field(default_factory=QueueNames)
     churn_rates: Rates = field(default_factory=Rates)
+    node_rates: Rates = field(default_factory=lambda: Rates(may_fall=True))
     calls: Calls = field(default_factory=lambda: Calls())
 
     @property

@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from broker.control import ConnectionInfo
+from broker.controller.management import consumers
 from broker.controller.management.call import NODE, Call, Route, not_found
-from broker.controller.management.connections import visible
+from broker.controller.management.connections import channel_name, visible
 from broker.controller.management.gathered import Stats
 from broker.controller.management.listing import Listing
 
+COUNTED = {"published": "publish", "delivered": "deliver_get"}
 
-def channel_name(info: ConnectionInfo, number: int) -> str:
-    return f"{info.name} ({number})"
+
+def _message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
+    """What a channel counts itself."""
+    at, before = stats.channels_before
+    earlier = before.get((report["owner"], report["number"]), report)
+    shown: dict[str, Any] = {}
+    for name, said in COUNTED.items():
+        count = report.get(name, 0)
+        shown |= {said: count, f"{said}_details": {"rate": stats.rate(count, earlier.get(name, 0), at)}}
+    return shown
 
 
 def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
@@ -25,6 +34,7 @@ def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
                 "name": channel_name(info, report["number"]),
                 "vhost": info.vhost,
                 "user": info.user,
+                "user_who_performed_action": info.user,
                 "node": NODE,
                 "state": "running",
                 "connection_details": {
@@ -32,7 +42,8 @@ def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
                     "peer_host": info.peer_host,
                     "peer_port": info.peer_port,
                 },
-                **{name: value for name, value in report.items() if name != "owner"},
+                **{name: value for name, value in report.items() if name != "owner" and name not in COUNTED},
+                "message_stats": _message_stats(stats, report),
             }
 
 
@@ -49,9 +60,11 @@ async def of_connection(call: Call) -> Listing:
 
 
 async def get(call: Call) -> dict[str, Any]:
-    for row in rows(call, await call.context.stats.now()):
-        if row["name"] == call.part("channel"):
-            return row
+    stats, name = await call.context.stats.now(), call.part("channel")
+    for row in rows(call, stats):
+        if row["name"] == name:
+            here = [one for one in consumers.rows(call, stats) if one["channel_details"].get("name") == name]
+            return {**row, "consumer_details": here, "publishes": [], "deliveries": []}
     raise not_found()
 
 

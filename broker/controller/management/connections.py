@@ -47,6 +47,10 @@ def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
     }
 
 
+def channel_name(info: ConnectionInfo, number: int) -> str:
+    return f"{info.name} ({number})"
+
+
 def _rates(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
     known, (at, before) = stats.connections.get(info.owner), stats.connections_before
     if known is None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from broker.checks import is_hidden_queue
 from broker.control import ConnectionInfo
-from broker.controller.management.call import Call, Route, bad_request, not_found
-from broker.controller.management.channels import channel_name
+from broker.controller.management.call import NODE, Call, Route, bad_request, not_found
+from broker.controller.management.connections import channel_name
 from broker.controller.management.gathered import Stats, lag, reader_key
 from broker.controller.management.listing import Listing
 
@@ -42,7 +42,9 @@ def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
             "prefetch_count": consumer.prefetch,
             "active": consumer.active,
             "activity_status": "up" if consumer.active else "waiting",
-            "arguments": {},
+            "priority": consumer.priority,
+            # Of what it said the one thing that makes a difference to others; where it begins in a stream was then.
+            "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
             **({} if reader is None else {"offset": reader.offset, "offset_lag": lag(stats, reader)}),
         }
 
@@ -53,6 +55,7 @@ def _channel(info: ConnectionInfo | None, number: int) -> dict[str, Any]:
     return {
         "name": channel_name(info, number),
         "number": number,
+        "node": NODE,
         "user": info.user,
         "connection_name": info.name,
         "peer_host": info.peer_host,

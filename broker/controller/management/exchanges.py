@@ -70,7 +70,8 @@ async def get_all(call: Call) -> Listing:
 
 
 async def get(call: Call) -> dict[str, Any]:
-    return next(await _rows(call, [(call.vhost(), _exchange(call))]))
+    shown = next(await _rows(call, [(call.vhost(), _exchange(call))]))
+    return {**shown, "incoming": [], "outgoing": []}  # as with RabbitMQ where rates_mode is basic
 
 
 async def put(call: Call) -> Any:

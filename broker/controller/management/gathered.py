@@ -8,6 +8,7 @@ is left out: a listing shows what is known and waits for nobody longer than that
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from asyncio import Future
 from collections import OrderedDict
@@ -78,7 +79,9 @@ class Stats:
     # When single connections were looked at before, and what they said: looks at totals alone may lie in between.
     connections_before: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
     channels: list[dict[str, Any]] = field(default_factory=list)
+    channels_before: tuple[float, dict[tuple[str, int], dict[str, Any]]] = (0.0, {})
     active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
+    exclusive: dict[int, str] = field(default_factory=dict)  # by queue, the tag of the one that lets no other in
     counters: dict[str, float] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*COUNTERS, *SIZES), 0))
     before: Stats | None = None
@@ -120,6 +123,7 @@ class Gatherer:
         self._clock = clock
         self._last = Stats()
         self._connections: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
+        self._channels: tuple[float, dict[tuple[str, int], dict[str, Any]]] = (0.0, {})
         self._took = 0.0
         self._asking: asyncio.Task[Stats] | None = None
         self._asking_totals = False
@@ -143,7 +147,7 @@ class Gatherer:
 
     def forget(self) -> None:
         """What was seen before; rates begin anew."""
-        self._last, self._connections = Stats(), (0.0, {})
+        self._last, self._connections, self._channels = Stats(), (0.0, {}), (0.0, {})
         self._looks.clear()
 
     async def anew(self) -> Stats:
@@ -185,6 +189,8 @@ class Gatherer:
         _set_apart(stats, self._hidden_queues())
         if not totals_only:
             stats.connections_before, self._connections = self._connections, (stats.at, stats.connections)
+            channels = {(report["owner"], report["number"]): report for report in stats.channels}
+            stats.channels_before, self._channels = self._channels, (stats.at, channels)
         # To wait for a shard that is silent is no work; the others' news must not get old for it.
         self._took = stats.at - begun if stats.shards.keys() >= set(asked) else 0.0
         self._last = stats
@@ -270,6 +276,7 @@ async def _in_time(answer: Awaitable[T], otherwise: T) -> T:
 def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
     stats.consumers.extend(reply.consumers)
     stats.active.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.active)
+    stats.exclusive.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.exclusive)
     if reply.process or shard not in stats.shards:
         _add_process(stats, shard, reply.process)
     for queue in reply.queues:
@@ -290,6 +297,7 @@ def _add_shard(stats: Stats, seen: Stats) -> None:
     stats.queues.update(seen.queues)
     stats.consumers.extend(seen.consumers)
     stats.active.update(seen.active)
+    stats.exclusive.update(seen.exclusive)
     stats.shards.update(seen.shards)
     stats.sizes.update(seen.sizes)
     stats.streams.update(seen.streams)
@@ -345,6 +353,17 @@ RABBITMQ_COUNTERS = {
 }
 
 
+def depth_rates(stats: Stats, queue: QueueStats) -> dict[str, Any]:
+    """How fast one queue grows or shrinks, messages a second."""
+    at, before = _before(stats, queue)
+    seconds = stats.at - at
+    ready, unacked = queue.ready - before.ready, queue.unacked - before.unacked
+    grown = {"": ready + unacked, "_ready": ready, "_unacknowledged": unacked}
+    return {
+        f"messages{which}_details": {"rate": count / seconds if seconds > 0 else 0.0} for which, count in grown.items()
+    }
+
+
 def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
     """Of one queue."""
     shown: dict[str, Any] = {}
@@ -397,10 +416,12 @@ def depths(stats: Stats) -> dict[str, Any]:
 
 
 class Rates:
-    """Of numbers that only rise, from when they are looked at: between two looks at least STATS_FRESH_S apart."""
+    """Of numbers, from when they are looked at: between two looks at least STATS_FRESH_S apart. Where they only rise,
+    one that fell began anew, and has no rate."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, may_fall: bool = False) -> None:
         self._clock = clock
+        self._least = -math.inf if may_fall else 0.0
         self._looks: list[tuple[float, dict[str, float]]] = []
 
     def forget(self) -> None:
@@ -412,14 +433,21 @@ class Rates:
             self._looks = [*self._looks[-1:], (now, values)]
         at, before = self._looks[0]
         return {
-            name: max(0.0, value - before[name]) / (now - at) if now > at else 0.0 for name, value in values.items()
+            name: max(self._least, value - before.get(name, value)) / (now - at) if now > at else 0.0
+            for name, value in values.items()
         }
 
 
 def _counted(stats: Stats, queue: QueueStats) -> dict[str, tuple[int, int, float]]:
     """Each counter's value, its value before, and when that was."""
+    at, earlier = _before(stats, queue)
+    return {name: (getattr(queue, name), getattr(earlier, name), at) for name in COUNTERS}
+
+
+def _before(stats: Stats, queue: QueueStats) -> tuple[float, QueueStats]:
+    """When the look before was, and what it saw of the queue."""
     last = stats.before
     at, earlier = (last.at, last.queues.get(queue.id)) if last is not None else (stats.at, None)
     if queue.id in stats.earlier:
         at, earlier = stats.earlier[queue.id]
-    return {name: (getattr(queue, name), getattr(earlier or queue, name), at) for name in COUNTERS}
+    return at, earlier or queue

@@ -52,6 +52,10 @@ async def ok(call: Call) -> Any:
     return OK
 
 
+async def of_one_node(call: Call) -> Any:
+    return {**OK, "reason": "single node cluster"}
+
+
 async def alarms(call: Call) -> Any:
     found: list[dict[str, Any]] = [
         {"shard": shard.number, "alarm": shard.alarm} for shard in call.context.shards.shards if shard.alarm
@@ -156,7 +160,8 @@ ROUTES = [
     Route("GET", f"{CHECKS}/alarms", alarms),
     Route("GET", f"{CHECKS}/local-alarms", alarms),
     Route("GET", f"{CHECKS}/virtual-hosts", ok),
-    Route("GET", f"{CHECKS}/node-is-quorum-critical", ok),
+    Route("GET", f"{CHECKS}/node-is-quorum-critical", of_one_node),
+    Route("GET", f"{CHECKS}/node-is-mirror-sync-critical", of_one_node),
     Route("GET", f"{CHECKS}/metadata-store/initialized", ok),
     Route("GET", f"{CHECKS}/reached-target-cluster-size", ok),
     Route("GET", f"{CHECKS}/is-in-service", in_service),
@@ -166,7 +171,6 @@ ROUTES = [
     Route("GET", f"{CHECKS}/below-node-connection-limit", below_connection_limit),
     Route("GET", f"{CHECKS}/certificate-expiration/{{within}}/{{unit}}", certificate_expiration),
     Route("GET", "/api/healthchecks/node", node),
-    Route("GET", "/api/healthchecks/node/", node),
     Route("GET", "/api/healthchecks/node/{node}", node),
     Route("GET", "/api/aliveness-test/{vhost}", aliveness),
 ]

@@ -44,6 +44,7 @@ class Lazy(Generic[T]):
     `plain`: the row without them, of which `columns` are the keys and `attributes` those that are the thing's own and
     can be compared. `order`: the one of pages that were asked for without one; None: as they are.
     `look`: asks for the numbers of some things, or (None) of all, and gives what makes full rows of them.
+    `totals`: as `look`, for plain rows with nothing but how much there is (?disable_stats and ?enable_queue_totals).
     `keys`: what sorts by a column, without rows; None: it is not known there, rows must be made.
     `in_order`: the things as `order` has them, where somebody keeps them so.
     """
@@ -56,6 +57,7 @@ class Lazy(Generic[T]):
     order: Callable[[T], Any] | None = None
     keys: Callable[[str], Awaitable[Keys[T] | None]] | None = None
     in_order: Callable[[], Sequence[T]] | None = None
+    totals: Callable[[list[T] | None], Awaitable[Callable[[T], Row]]] | None = None
 
 
 async def shown(listing: Listing | Lazy[Any], query: Query) -> Row | AsyncIterator[list[Row]]:
@@ -74,9 +76,16 @@ async def shown(listing: Listing | Lazy[Any], query: Query) -> Row | AsyncIterat
 
 async def _row(lazy: Lazy[T], query: Query) -> Callable[[T], Row]:
     needed = {column.partition(".")[0] for column in columns_of(query)}
-    if query.get("disable_stats") == "true" or (needed and needed <= lazy.columns):
-        return lazy.plain
-    return await lazy.look(None)
+    return lazy.plain if needed and needed <= lazy.columns else await _looked(lazy, query, None)
+
+
+async def _looked(lazy: Lazy[T], query: Query, things: list[T] | None) -> Callable[[T], Row]:
+    """What makes rows of these things, or (None) of all, as full as the query wants them."""
+    if query.get("disable_stats") != "true":
+        return await lazy.look(things)
+    if query.get("enable_queue_totals") == "true" and lazy.totals is not None:
+        return await lazy.totals(things)
+    return lazy.plain
 
 
 async def _all(
@@ -113,7 +122,7 @@ async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], 
         for seen, part in _slices(await _in_order(lazy, kept, query, turns, page * size), page * size):
             on_page += part[max(0, (page - 1) * size - (seen - len(part))) :]
             await turns.others_first()
-    row = lazy.plain if query.get("disable_stats") == "true" else await lazy.look(on_page)
+    row = await _looked(lazy, query, on_page)
     columns = columns_of(query)
     items = [_cut(row(thing), columns) for thing in on_page]
     await turns.others_first()

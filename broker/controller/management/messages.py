@@ -157,6 +157,8 @@ def properties_of(given: Any) -> dict[str, Any]:
             raise bad_request(f"{name}: not an object")
         if kind in NUMBERS_MAX and not (type(value) is int and 0 <= value <= NUMBERS_MAX[kind]):
             raise bad_request(f"{name}: not a number from 0 to {NUMBERS_MAX[kind]}")
+    if found.get("delivery_mode", 1) not in (1, 2):
+        raise bad_request("delivery_mode: 1 or, for persistent messages, 2")
     for name in found.get("headers") or {}:
         if len(name.encode()) > SHORT_BYTES_MAX:
             raise bad_request(f"headers: a name has at most {SHORT_BYTES_MAX} bytes")

@@ -7,6 +7,7 @@ There may be 100,000 of them: they are asked for by name (`/metrics/detailed?fam
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Set as AbstractSet
 from operator import attrgetter
@@ -14,14 +15,16 @@ from typing import Any, Final, NamedTuple
 
 from broker.catalog import Vhost
 from broker.checks import is_hidden_queue
+from broker.controller.management import attempts, node_metrics, processes
 from broker.controller.management.call import Context
-from broker.controller.management.channels import channel_name
+from broker.controller.management.connections import channel_name
 from broker.controller.management.gathered import Stats, behind
 from broker.controller.management.turns import Turns
 
 SLICE_ROWS = 1_000
 DETAILED = "rabbitmq_detailed_"
 PER_OBJECT = "rabbitmq_"
+CLUSTER = "rabbitmq_cluster_"  # what is the same whatever node is asked
 # As exposition text wants it, and % as formats do.
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\"", "%": "%%"})
 _SPECIAL: Final = frozenset('\\\n"%')
@@ -41,6 +44,7 @@ class Family(NamedTuple):
     labels: tuple[str, ...]
     things: Things
     metrics: tuple[Metric, ...]
+    prefix: str = ""  # its own, wherever it is asked for
 
 
 class _Block(NamedTuple):
@@ -70,7 +74,7 @@ async def lines(
                 blocks.append(_block(family.labels, part))
                 await turns.others_first()
         for metric in family.metrics:
-            full = prefix + metric.name
+            full = (family.prefix or prefix) + metric.name
             kind = "counter" if full.endswith("_total") else "gauge"
             yield f"# HELP {full} {metric.what}\n# TYPE {full} {kind}\n".encode()
             for block in blocks:
@@ -138,6 +142,14 @@ def _channels(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[t
             yield (info.vhost, channel_name(info, report["number"])), report
 
 
+def _node(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    return (((), values) for values in [node_metrics.values(context, stats, processes.rows(context))])
+
+
+def _attempts(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    return (((protocol,), counts) for protocol, counts in attempts.logins(context, stats).items())
+
+
 def _churn(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
     return (((), values) for values in [churn(context, stats)])
 
@@ -155,8 +167,27 @@ def churn(context: Context, stats: Stats) -> dict[str, float]:
     }
 
 
+_CHURN: Final = {"connections": "connection", "channels": "channel", "queues": "queue"}
+
+
+def churn_rates(context: Context, stats: Stats) -> dict[str, Any]:
+    """What came and went, in the words of RabbitMQ's HTTP API: connection_created, ..."""
+    values = churn(context, stats)
+    rates = context.churn_rates.of(values)
+    shown: dict[str, Any] = {}
+    for name, value in values.items():
+        what, _, end = name.partition("_")
+        said = f"{_CHURN[what]}_{end.replace('opened', 'created')}"
+        shown[said], shown[f"{said}_details"] = int(value), {"rate": rates[name]}
+    return shown
+
+
 def _of(key: str) -> Callable[[dict[str, Any]], float]:
     return lambda report: float(report.get(key) or 0)
+
+
+def _known(key: str) -> Callable[[dict[str, float]], float]:
+    return lambda values: values.get(key, math.nan)
 
 
 _QUEUE = ("vhost", "queue")
@@ -223,15 +254,30 @@ FAMILIES: Final[dict[str, Family]] = {
             Metric("channel_consumers", "Consumers", _of("consumer_count")),
             Metric("channel_messages_unacked", "Deliveries not acknowledged", _of("messages_unacknowledged")),
             Metric("channel_messages_unconfirmed", "Publishes not confirmed", _of("messages_unconfirmed")),
+            Metric("channel_messages_uncommitted", "Publishes not committed", _of("messages_uncommitted")),
+            Metric("channel_acks_uncommitted", "Acknowledgements not committed", _of("acks_uncommitted")),
             Metric("channel_prefetch", "Limit of unacknowledged messages of new consumers", _of("prefetch_count")),
             Metric("channel_prefetch_global", "Limit of all together", _of("global_prefetch_count")),
         ),
     ),
     "exchange_bindings": Family(
-        _EXCHANGE, _exchanges, (Metric("exchange_bindings", "Bindings from it", lambda bindings: bindings),)
+        _EXCHANGE, _exchanges, (Metric("exchange_bindings", "Bindings from it", lambda bindings: bindings),), CLUSTER
     ),
-    "exchange_names": Family(_EXCHANGE, _exchanges, (Metric("exchange_name", "1", lambda bindings: 1),)),
-    "vhost_status": Family(("vhost",), _vhosts, (Metric("vhost_status", "1: it is served", lambda one: one),)),
+    "exchange_names": Family(_EXCHANGE, _exchanges, (Metric("exchange_name", "1", lambda bindings: 1),), CLUSTER),
+    "vhost_status": Family(("vhost",), _vhosts, (Metric("vhost_status", "1: it is served", lambda one: one),), CLUSTER),
+    **{
+        family: Family((), _node, tuple(Metric(name, what, _known(name)) for name, what in names.items()))
+        for family, names in node_metrics.FAMILIES.items()
+    },
+    "auth_attempt_metrics": Family(
+        ("protocol",),
+        _attempts,
+        (
+            Metric("auth_attempts_total", "Logins", sum),
+            Metric("auth_attempts_succeeded_total", "Logins that succeeded", lambda counts: counts[0]),
+            Metric("auth_attempts_failed_total", "Logins that failed", lambda counts: counts[1]),
+        ),
+    ),
     "connection_churn_metrics": Family(
         (),
         _churn,

@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from broker.controller.management.call import NODE, Call, Context, Route, not_found
-from broker.controller.management.gathered import Stats, all_message_stats, depths
-from broker.controller.management.object_metrics import churn
+from broker.controller.management.gathered import all_message_stats, depths
+from broker.controller.management.object_metrics import churn_rates
 from broker.controller.management.processes import status
 from broker.controller.policies import GLOBAL
 from broker.routing.types import TYPES
@@ -40,21 +40,6 @@ def listeners(context: Context) -> list[dict[str, Any]]:
     return shown
 
 
-CHURN = {"connections": "connection", "channels": "channel", "queues": "queue"}
-
-
-def churn_rates(context: Context, stats: Stats) -> dict[str, Any]:
-    """What came and went, in RabbitMQ's words: connection_created, ..."""
-    values = churn(context, stats)
-    rates = context.churn_rates.of(values)
-    shown: dict[str, Any] = {}
-    for name, value in values.items():
-        what, _, end = name.partition("_")
-        said = f"{CHURN[what]}_{end.replace('opened', 'created')}"
-        shown[said], shown[f"{said}_details"] = int(value), {"rate": rates[name]}
-    return shown
-
-
 async def overview(call: Call) -> dict[str, Any]:
     context, stats = call.context, await call.context.stats.now(totals_only=True)
     vhosts = call.visible_vhosts()
@@ -69,6 +54,10 @@ async def overview(call: Call) -> dict[str, Any]:
         "node": NODE,
         "rates_mode": "basic",
         "statistics_db_event_queue": 0,
+        # ?disable_stats and ?enable_queue_totals are the caller's choice; samples of the past are not kept.
+        "disable_stats": False,
+        "enable_queue_totals": False,
+        "sample_retention_policies": {"global": [], "basic": [], "detailed": []},
         "object_totals": {
             "connections": len(context.presence.connections()),
             "channels": int(stats.counters.get("channels", 0)),
@@ -81,7 +70,15 @@ async def overview(call: Call) -> dict[str, Any]:
         "churn_rates": churn_rates(context, stats),
         "listeners": listeners(context),
         "contexts": [
-            {"node": NODE, "description": "management", "path": "/", "port": str(one["port"]), "ssl_opts": []}
+            {
+                "node": NODE,
+                "description": "management",
+                "path": "/",
+                "ip": one["ip_address"],
+                "port": str(one["port"]),
+                "protocol": one["protocol"],
+                "ssl_opts": [],
+            }
             for one in listeners(context)
             if one["protocol"] in ("http", "https")
         ],
@@ -95,6 +92,7 @@ async def reset(call: Call) -> None:
         raise not_found()
     call.context.stats.forget()
     call.context.churn_rates.forget()
+    call.context.node_rates.forget()
 
 
 ROUTES = [

@@ -13,7 +13,9 @@ from broker.controller.management.call import NODE, Call, Context, Route, not_fo
 from broker.controller.management.gathered import Stats
 from broker.login import MECHANISMS
 from broker.routing.types import TYPES
+from shardd.wire.histogram import SUM, parts_of
 from shardd.wire.messages import LOW_ON_DISK
+from supervisor.logs import KEPT
 
 # Of what the supervisor writes; `status` and `last_end` are words for people.
 SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_end", "started_at")
@@ -125,34 +127,84 @@ def node_uptime_s(found: Iterable[dict[str, Any]]) -> float:
     return max((row.get("uptime", 0.0) for row in found), default=0.0)
 
 
+def tcp_sockets_max(context: Context, found: Iterable[dict[str, Any]]) -> int:
+    """Connections that are let in: the limit, or as many as front doors may have files."""
+    doors = sum(row.get("fd_total") or 0 for row in found if row["kind"] == "front-door")
+    return min(context.presence.connections_max or doors, doors)
+
+
+def syncs(stats: Stats) -> tuple[int, float]:
+    """Of all shards: how many, and the seconds they took, since each one's start."""
+    parts = [parts_of(numbers, "sync_us") for numbers in stats.sizes.values()]
+    count = sum(value for each in parts for k, value in each.items() if k != SUM)
+    return int(count), sum(each.get(SUM, 0.0) for each in parts) / 1e6
+
+
+def runnable() -> int:
+    """Threads of this host that run or wait for a core."""
+    return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+
+
+def processes_max() -> int:
+    return int(Path("/proc/sys/kernel/pid_max").read_text())
+
+
+def gauges(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[str, int]:
+    """What rises and falls; found: `rows`."""
+    return {
+        "mem_used": context.memory.used_bytes,
+        "fd_used": sum(row.get("fd_used") or 0 for row in found),
+        "sockets_used": len(context.presence.connections()),
+        "proc_used": len(found),
+        **{name: value for name, value in disk_room(stats).items() if name == "disk_free"},
+    }
+
+
+def _with_rates(context: Context, counted: dict[str, int]) -> dict[str, Any]:
+    rates = context.node_rates.of({name: float(value) for name, value in counted.items()})
+    return counted | {f"{name}_details": {"rate": rate} for name, rate in rates.items()}
+
+
 def node(context: Context, stats: Stats) -> dict[str, Any]:
     alarms = {shard.alarm for shard in context.shards.shards} | {context.memory.alarm}
     children = [row for row in rows(context) if row.get("rss_bytes")]
+    sync_count, sync_s = syncs(stats)
     return {
         "name": NODE,
         "type": "disc",
         "running": True,
         "processors": os.cpu_count(),
         "os_pid": str(os.getpid()),
-        "mem_used": context.memory.used_bytes,
+        **_with_rates(context, {**gauges(context, stats, children), "io_sync_count": sync_count}),
+        "io_sync_avg_time": 1000 * sync_s / sync_count if sync_count else 0,
+        "mem_calculation_strategy": "rss",
         "connections_max": context.presence.connections_max,
         "mem_alarm": context.memory.alarm != "",
         "mem_limit": context.memory.limit_bytes,
-        "fd_used": sum(row.get("fd_used") or 0 for row in children),
         "fd_total": sum(row.get("fd_total") or 0 for row in children),
         "disk_free_alarm": LOW_ON_DISK in alarms,
         "alarms": sorted(alarms - {""}),
         **disk_room(stats),
         "partitions": [],
-        "sockets_used": len(context.presence.connections()),
+        "cluster_links": [],
+        "sockets_total": tcp_sockets_max(context, children),
+        "proc_total": processes_max(),
+        "run_queue": runnable(),
+        "enabled_plugins": [],
+        "applications": [],
         "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
         "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in MECHANISMS.decode().split()],
         "db_dir": os.path.abspath(context.config.data_dir),
-        "log_files": [],
+        "log_files": log_files(context.config.runtime_dir),
         "config_files": [],
         "uptime": int(node_uptime_s(children) * 1000),
         "rates_mode": "basic",
     }
+
+
+def log_files(runtime_dir: str) -> list[str]:
+    """With the last lines of each process; the log itself goes to the journal or to standard error."""
+    return sorted(str(path) for path in Path(runtime_dir).absolute().glob(f"{KEPT}*"))
 
 
 async def nodes(call: Call) -> list[dict[str, Any]]:

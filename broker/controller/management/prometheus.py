@@ -13,7 +13,14 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from broker.controller.management import attempts, headroom, internals, object_metrics, processes
+from broker.controller.management import (
+    attempts,
+    headroom,
+    internals,
+    node_metrics,
+    object_metrics,
+    processes,
+)
 from broker.controller.management.call import NODE, Context
 from broker.controller.management.gathered import Stats, behind, lag
 from broker.controller.management.overview import RABBITMQ_VERSION, cluster_name, product_version
@@ -24,6 +31,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 AMQP = {"protocol": "amqp091"}
 CLASSIC = {**AMQP, "queue_type": "rabbit_classic_queue"}
+LETTERS = {"queue_type": CLASSIC["queue_type"], "dead_letter_strategy": "at_least_once"}
 # From what front doors count (all counters), and from what queues count (`Stats.totals`).
 OF_DOORS = {
     "received": ("received", AMQP, "Messages received"),
@@ -43,9 +51,27 @@ OF_QUEUES = {
     "redelivered": ("redelivered", CLASSIC, "Messages delivered again"),
     "acknowledged": ("acked", CLASSIC, "Messages acknowledged"),
 }
-# Sums of what /metrics/per-object has for each queue, under the same names.
+# The names that what is counted of clients has beside the global ones.
+OF_CHANNELS = {
+    "messages_published": (OF_DOORS, "received"),
+    "messages_confirmed": (OF_DOORS, "confirmed"),
+    "messages_unroutable_returned": (OF_DOORS, "returned"),
+    "messages_unroutable_dropped": (OF_DOORS, "unroutable_dropped"),
+    "messages_delivered_ack": (OF_DOORS, "delivered_manual"),
+    "messages_delivered": (OF_DOORS, "delivered_auto"),
+    "get_ack": (OF_DOORS, "got_manual"),
+    "get": (OF_DOORS, "got_auto"),
+    "get_empty": (OF_DOORS, "got_empty"),
+    "messages_redelivered": (OF_QUEUES, "redelivered"),
+    "messages_acked": (OF_QUEUES, "acked"),
+}
+# Sums of what /metrics/per-object has for each queue, connection and channel, under the same names.
 SLICE_METRICS = 50  # written between two turns of the event loop
-TOLD_OF_EACH = {f"rabbitmq_queue_messages{which}" for which in ("", "_ready", "_unacked", "_bytes")}
+TOLD_OF_EACH = {
+    f"rabbitmq_{metric.name}"
+    for family in object_metrics.PER_OBJECT_FAMILIES
+    for metric in object_metrics.FAMILIES[family].metrics
+}
 Rows = list[dict[str, Any]]  # `processes.rows`
 DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
 
@@ -98,6 +124,7 @@ async def detailed(context: Context, families: list[str], vhosts: list[str]) -> 
 
 def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
     ready, unacked = stats.totals["ready"], stats.totals["unacked"]
+    ready_bytes, unacked_bytes = stats.totals["ready_bytes"], stats.totals["unacked_bytes"]
     for name, what, value in (
         ("rabbitmq_connections", "Connections open", len(context.presence.connections())),
         ("rabbitmq_channels", "Channels open", stats.counters.get("channels", 0)),
@@ -111,16 +138,22 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
         ("rabbitmq_queue_messages_ready", "Messages ready", ready),
         ("rabbitmq_queue_messages_unacked", "Messages unacknowledged", unacked),
-        (
-            "rabbitmq_queue_messages_bytes",
-            "Bytes of messages",
-            stats.totals["ready_bytes"] + stats.totals["unacked_bytes"],
-        ),
+        ("rabbitmq_queue_messages_bytes", "Bytes of messages", ready_bytes + unacked_bytes),
+        ("rabbitmq_queue_messages_ready_bytes", "Bytes of messages ready", ready_bytes),
+        ("rabbitmq_queue_messages_unacked_bytes", "Bytes of messages unacknowledged", unacked_bytes),
+        ("rabbitmq_queue_consumers", "Consumers of queues", stats.totals["consumers"]),
+        ("rabbitmq_channel_consumers", "Consumers of channels", len(stats.consumers)),
+        ("rabbitmq_channel_messages_unacked", "Deliveries not acknowledged", unacked),
+        ("rabbitmq_connection_channels", "Channels of connections", stats.counters.get("channels", 0)),
     ):
         yield GaugeMetricFamily(name, what, value=value)
     for table, counters in ((OF_DOORS, stats.counters), (OF_QUEUES, stats.totals)):
         for name, (counter, labels, what) in table.items():
             yield _labelled(CounterMetricFamily, f"global_messages_{name}", what, labels, counters.get(counter, 0))
+    for name, (source, counter) in OF_CHANNELS.items():
+        counters = stats.counters if source is OF_DOORS else stats.totals
+        what = next(what for known, _, what in source.values() if known == counter)
+        yield CounterMetricFamily(f"rabbitmq_channel_{name}", what, value=counters.get(counter, 0))
     connected = {"publishers": stats.counters.get("publishers", 0), "consumers": len(stats.consumers)}
     for name, count in connected.items():
         yield _labelled(GaugeMetricFamily, f"global_{name}", f"{name.capitalize()} connected", AMQP, count)
@@ -141,11 +174,8 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         yield CounterMetricFamily(name, what, value=count)
     yield from _attempts(context, stats)
     for reason in DEATHS:
-        yield CounterMetricFamily(
-            f"rabbitmq_global_messages_dead_lettered_{reason}_total",
-            "Dead letters published again",
-            value=stats.counters.get(f"dead_lettered_{reason}", 0),
-        )
+        name, count = f"global_messages_dead_lettered_{reason}", stats.counters.get(f"dead_lettered_{reason}", 0)
+        yield _labelled(CounterMetricFamily, name, "Dead letters published again", LETTERS, count)
 
 
 def _attempts(context: Context, stats: Stats) -> Iterator[Metric]:
@@ -207,9 +237,6 @@ def _alarms(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
     yield GaugeMetricFamily("shardmq_connections_max", "Connections let in at once; 0: no limit", value=most)
     few = bool(processes.short_of_files(found))
     yield GaugeMetricFamily("rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", value=few)
-    for key, value in processes.disk_room(stats).items():
-        name = {"disk_free": "available", "disk_free_limit": "available_limit"}[key]
-        yield GaugeMetricFamily(f"rabbitmq_disk_space_{name}_bytes", "Of the file system of the messages", value=value)
     family = GaugeMetricFamily("shardmq_shard_alarm", "1: in effect", labels=["process", "shard", "alarm"])
     for shard, alarm in alarms:
         family.add_metric([f"shard-{shard}", str(shard), alarm], 1)
@@ -235,20 +262,11 @@ def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
         files_max.add_metric(at, row.get("fd_total") or 0)
         restarts.add_metric(at, row["restarts"] or 0)
     yield from (rss, uptime, restarts, files, files_max)
-    yield GaugeMetricFamily(
-        "rabbitmq_erlang_uptime_seconds", "Time since the broker started", value=processes.node_uptime_s(found)
-    )
-    used = sum(row.get("fd_used") or 0 for row in found)
-    yield GaugeMetricFamily("rabbitmq_process_open_fds", "Open files of all processes", value=used)
-    total = sum(row.get("fd_total") or 0 for row in found)
-    yield GaugeMetricFamily("rabbitmq_process_max_fds", "Files that all processes may open", value=total)
-    memory = context.memory
-    yield GaugeMetricFamily(
-        "rabbitmq_process_resident_memory_bytes", "Held by all processes, files apart", value=memory.used_bytes
-    )
-    yield GaugeMetricFamily(
-        "rabbitmq_resident_memory_limit_bytes", "Above it publishers are blocked", value=memory.limit_bytes
-    )
+    node = node_metrics.values(context, stats, found)
+    for what in node_metrics.FAMILIES.values():
+        for name in what.keys() & node.keys():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield kind(f"rabbitmq_{name}", what[name], value=node[name])
     names = sorted({name for process in stats.shards.values() for name in process})
     for name in names:
         family = GaugeMetricFamily(f"shardmq_shard_{name}", "As the shard reports it", labels=labels)

@@ -18,16 +18,19 @@ from broker.controller.management.call import (
     Call,
     Context,
     Route,
+    bad_request,
     check,
     not_found,
     put_status,
     table_of,
 )
-from broker.controller.management.channels import channel_name
-from broker.controller.management.gathered import Stats, message_stats
+from broker.controller.management.connections import channel_name
+from broker.controller.management.gathered import Stats, depth_rates, message_stats
 from broker.controller.management.listing import Lazy, Listing
 from broker.policies import NOTHING
+from shardd.wire.messages import QueueStats
 
+MIRROR_ACTIONS = frozenset(("sync", "cancel_sync"))
 SINGLE_ACTIVE = "x-single-active-consumer"
 
 
@@ -80,27 +83,27 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
 
 def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
     shown, known = plain(queue, context), stats.queue(queue)
-    if queue.arguments.get(SINGLE_ACTIVE) is True:
-        shown["single_active_consumer_tag"] = stats.active.get(queue.id, "")
+    is_single = queue.arguments.get(SINGLE_ACTIVE) is True
+    shown["single_active_consumer_tag"] = stats.active.get(queue.id, "") if is_single else None
+    shown["exclusive_consumer_tag"] = stats.exclusive.get(queue.id)
+    shown["head_message_timestamp"] = None  # a shard does not look into what clients say of messages
     if known is None:
         # Numbers that are not known are left out, not shown as 0.
         shown["state"] = "down"
         return shown
     shown.update(
-        messages=known.ready + known.unacked,
-        messages_ready=known.ready,
-        messages_unacknowledged=known.unacked,
+        totals(known, queue.id in stats.streams),
         consumers=known.consumers,
         memory=8 * (known.ready + known.unacked),
         message_bytes=known.ready_bytes + known.unacked_bytes,
         message_bytes_ready=known.ready_bytes,
         message_bytes_unacknowledged=known.unacked_bytes,
         message_stats=message_stats(stats, known),
+        **depth_rates(stats, known),
     )
     stream = stats.streams.get(queue.id)
     if stream is not None:
         shown.update(
-            messages=known.ready,  # what is read stays
             memory=0,
             message_bytes=known.ready_bytes,
             first_offset=stream.first_offset,
@@ -109,6 +112,17 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
             stream_positions=stream.positions,
         )
     return shown
+
+
+def totals(known: QueueStats, is_stream: bool) -> dict[str, Any]:
+    """Of a stream what is read stays."""
+    messages = known.ready if is_stream else known.ready + known.unacked
+    return {"messages": messages, "messages_ready": known.ready, "messages_unacknowledged": known.unacked}
+
+
+def row_with_totals(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
+    known = stats.queue(queue)
+    return plain(queue, context) | (totals(known, queue.id in stats.streams) if known is not None else {})
 
 
 def _queue(call: Call) -> QueuePut:
@@ -132,9 +146,16 @@ async def get_all(call: Call) -> Lazy[QueuePut]:
     vhosts, context = call.vhosts(), call.context
     order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
 
+    async def looked(queues: list[QueuePut] | None) -> Stats:
+        return await (context.stats.now(totals_only=True) if queues is None else context.stats.of(queues))
+
     async def look(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
-        stats = await (context.stats.now(totals_only=True) if queues is None else context.stats.of(queues))
+        stats = await looked(queues)
         return lambda queue: row(queue, stats, context)
+
+    async def look_at_totals(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
+        stats = await looked(queues)
+        return lambda queue: row_with_totals(queue, stats, context)
 
     def in_order() -> Sequence[QueuePut]:
         names = [
@@ -143,13 +164,25 @@ async def get_all(call: Call) -> Lazy[QueuePut]:
         return names[0] if len(names) == 1 else [queue for of_vhost in names for queue in of_vhost]
 
     keys = partial(queue_order.keys, context)
-    return Lazy(_Listed(in_order), lambda queue: plain(queue, context), PLAIN, ATTRIBUTES, look, order, keys, in_order)
+    return Lazy(
+        _Listed(in_order),
+        lambda queue: plain(queue, context),
+        PLAIN,
+        ATTRIBUTES,
+        look,
+        order,
+        keys,
+        in_order,
+        look_at_totals,
+    )
 
 
 async def get(call: Call) -> dict[str, Any]:
     queue = _queue(call)
     stats = await call.context.stats.of([queue])
     shown = row(queue, stats, call.context)
+    # Who publishes how much to what, and who gets how much of it, nobody counts: rates_mode is basic.
+    shown |= {"incoming": [], "deliveries": []}
     shown["consumer_details"] = [
         one for one in consumers.rows(call, stats) if one["queue"] == {"name": queue.name, "vhost": queue.vhost}
     ]
@@ -185,6 +218,19 @@ async def delete(call: Call) -> None:
     check(await authority.delete_queue(vhost.name, queue.name, call.flag("if-unused"), call.flag("if-empty")))
 
 
+class ActionBody(msgspec.Struct):
+    action: str
+
+
+async def act(call: Call) -> None:
+    """Mirrors, which RabbitMQ's actions are about, no queue has: to synchronise them, or stop that, is done at once."""
+    call.vhost_to_change()
+    _queue(call)
+    action = (await call.body(ActionBody)).action
+    if action not in MIRROR_ACTIONS:
+        raise bad_request(f"unknown action: {action}")
+
+
 async def pause(call: Call) -> None:
     await _set_paused(call, True)
 
@@ -214,6 +260,7 @@ ROUTES = [
     Route("PUT", "/api/queues/{vhost}/{queue}", put),
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge),
+    Route("POST", "/api/queues/{vhost}/{queue}/actions", act),
     Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
     Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
 ]

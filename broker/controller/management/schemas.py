@@ -87,12 +87,15 @@ MORE: Final[dict[str, str]] = {
     "Queue": (
         "messages:int messages_ready:int messages_unacknowledged:int consumers:int memory:int message_bytes:int "
         "message_bytes_ready:int message_bytes_unacknowledged:int message_stats:map consumer_details:list "
-        "owner_pid_details:map"
+        "owner_pid_details:map exclusive_consumer_tag:str? single_active_consumer_tag:str? messages_details:map "
+        "messages_ready_details:map "
+        "messages_unacknowledged_details:map incoming:list deliveries:list"
     ),
     "Connection": "channels:int recv_oct:int send_oct:int send_pend:int user_provided_name:str?",
     "Channel": (
         "prefetch_count:int global_prefetch_count:int messages_unacknowledged:int consumer_count:int confirm:bool "
-        "transactional:bool messages_unconfirmed:int"
+        "transactional:bool messages_unconfirmed:int messages_uncommitted:int acks_uncommitted:int message_stats:map "
+        "user_who_performed_action:str consumer_details:list publishes:list deliveries:list"
     ),
     "Node": "disk_free:int disk_free_limit:int",
     "Load": (

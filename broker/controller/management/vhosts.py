@@ -31,8 +31,15 @@ def about(put: VhostPut) -> dict[str, Any]:
 
 
 def row(vhost: Vhost, stats: Stats) -> dict[str, Any]:
-    known = [stats.queues[q.id] for q in vhost.queues.values() if q.id in stats.queues]
-    ready, unacked = sum(q.ready for q in known), sum(q.unacked for q in known)
+    ready, unacked = _depth(vhost, stats)
+    before = stats.before or stats
+    ready_before, unacked_before = _depth(vhost, before)
+    grown = {
+        "": ready + unacked - ready_before - unacked_before,
+        "_ready": ready - ready_before,
+        "_unacknowledged": unacked - unacked_before,
+    }
+    seconds = stats.at - before.at
     return {
         "name": vhost.name,
         **about(vhost.put),
@@ -43,7 +50,14 @@ def row(vhost: Vhost, stats: Stats) -> dict[str, Any]:
         "messages": ready + unacked,
         "messages_ready": ready,
         "messages_unacknowledged": unacked,
+        **{f"messages{which}_details": {"rate": n / seconds if seconds > 0 else 0.0} for which, n in grown.items()},
     }
+
+
+def _depth(vhost: Vhost, stats: Stats) -> tuple[int, int]:
+    """Ready and unacknowledged."""
+    known = [stats.queues[q.id] for q in vhost.queues.values() if q.id in stats.queues]
+    return sum([q.ready for q in known]), sum([q.unacked for q in known])
 
 
 async def get_all(call: Call) -> Listing:

@@ -9,7 +9,7 @@ from typing import Any
 from broker.catalog import Right, Vhost
 from broker.controller.groups import Group, Member, Name, Seat, Terms, VirtualQueue
 from broker.controller.management.call import Call, Route, check, not_found
-from broker.controller.management.channels import channel_name
+from broker.controller.management.connections import channel_name
 from broker.controller.management.listing import Listing
 
 NOBODY = Terms()  # one that has left, and gives up what it holds

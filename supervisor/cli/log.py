@@ -1,0 +1,79 @@
+"""log_tail, log_tail_stream, log_location: the last lines of all the broker's processes, wherever its log goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from supervisor.cli.api import Api
+
+LINES_MAX = 1_000  # what one answer holds
+LOOK_EACH_S = 0.5
+LATE_S = 2.0  # a process may write a line so much later than another one of the same moment
+
+
+def log_tail(
+    api: Api, number: Annotated[int, typer.Option("--number", "-N", min=1, max=LINES_MAX, help="Lines.")] = 10
+) -> None:
+    """The last lines of the log, of all processes together."""
+    for row in api.get("logs")[-number:]:
+        typer.echo(line(row))
+
+
+def log_tail_stream(
+    api: Api,
+    duration: Annotated[float | None, typer.Option("--duration", "-d", help="Seconds; else on and on.")] = None,
+) -> None:
+    """What is logged from now on, as it comes, until Ctrl-C."""
+    end = None if duration is None else time.monotonic() + duration
+    news = News(api.get("logs"))
+    try:
+        while end is None or time.monotonic() < end:
+            time.sleep(LOOK_EACH_S)
+            for row in news.of(api.get("logs", since=str(news.since))):
+                typer.echo(line(row))
+    except KeyboardInterrupt:
+        return
+
+
+def log_location(api: Api) -> None:
+    """Files with the last lines of each process. The whole log is in the journal, or where standard error goes."""
+    for node in api.get("nodes"):
+        for path in node["log_files"]:
+            typer.echo(path)
+
+
+def line(row: dict[str, Any]) -> str:
+    """As a process writes it to standard error; an exception below."""
+    at = datetime.fromtimestamp(row["time"]).astimezone().isoformat(" ", "milliseconds")
+    said = f"{at} {row.get('level', '').upper()} {row.get('process', '')} {row.get('logger', '')}: "
+    exception = f"\n{row['exception']}" if row.get("exception") else ""
+    return f"{said}{row.get('message', '')}{exception}"
+
+
+class News:
+    """Rows that were not there at the look before."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._seen: dict[tuple[Any, ...], float] = {}
+        self._newest = 0.0
+        for _ in self.of(rows):
+            pass
+
+    @property
+    def since(self) -> float:
+        """What may be news is later than that."""
+        return max(0.0, self._newest - LATE_S)
+
+    def of(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for row in rows:
+            key = tuple(sorted(row.items()))
+            if key not in self._seen:
+                self._seen[key] = row["time"]
+                self._newest = max(self._newest, row["time"])
+                yield row
+        self._seen = {key: at for key, at in self._seen.items() if at > self.since}
