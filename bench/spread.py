@@ -1,11 +1,13 @@
 """What spreading over many queues costs, and how throughput grows with shards and front doors.
 
-    python bench/spread.py costs [--runs 3] [--bodies 16,200,1024] [--only drain] [--data DIR]
+    python bench/spread.py costs [--runs 5] [--bodies 16,200,1024] [--only drain] [--data DIR]
     python bench/spread.py growth [--runs 3] [--seconds 2] [--data DIR]
 
 `costs`: CPU of the broker a message, publishing random keys to a stream exchange of 8 shards beside one queue, and a
 consumer of its virtual queue that drains a backlog beside a consumer of one queue. Both sides take turns on one
-broker; a ratio is of medians.
+broker, and the first turn warms it up. Each other turn gives a ratio of two runs side by side; the row says their
+median, the lowest and the highest. Publishing counts to its end: what is left in sockets when the generator has sent
+all, and the sync that comes each second, are waited for; and nothing of one run is left to do when the next one begins.
 
 `growth`: the same load through brokers of 1 to N shards and front doors. On few cores the rates say little, for the
 processes and the generator share them; what each kind of process spends on a message says how many it could do with a
@@ -21,6 +23,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from pathlib import Path
 
 import generator
@@ -35,38 +38,50 @@ ONE = "--exchange direct --queues 1 --keys 1"
 ONE_OF_ANY = "--exchange fanout --queues 1 --keys 100000"
 EIGHT = "--exchange stream --queues 8 --keys 100000"
 VIRTUAL = f"{EIGHT} --virtual"
+PUBLISH = "--no-consume --hold"
 ACKS = "--prefetch 2000 --ack-every 100"
 # What is compared: name, options for one queue, for eight, how much more it may cost.
 PAIRS = (
-    ("publish", f"{ONE} --no-consume", f"{EIGHT} --no-consume", 1.25),
-    ("publish, beside one queue with these keys", f"{ONE_OF_ANY} --no-consume", f"{EIGHT} --no-consume", 1.25),
+    ("publish", f"{ONE} {PUBLISH}", f"{EIGHT} {PUBLISH}", 1.25),
+    ("publish, beside one queue with these keys", f"{ONE_OF_ANY} {PUBLISH}", f"{EIGHT} {PUBLISH}", 1.25),
     ("drain, no acks", f"{ONE} --backlog", f"{VIRTUAL} --backlog", 1.25),
     ("drain, ack(multiple) every 100", f"{ONE} --backlog {ACKS}", f"{VIRTUAL} --backlog {ACKS}", 1.25),
 )
 # Bytes of bodies and names in one run, so that each takes about as long; and the most messages.
-RUN_BYTES = 400_000_000
-MESSAGES_MAX = 3_000_000
+RUN_BYTES = 200_000_000
+MESSAGES_MAX = 1_500_000
 NAMES_BYTES = 60
 # Shards and front doors of the brokers that are measured.
 SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (4, 4))
 LOAD = f"--body 100 --batch 64K {EIGHT} --producers 4 --consumers 4 --consumer-queues 2"
 MODEL_CORES = (2, 4, 8, 16, 32)
 LIMIT_S = 120.0
+# A broker has nothing left to do when it takes less than this share of a core for so long; but not before a second is
+# over, after which what nobody waits for is synced.
+QUIET_SHARE, QUIET_S, SYNCED_S = 0.05, 0.2, 1.2
+QUIET_S_MAX = 60.0
 
 
 def costs_of(target: Target, options: str) -> Costs:
-    """One run: read at the generator's marks."""
+    """One run: read at the generator's marks, or with `--hold` when all is done."""
     assert target.pid is not None
     who = roles(target.pid)
+    settle(target)
     at: dict[str, Costs] = {}
     report: dict[str, float] = {}
     with started(target, options.split(), LIMIT_S) as process:
-        assert process.stdout
+        assert process.stdout and process.stdin
         for line in process.stdout:
-            if line.startswith("@"):
-                at[line.strip()] = {role: machine.cpu_seconds(pids) for role, pids in who.items()}
-            elif line.startswith("{"):
-                report = json.loads(line)
+            match line.strip():
+                case "@start" | "@end" as mark:
+                    at[mark] = spent(who)
+                case "@hold":
+                    settle(target)
+                    at["@end"] = spent(who)
+                    process.stdin.write("\n")
+                    process.stdin.flush()
+                case text if text.startswith("{"):
+                    report = json.loads(text)
     if not report or report.get("error"):
         raise RunFailed(str(report.get("error") or "the generator ended without a report"))
     rate = report["consumed_per_s"] or report["published_per_s"]
@@ -75,29 +90,58 @@ def costs_of(target: Target, options: str) -> Costs:
     return found | {"all": sum(found.values()), "rate": rate}
 
 
+def spent(who: dict[str, list[int]]) -> Costs:
+    """CPU seconds so far."""
+    return {role: machine.cpu_seconds(pids) for role, pids in who.items()}
+
+
+def settle(target: Target) -> None:
+    """Wait until the broker has done what it was given, and synced it."""
+    pids = target.processes()
+    begun = time.monotonic()
+    while True:
+        since, before = time.monotonic(), machine.cpu_seconds(pids)
+        time.sleep(QUIET_S)
+        now = time.monotonic()
+        if machine.cpu_seconds(pids) - before < QUIET_SHARE * (now - since) and now - begun > SYNCED_S:
+            return
+        if now - begun > QUIET_S_MAX:
+            raise RunFailed(f"the broker was not quiet within {QUIET_S_MAX:.0f} s")
+
+
 def medians(runs: list[Costs]) -> Costs:
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
+def turns(target: Target, common: str, one: str, eight: str, count: int) -> list[tuple[Costs, Costs]]:
+    """So many pairs of runs, one of each side, after one that warms up; who begins changes from pair to pair."""
+    found: list[tuple[Costs, Costs]] = []
+    for turn in range(count + 1):
+        sides = [(0, one), (1, eight)]
+        costs = {
+            side: costs_of(target, f"{common} {options} --prefix {side}{turn}")
+            for side, options in (sides if turn % 2 else reversed(sides))
+        }
+        if turn:
+            found.append((costs[0], costs[1]))
+    return found
+
+
 def show_costs(options: argparse.Namespace) -> None:
-    print("| | body | one queue, ns | front door | shards | eight, ns | front door | shards | ratio | at most |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| | body | one queue, ns | front door | shards | eight | front door | shards | ratio | from, to | at most |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for body in options.bodies:
         messages = min(MESSAGES_MAX, RUN_BYTES // (body + NAMES_BYTES))
         common = f"--body {body} --batch 64K --messages {messages}"
         for name, one, eight, most in (pair for pair in PAIRS if options.only in pair[0]):
             with own_broker(options.data) as target:
-                runs = [
-                    [
-                        costs_of(target, f"{common} {each} --prefix {side}{turn}")
-                        for side, each in enumerate((one, eight))
-                    ]
-                    for turn in range(options.runs)
-                ]
-            sides = [medians([turn[side] for turn in runs]) for side in (0, 1)]
+                pairs = turns(target, common, one, eight, options.runs)
+            sides = [medians([pair[side] for pair in pairs]) for side in (0, 1)]
             cells = [f"{side[role]:,.0f}" for side in sides for role in ("all", "front door", "shard")]
-            ratio = sides[1]["all"] / sides[0]["all"]
-            print(f"| {name} | {body} B | {' | '.join(cells)} | {ratio:.2f} | {most} |", flush=True)
+            ratios = [eight_costs["all"] / one_costs["all"] for one_costs, eight_costs in pairs]
+            spread = f"{min(ratios):.2f}, {max(ratios):.2f}"
+            row = [name, f"{body} B", *cells, f"{statistics.median(ratios):.2f}", spread, f"{most}"]
+            print(f"| {' | '.join(row)} |", flush=True)
 
 
 def show_growth(options: argparse.Namespace) -> None:
@@ -127,7 +171,7 @@ def best_split(cores: int, door_ns: float, shard_ns: float) -> tuple[int, float]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("costs", "growth"))
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--bodies", type=lambda text: [int(each) for each in text.split(",")], default=[16, 200, 1024])
     parser.add_argument("--only", default="", metavar="PART", help="of `costs`: rows whose name has this")

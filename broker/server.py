@@ -61,7 +61,7 @@ DRAIN_S = 5.0
 WATCHDOG_S = 2.0
 # While all reads are full a shard's batch waits until it has that many bytes: what it costs whatever is in it is then
 # little beside what each message costs.
-BATCH_BYTES_MIN = 128 << 10
+BATCH_BYTES_MIN = 192 << 10
 IPV4_AS_IPV6 = "::ffff:"
 # Changes that take nothing away, and that ask nothing of who is connected.
 ONLY_MORE = frozenset((BindingPut, ExchangePut, QueuePut))

@@ -55,6 +55,10 @@ class DelayQueue(Queue):
     def restore(self, arrival: Arrival, now: int) -> None:
         self._waiting.push_many(arrival.entries, arrival.facts)
 
+    @property
+    def is_asleep(self) -> bool:
+        return False
+
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Let go what is due; whether there is more that may go now."""
         if self.departures is None:

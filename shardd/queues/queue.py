@@ -131,6 +131,12 @@ class Queue(Backlog):
 
     # -- out -------------------------------------------------------------------------------------------
 
+    @property
+    def is_asleep(self) -> bool:
+        """Nobody consumes it, and nothing in it leaves by itself: a turn would find nothing to do, whatever arrived."""
+        acts = self._is_bounded or self._is_timed or self.is_watched or self._facts or self._resting is not None
+        return not (acts or self.consumers.all)
+
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Hand out at most about `bytes_max`; whether there is more to hand out now."""
         given = 0

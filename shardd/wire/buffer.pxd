@@ -2,7 +2,7 @@
 """Bytes that grow, and the head of every message: shared by packer.pyx and codec.pyx."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport realloc
+from libc.stdlib cimport malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 cdef enum:
@@ -11,7 +11,7 @@ cdef enum:
     WIRE_VERSION = 1
 
 cdef struct Bytes:
-    uint8_t *data
+    uint8_t *data  # NULL and some room: it was given away, see regain()
     size_t used
     size_t room
 
@@ -27,6 +27,15 @@ cdef inline int reserve(Bytes *b, size_t more) noexcept nogil:
             return -1
         b.data = data
         b.room = room
+    return 0
+
+cdef inline int regain(Bytes *b) noexcept nogil:
+    """Memory of the size of what was given away: as a rule the same, given back meanwhile and still in the cache."""
+    if b.data == NULL and b.room:
+        b.data = <uint8_t *> malloc(b.room)
+        if b.data == NULL:
+            b.room = 0
+            return -1
     return 0
 
 cdef inline void write_header(uint8_t *p, uint8_t kind, uint16_t peer, uint32_t incarnation, uint32_t epoch,

@@ -28,8 +28,9 @@ from libc.string cimport memcmp, memcpy, memset
 
 from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, same, write_header
 from shardd.wire.publishes cimport (
-    IN_SEQUENCE, PERSISTENT, RECORD_HEADER, RUN, Row, Target, Writer, begin_run, c_crc32c, close_record, crc32c_start, end_run,
-    open_record, put, put_head, record_flags, sequence_read, sequence_t,
+    IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, RECORD_HEADER, RUN, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
+    close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, sequence_read, sequence_t,
+    stored_bytes,
 )
 
 cdef extern from "key_hash.h" nogil:
@@ -109,8 +110,7 @@ cdef struct Spread:  # an exchange that gives each message to one of its queues,
     Route *routes  # one for each queue
     uint64_t *seeds  # of a jump hash: the sum of weights up to here
     double *weights
-    uint32_t *groups  # while a table is packed: first and last row of each route (0: none), then the routes that have some
-    uint32_t grouped  # how many these are
+    uint32_t *ends  # while a table is packed: of each route, where its rows end in Packer.order
     uint8_t *exchange
     uint32_t exchange_len  # as on the line, with its length byte
 
@@ -211,7 +211,7 @@ cdef class Routes:
             free(spread.routes)
             free(spread.seeds)
             free(spread.weights)
-            free(spread.groups)
+            free(spread.ends)
             free(spread.exchange)
         self.spread_count = 0
 
@@ -281,10 +281,10 @@ cdef class Routes:
         spread.routes = <Route *> calloc(count, sizeof(Route))
         spread.seeds = <uint64_t *> calloc(count, 8)
         spread.weights = <double *> calloc(count, 8)
-        spread.groups = <uint32_t *> calloc(3 * <size_t> count, 4)
+        spread.ends = <uint32_t *> calloc(count, 4)
         self.spread_count += 1
         if spread.exchange == NULL or spread.routes == NULL or spread.seeds == NULL or spread.weights == NULL or \
-                spread.groups == NULL:
+                spread.ends == NULL:
             raise MemoryError()
         spread.count = count
         spread.exchange[0] = <uint8_t> len(exchange)
@@ -390,13 +390,11 @@ cdef class Records:
 
 
 cdef Records handed_over(Bytes *records):
-    """What follows gets memory of the same size: it comes back from where this one goes soon."""
+    """What follows gets memory of the same size with its first record, regain()."""
     cdef Records taken = Records.__new__(Records)
     taken._data = records.data
     taken._used = records.used
-    records.data = <uint8_t *> malloc(records.room)
-    if records.data == NULL:
-        records.room = 0
+    records.data = NULL
     return taken
 
 
@@ -416,7 +414,8 @@ cdef class Packer:
     # Of the rows of the table that is packed, as far as a spread chooses:
     cdef uint64_t *hashes
     cdef uint32_t *chosen
-    cdef uint32_t *following  # the next one of its group, counted from 1
+    cdef uint32_t *order  # by queue
+    cdef bint alike  # they belong into the same record, but for the queue
     cdef size_t spread_room
     cdef list larges  # of each shard, bodies that were left: (records before it, view), ...
 
@@ -463,7 +462,7 @@ cdef class Packer:
             if self.hashes == NULL:
                 raise MemoryError("publish batch")
             self.chosen = <uint32_t *> (self.hashes + rows)
-            self.following = self.chosen + rows
+            self.order = self.chosen + rows
             self.spread_room = rows
         row = <Row *> &table[0] + start
         if lasting and rows - start == 1 and row.body_len >= LARGE_BYTES and row.body_frames == 1:
@@ -557,59 +556,104 @@ cdef class Packer:
         self.near_count = count
 
     cdef size_t collect(self, Routes routes, Spread *spread, const uint8_t *buf, Row *table, size_t rows) noexcept nogil:
-        """Of rows from the first of `table` on, which is the spread's, as many as are like it: their number. Each is
-        in the group of its queue: one record for all instead of one for each. A step for all rows at a time: what one row has to
-        wait for keeps no other from being begun."""
-        cdef size_t count = 0, i
-        cdef uint32_t chosen
-        cdef uint32_t *first = spread.groups
-        cdef uint32_t *last = spread.groups + spread.count
+        """Of rows from the first of `table` on, which is the spread's, as many as are like it: their number. `order` then
+        has them by queue, those of each in their order: one record for all instead of one for each. A step for all rows at a
+        time: what one row has to wait for keeps no other from being begun."""
+        cdef size_t count = 0
+        cdef uint32_t i, chosen, at = 0
+        cdef uint32_t *ends = spread.ends
+        cdef uint64_t facts = facts_of(table)
         cdef Row *row
         cdef int flags
+        self.alike = table.flags & (SPECIAL | MAY_HAVE_SEQUENCE) == 0
         while count < rows:
             row = table + count
-            if count:
-                if row.channel != table.channel or not goes_to(buf + row.line_off, row.line_len, spread):
-                    break
+            if count and (row.channel != table.channel or not goes_to(buf + row.line_off, row.line_len, spread)):
+                break
+            if facts_of(row) != facts or not self.alike:
                 flags = record_flags(buf, row)
                 if flags < 0:
                     break
+                self.alike = False
                 if flags & IN_SEQUENCE:
                     self.in_sequence = True
             self.hashes[count] = routes.hash_of(spread, buf + row.line_off)
             count += 1
         routes.choose(spread, self.hashes, <uint32_t> count, self.chosen)
-        for i in range(count):
+        memset(ends, 0, 4 * <size_t> spread.count)
+        for i in range(<uint32_t> count):
+            ends[self.chosen[i]] += 1
+        for chosen in range(spread.count):
+            i = ends[chosen]
+            ends[chosen] = at
+            at += i
+        for i in range(<uint32_t> count):
             chosen = self.chosen[i]
-            if first[chosen]:
-                self.following[last[chosen] - 1] = <uint32_t> i + 1
-            else:
-                first[chosen] = <uint32_t> i + 1
-                spread.groups[2 * spread.count + spread.grouped] = chosen
-                spread.grouped += 1
-            last[chosen] = <uint32_t> i + 1
-            self.following[i] = 0
+            self.order[ends[chosen]] = i
+            ends[chosen] += 1
         return count
 
     cdef int put_groups(self, Spread *spread, const uint8_t *buf, Row *table, uint32_t connection, uint16_t channel,
                         uint64_t first_seq, uint64_t now_ms, uint64_t generation) noexcept nogil:
-        """What was collected, queue after queue; in the order of each queue. `first_seq`: of the first row, or 0."""
-        cdef uint32_t k, at, chosen
-        cdef uint64_t seq
+        """What was collected, queue after queue. `first_seq`: of the first row, or 0."""
+        cdef uint32_t chosen, at = 0, end
         cdef Row *row
-        cdef int failed = 0
-        for k in range(spread.grouped):
-            chosen = spread.groups[2 * spread.count + k]
-            at = spread.groups[chosen]
-            spread.groups[chosen] = 0
-            while at and not failed:
-                row = &table[at - 1]
-                seq = first_seq + (at - 1) if first_seq else 0
-                at = self.following[at - 1]
-                failed = self.add(&spread.routes[chosen], buf, row, connection, channel, seq, now_ms,
-                                  <uint8_t> record_flags(buf, row), generation)
-        spread.grouped = 0
-        return failed
+        for chosen in range(spread.count):
+            end = spread.ends[chosen]
+            if at < end and self.alike and not first_seq:
+                if self.add_alike(&spread.routes[chosen], buf, table, self.order + at, end - at, connection, channel,
+                                  now_ms, generation):
+                    return -1
+                at = end
+            while at < end:
+                row = &table[self.order[at]]
+                if self.add(&spread.routes[chosen], buf, row, connection, channel,
+                            first_seq + self.order[at] if first_seq else 0, now_ms, <uint8_t> record_flags(buf, row), generation):
+                    return -1
+                at += 1
+        return 0
+
+    cdef int add_alike(self, Route *route, const uint8_t *buf, Row *table, const uint32_t *order, uint32_t count,
+                       uint32_t connection, uint16_t channel, uint64_t now_ms, uint64_t generation) noexcept nogil:
+        """As add(), of rows for one queue that want no confirms and differ in nothing that makes another record."""
+        cdef Target *target = route.targets
+        cdef Writer *w = &self.writers[target.shard]
+        cdef uint32_t i
+        cdef uint8_t *to
+        cdef Row *row = &table[order[0]]
+        cdef uint8_t flags = PERSISTENT if row.delivery_mode == 2 else 0
+        cdef size_t size = 8
+        for i in range(count):
+            size += stored_bytes(&table[order[i]])
+        if size >= RUN_BYTES_MAX:
+            for i in range(count):
+                if self.add(route, buf, &table[order[i]], connection, channel, 0, now_ms, flags, generation):
+                    return -1
+            return 0
+        if not (self.goes_on(w, target, row, connection, channel, flags, generation) and w.next_seq == 0
+                and w.records.used - w.record_at + size < RUN_BYTES_MAX):
+            close_record(w)
+            if open_record(w, target, row, connection, channel, 0, now_ms, flags):
+                return -1
+            w.generation = generation
+        if reserve(&w.records, size):
+            return -1
+        to = w.records.data + w.records.used
+        for i in range(count):
+            to = copied(to, buf, &table[order[i]])
+        w.records.used = to - w.records.data
+        w.count += count
+        w.messages += count
+        self.touched |= <uint64_t> 1 << target.shard
+        if flags & PERSISTENT and route.durable:
+            w.needs_sync = 1
+        return 0
+
+    cdef inline bint goes_on(self, Writer *w, Target *target, Row *row, uint32_t connection, uint16_t channel, uint8_t flags,
+                             uint64_t generation) noexcept nogil:
+        """Whether the row belongs into the record that is open there, as long as that is not too long."""
+        return w.is_open and w.target == target and w.generation == generation and w.connection == connection \
+            and w.channel == channel and w.flags == flags and w.priority == row.priority and w.ttl_ms == row.ttl_ms
 
     cdef inline int add(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,
                         uint64_t seq, uint64_t now_ms, uint8_t flags, uint64_t generation) noexcept nogil:
@@ -620,9 +664,8 @@ cdef class Packer:
             target = &route.targets[k]
             w = &self.writers[target.shard]
             self.touched |= <uint64_t> 1 << target.shard
-            if not (w.is_open and w.target == target and w.generation == generation and w.connection == connection and w.channel == channel
-                    and w.flags == flags and w.priority == row.priority
-                    and w.ttl_ms == row.ttl_ms and w.records.used - w.record_at < RUN_BYTES_MAX):
+            if not (self.goes_on(w, target, row, connection, channel, flags, generation)
+                    and w.records.used - w.record_at < RUN_BYTES_MAX):
                 close_record(w)
                 if open_record(w, target, row, connection, channel, seq, now_ms, flags):
                     return -1

@@ -5,7 +5,7 @@ table that the AMQP library makes of a read."""
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from shardd.wire.buffer cimport Bytes, copy_short, reserve
+from shardd.wire.buffer cimport Bytes, copy_short, regain, reserve
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
@@ -39,7 +39,7 @@ cdef struct Row:  # a publish, as frames.pyx describes it
     uint32_t body_off
     uint32_t body_frames
     uint64_t body_len
-    uint32_t ttl_ms
+    uint32_t ttl_ms  # from here on 8 bytes that decide, with the line, about the record: facts_of()
     uint8_t delivery_mode
     uint8_t priority
     uint8_t flags
@@ -104,6 +104,11 @@ cdef inline void close_record(Writer *w) noexcept nogil:
     if w.is_open:
         seal(w, NULL, 0)
 
+cdef inline uint64_t facts_of(const Row *row) noexcept nogil:
+    cdef uint64_t facts
+    memcpy(&facts, &row.ttl_ms, 8)
+    return facts
+
 cdef inline int record_flags(const uint8_t *buf, Row *row) noexcept nogil:
     """Of the record it belongs into; -1: the caller has to look at it."""
     cdef sequence_t place
@@ -144,7 +149,7 @@ cdef inline int open_record(Writer *w, Target *target, Row *row, uint32_t connec
                   uint64_t seq, uint64_t now_ms, uint8_t flags) noexcept nogil:
     cdef uint8_t *p
     cdef uint16_t n16
-    if reserve(&w.records, RECORD_HEADER + 4 * target.queues + 8):
+    if regain(&w.records) or reserve(&w.records, RECORD_HEADER + 4 * target.queues + 8):
         return -1
     w.record_at = w.records.used
     p = w.records.data + w.record_at
@@ -190,17 +195,16 @@ cdef inline int put_head(Writer *w, const uint8_t *buf, Row *row, size_t *zeros)
     zeros[0] = seal(w, buf + row.body_off + 7, row.body_len)
     return 0
 
-cdef inline int put(Writer *w, const uint8_t *buf, Row *row) noexcept nogil:
-    """Append the row's publish as a stored message."""
+cdef inline size_t stored_bytes(Row *row) noexcept nogil:
+    return 8 + (row.line_len - 1) + <size_t> row.props_len + row.body_len
+
+cdef inline uint8_t *copied(uint8_t *p, const uint8_t *buf, Row *row) noexcept nogil:
+    """The row's publish as a stored message, to where there is room for it; where it ends."""
     cdef uint32_t line = row.line_len - 1  # without the bits
-    cdef uint32_t size, n32
+    cdef uint32_t size
     cdef uint64_t left
     cdef const uint8_t *frame
-    cdef uint8_t *p
-    if reserve(&w.records, 16 + line + row.props_len + row.body_len):
-        return -1
-    p = w.records.data + w.records.used
-    n32 = <uint32_t> row.body_len
+    cdef uint32_t n32 = <uint32_t> row.body_len
     memcpy(p, &n32, 4)
     memcpy(p + 4, &row.props_len, 4)
     copy_short(p + 8, buf + row.line_off, line)
@@ -215,7 +219,13 @@ cdef inline int put(Writer *w, const uint8_t *buf, Row *row) noexcept nogil:
         p += size
         left -= size
         frame += size + 8
-    w.records.used = p - w.records.data
+    return p
+
+cdef inline int put(Writer *w, const uint8_t *buf, Row *row) noexcept nogil:
+    """Append the row's publish to the open record."""
+    if reserve(&w.records, stored_bytes(row) + 8):
+        return -1
+    w.records.used = copied(w.records.data + w.records.used, buf, row) - w.records.data
     w.count += 1
     w.messages += 1
     return 0

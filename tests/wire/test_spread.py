@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from broker.amqp import frames
 from broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_weighted
 from shardd.wire import codec, packer
+from shardd.wire.lane import joined
 
 MEMBERS = [(weight, seed, shard, queue, False) for weight, seed, shard, queue in
            ((1, 11, 0, 100), (1, 22, 1, 200), (3, 33, 0, 300), (1, 44, 1, 400))]  # fmt: skip
@@ -195,3 +196,61 @@ def test_of_random_keys_each_queue_has_one_record_not_one_for_each_message() -> 
     assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (500, packer.DONE)
     messages = [packing.take(shard, 0, 1, 1, 1) for shard in (0, 1)]
     assert [len(records_of(codec.read_publish(message).records)) for message in messages if message] == [2, 2]
+
+
+Sent = tuple[bytes, int, int, int, int]  # key, ttl, delivery mode, priority, bytes of the body
+SENT = st.tuples(
+    st.sampled_from([b"a", b"bb", b"ccc", b"a key that is longer than most others are"]),
+    st.sampled_from([0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 50]),
+    st.sampled_from([0, 0, 1, 2]),
+    st.sampled_from([0xFF, 0xFF, 0xFF, 3]),
+    st.sampled_from([0, 1, 7, 40, 300, 20_000, 90_000]),
+)
+
+
+def frames_of(sent: list[Sent]) -> tuple[bytes, bytes]:
+    """A read of publishes to `spread`, and its table; each body says which one it is."""
+    buffer, table = bytearray(), b""
+    for number, (key, ttl, mode, priority, size) in enumerate(sent):
+        line = line_of(b"spread", key)
+        at = len(buffer)
+        body = (b"%d " % number * size)[:size]
+        buffer += line + b"\0\0" + b"\3\0\1" + size.to_bytes(4, "big") + body + b"\xce"
+        found = (ttl, mode, priority, 0)
+        table += frames.row(at, len(line), 1, at + len(line), 2, at + len(line) + 2, size, found)
+    return bytes(buffer), table
+
+
+@given(st.lists(SENT, min_size=1, max_size=60), st.booleans(), st.integers(1, 4))
+def test_each_queue_gets_its_messages_in_order_and_as_they_were_sent(
+    sent: list[Sent], confirms: bool, times: int
+) -> None:
+    """Also when batches are kept while others are packed, and when a group is longer than a record may grow."""
+    routes, packing = packer.Routes(7), packer.Packer(2)
+    assert routes.learn_spread(b"spread", packer.MODULUS, MEMBERS)
+    buffer, table = frames_of(sent)
+    kept = []
+    for turn in range(2):
+        for _ in range(times):
+            assert packing.pack(routes, buffer, table, 0, 9, confirms, 1000) == (len(sent), packer.DONE)
+        kept += [packing.take_parts(shard, 0, 1, 1, turn) for shard in (0, 1)]
+    wanted: dict[int, list[tuple[bytes, int, bool, int]]] = {}
+    for _ in range(2 * times):
+        for number, (key, ttl, mode, priority, size) in enumerate(sent):
+            stored = size.to_bytes(4, "little") + (2).to_bytes(4, "little") + line_of(b"spread", key)[:-1] + b"\0\0"
+            one = (stored + (b"%d " % number * size)[:size], ttl, mode == 2, priority)
+            wanted.setdefault(MEMBERS[modulus(key_hash(key), 4)][3], []).append(one)
+    found: dict[int, list[tuple[bytes, int, bool, int]]] = {}
+    for message in (joined(parts) for parts in kept if parts is not None):
+        records, at = codec.read_publish(message).records, 0
+        for (queue,), messages in records_of(records):
+            head = records[at : at + 28]
+            assert int.from_bytes(head[4:8], "little") == packer.crc32c(records[at + 8 : at + record_bytes(head)])
+            facts = (int.from_bytes(head[16:20], "little"), bool(head[27] & 1), head[26])
+            found.setdefault(queue, []).extend((one, *facts) for one in messages)
+            at += record_bytes(head)
+    assert found == wanted
+
+
+def record_bytes(head: memoryview) -> int:
+    return int.from_bytes(head[:4], "little")
