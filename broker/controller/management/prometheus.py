@@ -44,7 +44,7 @@ OF_QUEUES = {
     "acknowledged": ("acked", CLASSIC, "Messages acknowledged"),
 }
 # Sums of what /metrics/per-object has for each queue, under the same names.
-SLICE_METRICS = 50  # written between two turns of the event loop
+SLICE_METRICS = 25  # written before others have a turn
 TOLD_OF_EACH = {f"rabbitmq_queue_messages{which}" for which in ("", "_ready", "_unacked", "_bytes")}
 Rows = list[dict[str, Any]]  # `processes.rows`
 DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
