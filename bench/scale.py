@@ -46,8 +46,6 @@ DELAY_SPREAD_MS = 1000  # delayed messages are due at random within this time
 DELAYED_BODY_BYTES = 100
 DELAYED_AT_ONCE = 10_000
 COUNT_EACH_S = 0.05
-SCRAPE_ROUNDS = 5  # each without scraping, then with
-SCRAPE_PROBE_S = 10
 # How often: what monitoring does, and as fast as it is answered.
 SCRAPE_EACH_S: dict[str, float | None] = {"without": None, "each 5 s": 5.0, "in a loop": 0.0}
 RATE_ROUNDS = 3
@@ -411,20 +409,36 @@ def measure_scrape(options: argparse.Namespace) -> None:
         own.http("/api/exchanges/%2F/amq.fanout/publish", json.dumps(ONE_MESSAGE).encode())
         time.sleep(SETTLE_S)
         found: dict[str, list[generator.Figures]] = {what: [] for what in SCRAPE_EACH_S}
-        for _ in range(SCRAPE_ROUNDS):
-            for what, figures in found.items():
-                each_s = SCRAPE_EACH_S[what]
-                beside: AbstractContextManager[list[list[float]]] = nullcontext([])
-                if each_s is not None:
-                    beside = repeating(own, SCRAPED, each_s)
-                with beside as seconds:
-                    figures.append(generator.measure(own.target(), probe(SCRAPE_PROBE_S), SCRAPE_PROBE_S))
-                for path, took in zip(SCRAPED, zip(*seconds, strict=True), strict=False):
-                    say(f"scrape: {what}: {path.partition('&')[0]}", statistics.median(took), f"s, {len(took)} times")
+        order = list(found)
+        for _ in range(options.scrape_rounds):
+            for what in order:
+                found[what].append(_scraped(own, what, options.scrape_probe_s))
+            order = [*order[1:], order[0]]  # what the machine does now and then falls on each of them
+        alone = found["without"]
         for what, runs in found.items():
             for name in ("p50", "p99"):
                 told_all(f"scrape: {what}: latency {name}", [run[f"latency_{name}_us"] / 1000 for run in runs], "ms")
             told_all(f"scrape: {what}: the broker's cores", [run["cores"] for run in runs], "cores")
+            told_all(f"scrape: {what}: the controller's cores", [run["controller"] for run in runs], "cores")
+            beside = zip(runs, alone, strict=True)
+            ratios = [run["latency_p99_us"] / other["latency_p99_us"] for run, other in beside]
+            told_all(f"scrape: {what}: p99 beside that without", ratios, "times")
+
+
+def _scraped(own: Broker, what: str, seconds: float) -> generator.Figures:
+    """What messages feel, and the cores the controller takes."""
+    each_s = SCRAPE_EACH_S[what]
+    beside: AbstractContextManager[list[list[float]]] = nullcontext([])
+    if each_s is not None:
+        beside = repeating(own, SCRAPED, each_s)
+    controller = own.controller()
+    begun, used = time.monotonic(), machine.process_cpu_seconds(controller)
+    with beside as times:
+        figures = generator.measure(own.target(), probe(seconds), seconds)
+        figures["controller"] = (machine.process_cpu_seconds(controller) - used) / (time.monotonic() - begun)
+    for path, took in zip(SCRAPED, zip(*times, strict=True), strict=False):
+        say(f"scrape: {what}: {path.partition('&')[0]}", statistics.median(took), f"s, {len(took)} times")
+    return figures
 
 
 @contextmanager
@@ -629,6 +643,8 @@ def main() -> int:
     parser.add_argument("--consumer-shards", type=int, default=64, help="that they divide")
     parser.add_argument("--delayed", type=int, default=1_000_000, help="messages that wait at an exchange")
     parser.add_argument("--delay-s", type=float, default=120, help="until they are due")
+    parser.add_argument("--scrape-rounds", type=int, default=5)
+    parser.add_argument("--scrape-probe-s", type=float, default=10.0, help="of each way to ask, in each round")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--data-parent", type=Path, help="the disk that is measured")
     options = parser.parse_args()

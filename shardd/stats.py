@@ -26,28 +26,30 @@ def of_peers(peers: Iterable[Peer]) -> dict[str, float]:
 
 
 def of_queues(queues: Iterable[Queue]) -> tuple[list[m.QueueStats], list[m.ConsumerStats]]:
+    """Of many that are looked at while messages wait: half a microsecond each."""
     found, consumers = [], []
     for queue in queues:
         found.append(of_queue(queue))
-        consumers += [of_consumer(each) for each in queue.consumers]
+        if len(queue.consumers):
+            consumers += [of_consumer(each) for each in queue.consumers]
     return found, consumers
 
 
 def of_queue(queue: Queue) -> m.QueueStats:
     counters = queue.counters
-    return m.QueueStats(
-        id=queue.id,
-        ready=queue.ready_count + queue.delayed_count + queue.kept_back,
-        unacked=queue.unacked_count,
-        consumers=len(queue.consumers),
-        ready_bytes=queue.ready_bytes,
-        unacked_bytes=queue.unacked_bytes,
-        published=counters.published,
-        delivered=counters.delivered,
-        acked=counters.acked,
-        redelivered=counters.redelivered,
-        got=counters.got,
-        repeated=counters.repeated,
+    return m.QueueStats(  # by place: names take as long as all the rest
+        queue.id,
+        queue.ready_count + queue.delayed_count + queue.kept_back,
+        queue.unacked_count,
+        len(queue.consumers),
+        queue.ready_bytes,
+        queue.unacked_bytes,
+        counters.published,
+        counters.delivered,
+        counters.acked,
+        counters.redelivered,
+        counters.got,
+        counters.repeated,
     )
 
 

@@ -38,7 +38,7 @@ LANE = 7  # both ways, no body: what follows comes through the ring again, see l
 LOW_ON_DISK = "low on disk"
 DISK_STALLED = "disk does not answer"
 # Queues told of in one StatsReply: what a shard does at once, while its clients wait.
-STATS_QUEUES_MAX = 64
+STATS_QUEUES_MAX = 128
 # An incarnation is the time since the machine started, in steps shorter than a process takes to start.
 INCARNATION_STEP_NS = 100_000_000
 

@@ -143,3 +143,21 @@ async def test_who_wants_totals_does_not_have_every_connection_described(shards:
     whole = await gatherer.now()
     assert len(whole.connections) == len(whole.channels) == 1
     assert await gatherer.now(totals_only=True) is whole
+
+
+async def test_who_asks_for_totals_and_who_for_everything_share_a_look(shards: FakeShards) -> None:
+    clock = Clock()
+    gatherer = Gatherer(shards, FakeDoors(), clock)
+    await gatherer.now()
+    for _ in range(3):  # as monitoring does, again and again
+        clock.now += 5
+        asked = len(shards.asked)
+        totals = await gatherer.now(totals_only=True)
+        assert await gatherer.now() is totals
+        assert len(shards.asked) - asked == asked_by_one_look(shards)
+    clock.now += gathered.WHOLE_S
+    assert (await gatherer.now(totals_only=True)).connections == {}, "nobody has wanted them for long"
+
+
+def asked_by_one_look(shards: FakeShards) -> int:
+    return sum(-(-len(ids) // shards.part) for ids in shards.ids.values())

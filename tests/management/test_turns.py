@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.controller.management.turns import AT_ONCE_S, REST_S_MAX, REST_SHARE, RESTS_S_MAX, Budget, Turns
+from broker.controller.management.turns import (
+    AT_ONCE_S,
+    LOOP_S,
+    REST_S_MAX,
+    REST_SHARE,
+    RESTS_S_MAX,
+    WAITED_SHARE,
+    Budget,
+    Turns,
+)
 
 pieces = st.lists(st.tuples(st.integers(0, 4), st.floats(0.0001, 0.01)), min_size=1, max_size=300)
 
@@ -64,3 +77,52 @@ def test_no_answer_rests_for_ever_and_none_for_long_at_a_time() -> None:
         turns.go_on()
     assert max(rests) <= REST_S_MAX
     assert sum(rests) <= RESTS_S_MAX
+
+
+PIECE_S = LOOP_S / 5
+
+
+async def test_the_processor_is_offered_after_each_piece_and_the_event_loop_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine, offered, looped = Machine(), 0, 0
+
+    def offer() -> None:
+        nonlocal offered
+        offered += 1
+
+    async def beside() -> None:
+        nonlocal looped
+        while True:
+            await asyncio.sleep(0)
+            looped += 1
+
+    monkeypatch.setattr(os, "sched_yield", offer)
+    turns, other = machine.turns(Budget()), asyncio.create_task(beside())
+    await asyncio.sleep(0)
+    offered = looped = 0
+    for _ in range(100):
+        machine.work(PIECE_S)
+        await turns.others_first()
+    other.cancel()
+    assert offered == 100
+    assert 10 <= looped <= 25
+
+
+@given(st.floats(0.001, 0.1))
+def test_where_processors_are_always_wanted_a_long_answer_has_its_share(wait_s: float) -> None:
+    machine = Machine()
+
+    def others_work() -> None:
+        machine.now += wait_s
+
+    async def answer() -> None:
+        turns = machine.turns(Budget())
+        for _ in range(round(2 * AT_ONCE_S / PIECE_S)):
+            machine.work(PIECE_S)
+            await turns.others_first()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "sched_yield", others_work)
+        asyncio.run(answer())
+    assert machine.worked >= WAITED_SHARE / (1 + WAITED_SHARE) * machine.now - wait_s

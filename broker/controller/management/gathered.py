@@ -16,9 +16,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from msgspec.structs import astuple
+
 from broker.changes import QueuePut
 from broker.control import DoorReport
 from broker.controller.authority import ShardSilent
+from broker.controller.management.turns import Turns
 from broker.routing import delaying
 from shardd.wire import messages as wire
 from shardd.wire.messages import (
@@ -36,12 +39,15 @@ FRESH_SHARE = 10  # looking at everything takes at most one second of so many
 FRESH_S_MAX = 30.0
 STATS_S_MAX = 2.0
 LONG_LOOK_S = 0.05
+WHOLE_S = 60.0  # after somebody wanted connections and channels too, each look has them: one for all who look
 ORDER_S_MAX = 60.0  # a listing may be in the order of then, with the numbers of now
 LOOKED_AT_MAX = 10_000  # queues whose last numbers are remembered, to make rates of
 RATE_S_MAX = 60.0  # older ones make no rate of now
 
 COUNTERS = ("published", "delivered", "acked", "redelivered", "got", "repeated")
 SIZES = ("ready", "unacked", "ready_bytes", "unacked_bytes", "consumers")
+
+_QUEUE_FIELDS = QueueStats.__struct_fields__
 
 T = TypeVar("T")
 
@@ -127,6 +133,7 @@ class Gatherer:
         self._took = 0.0
         self._asking: asyncio.Task[Stats] | None = None
         self._asking_totals = False
+        self._whole_at = -WHOLE_S
         self._looks: OrderedDict[int, _Look] = OrderedDict()
 
     @property
@@ -136,6 +143,8 @@ class Gatherer:
 
     async def now(self, totals_only: bool = False) -> Stats:
         """Of everything, at most `fresh_s` old. `totals_only`: connections and channels need not be told one by one."""
+        if not totals_only:
+            self._whole_at = self._clock()
         is_fresh = self._last.at and self._clock() - self._last.at < self.fresh_s
         if is_fresh and (totals_only or not self._last.totals_only):
             return self._last
@@ -164,6 +173,7 @@ class Gatherer:
         return self._last
 
     def _begin(self, totals_only: bool) -> asyncio.Task[Stats]:
+        totals_only = totals_only and self._clock() - self._whole_at >= WHOLE_S
         asking = self._asking = asyncio.create_task(self._ask(totals_only))
         self._asking_totals = totals_only
         asking.add_done_callback(self._asked)
@@ -179,7 +189,8 @@ class Gatherer:
         if before is not None:
             before.before = None
         asked = [shard.number for shard in self._shards.shards if shard.ready]
-        looks = map(self._look_over, asked)
+        turns = Turns()
+        looks = [self._look_over(shard, turns) for shard in asked]
         reports, seen = await asyncio.gather(_in_time(self._doors.reports(totals_only), []), asyncio.gather(*looks))
         stats = Stats(at=self._clock(), before=before, totals_only=totals_only)
         for each in seen:
@@ -191,12 +202,13 @@ class Gatherer:
             stats.connections_before, self._connections = self._connections, (stats.at, stats.connections)
             channels = {(report["owner"], report["number"]): report for report in stats.channels}
             stats.channels_before, self._channels = self._channels, (stats.at, channels)
-        # To wait for a shard that is silent is no work; the others' news must not get old for it.
-        self._took = stats.at - begun if stats.shards.keys() >= set(asked) else 0.0
+        # To wait for a shard that is silent is no work, nor is a rest; the others' news must not get old for it.
+        took = stats.at - begun - turns.rested_s / max(1, len(asked))
+        self._took = max(0.0, took) if stats.shards.keys() >= set(asked) else 0.0
         self._last = stats
         return stats
 
-    async def _look_over(self, shard: int) -> Stats:
+    async def _look_over(self, shard: int, turns: Turns) -> Stats:
         """All used queues of one shard, some at a time; nothing of one that falls silent meanwhile."""
         seen, passed = Stats(), 0
         while True:
@@ -207,6 +219,7 @@ class Gatherer:
             if not reply.rest:
                 return seen
             passed += wire.STATS_QUEUES_MAX
+            await turns.others_first()
 
     async def _reply(self, shard: int, queues: list[int] | None, passed: int = 0) -> StatsReply | None:
         asked = self._shards.request(shard, lambda n: wire.Stats(n, queues, passed), STATS_S_MAX)
@@ -284,8 +297,9 @@ def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
     if isinstance(reply, StreamsReply):
         stats.streams.update((stream.id, stream) for stream in reply.streams)
         stats.readers.update((reader_key(reader), reader) for reader in reply.readers)
-    for name in (*COUNTERS, *SIZES):
-        stats.totals[name] += sum([getattr(queue, name) for queue in reply.queues])
+    for name, column in zip(_QUEUE_FIELDS, zip(*map(astuple, reply.queues), strict=True), strict=False):
+        if name in stats.totals:
+            stats.totals[name] += sum(column)
 
 
 def _add_process(stats: Stats, shard: int, process: Mapping[str, float]) -> None:

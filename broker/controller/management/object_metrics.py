@@ -21,7 +21,8 @@ from broker.controller.management.connections import channel_name
 from broker.controller.management.gathered import Stats, behind
 from broker.controller.management.turns import Turns
 
-SLICE_ROWS = 1_000
+SLICE_ROWS = 250  # what takes 0.1 ms, or twice that when it is new
+WRITTEN_BYTES = 64 << 10  # at a time
 DETAILED = "rabbitmq_detailed_"
 PER_OBJECT = "rabbitmq_"
 CLUSTER = "rabbitmq_cluster_"  # what is the same whatever node is asked
@@ -76,10 +77,16 @@ async def lines(
         for metric in family.metrics:
             full = (family.prefix or prefix) + metric.name
             kind = "counter" if full.endswith("_total") else "gauge"
-            yield f"# HELP {full} {metric.what}\n# TYPE {full} {kind}\n".encode()
+            parts = [f"# HELP {full} {metric.what}\n# TYPE {full} {kind}\n".encode()]
+            size = 0
             for block in blocks:
-                yield block.of(full, metric.value)
+                parts.append(block.of(full, metric.value))
+                size += len(parts[-1])
+                if size >= WRITTEN_BYTES:
+                    yield b"".join(parts)
+                    parts, size = [], 0
                 await turns.others_first()
+            yield b"".join(parts)
 
 
 def _slices(things: Iterable[Any]) -> Iterable[list[Any]]:
