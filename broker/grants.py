@@ -181,12 +181,16 @@ class Grants:
         part.whole.granted += count
 
     def _cover_others(self, part: Part) -> None:
-        """What the others at its shard use of what it had stays lent to them."""
-        others = [each for each in part.whole.parts.values() if each.shard == part.shard and each.wanted]
+        """What the others at its shard use of what it had stays lent to them, also to those that are about to stop."""
+        others = [each for each in part.whole.parts.values() if each.shard == part.shard and each is not part]
         used = sum(each.held for each in others) - sum(each.granted for each in others)
-        user = next((each for each in others if each.held > 0 and each.lent), None)
-        if used > 0 and user is not None:
-            self._give(user, used)
+        users = [each for each in others if each.held > 0 and each.lent]
+        if used > 0 and users:
+            user = next((each for each in users if each.wanted), None)
+            if user is not None:
+                self._give(user, used)
+            else:
+                self._lend(users[0], used)
 
     def _hold(self, part: Part) -> None:
         if part.lent:

@@ -242,3 +242,15 @@ def test_whose_turn_it_is_takes_all_that_is_free_at_its_shard() -> None:
         bench.settle()
         bench.rest()
     assert list(bench.given.values()) == [200] * 8
+
+
+def test_what_parts_of_one_shard_hold_counts_when_they_all_stop_at_once() -> None:
+    bench = Bench([2, 1, 1], 4)
+    bench.numbers[103].publish(103, 9)
+    bench.numbers[102].publish(102, 9)
+    bench.rest()
+    assert bench.whole.outstanding == 4
+    bench.stop(101)
+    bench.stop(102)
+    bench.rest()  # the limit is checked with each delivery
+    assert bench.whole.outstanding == 4
