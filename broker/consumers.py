@@ -76,6 +76,7 @@ class Virtual:
         self.limit = 0
         self.outstanding = 0  # deliveries that are not settled
         self.granted = 0  # deliveries let through but not yet here; of lent prefetches, their sum
+        self.turns: dict[int, None] = {}  # shards that were lent some; first who had a turn longest ago
 
     @property
     def is_member(self) -> bool:
@@ -85,9 +86,9 @@ class Virtual:
 
 
 class Part(Consumer):
-    """A virtual consumer's share of one shard."""
+    """A virtual consumer's share of one shard queue."""
 
-    __slots__ = ("bounds", "held", "leaving", "recalled", "seat", "settled", "wanted")
+    __slots__ = ("bounds", "held", "leaving", "lowered", "recalled", "seat", "settled", "wanted")
 
     def __init__(self, whole: Virtual, number: int, seat: SeatName) -> None:
         super().__init__(whole.client, whole.channel, number, whole.tag)
@@ -101,6 +102,12 @@ class Part(Consumer):
         self.prefetch = whole.limit
         self.wanted = True  # to be attached
         self.recalled: int | None = None  # what it may keep of its lent prefetch while others want some
+        self.lowered = 0  # by so much, in turns of others, since its lent prefetch began anew
         self.leaving = False  # on its way to give the seat up
         self.held = 0  # deliveries that are not settled; in a transaction, not committed
         self.settled = asyncio.Event()  # it holds nothing, while it is leaving
+
+    @property
+    def takes_turns(self) -> bool:
+        """With parts at other shards, in using what its virtual consumer may have."""
+        return self.lent and self.wanted and self.attached and not self.affinity

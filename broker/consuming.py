@@ -25,7 +25,7 @@ from broker.consumers import FREE, Consumer, Part, Virtual
 from broker.counts import Counts
 from broker.grants import Grants
 from broker.replies import Replies
-from broker.settling import acks_together
+from broker.settling import ALL_TOGETHER, acks_together
 from broker.shard_link import ShardLinks, ShardRefused
 from broker.virtual import VirtualConsuming, affinity_of
 from shardd.wire import messages as wire
@@ -617,27 +617,35 @@ class Consuming:
 
     def settle_runs(self, kind: int, runs: list[Run], at_once: bool = False) -> None:
         """Of one channel; in a transaction when it is committed, and then `at_once`: acks wait for no others."""
+        wholes: dict[Virtual, None] = {}
         for run in runs:
             last = run.first_number + run.last_tag - run.first_tag
-            self._tell_settled(kind, run, last, at_once)
+            self._tell_settled(kind, run, last, at_once, wholes)
             if kind == wire.REQUEUE and run.consumer.reading is not None and run.epoch == run.consumer.reading.epoch:
                 run.consumer.reading.give_back(run.first_number, last)
             if run.consumer.tag:  # what basic.get took does not count
                 run.consumer.channel.outstanding -= run.last_tag - run.first_tag + 1
                 if run.consumer.whole is not None:
                     self.virtual.settled(run.consumer, run.last_tag - run.first_tag + 1)
+        for whole in wholes:
+            self.grants.take_turns(whole)
         if runs and (channel := runs[0].consumer.channel).limit and channel.wanting:
             self.grants.share(channel)
 
-    def _tell_settled(self, kind: int, run: Run, last: int, at_once: bool) -> None:
-        """Its shard, now or soon."""
+    def _tell_settled(self, kind: int, run: Run, last: int, at_once: bool, wholes: dict[Virtual, None]) -> None:
+        """Its shard, now or soon. `wholes`: whose acks wait together."""
         consumer = run.consumer
-        if kind == wire.ACK and not at_once:
+        if kind != wire.ACK or at_once:
+            self.links.settle(consumer.shard, run.epoch, consumer.number, kind, run.first_number, last)
+        elif isinstance(consumer, Part) and consumer.takes_turns:
+            whole = consumer.whole
+            wholes[whole] = None
+            number = consumer.number
+            self.links.ack(consumer.shard, run.epoch, number, run.first_number, last, ALL_TOGETHER, whole.number)
+        else:
             prefetch = consumer.granted if consumer.lent else consumer.prefetch
             together = acks_together(prefetch, consumer.affinity)
             self.links.ack(consumer.shard, run.epoch, consumer.number, run.first_number, last, together)
-        else:
-            self.links.settle(consumer.shard, run.epoch, consumer.number, kind, run.first_number, last)
 
     def recover(self, channel: Channel) -> None:
         """All unacknowledged deliveries of the channel go back to their queues."""

@@ -9,6 +9,9 @@ that is used up one of them asks for more; where nothing is left, the others are
 or what is above the share of their shard. The sum of the pieces never exceeds the limit. On a channel with a limit they
 live by grants like the others.
 
+Acks wait at the front door for each other. When they make room for a batch, all of it goes to one shard, in turn, and
+the others whose acks are among them are lent as much less (`take_turns`).
+
 Whoever asked first gets first, so that a small limit is shared in turn.
 """
 
@@ -18,6 +21,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from broker.consumers import Consumer, Part, Virtual
+from broker.settling import acks_together
 from shardd.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -70,6 +74,10 @@ class Grants:
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
         """Grants given back, or asked for."""
+        if isinstance(consumer, Part) and consumer.lent:
+            short = min(count - consumer.granted, consumer.lowered)
+            if short > 0:
+                self._make_good(consumer, short)
         if consumer.lent or consumer.channel.limit:
             self.use(consumer, count)
             if wants:
@@ -92,6 +100,7 @@ class Grants:
         consumer.channel.wanting.pop(consumer, None)
         if isinstance(consumer, Part):
             consumer.recalled = None
+            consumer.lowered = 0
 
     def stopped(self, consumer: Consumer) -> None:
         """It gets nothing any more; of a lent prefetch what it holds stays in use."""
@@ -103,6 +112,7 @@ class Grants:
 
     def gone(self, part: Part) -> None:
         """With its queue; what it holds is nobody's."""
+        self._links.tell_settled(part.shard)  # what its acks were to make room for
         self.drop(part)
         self._cover_others(part)
 
@@ -111,6 +121,64 @@ class Grants:
         if part.lent:
             self.use(part, count)
             self.share(part.channel)
+
+    def take_turns(self, whole: Virtual) -> None:
+        """Acks of it were added to those that wait. When they are worth a batch, the room they make goes to one shard,
+        of those that want it to who had it longest ago: few large pieces cost less than many small ones."""
+        links = self._links.links
+        room = {shard: links[shard].settles.room_made(whole.number) for shard in whole.turns}
+        if sum(room.values()) < acks_together(whole.limit, False):
+            return
+        parts: dict[int, list[Part]] = {}
+        for part in whole.parts.values():
+            if part.takes_turns:
+                parts.setdefault(part.shard, []).append(part)
+        users = {consumer.shard for consumer in whole.channel.wanting if consumer.whole is whole}
+        users |= {shard for shard in room if room[shard] > 0 or links[shard].settles.lowered(whole.number)}
+        users &= parts.keys()
+        if not users:
+            return  # all are about to stop
+        whose = next(shard for shard in whole.turns if shard in users)
+        links[whose].settles.due = True
+        if len(users) > 1:
+            moved = sum(self._lower(parts[shard], room[shard]) for shard in users if shard != whose)
+            self._lend_turn(parts[whose], moved)
+            del whole.turns[whose]
+            whole.turns[whose] = None
+
+    def _lower(self, parts: list[Part], room: int) -> int:
+        """What these have, at one shard, by as much as acks that wait there make room for; how much that was."""
+        left = room
+        for part in parts:
+            count = min(part.granted, left)
+            if count > 0:
+                left -= count
+                part.lowered += count
+                self.use(part, count)
+                self._links.links[part.shard].settles.lower(part.whole.number, part.number, count)
+        return room - left if room > 0 else 0
+
+    def _lend_turn(self, parts: list[Part], count: int) -> None:
+        """To these, at one shard: first what it was to be lowered by, and was not told of yet."""
+        settles, numbers = self._links.links[parts[0].shard].settles, {part.number: part for part in parts}
+        for number, back in settles.raise_again(parts[0].whole.number, count):
+            count -= back
+            self._add(numbers.get(number, parts[0]), back)
+        self._add(parts[0], count)
+        settles.lend(parts[0].number, count)
+
+    def _make_good(self, part: Part, count: int) -> None:
+        """It gave back some, and was lowered by so much of that meanwhile: the others there are lowered instead."""
+        settles = self._links.links[part.shard].settles
+        for other in part.whole.parts.values():
+            some = min(other.granted, count)
+            if some > 0 and other is not part and other.shard == part.shard and other.takes_turns:
+                count -= some
+                other.lowered += some
+                self.use(other, some)
+                settles.lower(part.whole.number, other.number, some)
+                self._add(part, some)
+                settles.lend(part.number, some)
 
     def share(self, channel: Channel) -> None:
         """Give the room there is to the consumers that asked."""
@@ -174,19 +242,27 @@ class Grants:
                         part.recalled = keep
                         self._links.tell(part.shard, wire.Recall(part.number, keep))
 
-    @staticmethod
-    def _lend(part: Part, count: int) -> None:
+    def _lend(self, part: Part, count: int) -> None:
         part.recalled = None
+        self._add(part, count)
+
+    @staticmethod
+    def _add(part: Part, count: int) -> None:
         part.granted += count
         part.whole.granted += count
+        part.whole.turns.setdefault(part.shard)
 
     def _cover_others(self, part: Part) -> None:
-        """What the others at its shard use of what it had stays lent to them."""
-        others = [each for each in part.whole.parts.values() if each.shard == part.shard and each.wanted]
+        """What the others at its shard use of what it had stays lent to them, also to those that are about to stop."""
+        others = [each for each in part.whole.parts.values() if each.shard == part.shard and each is not part]
         used = sum(each.held for each in others) - sum(each.granted for each in others)
-        user = next((each for each in others if each.held > 0 and each.lent), None)
-        if used > 0 and user is not None:
-            self._give(user, used)
+        users = [each for each in others if each.held > 0 and each.lent]
+        if used > 0 and users:
+            user = next((each for each in users if each.wanted), None)
+            if user is not None:
+                self._give(user, used)
+            else:
+                self._lend(users[0], used)
 
     def _hold(self, part: Part) -> None:
         if part.lent:

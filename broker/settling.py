@@ -5,20 +5,27 @@ by one, each would cost the shard a turn and the next deliveries a batch of thei
 for each other: until they are half of its prefetch, or ACKS_TOGETHER_MAX, or something else goes to that shard, and for
 ACKS_WAIT_S at the most. Rejects and requeues are told at once.
 
+The acks of a virtual consumer wait together, at all shards: the room they make goes to one shard as a whole, in turn
+(grants.py). One whose acks wait behind that is told with them that the room is another's.
+
 Decides only; the clock is the caller's (shard_link.py).
 """
 
 from __future__ import annotations
 
-from shardd.wire.messages import ACK
+from shardd.wire.messages import ACK, LENT, LOWERED
 
 # Acks of one consumer that wait for each other: by then a batch costs little more than its messages.
 ACKS_TOGETHER_MAX = 256
+# Of those of a virtual consumer somebody else decides.
+ALL_TOGETHER = 1 << 62
 # Ranges that wait, of all consumers at one shard.
 RANGES_MAX = 4096
 ACKS_WAIT_S = 0.002
+# Those whose room another shard has got wait so many times as long, for the turn of their own.
+TURN_WAITS_MAX = 5
 
-# Consumer number, kind, first and last delivery number.
+# Consumer number, kind, first and last delivery number, or what that kind has there.
 Settle = tuple[int, int, int, int]
 
 
@@ -32,36 +39,83 @@ def acks_together(prefetch: int, counts_keys: bool) -> int:
 class Settles:
     """Of one shard, in the order in which they came; neighbouring acks of a consumer are one. `due`: not to wait."""
 
-    __slots__ = ("_acks", "due", "ranges")
+    __slots__ = ("_last_range", "_lent", "_lowered", "_waited", "_waiting", "due", "ranges")
 
     def __init__(self) -> None:
         self.ranges: list[Settle] = []
-        self._acks: dict[int, list[int]] = {}  # by consumer: where its last range of acks is, how many acks wait
+        self._last_range: dict[int, int] = {}  # of acks, by consumer
+        self._waiting: dict[int, int] = {}  # acks, by consumer or by the virtual consumer it is a part of
+        self._lowered: dict[int, dict[int, int]] = {}  # by virtual consumer and part
+        self._lent: dict[int, int] = {}  # by part
+        self._waited = 0  # times ACKS_WAIT_S
         self.due = False
 
     def __bool__(self) -> bool:
-        return bool(self.ranges)
+        return bool(self.ranges or self._lent or self._lowered)
 
     def add(self, consumer: int, kind: int, first: int, last: int) -> None:
         self.ranges.append((consumer, kind, first, last))
         self.due = True
 
-    def ack(self, consumer: int, first: int, last: int, together: int) -> None:
-        """`together`: so many of this consumer do not wait for more."""
-        waiting = self._acks.get(consumer)
-        if waiting is None:
-            waiting = self._acks[consumer] = [len(self.ranges), 0]
-            self.ranges.append((consumer, ACK, first, last))
-        elif self.ranges[waiting[0]][3] + 1 == first:
-            self.ranges[waiting[0]] = (consumer, ACK, self.ranges[waiting[0]][2], last)
+    def ack(self, consumer: int, first: int, last: int, together: int, whole: int = 0) -> None:
+        """`together`: so many do not wait for more; of this consumer, or of all parts of `whole`."""
+        at = self._last_range.get(consumer)
+        if at is not None and self.ranges[at][3] + 1 == first:
+            self.ranges[at] = (consumer, ACK, self.ranges[at][2], last)
         else:
-            waiting[0] = len(self.ranges)
+            self._last_range[consumer] = len(self.ranges)
             self.ranges.append((consumer, ACK, first, last))
-        waiting[1] += last + 1 - first
-        if waiting[1] >= together or len(self.ranges) >= RANGES_MAX:
+        who = whole or consumer
+        waiting = self._waiting[who] = self._waiting.get(who, 0) + last + 1 - first
+        if waiting >= together or len(self.ranges) >= RANGES_MAX:
             self.due = True
 
     def take(self) -> list[Settle]:
-        """All of them, to be told now."""
-        ranges, self.ranges, self._acks, self.due = self.ranges, [], {}, False
+        """All there is to tell, now."""
+        ranges, self.ranges, self._last_range, self._waiting, self.due = self.ranges, [], {}, {}, False
+        if self._lent or self._lowered:
+            lowered = [(part, LOWERED, count, 0) for parts in self._lowered.values() for part, count in parts.items()]
+            ranges = [*lowered, *ranges, *((part, LENT, count, 0) for part, count in self._lent.items())]
+            self._lent, self._lowered = {}, {}
+        self._waited = 0
         return ranges
+
+    def may_wait_on(self) -> bool:
+        """After ACKS_WAIT_S: there are only acks whose room is another's. Counts how often it was so."""
+        self._waited += 1
+        if not self._lowered or self._waited >= TURN_WAITS_MAX:
+            return False
+        return all(self.room_made(who) <= 0 for who in self._waiting)
+
+    # -- the room that acks of a virtual consumer make (grants.py) -----------------------------------------------
+
+    def room_made(self, whole: int) -> int:
+        """By acks that wait, and not given to another yet."""
+        return self._waiting.get(whole, 0) - self.lowered(whole)
+
+    def lowered(self, whole: int) -> int:
+        return sum(self._lowered[whole].values()) if whole in self._lowered else 0
+
+    def lower(self, whole: int, part: int, count: int) -> None:
+        """With those acks it is told that they make no room."""
+        parts = self._lowered.setdefault(whole, {})
+        parts[part] = parts.get(part, 0) + count
+
+    def raise_again(self, whole: int, most: int) -> list[tuple[int, int]]:
+        """They do make it, up to so much: (part, count) of what it is not lowered by any more."""
+        parts, found = self._lowered.get(whole, {}), []
+        for part, count in list(parts.items()):
+            back = min(count, most)
+            if back:
+                found.append((part, back))
+                most -= back
+                parts[part] -= back
+                if not parts[part]:
+                    del parts[part]
+        if not parts:
+            self._lowered.pop(whole, None)
+        return found
+
+    def lend(self, part: int, count: int) -> None:
+        self._lent[part] = self._lent.get(part, 0) + count
+        self.due = True

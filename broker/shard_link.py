@@ -299,20 +299,33 @@ class ShardLinks:
         if link.epoch == epoch:
             link.settles.add(consumer, kind, first, last)
 
-    def ack(self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int) -> None:
-        """As settle(), but it may wait a moment for more of this consumer, up to `together`."""
+    def ack(self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int, whole: int = 0) -> None:
+        """As settle(), but it may wait a moment for more of this consumer, or of all parts of `whole`, up to
+        `together`."""
         link = self.links[shard]
         if link.epoch == epoch:
-            link.settles.ack(consumer, first, last, together)
-            if not (self._acks_wait or link.settles.due or self._loop is None):
-                self._acks_wait = True
-                self._loop.call_later(ACKS_WAIT_S, self._acks_waited)
+            link.settles.ack(consumer, first, last, together, whole)
+            if not link.settles.due:
+                self._wait_for_acks()
+
+    def _wait_for_acks(self) -> None:
+        if not self._acks_wait and self._loop is not None:
+            self._acks_wait = True
+            self._loop.call_later(ACKS_WAIT_S, self._acks_waited)
+
+    def tell_settled(self, shard: int) -> None:
+        """At once, whatever it is."""
+        if self.links[shard].settles:
+            self._flush_link(self.links[shard])
 
     def _acks_waited(self) -> None:
         self._acks_wait = False
         for link in self.links:
-            if link.settles.ranges:
-                self._flush_link(link)
+            if link.settles:
+                if link.settles.may_wait_on():
+                    self._wait_for_acks()
+                else:
+                    self._flush_link(link)
 
     def credit(self, shard: int, epoch: int, connection: int, count: int) -> None:
         """`count` bytes of deliveries that came in `epoch` left for that client."""
@@ -343,7 +356,7 @@ class ShardLinks:
             link.credits.clear()
             return
         shard, epoch, packer = link.shard, link.epoch, self.packer
-        if link.settles.ranges:
+        if link.settles:
             link.send(envelope.settles(self.peer, self.incarnation, epoch, shard, link.settles.take()))
         messages = packer.messages(shard)
         message = packer.take_parts(shard, self.peer, self.incarnation, epoch, link.batch + 1, bool(link.gathering))

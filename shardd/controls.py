@@ -460,6 +460,14 @@ class Controls(ABC):
             consumer.tune(tune.prefetch, tune.granted, tune.lent)
             self._dirty[consumer.queue] = None
 
+    @staticmethod
+    def _on_turn(holder: Consumer | Getter | None, kind: int, count: int) -> None:
+        if isinstance(holder, Consumer) and holder.lent and holder.loan is not None:
+            if kind == m.LENT:
+                holder.loan.begin_turn_of_shard(holder, count)
+            elif kind == m.LOWERED:
+                holder.loan.lower(holder, count)
+
     def _on_recall(self, peer: Peer, recall: m.Recall, now: int) -> None:
         consumer = peer.holders.get(recall.consumer)
         if isinstance(consumer, Consumer) and consumer.lent and consumer.loan is not None:

@@ -156,7 +156,9 @@ class Shard(Controls):
     def _on_settle(self, peer: Peer, message: envelope.Message, now: int) -> None:
         for number, kind, first, last in envelope.read_settles(message):
             holder = peer.holders.get(number)
-            if isinstance(holder, Consumer):
+            if kind > m.RETURN:
+                self._on_turn(holder, kind, first)
+            elif isinstance(holder, Consumer):
                 entries, size = holder.unacked.settle(first, last)
                 if isinstance(holder, Reader):
                     self.streams.settle(holder, kind, entries, size)

@@ -61,7 +61,8 @@ class Loan(Turns):
     """
 
     __slots__ = (
-        "__weakref__", "asked", "began", "given", "keep", "last", "lent", "parts", "recalled", "used", "waiting"
+        "__weakref__", "asked", "given", "has_turns", "keep", "last", "lent", "parts", "recalled", "turn_ends", "used",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, wake: Callable[[Queue], None]) -> None:
@@ -72,7 +73,8 @@ class Loan(Turns):
         self.keep = 0  # may be in use then
         self.used = 0
         self.given = 0  # deliveries, ever
-        self.began = -1  # how many it were when some was lent last
+        self.turn_ends = 0  # as long as they are fewer, all that was lent may be used
+        self.has_turns = False  # others, elsewhere, get what it has had when their turn comes
         self.asked = False  # for more, and none came yet
         self.waiting: dict[Queue, None] = {}
         self.last: Queue | None = None  # that took some
@@ -81,7 +83,7 @@ class Loan(Turns):
     def free(self) -> int:
         """What is given back unused would go round for ever, and one that is never idle would give nothing back, had it
         all."""
-        return (self.keep if self.given != self.began else self.lent) - self.used
+        return (self.lent if self.given < self.turn_ends else self.keep) - self.used
 
     def room(self, queue: Queue) -> int:
         """For that queue, now."""
@@ -100,9 +102,15 @@ class Loan(Turns):
 
     def settle(self, count: int) -> None:
         self.used -= count
-        if self.recalled:  # it is to be given back
+        if self.waiting and self.free > 0:
+            self.wake(self._next())
+        else:
+            self._have_looked_at()
+
+    def _have_looked_at(self) -> None:
+        """Whether some is to be given back."""
+        if (self.recalled or self.has_turns) and self.parts:
             self.wake(next(iter(self.parts)).queue)
-        self._pass_on()
 
     def served(self, queue: Queue) -> None:
         """It has handed out what it could. If that is not all there is room for, it waits for something else."""
@@ -139,14 +147,29 @@ class Loan(Turns):
         self._reckon()
         if self.waiting:  # to take its turn, or to ask again
             self.wake(next(iter(self.waiting)))
+        else:
+            self._have_looked_at()
 
     def grant(self, part: Consumer, count: int) -> None:
         part.prefetch += count
         part.recalled = None
-        self.asked = False
-        self.began = self.given
+        self.asked = self.has_turns = False
+        self.turn_ends = self.given + 1
         self._reckon()
         self._pass_on()
+
+    def begin_turn_of_shard(self, part: Consumer, count: int) -> None:
+        """It may use all it has now, and `count` more. What it does not use it gives back."""
+        part.prefetch += count
+        self._reckon()
+        self.has_turns = True
+        self.turn_ends = self.given + max(self.lent - self.used, 1)
+        self.wake(self._next() if self.waiting else part.queue)
+
+    def lower(self, part: Consumer, count: int) -> None:
+        """By room that acks made."""
+        part.prefetch -= count
+        self._reckon()
 
     def recall(self, part: Consumer, keep: int) -> None:
         part.recalled = keep
@@ -155,15 +178,15 @@ class Loan(Turns):
     def give_back(self) -> list[tuple[Consumer, int]]:
         """What may go of that which others want: all that is free if nothing waits here."""
         left = self.lent - self.used
-        if not self.recalled or left <= 0:
+        if not (self.recalled or self.has_turns) or left <= 0:
             return []
         needed = any(part.queue.ready_count for part in self.parts)
-        if needed and self.given == self.began:
+        if needed and self.given < self.turn_ends:
             return []
         found: list[tuple[Consumer, int]] = []
         for part in self.parts:
-            if part.recalled is not None:
-                back = min(part.prefetch - (part.recalled if needed else 0), left)
+            if part.recalled is not None or (self.has_turns and not needed):
+                back = min(part.prefetch - (part.recalled if needed and part.recalled is not None else 0), left)
                 if back > 0:
                     part.prefetch -= back
                     left -= back

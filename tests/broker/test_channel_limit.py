@@ -14,6 +14,7 @@ from broker.channel import Channel
 from broker.consumers import Consumer, Part, Virtual
 from broker.consuming import Consuming
 from broker.control import SeatName
+from broker.settling import Settles
 from shardd.wire import messages as wire
 
 MANY = 1 << 30
@@ -23,17 +24,20 @@ class Links:
     """All shards in one: a backlog for each consumer, handed out as Tune and Grant allow."""
 
     def __init__(self) -> None:
-        self.links = [SimpleNamespace(epoch=1)]
+        self.links = [SimpleNamespace(epoch=1, settles=Settles())]
         self.to_shard: list[Any] = []
         self.settled: Counter[int] = Counter()  # by consumer
 
     def tell(self, shard: int, what: wire.Message) -> None:
         self.to_shard.append(what)
 
+    def tell_settled(self, shard: int) -> None:
+        """All is told at once."""
+
     def settle(self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int) -> None:
         self.settled[consumer] += last - first + 1
 
-    def ack(self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int) -> None:
+    def ack(self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int, whole: int = 0) -> None:
         self.settled[consumer] += last - first + 1
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.consuming import Run, Unacked, UnknownTag, subsumed
-from broker.settling import ACKS_TOGETHER_MAX, RANGES_MAX, Settles, acks_together
+from broker.settling import ACKS_TOGETHER_MAX, ALL_TOGETHER, RANGES_MAX, TURN_WAITS_MAX, Settles, acks_together
 from shardd.wire import messages as wire
 
 CONSUMERS: list[Any] = ["a", "b"]
@@ -64,6 +64,45 @@ def test_acks_wait_until_there_are_enough_of_them_in_whatever_order(
         settles.ack(7, at, at + count - 1, together)
         waiting += count
         assert settles.due == (waiting >= together)
+
+
+def test_acks_of_all_parts_of_a_virtual_consumer_make_one_room() -> None:
+    settles = Settles()
+    settles.ack(1, 1, 5, ALL_TOGETHER, 100)
+    settles.ack(2, 1, 3, ALL_TOGETHER, 100)
+    settles.ack(3, 1, 9, 100)
+    assert (settles.room_made(100), settles.room_made(3), settles.room_made(7)) == (8, 9, 0)
+    settles.lower(100, 1, 4)
+    settles.lower(100, 2, 4)
+    assert (settles.room_made(100), settles.lowered(100)) == (0, 8)
+    assert settles.raise_again(100, 5) == [(1, 4), (2, 1)]
+    assert (settles.room_made(100), settles.lowered(100), settles.due) == (5, 3, False)
+    assert settles.raise_again(7, 5) == []
+
+
+def test_a_shard_hears_of_the_room_that_is_not_its_own_before_the_acks_and_of_its_turn_behind_them() -> None:
+    settles = Settles()
+    settles.ack(1, 1, 5, ALL_TOGETHER, 100)
+    settles.lower(100, 1, 4)
+    settles.lend(2, 6)
+    settles.lend(2, 1)
+    assert settles and settles.due
+    assert settles.take() == [(1, wire.LOWERED, 4, 0), (1, wire.ACK, 1, 5), (2, wire.LENT, 7, 0)]
+    assert not settles and not settles.due and settles.take() == []
+
+
+def test_acks_that_make_no_room_where_they_are_wait_longer_but_not_for_ever() -> None:
+    settles = Settles()
+    settles.ack(1, 1, 5, ALL_TOGETHER, 100)
+    assert not settles.may_wait_on()
+    settles.lower(100, 1, 5)
+    assert settles.may_wait_on()
+    settles.ack(9, 1, 1, 100)  # somebody else's
+    assert not settles.may_wait_on()
+    settles.take()
+    settles.ack(1, 6, 9, ALL_TOGETHER, 100)
+    settles.lower(100, 1, 4)
+    assert [settles.may_wait_on() for _ in range(TURN_WAITS_MAX)] == [True] * (TURN_WAITS_MAX - 1) + [False]
 
 
 def test_neighbours_are_one_range() -> None:

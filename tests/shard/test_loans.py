@@ -17,6 +17,8 @@ from broker.channel import Channel
 from broker.consumers import Part, Virtual
 from broker.consuming import Consuming
 from broker.control import SeatName
+from broker.settling import Settles
+from shardd.controls import Controls
 from shardd.queues import Consumer, Loan, Queue, Window, limits_of
 from shardd.wire import messages as wire
 from tests.support.dict_store import DictArrival, DictStore
@@ -58,7 +60,13 @@ class Bench:
     def __init__(self, layout: list[int], limit: int) -> None:
         """`layout`: how many queues each shard has."""
         self.shards = [Shard() for _ in layout]
-        links: Any = SimpleNamespace(links=[SimpleNamespace(epoch=1) for _ in layout], tell=self.tell, ack=self.ack)
+        self.settles = [Settles() for _ in layout]
+        links: Any = SimpleNamespace(
+            links=[SimpleNamespace(epoch=1, settles=settles) for settles in self.settles],
+            tell=self.tell,
+            ack=lambda at, epoch, number, *rest: self.settles[at].ack(number, *rest),
+            tell_settled=self.tell_settled,
+        )
         self.consuming = Consuming(links, lambda said: None)
         self.channel = Channel(1)
         client: Any = SimpleNamespace()
@@ -70,7 +78,7 @@ class Bench:
             for _ in range(queues):
                 number = 101 + len(self.numbers)
                 part = self.whole.parts[SeatName(number, 0)] = Part(self.whole, number, SeatName(number, 0))
-                part.shard = shard
+                part.shard, part.attached = shard, True
                 self.consuming.consumers[number] = part
                 self.numbers[number] = self.shards[shard]
         for part in self.whole.parts.values():
@@ -95,6 +103,7 @@ class Bench:
     # -- between them ----------------------------------------------------------------------------------------
 
     def tell(self, at: int, what: Any) -> None:
+        self.tell_settled(at)
         shard = self.shards[at]
         consumer = shard.parts[what.consumer]
 
@@ -110,17 +119,33 @@ class Bench:
 
         shard.heard.append(hear)
 
-    def ack(self, at: int, epoch: int, number: int, first: int, last: int, together: int) -> None:
-        shard = self.shards[at]
-        consumer = shard.parts[number]
+    def tell_settled(self, at: int) -> None:
+        shard, told = self.shards[at], self.settles[at].take()
 
         def hear() -> None:
-            entries, size = consumer.unacked.settle(first, last)
-            assert len(entries) == last + 1 - first
-            consumer.queue.ack(entries, size)
-            shard.dirty[consumer.queue] = None
+            for number, kind, first, last in told:
+                consumer = shard.parts[number]
+                if kind != wire.ACK:
+                    Controls._on_turn(consumer, kind, first)
+                    continue
+                entries, size = consumer.unacked.settle(first, last)
+                assert len(entries) == last + 1 - first
+                consumer.queue.ack(entries, size)
+                shard.dirty[consumer.queue] = None
 
-        shard.heard.append(hear)
+        if told:
+            shard.heard.append(hear)
+
+    def tell_due(self) -> None:
+        """As at the end of each pass."""
+        for at, settles in enumerate(self.settles):
+            if settles.due:
+                self.tell_settled(at)
+
+    def tell_all(self) -> None:
+        """Acks have waited long enough."""
+        for at in range(len(self.shards)):
+            self.tell_settled(at)
 
     def deliver(self, shard: Shard, consumer: Consumer, first: int, count: int) -> None:
         self.on_way += count
@@ -145,6 +170,7 @@ class Bench:
         if self.channel.unacked.count:
             tag = self.channel.next_tag - 1 if share == 1 else self.channel.next_tag - self.channel.unacked.count
             self.consuming.settles(self.channel, [(wire.ACK, tag, tag, True)])
+            self.tell_due()
 
     def stop(self, number: int) -> None:
         part, shard = self.consuming.consumers[number], self.numbers[number]
@@ -152,7 +178,8 @@ class Bench:
         assert isinstance(part, Part)
         if not part.wanted:
             return
-        part.wanted = False
+        part.wanted = part.attached = False
+        self.tell_settled(part.shard)
 
         def hear() -> None:
             consumer.queue.detach(consumer, 0)
@@ -164,13 +191,17 @@ class Bench:
         said = self.shards[at].said
         for _ in range(min(most, len(said))):
             said.popleft()()
+        self.tell_due()
 
     def rest(self) -> None:
         """Until nobody has anything to say."""
         for _ in range(10_000):
+            self.tell_all()
             for at, shard in enumerate(self.shards):
                 shard.turn(3)
                 self.door_turn(at, 3)
+            if any(self.settles):
+                continue
             if not any(shard.heard or shard.said or shard.dirty for shard in self.shards):
                 return
         raise AssertionError("they never come to rest")
@@ -183,7 +214,8 @@ class Bench:
 LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["publish", "publish", "ack", "ack one", "shard", "door", "rest", "stop"]), st.integers(0, 60)
+        st.sampled_from(["publish", "publish", "ack", "ack one", "shard", "door", "tick", "rest", "stop"]),
+        st.integers(0, 60),
     ),
     max_size=60,
 )
@@ -202,6 +234,8 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
             bench.settle(1 if step == "ack" else 0)
         elif step == "shard":
             bench.shards[n % len(layout)].turn(1 + n % 5)
+        elif step == "tick":
+            bench.tell_all()
         elif step == "door":
             bench.door_turn(n % len(layout), 1 + n % 5)
         elif step == "stop":
@@ -231,14 +265,72 @@ def test_no_queue_waits_for_another_to_be_empty(layout: list[int], limit: int) -
     assert min(bench.given.values()) > 0, bench.given
 
 
-def test_whose_turn_it_is_takes_all_that_is_free_at_its_shard() -> None:
+def given_by_turns(bench: Bench, times: int) -> list[list[int]]:
+    """What each shard gave, each time that all was settled."""
+    found = []
+    for _ in range(times):
+        before = dict(bench.given)
+        bench.settle()
+        bench.rest()
+        of_shard = [0] * len(bench.shards)
+        for number, count in bench.given.items():
+            of_shard[bench.shards.index(bench.numbers[number])] += count - before[number]
+        found.append(of_shard)
+    return found
+
+
+def test_what_is_settled_at_once_makes_room_for_one_shard_in_turn() -> None:
     bench = Bench([4, 4], 400)
     for _ in range(10):
         for number, shard in bench.numbers.items():
             shard.publish(number, 100)
     bench.rest()
     assert sorted(bench.given.values()) == [0] * 6 + [200] * 2
+    turns = given_by_turns(bench, 6)
+    assert turns in ([[400, 0], [0, 400]] * 3, [[0, 400], [400, 0]] * 3)
+    assert max(bench.given.values()) - min(bench.given.values()) <= 400
+
+
+def test_room_that_is_given_back_and_given_away_at_once_is_counted_once() -> None:
+    bench = Bench([2, 1], 12)
+    bench.numbers[101].publish(101, 4)
+    bench.rest()
+    bench.numbers[103].publish(103, 40)
+    bench.shards[1].turn(1)
+    bench.door_turn(1, 2)
+    bench.shards[0].turn(9)  # hears that others want some: 4 of 8 are on their way back
+    bench.whole.turns = {1: None, 0: None}
+    bench.settle()  # and the room of the other 4 goes to the other shard
+    bench.rest()
+    bench.numbers[101].publish(101, 40)
+    bench.rest()
     for _ in range(3):
+        assert bench.whole.outstanding == 12 == sum(shard.loan.lent for shard in bench.shards)
         bench.settle()
         bench.rest()
-    assert list(bench.given.values()) == [200] * 8
+
+
+def test_a_shard_that_has_nothing_in_its_turn_leaves_it_to_the_others() -> None:
+    bench = Bench([1, 2, 1], 90)
+    for number in (101, 102, 104):
+        bench.numbers[number].publish(number, 90)
+    bench.rest()
+    given_by_turns(bench, 4)
+    for number in (101, 102):
+        bench.numbers[number].publish(number, 900)
+    bench.rest()
+    turns = given_by_turns(bench, 8)
+    assert all(sum(turn) == 90 for turn in turns)
+    assert turns[0][2] == turns[-1][2] == 0 < min(sum(turn[0] for turn in turns), sum(turn[1] for turn in turns))
+
+
+def test_what_parts_of_one_shard_hold_counts_when_they_all_stop_at_once() -> None:
+    bench = Bench([2, 1, 1], 4)
+    bench.numbers[103].publish(103, 9)
+    bench.numbers[102].publish(102, 9)
+    bench.rest()
+    assert bench.whole.outstanding == 4
+    bench.stop(101)
+    bench.stop(102)
+    bench.rest()  # the limit is checked with each delivery
+    assert bench.whole.outstanding == 4
