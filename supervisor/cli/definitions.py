@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from supervisor.cli.api import CONFIG, DATA, USAGE, Api, fail
+from supervisor.cli.api import CONFIG, DATA, Api, fail
 from supervisor.cli.processes import module_command, module_environment
 from supervisor.config import ConfigError
 from supervisor.directories import DataDirectory
@@ -83,7 +83,7 @@ def import_offline(directory: Directory, file: Annotated[Path, typer.Argument(me
 def _offline(verb: str, directory: Path, *others: str) -> None:
     """By the controller's own code, in a process of its own, while no broker can start."""
     if not directory.is_dir():
-        fail(f"{directory}: not a directory", USAGE)
+        fail(f"{directory}: not a directory", CONFIG)
     locked = DataDirectory(directory)
     try:
         locked.open()
