@@ -7,6 +7,7 @@ those of bench/ instead, with its generator written in C: the one to compare bro
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -71,6 +72,8 @@ def perf(
         played.run(target.uri, scenarios, peer or [], runs, seconds, quick, output)
     try:
         counts, took = asyncio.run(_run(target, load, keep))
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + signal.SIGTERM) from None
     except Lost as lost:
         fail(f"the broker ends the connection: {lost}", FAILED)
     except OSError as error:
@@ -112,6 +115,8 @@ def _target(uri: str, api: Api) -> Target:
 async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
     counts = Counts()
     connections: list[Connection] = []
+    if (task := asyncio.current_task()) is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # as Ctrl-C does
 
     async def connected() -> Connection:
         reader, writer = await asyncio.open_connection(target.host, target.port, limit=READ_BYTES)
@@ -128,13 +133,21 @@ async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
             await control.call(declare, commands.Queue.DeclareOk)
         consuming = [await _consumer(await connected(), at, load) for at in range(load.consumers)]
         publishing = [await connected() for _ in range(load.producers)]
-        took = await _play(publishing, consuming, load, counts)
-        for name in [] if keep else load.queues:
-            await control.call(_method(commands.Queue.Delete(), queue=name), commands.Queue.DeleteOk)
+        try:
+            took = await _play(publishing, consuming, load, counts)
+        except asyncio.CancelledError:  # interrupted
+            await _take_away(control, load, keep)
+            raise
+        await _take_away(control, load, keep)
         return counts, took
     finally:
         for connection in connections:
             connection.writer.close()
+
+
+async def _take_away(control: Connection, load: Load, keep: bool) -> None:
+    for name in [] if keep else load.queues:
+        await control.call(_method(commands.Queue.Delete(), queue=name), commands.Queue.DeleteOk)
 
 
 async def _play(publishing: list[Connection], consuming: list[Connection], load: Load, counts: Counts) -> float:
@@ -156,7 +169,12 @@ async def _play(publishing: list[Connection], consuming: list[Connection], load:
 
 async def _first_failure(work: Any, readers: list[asyncio.Task[None]]) -> None:
     task = asyncio.ensure_future(work)
-    done, _ = await asyncio.wait([task, *readers], return_when=asyncio.FIRST_COMPLETED)
+    try:
+        done, _ = await asyncio.wait([task, *readers], return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
     for one in done:
         if one is not task:
             task.cancel()

@@ -227,15 +227,19 @@ def test_the_scenarios_of_bench_run_on_a_broker_that_runs(operated: Operated, tm
 
 @pytest.mark.skipif(not (shutil.which("cc") and shutil.which("make")), reason="the generator is compiled")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_load_that_is_interrupted_takes_its_queues_away(operated: Operated, tmp_path: Path, number: int) -> None:
-    words = ["perf", "--scenarios", "small", "--time", "60", "--output", str(tmp_path / "result.json")]
+@pytest.mark.parametrize(("words", "queue"), [([], "shardctl-perf"), (["--scenarios", "small"], "bench-0")])
+def test_a_load_that_is_interrupted_takes_its_queues_away(
+    operated: Operated, tmp_path: Path, words: list[str], queue: str, number: int
+) -> None:
+    words = ["perf", "--time", "60", "--output", str(tmp_path / "result.json"), *words]
     command = [sys.executable, "-m", "supervisor.cli.app", *words, "--data-dir", str(operated.data_dir)]
-    load = subprocess.Popen(command, cwd=SOURCE, stdout=subprocess.PIPE, start_new_session=True)
+    load = subprocess.Popen(command, cwd=SOURCE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        wait_until(lambda: "bench-0" in operated.ctl("list_queues", "name"), "the load")
+        wait_until(lambda: queue in operated.ctl("list_consumers"), "the load")
         load.send_signal(number)
-        load.communicate(timeout=20)
-        assert "bench-0" not in operated.ctl("list_queues", "name")
+        _, said = load.communicate(timeout=20)
+        assert b"Traceback" not in said and load.returncode
+        assert queue not in operated.ctl("list_queues", "name")
     finally:
         load.kill()
 
