@@ -283,11 +283,6 @@ def check_same_queue(
     _check_same_arguments(thing, QUEUE_ARGUMENTS, _with_type(arguments), _with_type(current.arguments))
 
 
-def check_new_queue(vhost: str, name: str, arguments: dict[str, Any]) -> None:
-    check_new_name("queue", name)
-    check_queue_arguments(vhost, name, arguments)
-
-
 def check_queue_arguments(vhost: str, name: str, arguments: dict[str, Any]) -> None:
     kind = arguments.get("x-queue-type", "classic")
     if not isinstance(exchange := arguments.get("x-dead-letter-exchange", ""), str):

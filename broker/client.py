@@ -61,7 +61,8 @@ FULL_READ_BYTES = 64 << 10
 RANGE_BYTES = 160
 # Events of one client before the others get their turn.
 TURN_EVENTS = 512
-NOTHING_EVENTS = 128  # and as how many of these Nothing counts
+# As how many of them it counts that many frames brought no event.
+NOTHING_EVENTS = 128
 # Messages one client is being got (basic.get) at once, on all its channels: each may be as large as messages may be.
 GETS_MAX = 16
 

@@ -53,6 +53,8 @@ _CHANNEL_OF = struct.Struct("<6xH")
 
 # Names of the queues a message goes to; those where exchanges keep it are the last.
 Targets = tuple[str, ...]
+# A message that a transaction keeps, or that a shard has to be asked about first.
+Held = tuple[Message, Targets]
 
 
 class Committed:
@@ -711,9 +713,6 @@ class Publishing:
 def _rule(thing: ExchangePut | QueuePut | None) -> Rule | None:
     """By which it tells a message that came before."""
     return Rule.of(thing.arguments) if thing is not None and thing.arguments else None
-
-
-Held = tuple[Message, Targets]
 
 
 def _asks_for_replies(event: Publishes, at: int) -> bool:

@@ -44,12 +44,12 @@ class Shard(Controls):
         timeout_closes: bool = False,
     ) -> None:
         super().__init__(number, epoch, pid, home, process_stats, consumer_timeout, timeout_closes)
-        self.refused_batches = 0  # for want of room
         self._no_room = no_room
         self._timers: list[tuple[int, int]] = []  # (due, queue id)
         self._syncs_begun = 0
         self._sync_wanted = False
         self._now = 0
+        self._given = 0  # bytes handed out in this turn
         self._kinds: dict[int, Callable[[Peer, envelope.Message, int], None]] = {
             m.PUBLISH: self._on_publish,
             m.SETTLE: self._on_settle,
@@ -102,7 +102,6 @@ class Shard(Controls):
         except self._no_room:
             if screened is not None:
                 store.unscreen()
-            self.refused_batches += 1
             if held is not None:
                 held.refused = refused_runs(message, range(publish.messages), unnumbered=True)
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
@@ -244,8 +243,6 @@ class Shard(Controls):
     def passed(self, consumer: Consumer, offset: int) -> None:
         assert isinstance(consumer.peer, Peer)
         consumer.peer.tell(m.Passed(consumer.number, offset), after_deliveries=True)
-
-    _given = 0
 
     def _serve(self, now: int) -> None:
         self._given = 0

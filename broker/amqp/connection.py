@@ -565,10 +565,6 @@ class Connection:
         return state is not ChannelState.CLOSED and state not in CHANNEL_DISCARDS
 
     @property
-    def open_channels(self) -> list[int]:
-        return [number for number in range(1, len(self._channels)) if self.channel_is_open(number)]
-
-    @property
     def closed(self) -> bool:
         """Nothing more is read or to be said, but what data_to_send() still gives."""
         return self._state is _CLOSED

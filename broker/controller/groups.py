@@ -317,9 +317,6 @@ class Groups:
     def names(self) -> list[Name]:
         return list(self.queues)
 
-    def name_of(self, member: Member) -> Name | None:
-        return self._names.get(member)
-
     def join(
         self, member: Member, name: Name, terms: Terms, shards: Sequence[int], moves: tuple[Move, ...] = ()
     ) -> list[Order]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import accumulate
 
@@ -29,12 +29,6 @@ def jump(key: int, buckets: int) -> int:
         key = (key * 2862933555777941757 + 1) & _MASK
         next = int((bucket + 1) * ((1 << 31) / ((key >> 33) + 1)))
     return bucket
-
-
-def rendezvous(key: str, members: Iterable[str]) -> str:
-    """The member that the key ranks highest: without another member, only that member's keys move."""
-    # Lengths in front, so that ("ab", "c") and ("a", "bc") differ; the name breaks a tie.
-    return max(members, key=lambda member: (hash64(f"{len(key)}:{key}{member}"), member))
 
 
 # -- which destination of an exchange: the packer does the same in compiled code (shardd/wire/key_hash.h)

@@ -24,10 +24,6 @@ OWN_LETTERS = 8  # it says itself to which exchange it goes when it dies
 NOTHING = array("Q")
 
 
-def entries_of(values: object = ()) -> array[int]:
-    return array("Q", values)  # type: ignore[call-overload,no-any-return]
-
-
 class Facts:
     """The fact of each message of a queue: (first entry, fact) for each run of messages that share one."""
 

@@ -44,22 +44,22 @@ def refusal(check: Callable[..., None], *args: Any) -> tuple[int, str]:
     ],
 )
 def test_bad_queue_arguments_are_refused_in_rabbitmqs_words(arguments: dict[str, Any], wrong: str) -> None:
-    assert refusal(checks.check_new_queue, "/", "q", arguments) == (406, f"invalid arg {wrong}")
+    assert refusal(checks.check_queue_arguments, "/", "q", arguments) == (406, f"invalid arg {wrong}")
 
 
 def test_a_dead_letter_exchange_has_a_name() -> None:
     text = "invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue 'q' in vhost '/'"
-    assert refusal(checks.check_new_queue, "/", "q", {"x-dead-letter-exchange": 5}) == (406, text)
+    assert refusal(checks.check_queue_arguments, "/", "q", {"x-dead-letter-exchange": 5}) == (406, text)
 
 
 @pytest.mark.parametrize("key", ["x-message-ttl", "x-expires"])
 def test_ten_years_are_a_time(key: str) -> None:
-    checks.check_new_queue("/", "q", {key: 315_360_000_000})
+    checks.check_queue_arguments("/", "q", {key: 315_360_000_000})
 
 
 def test_good_and_unknown_queue_arguments_are_taken() -> None:
     known = {"x-message-ttl": 0, "x-expires": 1, "x-max-length": 0, "x-max-priority": 255, "x-queue-mode": "lazy"}
-    checks.check_new_queue(
+    checks.check_queue_arguments(
         "/", "q", {**known, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k", "my": []}
     )
 

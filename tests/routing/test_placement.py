@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.routing.hashing import hash64, jump, rendezvous
+from broker.routing.hashing import hash64, jump
 from broker.routing.placement import place
 
 
@@ -30,16 +30,6 @@ def test_no_shard_has_much_more_than_its_part(shards) -> None:
 def test_hashes_and_places_are_the_same_on_every_day() -> None:
     assert hash64("a") == hash64(b"a") == 0x2F42665B399EF840
     assert [place("/", f"q{n}", 8) for n in range(8)] == PLACES
-
-
-@given(st.text(max_size=9), st.sets(st.text(max_size=5), min_size=2, max_size=8), st.randoms())
-def test_without_one_member_only_its_keys_move(key, members, random) -> None:
-    chosen = rendezvous(key, members)
-    order = list(members)
-    random.shuffle(order)
-    assert rendezvous(key, order) == chosen
-    gone = random.choice(sorted(members - {chosen}))
-    assert rendezvous(key, members - {gone}) == chosen
 
 
 @given(st.integers(0, 2**64 - 1))
