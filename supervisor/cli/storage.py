@@ -38,16 +38,20 @@ def stats(directory: Directory) -> None:
 
 @app.command(epilog=STATUSES)
 def dump(directory: Directory) -> None:
-    """Every message that is not settled as a line of JSON: body and AMQP properties in base64, queues by the id
-    that each keeps for life. Changes nothing."""
+    """A line of JSON for each message that is not settled. Changes nothing.
+
+    Body and AMQP properties are in base64; queues are named by the id that each keeps for life.
+    """
     _run("dump", directory)
 
 
 @app.command(epilog=STATUSES)
 def salvage(directory: Directory, target: Target) -> None:
-    """Copy what is readable and not settled into new files, in order; the old ones stay as they are. To go on with
-    them put the stores in OUT in the place of those in DIR. A start does as much by itself with damaged records; this
-    is for disks that cannot be read everywhere, and to look before."""
+    """Copy what is readable and not settled into new files, in order; the old ones stay as they are.
+
+    To go on with them put the stores in OUT in the place of those in DIR. A start does as much by itself with damaged
+    records; this is for disks that cannot be read everywhere, and to look before.
+    """
     _run("salvage", directory, target)
 
 
