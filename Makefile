@@ -3,6 +3,7 @@
 # bench  measure, ARGS='--group all' (bench-smoke: whether it works; bench-scale: start-up and memory; bench-spark)
 # bench-guard  instructions a message costs, against those checked in     crash kill it and count     wheel  dist/*.whl
 # test-spark  all of the tests of the data pipeline: minutes of Spark, with kills
+# test-asan  the compiled modules under an address sanitizer     clean  away with the environment and what was compiled
 # rows   which rows of the feature table have a test: ARGS='A1 B' for some sections
 # torture  thousands of random lives of a store, 100 rounds of kills; ARGS='--seed N --histories N --rounds N'
 
@@ -84,4 +85,4 @@ wheel: $(VENV)/.run
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
-	find broker shardd -name '*.so' -delete
+	find broker shardd \( -name '*.so' -o -name '*.c' -o -name '*.cpp' \) -delete
