@@ -60,8 +60,9 @@ JOIN_S = 0.1
 DRAIN_S = 5.0
 WATCHDOG_S = 2.0
 # While all reads are full a shard's batch waits until it has that many bytes: what it costs whatever is in it is then
-# little beside what each message costs.
-BATCH_BYTES_MIN = 192 << 10
+# little beside what each message costs. Where a read has something for several shards each waits for more: half of it
+# is about the former.
+BATCH_BYTES_MIN, SHARED_BATCH_BYTES_MIN = 128 << 10, 192 << 10
 IPV4_AS_IPV6 = "::ffff:"
 # Changes that take nothing away, and that ask nothing of who is connected.
 ONLY_MORE = frozenset((BindingPut, ExchangePut, QueuePut))
@@ -180,7 +181,7 @@ class Door:
             self._write_out()
         if self.borrowers:
             self.own_deliveries()
-        if self.reads.may_wait() and self.links.flush(BATCH_BYTES_MIN):
+        if self.reads.may_wait() and self.links.flush(BATCH_BYTES_MIN, SHARED_BATCH_BYTES_MIN):
             # In the turn after the next one: before, every socket is looked at.
             self.loop.call_soon(self.loop.call_soon, self._flush_held, self.reads.held)
         else:

@@ -336,10 +336,12 @@ class ShardLinks:
         if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
             link.credit_due = True
 
-    def flush(self, batch_bytes_min: int = 0) -> bool:
-        """Send what this pass of the loop has gathered. Whether there are batches left that are smaller than that, and
-        have nothing else to leave with them."""
+    def flush(self, batch_bytes_min: int = 0, shared_bytes_min: int = 0) -> bool:
+        """Send what this pass of the loop has gathered. Whether there are batches left that are smaller than that, or
+        where several shards have some than `shared_bytes_min`, and have nothing else to leave with them."""
         packed = self.packer.waiting()
+        if packed & (packed - 1):
+            batch_bytes_min = shared_bytes_min
         left = False
         for link in self.links:
             is_packed = packed >> link.shard & 1

@@ -122,7 +122,7 @@ class Shard(Controls):
                 continue
             if turned_away := queue.publish(arrival, now):
                 refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
-            if not queue.is_asleep:
+            if queue.consumers.all or not queue.is_asleep:
                 self._dirty[queue] = None
         if refused and held is not None:
             held.refused = refused_runs(message, sorted(refused))

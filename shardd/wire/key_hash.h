@@ -21,8 +21,15 @@ static inline uint64_t mixed(uint64_t bits)
 static inline uint64_t key_hash(const unsigned char *key, size_t length)
 {
     uint64_t found = 0xCBF29CE484222325ULL;
-    for (size_t i = 0; i < length; i++)
-        found = (found ^ key[i]) * 0x100000001B3ULL;
+    /* Four at a time: what counts them would be the half of the work. */
+    for (; length >= 4; length -= 4, key += 4) {
+        found = (found ^ key[0]) * 0x100000001B3ULL;
+        found = (found ^ key[1]) * 0x100000001B3ULL;
+        found = (found ^ key[2]) * 0x100000001B3ULL;
+        found = (found ^ key[3]) * 0x100000001B3ULL;
+    }
+    for (; length; length--, key++)
+        found = (found ^ *key) * 0x100000001B3ULL;
     return mixed(found);
 }
 

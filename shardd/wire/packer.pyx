@@ -616,44 +616,30 @@ cdef class Packer:
     cdef int add_alike(self, Route *route, const uint8_t *buf, Row *table, const uint32_t *order, uint32_t count,
                        uint32_t connection, uint16_t channel, uint64_t now_ms, uint64_t generation) noexcept nogil:
         """As add(), of rows for one queue that want no confirms and differ in nothing that makes another record."""
-        cdef Target *target = route.targets
-        cdef Writer *w = &self.writers[target.shard]
+        cdef Writer *w = &self.writers[route.targets.shard]
+        cdef Row *first = &table[order[0]]
+        cdef uint8_t flags = PERSISTENT if first.delivery_mode == 2 else 0
+        cdef size_t size = 8
         cdef uint32_t i
         cdef uint8_t *to
-        cdef Row *row = &table[order[0]]
-        cdef uint8_t flags = PERSISTENT if row.delivery_mode == 2 else 0
-        cdef size_t size = 8
-        for i in range(count):
+        if self.add(route, buf, first, connection, channel, 0, now_ms, flags, generation):
+            return -1
+        for i in range(1, count):
             size += stored_bytes(&table[order[i]])
-        if size >= RUN_BYTES_MAX:
-            for i in range(count):
+        if w.records.used - w.record_at + size >= RUN_BYTES_MAX:
+            for i in range(1, count):
                 if self.add(route, buf, &table[order[i]], connection, channel, 0, now_ms, flags, generation):
                     return -1
             return 0
-        if not (self.goes_on(w, target, row, connection, channel, flags, generation) and w.next_seq == 0
-                and w.records.used - w.record_at + size < RUN_BYTES_MAX):
-            close_record(w)
-            if open_record(w, target, row, connection, channel, 0, now_ms, flags):
-                return -1
-            w.generation = generation
         if reserve(&w.records, size):
             return -1
         to = w.records.data + w.records.used
-        for i in range(count):
+        for i in range(1, count):
             to = copied(to, buf, &table[order[i]])
         w.records.used = to - w.records.data
-        w.count += count
-        w.messages += count
-        self.touched |= <uint64_t> 1 << target.shard
-        if flags & PERSISTENT and route.durable:
-            w.needs_sync = 1
+        w.count += count - 1
+        w.messages += count - 1
         return 0
-
-    cdef inline bint goes_on(self, Writer *w, Target *target, Row *row, uint32_t connection, uint16_t channel, uint8_t flags,
-                             uint64_t generation) noexcept nogil:
-        """Whether the row belongs into the record that is open there, as long as that is not too long."""
-        return w.is_open and w.target == target and w.generation == generation and w.connection == connection \
-            and w.channel == channel and w.flags == flags and w.priority == row.priority and w.ttl_ms == row.ttl_ms
 
     cdef inline int add(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,
                         uint64_t seq, uint64_t now_ms, uint8_t flags, uint64_t generation) noexcept nogil:
@@ -664,8 +650,9 @@ cdef class Packer:
             target = &route.targets[k]
             w = &self.writers[target.shard]
             self.touched |= <uint64_t> 1 << target.shard
-            if not (self.goes_on(w, target, row, connection, channel, flags, generation)
-                    and w.records.used - w.record_at < RUN_BYTES_MAX):
+            if not (w.is_open and w.target == target and w.generation == generation and w.connection == connection and w.channel == channel
+                    and w.flags == flags and w.priority == row.priority
+                    and w.ttl_ms == row.ttl_ms and w.records.used - w.record_at < RUN_BYTES_MAX):
                 close_record(w)
                 if open_record(w, target, row, connection, channel, seq, now_ms, flags):
                     return -1

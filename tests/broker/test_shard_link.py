@@ -153,6 +153,21 @@ async def test_a_small_batch_may_wait_until_it_is_no_longer_small_or_something_l
     assert batches == [2, 1]
 
 
+async def test_batches_of_several_shards_wait_for_more_each(pair: Pair) -> None:
+    alone, shared = 2000, 4000
+    pair.gather(1, 3000)
+    assert not pair.links.flush(alone, shared)
+    pair.routes.clear()
+    pair.routes.learn(LINE, packing.TARGETS, [(0, [7]), (1, [8])], True)
+    pair.gather(1, 3000)
+    assert pair.links.flush(alone, shared)
+    pair.gather(1, 3000)
+    assert not pair.links.flush(alone, shared)
+    for shard, sent in ((0, [1, 2]), (1, [2])):
+        heads = [await pair.shards[shard].receive() for _ in sent]
+        assert [codec.read_publish(message).messages for _, message in heads] == sent
+
+
 async def test_what_a_shard_says_is_heard_while_passes_keep_their_distance(pair: Pair, tmp_path: Path) -> None:
     with lane.listen(tmp_path / "run", 0) as listener:
         await pair.restart()
