@@ -44,7 +44,7 @@ def export_definitions(
 
 def import_definitions(
     api: Api,
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="- or none is standard input.")] = STREAM,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="- or none is standard input.")] = STREAM,
     vhost: OneVhost = "",
 ) -> None:
     """Add what a file of definitions holds; what is there already stays."""
@@ -68,7 +68,7 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The data directo
 
 @offline.command("export")
 def export_offline(
-    directory: Directory, file: Annotated[str, typer.Argument(metavar="[FILE]", help="None: standard output.")] = ""
+    directory: Directory, file: Annotated[str, typer.Argument(metavar="FILE", help="None: standard output.")] = ""
 ) -> None:
     """Write what exists as RabbitMQ's JSON. Changes nothing."""
     _offline("export", directory, *([file] if file else []))

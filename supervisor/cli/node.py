@@ -77,7 +77,7 @@ def set_log_level(api: Api, level: Annotated[str, typer.Argument(metavar="LEVEL"
 def set_vm_memory_high_watermark(
     api: Api,
     value: Annotated[str, typer.Argument(metavar="PART", help="Of the memory, 0 to 1; or: absolute SIZE.")],
-    size: Annotated[str, typer.Argument(metavar="[SIZE]")] = "",
+    size: Annotated[str, typer.Argument(metavar="SIZE")] = "",
 ) -> None:
     """How much memory the broker may hold before publishers are blocked, until the next start."""
     if value == "absolute":
@@ -146,7 +146,7 @@ def await_startup(
 
 
 def wait(
-    pid_file: Annotated[str, typer.Argument(metavar="[PIDFILE]", help="Taken as rabbitmqctl's, and not needed.")] = "",
+    pid_file: Annotated[str, typer.Argument(metavar="PIDFILE", help="Taken as rabbitmqctl's, and not needed.")] = "",
     data_dir: DataDir = None,
     timeout: Annotated[float, typer.Option("--timeout", "-t", help="Seconds.")] = 300,
 ) -> None:

@@ -34,8 +34,8 @@ def set_topic_permissions(
     api: Api,
     username: Username,
     exchange: Annotated[str, typer.Argument(metavar="EXCHANGE")],
-    write: Annotated[str, typer.Argument(metavar="WRITE")],
-    read: Annotated[str, typer.Argument(metavar="READ")],
+    write: Annotated[str, typer.Argument(metavar="WRITE", help="Keys to publish with, such as '^app\\.'.")],
+    read: Annotated[str, typer.Argument(metavar="READ", help="Keys to bind with.")],
     vhost: Vhost = "/",
 ) -> None:
     """Which routing keys of a topic exchange a user may publish and bind with: two regular expressions."""
@@ -46,7 +46,7 @@ def set_topic_permissions(
 def clear_topic_permissions(
     api: Api,
     username: Username,
-    exchange: Annotated[str, typer.Argument(metavar="[EXCHANGE]", help="Without: of all exchanges.")] = "",
+    exchange: Annotated[str, typer.Argument(metavar="EXCHANGE", help="Without: of all exchanges.")] = "",
     vhost: Vhost = "/",
 ) -> None:
     """Let a user use all routing keys again."""

@@ -9,7 +9,9 @@ import typer
 
 from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
 
-Columns = Annotated[list[str] | None, typer.Argument(help="Columns to show.")]
+Columns = Annotated[
+    list[str] | None, typer.Argument(help="Columns to show, such as name; one that is not there is answered with all.")
+]
 
 RABBITMQ_NAMES = {"source_name": "source", "destination_name": "destination", "destination_kind": "destination_type"}
 
@@ -21,7 +23,9 @@ COLUMNS = {
     "exchanges": "arguments auto_delete durable internal name policy shard_queues type vhost",
     "virtual-queues": "consumers groups moving name shards vhost",
     "bindings": "arguments destination destination_kind destination_name destination_type properties_key routing_key"
-    " source source_name vhost",
+    " source source_kind source_name vhost",
+    "vhosts": "cluster_state default_queue_type description messages messages_ready messages_unacknowledged metadata"
+    " name protected_from_deletion tags tracing",
     "channels": "acks_uncommitted confirm connection consumer_count global_prefetch_count messages_unacknowledged"
     " messages_unconfirmed name node number pid prefetch_count state transactional user vhost",
     "consumers": "ack_required active arguments channel_details consumer_tag exclusive prefetch_count queue queue_name"
@@ -43,7 +47,7 @@ def list_exchanges(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Row
 
 def list_bindings(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Bindings of a vhost."""
-    usual = ["source_name", "destination_name", "destination_kind", "routing_key", "arguments"]
+    usual = ["source_name", "source_kind", "destination_name", "destination_kind", "routing_key", "arguments"]
     return listed(api, "bindings", vhost, columns or usual)
 
 
@@ -92,8 +96,8 @@ def reset_offset(
 def delete_queue(
     api: Api,
     queue: Annotated[str, typer.Argument(metavar="QUEUE")],
-    if_empty: Annotated[bool, typer.Option("--if-empty", "-e")] = False,
-    if_unused: Annotated[bool, typer.Option("--if-unused", "-u")] = False,
+    if_empty: Annotated[bool, typer.Option("--if-empty", "-e", help="Unless it has messages.")] = False,
+    if_unused: Annotated[bool, typer.Option("--if-unused", "-u", help="Unless it has consumers.")] = False,
     vhost: Vhost = "/",
 ) -> None:
     """Delete a queue and the messages in it."""
@@ -179,6 +183,8 @@ def listed(api: Api, kind: str, vhost: str | None, columns: list[str]) -> Rows:
     rows: list[dict[str, Any]] = api.get(*path, thing=f"vhost '{vhost}'")
     for row in rows:  # the HTTP API and rabbitmqctl call some things differently
         row |= {name: row[key] for name, key in RABBITMQ_NAMES.items() if key in row}
+        if kind == "bindings":
+            row["source_kind"] = "exchange"
     known = set(COLUMNS[kind].split()).union(*rows)
     if unknown := [column for column in columns if column not in known]:
         fail(f"unknown column {', '.join(unknown)}; known are {', '.join(sorted(known))}", USAGE)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.api import USAGE, fail
+from supervisor.cli.api import CONFIG, fail
 from supervisor.cli.processes import module_command, module_environment
 
 Directory = Annotated[
@@ -18,7 +18,8 @@ Target = Annotated[Path, typer.Argument(metavar="OUT", help="A directory that is
 
 STATUSES = (
     "Exit status: 0 all is well; 1 damage found, told on standard error by file, byte range and what it costs (all "
-    "else is done); 2 nothing done: a broker runs on these files, or they are of a later version; 64 wrong usage."
+    "else is done); 2 nothing done: no such directory, a broker runs on these files, or they are of a later version; "
+    "64 wrong usage."
 )
 
 app = typer.Typer(no_args_is_help=True, help="Look into a stopped broker's message files.", epilog=STATUSES)
@@ -57,6 +58,6 @@ def salvage(directory: Directory, target: Target) -> None:
 
 def _run(verb: str, directory: Path, *others: Path) -> None:
     if not directory.is_dir():
-        fail(f"{directory}: not a directory", USAGE)
+        fail(f"{directory}: not a directory", CONFIG)
     command = module_command("shardd.store", verb, str(directory), *map(str, others))
     raise typer.Exit(subprocess.run(command, env=module_environment(), check=False).returncode)

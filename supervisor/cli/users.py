@@ -11,11 +11,17 @@ from typing import Annotated, Any
 import typer
 
 from supervisor.cli.api import DATA, REFUSED, Api, Rows, Vhost, Where, fail, http_url
+from supervisor.cli.queues import Columns, listed
 
 Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
 
 RABBITMQ_HASHING = "rabbit_password_hashing_sha256"
 SALT_BYTES = 4  # RabbitMQ's
+Configure = Annotated[
+    str, typer.Argument(metavar="CONF", help="What they may declare and delete, such as '^app-.*'; '' is nothing.")
+]
+Write = Annotated[str, typer.Argument(metavar="WRITE", help="What they may publish to, and bind to an exchange.")]
+Read = Annotated[str, typer.Argument(metavar="READ", help="What they may consume and purge, and bind queues to.")]
 NewPassword = Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")]
 Description = Annotated[str | None, typer.Option(help="What it is for.")]
 VhostTags = Annotated[str | None, typer.Option(help="Comma separated.")]
@@ -88,9 +94,9 @@ def restart_vhost(api: Api, vhost: Vhost = "/") -> None:
     api.post("vhosts", vhost, "start", node, body={}, thing=f"vhost '{vhost}'")
 
 
-def list_vhosts(api: Api) -> Rows:
+def list_vhosts(api: Api, columns: Columns = None) -> Rows:
     """Virtual hosts."""
-    return Rows(api.get("vhosts"), ["name", "description", "tags"])
+    return listed(api, "vhosts", None, columns or ["name"])
 
 
 def add_user(
@@ -115,7 +121,7 @@ def authenticate_user(
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
     given: Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")] = None,
 ) -> None:
-    """Whether this is the user's password: exit status 0 or 1."""
+    """Whether this is the user's password: exit status 0 or 65."""
     where = Where(http_url(api)) if api.where.socket else api.where
     password = given if given is not None else str(typer.prompt("Password", hide_input=True))
     if not replace(api, where=where, user=username, password=password).accepts():
@@ -123,7 +129,7 @@ def authenticate_user(
     typer.echo("Success")
 
 
-def hash_password(password: Annotated[str | None, typer.Argument(metavar="[PASSWORD]")] = None) -> None:
+def hash_password(password: Annotated[str | None, typer.Argument(metavar="PASSWORD")] = None) -> None:
     """A password as RabbitMQ keeps it (salted SHA-256), for definitions and for add_user --pre-hashed-password."""
     given = password if password is not None else str(typer.prompt("Password", hide_input=True))
     salt = os.urandom(SALT_BYTES)
@@ -147,7 +153,7 @@ def clear_password(api: Api, username: Annotated[str, typer.Argument(metavar="US
 def set_user_tags(
     api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG ...]", help="None: no tags.")] = None,
+    tags: Annotated[list[str] | None, typer.Argument(metavar="TAG", help="None: no tags.")] = None,
 ) -> None:
     """Give a user these tags and no others; their password stays."""
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
@@ -169,9 +175,9 @@ def delete_user(api: Api, username: Annotated[str, typer.Argument(metavar="USERN
 def set_permissions(
     api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    configure: Annotated[str, typer.Argument(metavar="CONF")],
-    write: Annotated[str, typer.Argument(metavar="WRITE")],
-    read: Annotated[str, typer.Argument(metavar="READ")],
+    configure: Configure,
+    write: Write,
+    read: Read,
     vhost: Vhost = "/",
 ) -> None:
     """Give a user rights on a vhost: three regular expressions over names."""
@@ -182,9 +188,9 @@ def set_permissions(
 def set_permissions_globally(
     api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    configure: Annotated[str, typer.Argument(metavar="CONF")],
-    write: Annotated[str, typer.Argument(metavar="WRITE")],
-    read: Annotated[str, typer.Argument(metavar="READ")],
+    configure: Configure,
+    write: Write,
+    read: Read,
 ) -> None:
     """Give a user the same rights on all vhosts there are."""
     for row in api.get("vhosts"):
@@ -194,7 +200,7 @@ def set_permissions_globally(
 def set_vhost_tags(
     api: Api,
     vhost: Annotated[str, typer.Argument(metavar="VHOST")],
-    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG ...]", help="None: no tags.")] = None,
+    tags: Annotated[list[str] | None, typer.Argument(metavar="TAG", help="None: no tags.")] = None,
 ) -> None:
     """Give a virtual host these tags and no others."""
     _change(api, vhost, {"tags": ",".join(tags or [])})

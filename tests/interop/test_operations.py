@@ -88,7 +88,7 @@ def test_the_disk_limit_can_be_raised_over_what_is_free(operated: Operated) -> N
     wait_until(lambda: "low on disk" in operated.ctl("diagnostics", "alarms"), "the alarm")
     operated.ctl("set_disk_free_limit", "1MB")
     wait_until(lambda: "low on disk" not in operated.ctl("diagnostics", "alarms"), "its end")
-    assert "2GiB" in operated.ctl("set_disk_free_limit", "much", status=2)
+    assert "2GiB" in operated.ctl("set_disk_free_limit", "much", status=64)
 
 
 @pytest.mark.row("N12")
@@ -160,11 +160,73 @@ def test_users_and_the_log_level_are_read_anew_and_a_wrong_file_changes_nothing(
 def test_the_log_level_can_be_set_until_the_next_start(operated: Operated) -> None:
     operated.ctl("set_log_level", "warning")
     wait_until(lambda: operated.status()["log_level"] == "warning", "the level to be warning")
-    assert "one of debug, info" in operated.ctl("set_log_level", "loud", status=2)
+    assert "one of debug, info" in operated.ctl("set_log_level", "loud", status=64)
     shown = operated.ctl("environment")
     assert "log_level\twarning" in shown and "shards.count\t2" in shown and "default_pass" not in shown
     operated.ctl("set_log_level", "info")
     wait_until(lambda: operated.status()["log_level"] == "info", "the level to be info")
+
+
+@pytest.mark.row("H17")
+def test_super_streams_are_made_and_deleted_with_their_streams(operated: Operated) -> None:
+    operated.ctl("add_super_stream", "spread", "--partitions", "2", "--max-age", "P1D", "--max-length-bytes", "1gb")
+    operated.ctl("add_super_stream", "keyed", "--binding-keys", "eu,us")
+    assert "exists already" in operated.ctl("add_super_stream", "spread", status=70)
+    with connect(operated) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for exchange, key in (("spread", "any"), ("keyed", "us")):
+            channel.basic_publish(exchange, key, b"x", mandatory=True)
+    lines = operated.ctl("list_queues", "name", "type", "messages", "-s").splitlines()
+    found = {name: (kind, int(count)) for name, kind, count in (line.split("\t") for line in lines)}
+    parts = [name for name in found if name.startswith("stream: spread - ")]
+    assert len(parts) == 2 and sum(found[name][1] for name in parts) == 1
+    assert {found[name][0] for name in found} == {"stream"}
+    assert (found["keyed-eu"], found["keyed-us"]) == (("stream", 0), ("stream", 1))
+    operated.ctl("delete_super_stream", "spread")
+    operated.ctl("delete_super_stream", "keyed")
+    assert operated.ctl("list_queues", "name", "-s") == ""
+    assert "does not exist" in operated.ctl("delete_super_stream", "keyed", status=65)
+
+
+@pytest.mark.row("H15")
+def test_the_log_and_what_came_can_be_looked_at_by_shardctl(operated: Operated) -> None:
+    lines = operated.ctl("diagnostics", "log_tail", "-N", "1000").splitlines()
+    assert any(" INFO supervisor supervisor: shard-0 ready, pid " in line for line in lines)
+    for path in operated.ctl("diagnostics", "log_location").splitlines():
+        assert Path(path).is_file()
+    with connect(operated) as connection:
+        connection.channel().basic_publish("", "nowhere", bytes(100_000))
+    rows = json.loads(operated.ctl("diagnostics", "message_size_stats", "--formatter", "json"))
+    assert (65536, 131072, 1) in {(row["above"], row["up_to"], row["messages"]) for row in rows}
+
+
+@pytest.mark.row("G4.4")
+def test_a_channel_tells_how_much_went_through_it(operated: Operated) -> None:
+    def counts() -> list[tuple[int, int, int, int]]:
+        asked = http.client.HTTPConnection(operated.http, timeout=60)
+        login = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
+        asked.request("GET", "/api/channels", headers=login)
+        found = json.load(asked.getresponse())
+        asked.close()
+        return [
+            (row["message_stats"]["publish"], row["message_stats"]["deliver_get"], row["messages_uncommitted"],
+             row["acks_uncommitted"])
+            for row in found
+        ]  # fmt: skip
+
+    with connect(operated) as connection:
+        channel = connection.channel()
+        channel.queue_declare("through", exclusive=True)
+        channel.tx_select()
+        for _ in range(3):
+            channel.basic_publish("", "through", b"x")
+        wait_until(lambda: counts() == [(0, 0, 3, 0)], "three messages to be held")
+        channel.tx_commit()
+        tag = channel.basic_get("through")[0].delivery_tag
+        channel.basic_ack(tag)
+        wait_until(lambda: counts() == [(3, 1, 0, 1)], "three in, one out, its ack held")
+        channel.tx_rollback()
 
 
 def can_connect(broker: RealBroker) -> bool:

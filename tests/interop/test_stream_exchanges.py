@@ -104,7 +104,7 @@ def test_a_policy_as_rabbitmq_sharding_takes_it(broker: RealBroker, channel: Blo
         app,
         ["set_policy", "p", "^x", '{"shards-per-node": 0}', "--vhost", vhost, "--url", f"http://{broker.http}"],
     )
-    assert refused.exit_code == 1
+    assert refused.exit_code == 70
     assert "shards-per-node should be greater than 0, actually was 0" in refused.output
 
 
@@ -236,10 +236,10 @@ def test_route_explain_and_ring_show_in_words(broker: RealBroker, channel: Block
     shown = shardctl(broker, "ring", "show", "e", "--vhost", vhost)
     assert shown.count("50.00%") == 2
     refused = CliRunner().invoke(app, ["ring", "show", "amq.topic", "--url", f"http://{broker.http}"])
-    assert refused.exit_code == 1
+    assert refused.exit_code == 70
     assert "exchange 'amq.topic' of type topic does not spread its messages" in refused.output
     missing = CliRunner().invoke(app, ["route", "explain", "none", "k", "--url", f"http://{broker.http}"])
-    assert missing.exit_code == 1
+    assert missing.exit_code == 65
     assert "exchange 'none' in vhost '/' does not exist" in missing.output
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from broker.changes import QueuePut
 from broker.controller.authority import ShardSilent
-from broker.controller.management import gathered
+from broker.controller.management import channels, gathered
 from broker.controller.management.gathered import Gatherer, message_stats
 from shardd.wire import messages as wire
-from tests.management.conftest import FakeDoors, FakeShards
+from tests.management.conftest import OWNER, FakeDoors, FakeShards
 
 
 class Clock:
@@ -118,6 +118,36 @@ def test_rates_are_made_of_looks_that_are_not_too_close() -> None:
     assert rates.of({"x": 20}) == {"x": 4.0}
     clock.now += 1.0
     assert rates.of({"x": 5}) == {"x": 0.0}, "what started anew counts from 0"
+
+
+def test_what_may_fall_has_negative_rates_and_what_was_not_known_before_none() -> None:
+    clock = Clock()
+    rates = gathered.Rates(clock, may_fall=True)
+    assert rates.of({"x": 10}) == {"x": 0.0}
+    clock.now += 2
+    assert rates.of({"x": 4, "new": 9}) == {"x": -3.0, "new": 0.0}
+
+
+async def test_a_queue_and_a_channel_have_the_rates_between_two_looks(shards: FakeShards) -> None:
+    clock, doors = Clock(), FakeDoors()
+    gatherer = Gatherer(shards, doors, clock)
+    first = await gatherer.now()
+    known = first.queues[1]
+    assert all(each == {"rate": 0.0} for each in gathered.depth_rates(first, known).values())
+    clock.now += 10
+    stats = await gatherer.now()
+    fuller = wire.QueueStats(1, known.ready + 30, known.unacked - 1)
+    assert gathered.depth_rates(stats, fuller) == {
+        "messages_details": {"rate": 2.9},
+        "messages_ready_details": {"rate": 3.0},
+        "messages_unacknowledged_details": {"rate": -0.1},
+    }
+    at, before = stats.channels_before
+    assert at == 100.0 and before[(OWNER, 1)]["published"] == 5
+    (row,) = [report for report in stats.channels if report["number"] == 1]
+    assert channels.message_stats(stats, row | {"published": 25}) == {
+        "publish": 25, "publish_details": {"rate": 2.0}, "deliver_get": 2, "deliver_get_details": {"rate": 0.0},
+    }  # fmt: skip
 
 
 @pytest.mark.row("G4.2")

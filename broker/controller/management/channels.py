@@ -14,7 +14,7 @@ from broker.controller.management.listing import Listing
 COUNTED = {"published": "publish", "delivered": "deliver_get"}
 
 
-def _message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
+def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
     """What a channel counts itself."""
     at, before = stats.channels_before
     earlier = before.get((report["owner"], report["number"]), report)
@@ -43,7 +43,7 @@ def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
                     "peer_port": info.peer_port,
                 },
                 **{name: value for name, value in report.items() if name != "owner" and name not in COUNTED},
-                "message_stats": _message_stats(stats, report),
+                "message_stats": message_stats(stats, report),
             }
 
 

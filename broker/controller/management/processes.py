@@ -162,7 +162,10 @@ def gauges(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[
 
 def _with_rates(context: Context, counted: dict[str, int]) -> dict[str, Any]:
     rates = context.node_rates.of({name: float(value) for name, value in counted.items()})
-    return counted | {f"{name}_details": {"rate": rate} for name, rate in rates.items()}
+    # A shard that started anew counts its syncs from 0; whatever else is here may fall.
+    return counted | {
+        f"{name}_details": {"rate": max(0.0, rate) if name == "io_sync_count" else rate} for name, rate in rates.items()
+    }
 
 
 def node(context: Context, stats: Stats) -> dict[str, Any]:

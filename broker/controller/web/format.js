@@ -15,6 +15,11 @@ export function compact(value) {
   return Math.abs(value) < 10_000 ? (Math.abs(value) < 10 ? fine.format(value) : whole.format(value)) : short.format(value);
 }
 
+/** Of IPv6 in brackets, as in URLs. */
+export function address(ip, port) {
+  return ip.includes(":") ? `[${ip}]:${port}` : `${ip}:${port}`;
+}
+
 export function rate(value) {
   return Number.isFinite(value) ? `${compact(value)}/s` : NONE;
 }

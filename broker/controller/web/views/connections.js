@@ -66,6 +66,8 @@ const CHANNEL = [
   { label: "Prefetch", sort: "prefetch_count", number: true, cell: (row) => format.count(row.prefetch_count) },
   { label: "Unacked", sort: "messages_unacknowledged", number: true, cell: (row) => format.count(row.messages_unacknowledged) },
   { label: "Unconfirmed", sort: "messages_unconfirmed", number: true, cell: (row) => format.count(row.messages_unconfirmed) },
+  { label: "In", sort: "message_stats.publish_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.publish_details.rate) },
+  { label: "Out", sort: "message_stats.deliver_get_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.deliver_get_details.rate) },
 ];
 
 function mode(row) {
@@ -98,9 +100,10 @@ export function channel(page, name) {
       ["Prefetch of the channel", format.count(found.global_prefetch_count)],
       ["Unacknowledged", format.count(found.messages_unacknowledged)],
       ["Unconfirmed", format.count(found.messages_unconfirmed)],
+      ["Published", `${format.count(found.message_stats?.publish)}, ${format.rate(found.message_stats?.publish_details.rate)}`],
+      ["Delivered", `${format.count(found.message_stats?.deliver_get)}, ${format.rate(found.message_stats?.deliver_get_details.rate)}`],
     ]));
-    const rows = await page.get(path("consumers", found.vhost));
-    update(consumers, consumerTable(rows.filter((row) => row.channel_details?.name === name)));
+    update(consumers, consumerTable(found.consumer_details));
   });
 }
 
@@ -111,6 +114,7 @@ export function consumerTable(rows) {
     { label: "Channel", cell: (row) => (row.channel_details?.name ? link(row.channel_details.name, "channels", row.channel_details.name) : "–") },
     { label: "Acks", cell: (row) => (row.ack_required ? "yes" : "no") },
     { label: "Prefetch", number: true, cell: (row) => format.count(row.prefetch_count) },
+    { label: "Priority", number: true, minor: true, cell: (row) => format.count(row.priority) },
     { label: "Exclusive", cell: (row) => (row.exclusive ? "yes" : "no") },
     { label: "State", cell: (row) => row.activity_status ?? "–" },
   ], rows, (row) => `${row.channel_details?.name}\n${row.consumer_tag}`, "Nobody consumes.");

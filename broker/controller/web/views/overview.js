@@ -105,6 +105,6 @@ function aboutOf(said) {
     ["Cluster name", said.cluster_name],
     ["Speaks as RabbitMQ", said.rabbitmq_version],
     ["Runs on", said.erlang_full_version],
-    ["Listens", said.listeners.map((one) => `${one.protocol} ${one.ip_address}:${one.port}`).join(", ") || "–"],
+    ["Listens", said.listeners.map((one) => `${one.protocol} ${format.address(one.ip_address, one.port)}`).join(", ") || "–"],
   ]);
 }
