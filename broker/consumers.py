@@ -76,7 +76,8 @@ class Virtual:
         self.limit = 0
         self.outstanding = 0  # deliveries that are not settled
         self.granted = 0  # deliveries let through but not yet here; of lent prefetches, their sum
-        self.turns: dict[int, None] = {}  # shards that were lent some; first who had a turn longest ago
+        # Shards that were lent some, each with the part by which it is; first who had a turn longest ago.
+        self.turns: dict[int, Part | None] = {}
 
     @property
     def is_member(self) -> bool:

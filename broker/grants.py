@@ -125,47 +125,62 @@ class Grants:
     def take_turns(self, whole: Virtual) -> None:
         """Acks of it were added to those that wait. When they are worth a batch, the room they make goes to one shard,
         of those that want it to who had it longest ago: few large pieces cost less than many small ones."""
-        links = self._links.links
-        room = {shard: links[shard].settles.room_made(whole.number) for shard in whole.turns}
-        if sum(room.values()) < acks_together(whole.limit, False):
+        links, number = self._links.links, whole.number
+        room = 0
+        for shard in whole.turns:
+            room += links[shard].settles.room_made(number)
+        if room < acks_together(whole.limit, False):
             return
-        parts: dict[int, list[Part]] = {}
-        for part in whole.parts.values():
-            if part.takes_turns:
-                parts.setdefault(part.shard, []).append(part)
-        users = {consumer.shard for consumer in whole.channel.wanting if consumer.whole is whole}
-        users |= {shard for shard in room if room[shard] > 0 or links[shard].settles.lowered(whole.number)}
-        users &= parts.keys()
-        if not users:
-            return  # all are about to stop
-        whose = next(shard for shard in whole.turns if shard in users)
-        links[whose].settles.due = True
-        if len(users) > 1:
-            moved = sum(self._lower(parts[shard], room[shard]) for shard in users if shard != whose)
-            self._lend_turn(parts[whose], moved)
-            del whole.turns[whose]
-            whole.turns[whose] = None
+        whose: Part | None = None
+        others, moved = False, 0
+        for shard in whole.turns:
+            settles = links[shard].settles
+            room = settles.room_made(number)
+            if room > 0 or settles.lowered(number) or self._wants(whole, shard):
+                part = self._user(whole, shard)
+                if part is not None and whose is None:
+                    whose = part
+                elif part is not None:
+                    others = True
+                    moved += self._lower(part, room)
+        if whose is not None:
+            links[whose.shard].settles.due = True
+            if others:
+                self._take_turn(whose, moved)
 
-    def _lower(self, parts: list[Part], room: int) -> int:
-        """What these have, at one shard, by as much as acks that wait there make room for; how much that was."""
+    def _take_turn(self, part: Part, moved: int) -> None:
+        """It is its shard's, which gets so much more: first what it was to be lowered by, and was not told of yet."""
+        whole, shard = part.whole, part.shard
+        settles = self._links.links[shard].settles
+        back = settles.raise_again(whole.number, part.number, moved)
+        self._add(part, moved)
+        settles.lend(part.number, moved - back)
+        whole.turns[shard] = whole.turns.pop(shard)
+
+    @staticmethod
+    def _wants(whole: Virtual, shard: int) -> bool:
+        return any(each.shard == shard and each.whole is whole for each in whole.channel.wanting)
+
+    @staticmethod
+    def _user(whole: Virtual, shard: int) -> Part | None:
+        """The part by which that shard is lent its turns."""
+        part = whole.turns[shard]
+        if part is None or not part.takes_turns:
+            found = (each for each in whole.parts.values() if each.shard == shard and each.takes_turns)
+            part = whole.turns[shard] = next(found, None)
+        return part
+
+    def _lower(self, part: Part, room: int) -> int:
+        """What its shard has, by as much as acks that wait there make room for; how much that was."""
         left = room
-        for part in parts:
-            count = min(part.granted, left)
-            if count > 0:
+        for each in (part, *part.whole.parts.values()) if part.granted < room else (part,):
+            count = min(each.granted, left)
+            if count > 0 and each.shard == part.shard and each.takes_turns:
                 left -= count
-                part.lowered += count
-                self.use(part, count)
-                self._links.links[part.shard].settles.lower(part.whole.number, part.number, count)
-        return room - left if room > 0 else 0
-
-    def _lend_turn(self, parts: list[Part], count: int) -> None:
-        """To these, at one shard: first what it was to be lowered by, and was not told of yet."""
-        settles, numbers = self._links.links[parts[0].shard].settles, {part.number: part for part in parts}
-        for number, back in settles.raise_again(parts[0].whole.number, count):
-            count -= back
-            self._add(numbers.get(number, parts[0]), back)
-        self._add(parts[0], count)
-        settles.lend(parts[0].number, count)
+                each.lowered += count
+                self.use(each, count)
+                self._links.links[part.shard].settles.lower(part.whole.number, each.number, count)
+        return max(0, room) - max(0, left)
 
     def _make_good(self, part: Part, count: int) -> None:
         """It gave back some, and was lowered by so much of that meanwhile: the others there are lowered instead."""
@@ -250,7 +265,7 @@ class Grants:
     def _add(part: Part, count: int) -> None:
         part.granted += count
         part.whole.granted += count
-        part.whole.turns.setdefault(part.shard)
+        part.whole.turns.setdefault(part.shard, part)
 
     def _cover_others(self, part: Part) -> None:
         """What the others at its shard use of what it had stays lent to them, also to those that are about to stop."""

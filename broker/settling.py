@@ -39,12 +39,12 @@ def acks_together(prefetch: int, counts_keys: bool) -> int:
 class Settles:
     """Of one shard, in the order in which they came; neighbouring acks of a consumer are one. `due`: not to wait."""
 
-    __slots__ = ("_last_range", "_lent", "_lowered", "_waited", "_waiting", "due", "ranges")
+    __slots__ = ("_last_range", "_lent", "_lowered", "_room", "_waited", "due", "ranges")
 
     def __init__(self) -> None:
         self.ranges: list[Settle] = []
         self._last_range: dict[int, int] = {}  # of acks, by consumer
-        self._waiting: dict[int, int] = {}  # acks, by consumer or by the virtual consumer it is a part of
+        self._room: dict[int, int] = {}  # that acks make, by consumer or by the virtual consumer it is a part of
         self._lowered: dict[int, dict[int, int]] = {}  # by virtual consumer and part
         self._lent: dict[int, int] = {}  # by part
         self._waited = 0  # times ACKS_WAIT_S
@@ -66,13 +66,13 @@ class Settles:
             self._last_range[consumer] = len(self.ranges)
             self.ranges.append((consumer, ACK, first, last))
         who = whole or consumer
-        waiting = self._waiting[who] = self._waiting.get(who, 0) + last + 1 - first
-        if waiting >= together or len(self.ranges) >= RANGES_MAX:
+        room = self._room[who] = self._room.get(who, 0) + last + 1 - first
+        if room >= together or len(self.ranges) >= RANGES_MAX:
             self.due = True
 
     def take(self) -> list[Settle]:
         """All there is to tell, now."""
-        ranges, self.ranges, self._last_range, self._waiting, self.due = self.ranges, [], {}, {}, False
+        ranges, self.ranges, self._last_range, self._room, self.due = self.ranges, [], {}, {}, False
         if self._lent or self._lowered:
             lowered = [(part, LOWERED, count, 0) for parts in self._lowered.values() for part, count in parts.items()]
             ranges = [*lowered, *ranges, *((part, LENT, count, 0) for part, count in self._lent.items())]
@@ -85,36 +85,36 @@ class Settles:
         self._waited += 1
         if not self._lowered or self._waited >= TURN_WAITS_MAX:
             return False
-        return all(self.room_made(who) <= 0 for who in self._waiting)
+        return all(room <= 0 for room in self._room.values())
 
     # -- the room that acks of a virtual consumer make (grants.py) -----------------------------------------------
 
     def room_made(self, whole: int) -> int:
         """By acks that wait, and not given to another yet."""
-        return self._waiting.get(whole, 0) - self.lowered(whole)
+        return self._room.get(whole, 0)
 
-    def lowered(self, whole: int) -> int:
-        return sum(self._lowered[whole].values()) if whole in self._lowered else 0
+    def lowered(self, whole: int) -> bool:
+        """Whether some was given to another."""
+        return whole in self._lowered
 
     def lower(self, whole: int, part: int, count: int) -> None:
         """With those acks it is told that they make no room."""
+        self._room[whole] = self._room.get(whole, 0) - count
         parts = self._lowered.setdefault(whole, {})
         parts[part] = parts.get(part, 0) + count
 
-    def raise_again(self, whole: int, most: int) -> list[tuple[int, int]]:
-        """They do make it, up to so much: (part, count) of what it is not lowered by any more."""
-        parts, found = self._lowered.get(whole, {}), []
-        for part, count in list(parts.items()):
-            back = min(count, most)
-            if back:
-                found.append((part, back))
-                most -= back
-                parts[part] -= back
-                if not parts[part]:
-                    del parts[part]
-        if not parts:
-            self._lowered.pop(whole, None)
-        return found
+    def raise_again(self, whole: int, part: int, most: int) -> int:
+        """They do make it, up to so much; by how much the part is not lowered any more."""
+        parts = self._lowered.get(whole)
+        count = min(parts.get(part, 0), most) if parts else 0
+        if parts and count:
+            self._room[whole] += count
+            parts[part] -= count
+            if not parts[part]:
+                del parts[part]
+                if not parts:
+                    del self._lowered[whole]
+        return count
 
     def lend(self, part: int, count: int) -> None:
         self._lent[part] = self._lent.get(part, 0) + count

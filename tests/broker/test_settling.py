@@ -74,10 +74,12 @@ def test_acks_of_all_parts_of_a_virtual_consumer_make_one_room() -> None:
     assert (settles.room_made(100), settles.room_made(3), settles.room_made(7)) == (8, 9, 0)
     settles.lower(100, 1, 4)
     settles.lower(100, 2, 4)
-    assert (settles.room_made(100), settles.lowered(100)) == (0, 8)
-    assert settles.raise_again(100, 5) == [(1, 4), (2, 1)]
-    assert (settles.room_made(100), settles.lowered(100), settles.due) == (5, 3, False)
-    assert settles.raise_again(7, 5) == []
+    assert (settles.room_made(100), settles.lowered(100)) == (0, True)
+    assert [settles.raise_again(100, part, 5) for part in (1, 1, 2)] == [4, 0, 4]
+    assert (settles.room_made(100), settles.lowered(100), settles.due) == (8, False, False)
+    settles.lower(100, 1, 4)
+    assert settles.raise_again(100, 1, 3) == 3 and settles.lowered(100)
+    assert settles.raise_again(7, 1, 5) == 0
 
 
 def test_a_shard_hears_of_the_room_that_is_not_its_own_before_the_acks_and_of_its_turn_behind_them() -> None:

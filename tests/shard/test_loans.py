@@ -299,7 +299,7 @@ def test_room_that_is_given_back_and_given_away_at_once_is_counted_once() -> Non
     bench.shards[1].turn(1)
     bench.door_turn(1, 2)
     bench.shards[0].turn(9)  # hears that others want some: 4 of 8 are on their way back
-    bench.whole.turns = {1: None, 0: None}
+    bench.whole.turns[0] = bench.whole.turns.pop(0)
     bench.settle()  # and the room of the other 4 goes to the other shard
     bench.rest()
     bench.numbers[101].publish(101, 40)
