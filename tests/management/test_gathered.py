@@ -39,6 +39,13 @@ async def test_all_queues_are_looked_over_in_parts(shards: FakeShards) -> None:
     assert len(stats.consumers) == 14
 
 
+@pytest.mark.parametrize("part", [1, 2, 4, 7])
+async def test_a_shard_of_another_release_tells_of_as_many_at_a_time_as_it_likes(shards: FakeShards, part: int) -> None:
+    shards.part = part
+    stats = await Gatherer(shards, FakeDoors(), Clock()).now()
+    assert (sorted(stats.queues), stats.totals["ready"]) == (list(range(14)), 14 * 3)
+
+
 async def test_counters_of_queues_that_are_gone_stay_in_the_totals(shards: FakeShards) -> None:
     shards.process[0] = {"gone_published": 1000.0}
     stats = await Gatherer(shards, FakeDoors(), Clock()).now()
@@ -175,18 +182,24 @@ async def test_who_wants_totals_does_not_have_every_connection_described(shards:
     assert await gatherer.now(totals_only=True) is whole
 
 
-async def test_who_asks_for_totals_and_who_for_everything_share_a_look(shards: FakeShards) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_who_asks_for_totals_and_who_for_everything_share_a_look(shards: FakeShards, at_once: bool) -> None:
     clock = Clock()
     gatherer = Gatherer(shards, FakeDoors(), clock)
-    await gatherer.now()
     for _ in range(3):  # as monitoring does, again and again
-        clock.now += 5
         asked = len(shards.asked)
-        totals = await gatherer.now(totals_only=True)
-        assert await gatherer.now() is totals
+        if at_once:
+            totals, whole = await asyncio.gather(gatherer.now(totals_only=True), gatherer.now())
+        else:
+            totals = await gatherer.now(totals_only=True)
+            assert (totals.connections, totals.channels) == ({}, [])
+            clock.now += 0.5
+            whole, again = await asyncio.gather(gatherer.now(), gatherer.now())
+            assert again is whole
+        assert whole is totals
+        assert (len(whole.connections), len(whole.channels), whole.counters["channels"]) == (1, 1, 1)
         assert len(shards.asked) - asked == asked_by_one_look(shards)
-    clock.now += gathered.WHOLE_S
-    assert (await gatherer.now(totals_only=True)).connections == {}, "nobody has wanted them for long"
+        clock.now += 5
 
 
 def asked_by_one_look(shards: FakeShards) -> int:

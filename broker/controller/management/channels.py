@@ -21,7 +21,7 @@ def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for name, said in COUNTED.items():
         count = report.get(name, 0)
-        shown |= {said: count, f"{said}_details": {"rate": stats.rate(count, earlier.get(name, 0), at)}}
+        shown |= {said: count, f"{said}_details": {"rate": stats.rate_of_client(count, earlier.get(name, 0), at)}}
     return shown
 
 

@@ -56,7 +56,11 @@ def _rates(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
     if known is None:
         return {}
     earlier = before.get(info.owner, known)
-    return {f"{name}_details": {"rate": stats.rate(known[name], earlier[name], at)} for name in OCTETS if name in known}
+    return {
+        f"{name}_details": {"rate": stats.rate_of_client(known[name], earlier[name], at)}
+        for name in OCTETS
+        if name in known
+    }
 
 
 def visible(call: Call) -> list[ConnectionInfo]:

@@ -1,7 +1,8 @@
 """Numbers of shards and front doors, asked when somebody wants them, once for all who want them.
 
-A shard tells of a few queues at a time, so that no message waits for a listing; of all queues together nobody hears
-more often than what it costs allows (`fresh_s`), of a page of them (`of`) at once. What does not answer in STATS_S_MAX
+A shard tells of a few queues at a time, so that no message waits for a listing, and a look at all is one of the long
+works that share a part of a processor (`turns.py`); of all queues together nobody hears more often than what it costs
+allows (`fresh_s`), of a page of them (`of`) at once. What does not answer in STATS_S_MAX
 is left out: a listing shows what is known and waits for nobody longer than that.
 """
 
@@ -12,7 +13,7 @@ import math
 import time
 from asyncio import Future
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -39,7 +40,6 @@ FRESH_SHARE = 10  # looking at everything takes at most one second of so many
 FRESH_S_MAX = 30.0
 STATS_S_MAX = 2.0
 LONG_LOOK_S = 0.05
-WHOLE_S = 60.0  # after somebody wanted connections and channels too, each look has them: one for all who look
 ORDER_S_MAX = 60.0  # a listing may be in the order of then, with the numbers of now
 LOOKED_AT_MAX = 10_000  # queues whose last numbers are remembered, to make rates of
 RATE_S_MAX = 60.0  # older ones make no rate of now
@@ -82,6 +82,7 @@ class Stats:
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
     sizes: dict[int, dict[str, float]] = field(default_factory=dict)  # by shard, what it tells as histograms
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    connections_at: float = 0.0  # when they and channels were looked at, which may be later than `at`
     # When single connections were looked at before, and what they said: looks at totals alone may lie in between.
     connections_before: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
     channels: list[dict[str, Any]] = field(default_factory=list)
@@ -106,6 +107,10 @@ class Stats:
         if at is None:
             at = self.before.at if self.before is not None else self.at
         return max(0.0, (now - before) / (self.at - at)) if self.at > at else 0.0
+
+    def rate_of_client(self, now: float, before: float, at: float) -> float:
+        """Of what is told of a connection or channel; `at`: when it was `before`."""
+        return max(0.0, (now - before) / (self.connections_at - at)) if self.connections_at > at else 0.0
 
 
 class _Look(NamedTuple):
@@ -133,7 +138,6 @@ class Gatherer:
         self._took = 0.0
         self._asking: asyncio.Task[Stats] | None = None
         self._asking_totals = False
-        self._whole_at = -WHOLE_S
         self._looks: OrderedDict[int, _Look] = OrderedDict()
 
     @property
@@ -143,14 +147,14 @@ class Gatherer:
 
     async def now(self, totals_only: bool = False) -> Stats:
         """Of everything, at most `fresh_s` old. `totals_only`: connections and channels need not be told one by one."""
-        if not totals_only:
-            self._whole_at = self._clock()
         is_fresh = self._last.at and self._clock() - self._last.at < self.fresh_s
         if is_fresh and (totals_only or not self._last.totals_only):
             return self._last
         asking = self._asking
-        if asking is None or (self._asking_totals and not totals_only):
-            asking = self._begin(totals_only)
+        if asking is None:
+            asking = self._start(self._described(self._last)) if is_fresh else self._begin(totals_only)
+        elif self._asking_totals and not totals_only:
+            asking = self._start(self._described(asking))
         # One who gives up must not take the answer from the others.
         return await asyncio.shield(asking)
 
@@ -173,8 +177,10 @@ class Gatherer:
         return self._last
 
     def _begin(self, totals_only: bool) -> asyncio.Task[Stats]:
-        totals_only = totals_only and self._clock() - self._whole_at >= WHOLE_S
-        asking = self._asking = asyncio.create_task(self._ask(totals_only))
+        return self._start(self._ask(totals_only), totals_only)
+
+    def _start(self, ask: Coroutine[Any, Any, Stats], totals_only: bool = False) -> asyncio.Task[Stats]:
+        asking = self._asking = asyncio.create_task(ask)
         self._asking_totals = totals_only
         asking.add_done_callback(self._asked)
         return asking
@@ -199,18 +205,33 @@ class Gatherer:
             _add_door(stats, report)
         _set_apart(stats, self._hidden_queues())
         if not totals_only:
-            stats.connections_before, self._connections = self._connections, (stats.at, stats.connections)
-            channels = {(report["owner"], report["number"]): report for report in stats.channels}
-            stats.channels_before, self._channels = self._channels, (stats.at, channels)
+            self._describe(stats, reports)
         # To wait for a shard that is silent is no work, nor is a rest; the others' news must not get old for it.
         took = stats.at - begun - turns.rested_s / max(1, len(asked))
         self._took = max(0.0, took) if stats.shards.keys() >= set(asked) else 0.0
         self._last = stats
         return stats
 
+    async def _described(self, look: Stats | asyncio.Task[Stats]) -> Stats:
+        """A look at totals, with connections and channels besides: queues need not be looked at again for them."""
+        stats = look if isinstance(look, Stats) else await asyncio.shield(look)
+        reports = await _in_time(self._doors.reports(), [])
+        if stats.totals_only:
+            self._describe(stats, reports)
+        return stats
+
+    def _describe(self, stats: Stats, reports: Iterable[DoorReport]) -> None:
+        for report in reports:
+            stats.connections.update((row["owner"], row) for row in report.connections)
+            stats.channels.extend(report.channels)
+        stats.totals_only, stats.connections_at = False, self._clock()
+        at, channels = stats.connections_at, {(report["owner"], report["number"]): report for report in stats.channels}
+        stats.connections_before, self._connections = self._connections, (at, stats.connections)
+        stats.channels_before, self._channels = self._channels, (at, channels)
+
     async def _look_over(self, shard: int, turns: Turns) -> Stats:
         """All used queues of one shard, some at a time; nothing of one that falls silent meanwhile."""
-        seen, passed = Stats(), 0
+        seen, passed, at_a_time = Stats(), 0, 0
         while True:
             reply = await self._reply(shard, None, passed)
             if reply is None:
@@ -218,7 +239,9 @@ class Gatherer:
             _add_reply(seen, shard, reply)
             if not reply.rest:
                 return seen
-            passed += wire.STATS_QUEUES_MAX
+            # A shard of another release may tell of more or fewer; of the first ones none has gone meanwhile.
+            at_a_time = at_a_time or len(reply.queues) or wire.STATS_QUEUES_MAX
+            passed += at_a_time
             await turns.others_first()
 
     async def _reply(self, shard: int, queues: list[int] | None, passed: int = 0) -> StatsReply | None:
@@ -336,8 +359,6 @@ def _set_apart(stats: Stats, hidden_queues: Mapping[int, str]) -> None:
 
 
 def _add_door(stats: Stats, report: DoorReport) -> None:
-    stats.connections.update((row["owner"], row) for row in report.connections)
-    stats.channels.extend(report.channels)
     for name, value in report.counters.items():
         stats.counters[name] = stats.counters.get(name, 0) + value
 
