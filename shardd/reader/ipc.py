@@ -1,8 +1,8 @@
 """What stands before the buffers of a record batch in an Arrow IPC stream. Pure: numbers in, bytes out.
 
-A message is `u32 0xFFFFFFFF | i32 bytes of metadata | metadata | body`; the metadata is a flatbuffer (Message.fbs of the
-Arrow columnar format, 1.0 and later). For batches of one schema all of it but the numbers stays the same, so it is laid
-out once, here by its offsets:
+A message is `u32 0xFFFFFFFF | i32 bytes of metadata | metadata | body`; the metadata is a flatbuffer (Message.fbs of
+the Arrow columnar format, 1.0 and later). For batches of one schema all of it but the numbers stays the same, so it is
+laid out once, here by its offsets:
 
       0  u32 16: Message                            36  u16[5]: RecordBatch has a length, nodes and buffers
       4  u16[6]: which fields Message has, where    48  i32 12 | u32 16: nodes | i64 rows | u32: buffers

@@ -167,7 +167,7 @@ class Pacer:
 
 def send_all(sock: socket.socket, pieces: Sequence[bytes | memoryview]) -> int:
     """All of them; the time out is the socket's, for each step. Bytes sent."""
-    left = [view for view in map(memoryview, pieces) if view]
+    left = [memoryview(piece) for piece in pieces if piece]
     total = 0
     while left:
         done = sock.sendmsg(left)
