@@ -4,8 +4,8 @@
 
 One client reads all of a stream and throws the bytes away: with three columns (offset, timestamp, value), with the
 seven of the default, with headers and properties too. Then it publishes rows, with confirms. The figures are means of
-all runs: nanoseconds of CPU a row, by process; a read before them, in which the reader imports pyarrow (0.1 s), does not
-count. pyarrow is needed for the rows that are published, too.
+all runs: nanoseconds of CPU a row, by process; a read before them, when the reader imports pyarrow (0.1 s), is not
+counted. pyarrow is needed for the rows that are published, too.
 """
 
 from __future__ import annotations
