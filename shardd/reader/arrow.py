@@ -1,4 +1,5 @@
-"""Columns of a stream as Arrow record batches, and those as an IPC stream. pyarrow is needed from here on only.
+"""Columns of a stream as Arrow record batches, and those as an IPC stream. pyarrow is needed from here on only, to
+say the schema.
 
 The schema is a promise to whoever reads (drawn in broker/README.md): types, order and nullability are what Spark makes
 of the same columns.
@@ -6,13 +7,18 @@ of the same columns.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from shardd.reader.ipc import ALIGNMENT, END, BatchHead
 from shardd.store import columns as c
 from shardd.store.columns import Columns
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 BITS = {
     "offset": c.OFFSET,
@@ -54,80 +60,93 @@ class Encoder:
     def __init__(self, names: Sequence[str], queue: str, shard: int) -> None:
         self.schema = schema_of(names)
         self._names = names
-        self._queue, self._shard = queue, shard
-        self._sink = _Pieces()
-        self._writer = pa.ipc.new_stream(self._sink.file, self.schema)
+        self._queue, self._shard = _Repeated(queue.encode()), _Repeated(shard.to_bytes(4, "little"))
+        self._head: BatchHead | None = None
 
     def begin(self) -> bytes:
         """What comes before the first batch."""
-        return b"".join(self._sink.take())
+        return bytes(self.schema.serialize())
 
     def encode(self, columns: Columns) -> list[memoryview]:
         """Views of the columns' memory among them: to be let go of before that is cleared."""
-        arrays = [self._array(name, columns) for name in self._names]
-        self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
-        return self._sink.take()
+        batch = _Batch(columns.rows)
+        for name in self._names:
+            self._add(batch, name, columns)
+        if self._head is None:
+            self._head = BatchHead(len(batch.nodes) // 2, len(batch.buffers) // 2)
+        head = self._head.encode(batch.rows, batch.nodes, batch.buffers, batch.body_bytes)
+        return [memoryview(head), *batch.pieces]
 
     def end(self) -> bytes:
-        self._writer.close()
-        return b"".join(self._sink.take())
+        return END
 
-    def _array(self, name: str, columns: Columns) -> Any:
-        rows, kind = columns.rows, TYPES[name]
+    def _add(self, batch: _Batch, name: str, columns: Columns) -> None:
+        rows = columns.rows
         match name:
             case "queue":
-                return pa.repeat(pa.scalar(self._queue, kind), rows)
+                batch.add(rows, 0, None, *self._queue.text(rows))
             case "shard":
-                return pa.repeat(pa.scalar(self._shard, kind), rows)
+                batch.add(rows, 0, None, self._shard.number(rows))
             case "offset":
-                return _array(kind, rows, None, columns.offset_buffers())
+                batch.add(rows, 0, None, *columns.offset_buffers())
             case "timestamp":
-                return _array(kind, rows, None, columns.timestamp_buffers())
+                batch.add(rows, 0, None, *columns.timestamp_buffers())
             case "headers":
-                return _headers(columns)
+                nulls, bits, ends, entries, *parts = columns.header_buffers()
+                batch.add(rows, nulls, bits, ends)
+                batch.add(entries, 0, None)
+                for part in parts:
+                    batch.add(entries, 0, None, *part)
             case "properties":
-                children = [
-                    _array(kind.field(i).type, rows, bits, buffers, nulls)
-                    for i, (nulls, bits, *buffers) in enumerate(columns.property_buffers())
-                ]
-                return pa.Array.from_buffers(kind, rows, [None], 0, children=children)
+                batch.add(rows, 0, None)
+                for nulls, bits, *buffers in columns.property_buffers():
+                    batch.add(rows, nulls, bits, *buffers)
             case _:
-                return _array(kind, rows, None, columns.text_buffers(BITS[name]))
+                batch.add(rows, 0, None, *columns.text_buffers(BITS[name]))
 
 
-def _array(kind: Any, rows: int, bits: Any, buffers: Sequence[Any], nulls: int = 0) -> Any:
-    valid = pa.py_buffer(bits) if nulls else None
-    return pa.Array.from_buffers(kind, rows, [valid, *map(pa.py_buffer, buffers)], nulls)
+class _Batch:
+    """A batch while its arrays are added to it, parents first."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.nodes: list[int] = []
+        self.buffers: list[int] = []
+        self.pieces: list[memoryview] = []
+        self.body_bytes = 0
+
+    def add(self, rows: int, nulls: int, bits: Buffer | None, *buffers: Buffer) -> None:
+        self.nodes += (rows, nulls)
+        for buffer in (bits if nulls else None, *buffers):
+            size = 0
+            if buffer is not None:
+                view = memoryview(buffer)
+                size = view.nbytes
+                self.pieces.append(view)
+            self.buffers += (self.body_bytes, size)
+            self.body_bytes += size
+            rest = -size % ALIGNMENT
+            if rest:
+                self.pieces.append(memoryview(bytes(rest)))
+                self.body_bytes += rest
 
 
-def _headers(columns: Columns) -> Any:
-    nulls, bits, ends, entries, *parts = columns.header_buffers()
-    kinds = [_HEADER.field(i).type for i in range(3)]
-    children = [_array(kind, entries, None, part) for kind, part in zip(kinds, parts, strict=True)]
-    pairs = pa.Array.from_buffers(_HEADER, entries, [None], 0, children=children)
-    valid = pa.py_buffer(bits) if nulls else None
-    return pa.Array.from_buffers(TYPES["headers"], columns.rows, [valid, pa.py_buffer(ends)], nulls, children=[pairs])
+class _Repeated:
+    """A column that says the same in each row: made for the largest batch so far, of which others are the beginning."""
 
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+        self._rows = -1
+        self._ends = self._data = b""
 
-class _Pieces:
-    """A file that keeps what is written to it as it is, uncopied."""
+    def number(self, rows: int) -> memoryview:
+        return self.text(rows)[1]
 
-    closed = False
-
-    def __init__(self) -> None:
-        self._pieces: list[memoryview] = []
-        self.file = pa.PythonFile(self, mode="w")
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self._pieces.append(view)
-        return view.nbytes
-
-    def take(self) -> list[memoryview]:
-        pieces, self._pieces = self._pieces, []
-        return pieces
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None:
-        self.closed = True
+    def text(self, rows: int) -> tuple[memoryview, memoryview]:
+        """(ends, data)"""
+        size = len(self._value)
+        if rows > self._rows:
+            self._rows, self._data = rows, self._value * rows
+            ends = array("i", range(0, size * rows + 1, size)) if size else array("i", bytes(4 * (rows + 1)))
+            self._ends = ends.tobytes()
+        return memoryview(self._ends)[: 4 * (rows + 1)], memoryview(self._data)[: size * rows]

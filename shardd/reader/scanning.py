@@ -167,14 +167,17 @@ class Pacer:
 
 def send_all(sock: socket.socket, pieces: Sequence[bytes | memoryview]) -> int:
     """All of them; the time out is the socket's, for each step. Bytes sent."""
-    left = [view for view in (memoryview(piece).cast("B") for piece in pieces) if view]
+    left = [memoryview(piece) for piece in pieces if piece]
     total = 0
     while left:
         done = sock.sendmsg(left)
         total += done
-        while left and done >= len(left[0]):
-            done -= len(left[0])
-            left.pop(0).release()
+        gone = 0
+        while gone < len(left) and done >= len(left[gone]):
+            done -= len(left[gone])
+            left[gone].release()
+            gone += 1
+        del left[:gone]
         if done:
             rest = left[0][done:]
             left[0].release()
@@ -184,9 +187,9 @@ def send_all(sock: socket.socket, pieces: Sequence[bytes | memoryview]) -> int:
 
 def as_chunk(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """Of HTTP."""
-    return [b"%x\r\n" % sum(memoryview(piece).nbytes for piece in pieces), *pieces, b"\r\n"]
+    return [b"%x\r\n" % sum(map(len, pieces)), *pieces, b"\r\n"]
 
 
 def as_part(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """Of what a proxy is given."""
-    return [LENGTH.pack(sum(memoryview(piece).nbytes for piece in pieces)), *pieces]
+    return [LENGTH.pack(sum(map(len, pieces))), *pieces]

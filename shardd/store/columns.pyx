@@ -17,7 +17,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from shardd.grown cimport Grown, reserve
 from shardd.store.chunk_shape cimport CUT_OFF, SHARED_BYTES, chunk_bytes
-from shardd.store.layout cimport RECORD_HEADER, message_bytes, u16, u32, u64
+from shardd.store.layout cimport RECORD_HEADER, message_bytes, put32, put64, u16, u32, u64
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
@@ -64,6 +64,26 @@ cdef uint64_t NOTHING = 0
 cdef uint64_t SECONDS_MAX = 9223372036854
 
 
+cdef extern from *:
+    """
+    #if defined(__GNUC__)
+    /* `found`, by way of a branch that is not taken while `guess` is right: what depends on it need not wait for it. */
+    static inline uint64_t shardd_guessed(uint64_t found, uint64_t guess) {
+        uint64_t right = guess;
+        __asm__("" : "+r"(right));
+        if (__builtin_expect(found != guess, 0)) {
+            __asm__ volatile("" : "+r"(found));
+            return found;
+        }
+        return right;
+    }
+    #else
+    #define shardd_guessed(found, guess) (found)
+    #endif
+    """
+    uint64_t guessed "shardd_guessed"(uint64_t found, uint64_t guess) noexcept nogil
+
+
 cdef struct Text:
     Grown ends
     Grown data
@@ -99,26 +119,64 @@ cdef int push64(Grown *grown, int64_t value) except -1 nogil:
     return 0
 
 
-cdef int push_bit(Grown *bits, uint64_t row, bint on) except -1 nogil:
-    if row & 7 == 0:
-        reserve(bits, 1)
-        bits.data[bits.used] = 0
-        bits.used += 1
-    if on:
-        bits.data[bits.used - 1] |= <uint8_t>(1 << (row & 7))
+cdef int fill_bits(Grown *bits, uint64_t rows) except -1 nogil:
+    """Bits that are not set, until there is one for each of `rows`."""
+    cdef size_t size = (rows + 7) >> 3
+    if size > bits.used:
+        reserve(bits, size - bits.used)
+        memset(bits.data + bits.used, 0, size - bits.used)
+        bits.used = size
+    return 0
+
+
+cdef int set_bit(Grown *bits, uint64_t row) except -1 nogil:
+    fill_bits(bits, row + 1)
+    bits.data[row >> 3] |= <uint8_t>(1 << (row & 7))
+    return 0
+
+
+cdef int fill32(Grown *grown, uint64_t count, int32_t value) except -1 nogil:
+    cdef int32_t *out
+    cdef uint64_t i
+    reserve(grown, 4 * count)
+    out = <int32_t*>(grown.data + grown.used)
+    for i in range(count):
+        out[i] = value
+    grown.used += 4 * count
     return 0
 
 
 cdef inline bint is_ascii(const uint8_t *at, size_t size) noexcept nogil:
+    """Two words that overlap where one would leave a rest."""
     cdef size_t i = 0
     cdef uint64_t seen = 0
-    while i + 8 <= size:
-        seen |= u64(at + i)
-        i += 8
-    while i < size:
-        seen |= at[i]
-        i += 1
+    if size >= 8:
+        while i + 8 <= size:
+            seen |= u64(at + i)
+            i += 8
+        seen |= u64(at + size - 8)
+    elif size >= 4:
+        seen = u32(at) | u32(at + size - 4)
+    elif size:
+        seen = at[0] | at[size >> 1] | at[size - 1]
     return seen & <uint64_t>0x8080808080808080 == 0
+
+
+cdef inline void copy_short(uint8_t *to, const uint8_t *at, size_t size) noexcept nogil:
+    """As memcpy, without a call for what names are long."""
+    cdef uint64_t low, high
+    if size > 16:
+        memcpy(to, at, size)
+    elif size >= 8:
+        low, high = u64(at), u64(at + size - 8)
+        put64(to, low)
+        put64(to + size - 8, high)
+    elif size >= 4:
+        low, high = u32(at), u32(at + size - 4)
+        put32(to, <uint32_t>low)
+        put32(to + size - 4, <uint32_t>high)
+    elif size:
+        to[0], to[size >> 1], to[size - 1] = at[0], at[size >> 1], at[size - 1]
 
 
 cdef int clear_text(Text *text) except -1 nogil:
@@ -136,7 +194,7 @@ cdef void free_text(Text *text) noexcept:
 cdef inline int push_bytes(Text *text, const uint8_t *at, size_t size) except -1 nogil:
     """One more value, without a bit."""
     reserve(&text.data, size)
-    memcpy(text.data.data + text.data.used, at, size)
+    copy_short(text.data.data + text.data.used, at, size)
     text.data.used += size
     text.rows += 1
     return push32(&text.ends, <int32_t>text.data.used)
@@ -153,20 +211,49 @@ cdef inline int push_text(Text *text, const uint8_t *at, size_t size) except -1 
     return push_bytes(text, at, size) if is_ascii(at, size) else push_replaced(text, at, size)
 
 
-cdef int push_maybe(Text *text, const uint8_t *at, size_t size, bint there) except -1 nogil:
-    push_bit(&text.valid, text.rows, there)
-    if there:
-        return push_text(text, at, size)
-    text.nulls += 1
+cdef inline void put_number(Grown *grown, int64_t value) noexcept nogil:
+    """Where there is room."""
+    (<int64_t*>(grown.data + grown.used))[0] = value
+    grown.used += 8
+
+
+cdef inline void put_end(Text *text) noexcept nogil:
+    """Of one more value, where there is room."""
+    (<int32_t*>(text.ends.data + text.ends.used))[0] = <int32_t>text.data.used
+    text.ends.used += 4
     text.rows += 1
-    return push32(&text.ends, <int32_t>text.data.used)
 
 
-cdef int push_number(Number *number, int64_t value, bint there, bint wide) except -1 nogil:
-    push_bit(&number.valid, number.rows, there)
-    number.rows += 1
-    number.nulls += not there
-    return push64(&number.values, value) if wide else push32(&number.values, <int32_t>value)
+cdef inline int put_name(Text *text, const uint8_t *at, size_t size) except -1 nogil:
+    """As `push_text`, where there is room for its end."""
+    if not is_ascii(at, size):
+        return push_replaced(text, at, size)
+    reserve(&text.data, size)
+    copy_short(text.data.data + text.data.used, at, size)
+    text.data.used += size
+    put_end(text)
+    return 0
+
+
+cdef int fill_text(Text *text, uint64_t rows) except -1 nogil:
+    """Rows without a value, until there are `rows`."""
+    cdef uint64_t more = rows - text.rows
+    if more:
+        fill32(&text.ends, more, <int32_t>text.data.used)
+        text.rows = rows
+        text.nulls += more
+    return fill_bits(&text.valid, rows)
+
+
+cdef int fill_number(Number *number, uint64_t rows, size_t width) except -1 nogil:
+    cdef uint64_t more = rows - number.rows
+    if more:
+        reserve(&number.values, width * more)
+        memset(number.values.data + number.values.used, 0, width * more)
+        number.values.used += width * more
+        number.rows = rows
+        number.nulls += more
+    return fill_bits(&number.valid, rows)
 
 
 cdef inline uint32_t big32(const uint8_t *at) noexcept nogil:
@@ -202,6 +289,10 @@ cdef int64_t value_bytes(uint8_t type, const uint8_t *at, size_t room, int *leng
     else:
         return -1
     return size if <uint64_t>size <= room else -1
+
+
+cdef int _not_well_made() except -1 with gil:
+    raise ValueError("a chunk with a good crc is not well made")
 
 
 cdef class Memory:
@@ -328,11 +419,14 @@ cdef class Columns:
     cdef Grown offsets, timestamps
     cdef Text exchange, key, value
     cdef Grown headers, headers_valid  # ends of the rows' entries
+    cdef uint64_t headers_rows
     cdef Text header_key, header_type, header_value
     cdef uint64_t headers_nulls
     cdef Text[TEXTS] texts
     cdef Number[NUMBERS] numbers
     cdef int shown  # buffers that somebody holds
+    # Where the batch before became full: of the chunk at that position the message with that offset begins there.
+    cdef uint64_t left_position, left_offset, left_at
     cdef readonly unsigned long long rows
     cdef readonly unsigned long long bytes  # of their stored messages
     cdef readonly unsigned long long position  # of the chunk to go on with
@@ -370,7 +464,7 @@ cdef class Columns:
         cdef int i
         if self.shown:
             raise BufferError(f"{self.shown} buffers of the last batch are still held")
-        self.rows = self.bytes = self.headers_nulls = 0
+        self.rows = self.bytes = self.headers_nulls = self.headers_rows = 0
         self.offsets.used = self.timestamps.used = self.headers.used = self.headers_valid.used = 0
         push32(&self.headers, 0)
         clear_text(&self.exchange)
@@ -432,84 +526,108 @@ cdef class Columns:
 
     cdef int _take(self, const uint8_t *chunk, uint64_t length, uint64_t limit, uint64_t rows_max,
                    uint64_t bytes_max) except -1 nogil:
-        cdef uint64_t first = u64(chunk + 28), count = u32(chunk + 20), i, size
+        cdef uint64_t first = u64(chunk + 28), count = u32(chunk + 20), i, size, before = 0
         cdef uint64_t at = RECORD_HEADER + 4 * <uint64_t>u16(chunk + 24)
         cdef int64_t time_us = <int64_t>(u64(chunk + 8) * 1000)
+        cdef bint steady = False
         if first + count <= self.offset:
             return 0
+        if first < self.offset:
+            at = self._begin(chunk, length, at, self.offset - first)
+            count -= self.offset - first
+            first = self.offset
+        count = min(count, limit - first)
         self._make_room(count, length)
         if self.filter is None and not self.wanted & ~PLAIN:
-            return self._take_plain(chunk, length, limit, rows_max, bytes_max)
+            return self._take_plain(chunk, length, at, first, count, rows_max, bytes_max)
         for i in range(count):
             size = message_bytes(chunk + at, length - at)
             if size == 0:
-                with gil:
-                    raise ValueError("a chunk with a good crc is not well made")
-            if first + i >= self.offset:
-                if first + i >= limit:
-                    break
-                if self.filter is None or self.filter.passes(chunk + at):
-                    if self.rows >= rows_max or (self.rows and self.bytes + size > bytes_max):
-                        self.full = True
-                        break
-                    self._add(chunk + at, <int64_t>(first + i), time_us)
-                    self.bytes += size
-                self.offset = first + i + 1
+                _not_well_made()
+            if steady:  # messages of one length, most likely: where the next begins is known before this one is read
+                size = guessed(size, before)
+            steady = size == before
+            before = size
+            if self.filter is None or self.filter.passes(chunk + at):
+                if self.rows >= rows_max or (self.rows and self.bytes + size > bytes_max):
+                    return self._leave(first + i, at)
+                self._add(chunk + at, <int64_t>(first + i), time_us)
+                self.bytes += size
             at += size
+            self.offset = first + i + 1
         return 0
 
-    cdef int _take_plain(self, const uint8_t *chunk, uint64_t length, uint64_t limit, uint64_t rows_max,
-                         uint64_t bytes_max) except -1 nogil:
+    cdef int64_t _begin(self, const uint8_t *chunk, uint64_t length, uint64_t at, uint64_t passed) except -1 nogil:
+        """Where the message behind the first `passed` ones begins."""
+        cdef uint64_t i, size
+        if self.position == self.left_position and self.offset == self.left_offset and self.left_at < length:
+            return <int64_t>self.left_at
+        for i in range(passed):
+            size = message_bytes(chunk + at, length - at)
+            if size == 0:
+                _not_well_made()
+            at += size
+        return <int64_t>at
+
+    cdef int _leave(self, uint64_t offset, uint64_t at) except -1 nogil:
+        """For the next batch."""
+        self.full = True
+        self.left_position, self.left_offset, self.left_at = self.position, offset, at
+        return 0
+
+    cdef int _take_plain(self, const uint8_t *chunk, uint64_t length, uint64_t at, uint64_t first, uint64_t count,
+                         uint64_t rows_max, uint64_t bytes_max) except -1 nogil:
         """As the loop in `_take`, without filter and of columns for which there is room already: what most who read all
         of a stream want costs half as much."""
-        cdef uint64_t first = u64(chunk + 28), count = u32(chunk + 20), i, size, added = 0, total = 0
-        cdef uint64_t at = RECORD_HEADER + 4 * <uint64_t>u16(chunk + 24)
-        cdef int64_t time_us = <int64_t>(u64(chunk + 8) * 1000)
+        cdef uint64_t rows = min(count, rows_max - self.rows if self.rows < rows_max else 0), i = 0, size, total = 0
+        cdef uint64_t bytes_left = bytes_max - self.bytes if self.bytes < bytes_max else 0
+        cdef uint64_t before = 0
+        cdef bint steady = False
         cdef const uint8_t *message
-        cdef int64_t *offsets = <int64_t*>(self.offsets.data + self.offsets.used)
-        cdef int64_t *timestamps = <int64_t*>(self.timestamps.data + self.timestamps.used)
         cdef int32_t *ends = <int32_t*>(self.value.ends.data + self.value.ends.used)
         cdef uint8_t *values = self.value.data.data
         cdef size_t end = self.value.data.used, body
         cdef bint with_value = self.wanted & C_VALUE
-        cdef bint broken = False
-        for i in range(count):
+        while i < rows:
             message = chunk + at
             size = message_bytes(message, length - at)
             if size == 0:
-                broken = True
+                _not_well_made()
+            if steady:  # as in `_take`
+                size = guessed(size, before)
+            steady = size == before
+            before = size
+            if total + size > bytes_left and self.rows + i:
                 break
-            at += size
-            if first + i < self.offset:
-                continue
-            if first + i >= limit:
-                break
-            if self.rows + added >= rows_max or (self.rows + added and self.bytes + total + size > bytes_max):
-                self.full = True
-                break
-            offsets[added] = <int64_t>(first + i)
-            timestamps[added] = time_us
             if with_value:
                 body = u32(message)
                 memcpy(values + end, message + size - body, body)
                 end += body
-                ends[added] = <int32_t>end
-            added += 1
+                ends[i] = <int32_t>end
+            at += size
             total += size
-        if broken:
-            with gil:
-                raise ValueError("a chunk with a good crc is not well made")
-        if added:
-            self.offset = max(self.offset, first) + added
-        self._added(added, total, end)
-        return 0
+            i += 1
+        self._add_plain(i, total, end, <int64_t>first, <int64_t>(u64(chunk + 8) * 1000))
+        if i:
+            self.offset = first + i
+        return self._leave(first + i, at) if i < count else 0
 
-    cdef void _added(self, uint64_t rows, uint64_t size, size_t value_end) noexcept nogil:
+    cdef void _add_plain(self, uint64_t rows, uint64_t size, size_t value_end, int64_t first,
+                         int64_t time_us) noexcept nogil:
+        """So many rows are taken: their numbers, and what is used of the room made for them."""
+        cdef int64_t *out
+        cdef uint64_t i
         self.rows += rows
         self.bytes += size
         if self.wanted & C_OFFSET:
+            out = <int64_t*>(self.offsets.data + self.offsets.used)
+            for i in range(rows):
+                out[i] = first + <int64_t>i
             self.offsets.used += 8 * rows
         if self.wanted & C_TIMESTAMP:
+            out = <int64_t*>(self.timestamps.data + self.timestamps.used)
+            for i in range(rows):
+                out[i] = time_us
             self.timestamps.used += 8 * rows
         if self.wanted & C_VALUE:
             self.value.ends.used += 4 * rows
@@ -523,6 +641,10 @@ cdef class Columns:
         if self.wanted & C_VALUE:
             reserve(&self.value.data, length)
             reserve(&self.value.ends, 4 * count)
+        if self.wanted & C_EXCHANGE:
+            reserve(&self.exchange.ends, 4 * count)
+        if self.wanted & C_KEY:
+            reserve(&self.key.ends, 4 * count)
         return 0
 
     cdef inline int _add(self, const uint8_t *message, int64_t offset, int64_t time_us) except -1 nogil:
@@ -532,45 +654,42 @@ cdef class Columns:
         cdef int wanted = self.wanted
         self.rows += 1
         if wanted & C_OFFSET:
-            push64(&self.offsets, offset)
+            put_number(&self.offsets, offset)
         if wanted & C_TIMESTAMP:
-            push64(&self.timestamps, time_us)
+            put_number(&self.timestamps, time_us)
         if wanted & C_EXCHANGE:
-            push_text(&self.exchange, message + 9, n)
+            put_name(&self.exchange, message + 9, n)
         if wanted & C_KEY:
-            push_text(&self.key, key, m)
+            put_name(&self.key, key, m)
         if wanted & C_VALUE:
-            push_bytes(&self.value, key + m + props, body)
+            memcpy(self.value.data.data + self.value.data.used, key + m + props, body)
+            self.value.data.used += body
+            put_end(&self.value)
         if wanted & (C_HEADERS | C_PROPERTIES):
             self._add_properties(key + m, props)
         return 0
 
     cdef int _add_properties(self, const uint8_t *props, size_t size) except -1 nogil:
-        """A property list that is broken ends where it breaks: what follows counts as not given."""
-        cdef uint32_t flags = 0
+        """Columns whose property the message lacks stay behind, until one has it or all are asked for. A property list
+        that is broken ends where it breaks: what follows counts as not given."""
+        cdef uint32_t flags
         cdef size_t at = 2, length
         cdef int i
-        cdef bint there
-        cdef const uint8_t *table = NULL
-        cdef size_t table_bytes = 0
-        if size >= 2:
-            flags = <uint32_t>props[0] << 8 | props[1]
+        if size <= 2:
+            return 0
+        flags = <uint32_t>props[0] << 8 | props[1]
         for i in range(KINDS):
-            there = flags >> (15 - i) & 1
-            length = 0
-            if there:
-                length = self._property_bytes(kind_of[i], props + at, size - at)
-                if length == 0:
-                    flags = 0
-                    there = False
+            if not flags >> (15 - i) & 1:
+                continue
+            length = self._property_bytes(kind_of[i], props + at, size - at)
+            if length == 0:
+                break
             if kind_of[i] == TABLE:
-                if there:
-                    table, table_bytes = props + at + 4, length - 4
+                if self.wanted & C_HEADERS:
+                    self._add_headers(props + at + 4, length - 4)
             elif place_of[i] >= 0 and self.wanted & C_PROPERTIES:
-                self._add_property(i, props + at, length, there)
+                self._add_property(i, props + at, length)
             at += length
-        if self.wanted & C_HEADERS:
-            self._add_headers(table, table_bytes)
         return 0
 
     cdef size_t _property_bytes(self, int kind, const uint8_t *at, size_t room) noexcept nogil:
@@ -586,16 +705,33 @@ cdef class Columns:
             size = 4 + <uint64_t>big32(at) if room >= 4 else 4
         return size if size <= room else 0
 
-    cdef int _add_property(self, int i, const uint8_t *at, size_t length, bint there) except -1 nogil:
-        cdef int place = place_of[i]
-        cdef uint64_t seconds
+    cdef int _add_property(self, int i, const uint8_t *at, size_t length) except -1 nogil:
+        cdef Text *text = &self.texts[place_of[i]]
+        cdef Number *number = &self.numbers[place_of[i] if kind_of[i] != SHORT else 0]
+        cdef uint64_t row = self.rows - 1, seconds
         if kind_of[i] == SHORT:
-            return push_maybe(&self.texts[place], at + 1, length - 1, there)
+            fill_text(text, row)
+            set_bit(&text.valid, row)
+            return push_text(text, at + 1, length - 1)
         if kind_of[i] == OCTET:
-            return push_number(&self.numbers[place], at[0] if there else 0, there, False)
-        seconds = big64(at) if there else 0
-        there = there and seconds <= SECONDS_MAX
-        return push_number(&self.numbers[place], <int64_t>(seconds * 1000000) if there else 0, there, True)
+            fill_number(number, row, 4)
+            push32(&number.values, at[0])
+        else:
+            seconds = big64(at)
+            if seconds > SECONDS_MAX:
+                return 0
+            fill_number(number, row, 8)
+            push64(&number.values, <int64_t>(seconds * 1000000))
+        number.rows += 1
+        return set_bit(&number.valid, row)
+
+    cdef int _fill_headers(self, uint64_t rows) except -1 nogil:
+        cdef uint64_t more = rows - self.headers_rows
+        if more:
+            fill32(&self.headers, more, <int32_t>self.header_key.rows)
+            self.headers_nulls += more
+            self.headers_rows = rows
+        return fill_bits(&self.headers_valid, rows)
 
     cdef int _add_headers(self, const uint8_t *table, size_t size) except -1 nogil:
         """The entries of a table. One that is broken: what is left of it, under no name, with the type "?"."""
@@ -603,8 +739,9 @@ cdef class Columns:
         cdef int64_t length
         cdef int skip = 0
         cdef uint8_t type
-        push_bit(&self.headers_valid, self.rows - 1, table != NULL)
-        self.headers_nulls += table == NULL
+        self._fill_headers(self.rows - 1)
+        self.headers_rows += 1
+        set_bit(&self.headers_valid, self.rows - 1)
         while at < size:
             n = table[at]
             length = -1
@@ -636,6 +773,7 @@ cdef class Columns:
 
     def header_buffers(self) -> tuple:
         """(nulls, bits, ends, entries, then (ends, data) of key, type and value)"""
+        self._fill_headers(self.rows)
         return (
             self.headers_nulls, self._memory(&self.headers_valid), self._memory(&self.headers), self.header_key.rows,
             self._of(&self.header_key), self._of(&self.header_type), self._of(&self.header_value),
@@ -652,9 +790,11 @@ cdef class Columns:
                 continue
             if kind_of[i] == SHORT:
                 text = &self.texts[place_of[i]]
+                fill_text(text, self.rows)
                 found.append((text.nulls, self._memory(&text.valid), *self._of(text)))
             else:
                 number = &self.numbers[place_of[i]]
+                fill_number(number, self.rows, 8 if kind_of[i] == TIME else 4)
                 found.append((number.nulls, self._memory(&number.valid), self._memory(&number.values)))
         return found
 

@@ -31,8 +31,8 @@ from shardd.store.stream_segment import (
     parse_name,
 )
 
-# One window for each scan. Small enough to be in a core's cache when its messages are copied.
-WINDOW_BYTES = 512 << 10
+# One window for each scan. Smaller ones are no faster to read, and what is done for each is done more often.
+WINDOW_BYTES = 1 << 20
 # Hints in memory: segments, and places in each (one for each window of a scan).
 HINTED_MAX = 256
 HINTS_MAX = 8192
@@ -140,14 +140,19 @@ class Scan:
         return columns.full
 
     def _load(self, segment: StreamSegment, position: int, size: int) -> None:
+        """From `position` on, as far as the segment lasts. What the window has of it already is not read again."""
         size = min(size, segment.synced - position)
-        if len(self._window) < size or len(self._window) > 2 * max(size, WINDOW_BYTES):
+        within = position - self._base
+        kept = min(max(self._used - within, 0), size) if within >= 0 else 0
+        source = self._window
+        if len(source) < size or len(source) > 2 * max(size, WINDOW_BYTES):
             self._window = bytearray(max(size, WINDOW_BYTES))
-        with memoryview(self._window) as view, view[:size] as part:
-            self._used = self._files.read_into(self._handle, part, position)
-        self._base = position
-        if self._used == 0:
-            raise Corrupt(f"{segment.path} ends at byte {position}, {segment.synced} bytes were there")
+        with memoryview(source) as old, memoryview(self._window) as view, view[kept:size] as part:
+            view[:kept] = old[within : within + kept]
+            got = self._files.read_into(self._handle, part, position + kept)
+        self._base, self._used = position, kept + got
+        if got == 0 and kept < size:
+            raise Corrupt(f"{segment.path} ends at byte {position + kept}, {segment.synced} bytes were there")
 
     def _skip(self, segment: StreamSegment) -> None:
         """To the next good chunk behind damage."""

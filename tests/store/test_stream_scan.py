@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardd.reader.arrow import TYPES, Encoder, bits_of
-from shardd.store import StreamLog
+from shardd.store import StreamLog, stream_scan
 from shardd.store.columns import OFFSET, VALUE, Columns, Filter
+from shardd.store.errors import Corrupt
 from shardd.store.files import OsFiles
 from shardd.store.stream_scan import Places, Scan, Truncated, find, segments_of
 from shardd.store.stream_segment import file_name
@@ -26,6 +28,7 @@ from tests.reference.record import Record, encode_message
 
 COLUMNS = [name for name in TYPES if name not in ("queue", "shard")]
 T0 = 1_700_000_000_000
+BATCH_ROWS_MAX = 12
 
 
 def sync(log: StreamLog) -> None:
@@ -58,18 +61,22 @@ class Stream:
         self.rows: list[dict[str, object]] = []
 
     def append(self, count: int, body_bytes_max: int = 200) -> None:
-        """A batch; its time is that of the batches before, or later."""
+        """A batch; its time is that of the batches before, or later. Many of its messages are of one length."""
         messages, timestamp = [], T0 + len(self.rows)
+        like_the_one_before = False
         for _ in range(count):
-            key, exchange, values = self.rng.choice(KEYS), self.rng.choice((b"", b"ex")), random_values(self.rng)
-            body = self.rng.randbytes(self.rng.randrange(body_bytes_max))
+            if not like_the_one_before:
+                key, exchange, values = self.rng.choice(KEYS), self.rng.choice((b"", b"ex")), random_values(self.rng)
+                body_bytes = self.rng.randrange(body_bytes_max)
+            body = self.rng.randbytes(body_bytes)
+            like_the_one_before = self.rng.random() < 0.6
             messages.append(encode_message(body, exchange, key, encode_props(values)))
             self.rows.append(row(len(self.rows), timestamp, exchange, key, values, body))
         self.log.append(Record((1,), tuple(messages), timestamp).encode())
 
     def fill(self, batches: int) -> None:
         for _ in range(batches):
-            self.append(self.rng.randrange(1, 6))
+            self.append(self.rng.choice((1, 2, 5, BATCH_ROWS_MAX)))
             if self.rng.random() < 0.7:
                 sync(self.log)
             if self.rng.random() < 0.1:
@@ -77,11 +84,17 @@ class Stream:
         sync(self.log)
 
     def scan(
-        self, start: int, stop: int, filter: Filter | None = None, places: Places | None = None, rows_max: int = 7
+        self,
+        start: int,
+        stop: int,
+        filter: Filter | None = None,
+        places: Places | None = None,
+        rows_max: int = 7,
+        names: Sequence[str] = COLUMNS,
     ) -> list[dict[str, object]]:
-        columns = Columns(bits_of(COLUMNS), filter)
+        columns = Columns(bits_of(names), filter)
         scan = Scan(OsFiles(), self.directory, start, stop, columns, places)
-        encoder = Encoder(COLUMNS, "q", 0)
+        encoder = Encoder(names, "q", 3)
         pieces = [encoder.begin()]
         try:
             while scan.fill(rows_max, 4096):
@@ -102,6 +115,42 @@ def test_any_range_holds_the_rows_that_were_written(tmp_path_factory: pytest.Tem
     for _ in range(4):
         start, stop = sorted(stream.rng.randrange(len(stream.rows) + 1) for _ in range(2))
         assert stream.scan(start, stop, places=places, rows_max=stream.rng.randrange(1, 9)) == stream.rows[start:stop]
+
+
+@given(st.integers(0, 2**32 - 1), st.sets(st.sampled_from(tuple(TYPES)), min_size=1))
+def test_any_choice_of_columns_holds_what_all_of_them_hold(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, chosen: set[str]
+) -> None:
+    """However small the window that is read of a file at once."""
+    stream = Stream(tmp_path_factory.mktemp("scan"), seed)
+    stream.fill(12)
+    rng, said = stream.rng, {"queue": "q", "shard": 3}
+    names = rng.sample(sorted(chosen), len(chosen))
+    plain_names = [name for name in names if name in ("offset", "timestamp", "value")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_scan, "WINDOW_BYTES", rng.choice((64, 300, 2000, 1 << 20)))
+        for columns in (names, plain_names):
+            start, stop = sorted(rng.randrange(len(stream.rows) + 1) for _ in range(2))
+            expected = [{name: (said | row)[name] for name in columns} for row in stream.rows[start:stop]]
+            if columns:
+                assert stream.scan(start, stop, rows_max=rng.randrange(1, 20), names=columns) == expected
+
+
+def test_a_file_that_ends_before_its_time_is_corrupt(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, 5, segment_bytes=1 << 20)
+    for _ in range(20):
+        stream.append(BATCH_ROWS_MAX)
+    sync(stream.log)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_scan, "WINDOW_BYTES", 4096)
+        columns = Columns(OFFSET)
+        scan = Scan(OsFiles(), stream.directory, 0, len(stream.rows), columns)
+        assert scan.fill(1, 1 << 20) == 1
+        os.truncate(Path(stream.directory) / file_name("log", 0), 4096)
+        with pytest.raises(Corrupt):
+            while scan.fill(1, 1 << 20):
+                pass
+        scan.close()
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.sampled_from(("a", "b", "*", "#", "", "c")), max_size=4))
@@ -185,7 +234,7 @@ def test_damage_costs_its_own_chunks_only(tmp_path_factory: pytest.TempPathFacto
             expected += stream.rows[first : first + count]
         offset = read.next_offset
     assert found == expected
-    assert len(found) >= len(stream.rows) - 5
+    assert len(found) >= len(stream.rows) - BATCH_ROWS_MAX
 
 
 def test_others_are_told_of_what_is_on_stable_storage_and_of_nothing_else(tmp_path: Path) -> None:
