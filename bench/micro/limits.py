@@ -1,4 +1,5 @@
-"""What no broker on this machine is without: bytes through the loopback, bytes copied, a process woken, a disk synced.
+"""What no broker on this machine is without: bytes through the loopback, bytes copied, a process woken, a disk synced;
+and what two processes take that do nothing but hand on what one client asks at a time, as front door and shard do.
 
     PYTHONPATH=. python bench/micro/limits.py [--seconds 0.5] [--data DIR] > table.md
 
@@ -19,6 +20,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import uvloop
+
 from shardd.store import record
 
 PIECE_BYTES = 64 << 10
@@ -26,6 +29,7 @@ SPREAD_BYTES = 64 << 20  # copies out of the cache go through so much
 ROUNDS = 5
 SYNC_BYTES = 4096
 SYNCS = 50
+ASKED_BYTES = 64
 
 
 def cpu_each(seconds: float, act: Callable[[], int]) -> float:
@@ -111,6 +115,70 @@ def woken_us(seconds: float) -> float:
     return sorted(trips)[len(trips) // 2] / 2000
 
 
+def handed_on_us(seconds: float, answerer: bool) -> float:
+    """CPU of both processes, for one request at a time: client, the one with a uvloop, the other and back. `answerer`:
+    that goes to another client, whose answer comes back through the first process alone."""
+    own, far = connected()
+    inner, outer = socket.socketpair()
+    second = connected() if answerer else None
+    hands_on = [(far, inner), (inner, far)] if second is None else [(far, inner), (inner, second[1]), (second[1], far)]
+    spent = [_child(lambda: _hand_on(hands_on)), _child(lambda: _hand_back(outer))]
+    for each in (far, inner, outer, *(second[1:] if second else ())):
+        each.close()
+    asked, count, until = bytes(ASKED_BYTES), 0, time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        own.send(asked)
+        if second is not None:
+            second[0].send(second[0].recv(ASKED_BYTES))
+        own.recv(ASKED_BYTES)
+        count += 1
+    own.shutdown(socket.SHUT_WR)
+    return sum(wait() for wait in spent) / count * 1e6
+
+
+def _child(work: Callable[[], None]) -> Callable[[], float]:
+    """Begin it in a process; the CPU seconds that it took, when it has ended."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        since = time.process_time()
+        work()
+        os.write(tell, repr(time.process_time() - since).encode())
+        os._exit(0)
+    os.close(tell)
+
+    def wait() -> float:
+        taken = float(os.read(told, 100))
+        os.waitpid(child, 0)
+        return taken
+
+    return wait
+
+
+def _hand_on(ways: list[tuple[socket.socket, socket.socket]]) -> None:
+    loop = uvloop.new_event_loop()
+
+    def readable(source: socket.socket, target: socket.socket) -> None:
+        if data := source.recv(PIECE_BYTES):
+            target.send(data)
+        else:
+            loop.stop()
+
+    for source, target in ways:
+        loop.add_reader(source.fileno(), readable, source, target)
+    loop.run_forever()
+    for source, _ in ways:  # of which other processes have copies
+        with contextlib.suppress(OSError):
+            source.shutdown(socket.SHUT_RDWR)
+
+
+def _hand_back(sock: socket.socket) -> None:
+    waiting = select.poll()
+    waiting.register(sock, select.POLLIN)
+    while waiting.poll() and (data := sock.recv(PIECE_BYTES)):
+        sock.send(data)
+
+
 def synced_us(directory: str) -> float:
     with tempfile.NamedTemporaryFile(dir=directory) as file:
         os.posix_fallocate(file.fileno(), 0, SYNCS * SYNC_BYTES)
@@ -142,6 +210,8 @@ def main() -> None:
         "loopback, send of 64 KiB, ns a byte": cpu_each(options.seconds, sending(*connected())),
         "loopback, receive, ns a byte": cpu_each(options.seconds, receiving(*connected())),
         "a sleeping process woken, us of the clock": woken_us(options.seconds),
+        "a request handed on and back by two processes, us of their CPU": handed_on_us(options.seconds, False),
+        "the same by way of another client, us of their CPU": handed_on_us(options.seconds, True),
         "fdatasync of 4 KiB, us of the clock": synced_us(options.data),
     }
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n\n| | |\n| --- | ---: |")
