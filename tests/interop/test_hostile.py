@@ -351,7 +351,10 @@ def test_bodies_that_never_end_are_bounded_together(broker: RealBroker) -> None:
             if client.send_what_is_taken(head + one * 200, 5) == 0:
                 break
             growth.look()
-        assert client.expect_close(506, "RESOURCE_ERROR - ") == (60, 40)
+        # Not answered: on a crowded machine the broker has hung up by now.
+        said = client.expect(commands.Connection.Close)
+        assert (said.reply_code, said.class_id, said.method_id) == (506, 60, 40)
+        assert said.reply_text.startswith("RESOURCE_ERROR - ")
     growth.check(0.2)
 
 
