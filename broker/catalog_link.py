@@ -64,7 +64,11 @@ BACKOFF_MAX_S = 0.2  # a look at a socket on the same host; a controller that is
 REMOVED_S_MAX = 2.0  # how long the end of a consumer, channel or connection waits for the queues that go with it
 HEAD_BYTES = 4
 
+# Who is asked something that ends it would end again and again: whatever it is, it is asked so often and not more.
+DEATHS_MAX = 4
+
 RESOURCE_ERROR = 506
+INTERNAL_ERROR = 541
 CONNECTION_FORCED = 320
 
 
@@ -104,6 +108,7 @@ class Listener(Protocol):
 class _Asked(NamedTuple):
     ask: Ask
     answer: asyncio.Future[Answer]
+    deaths: int = 0  # controllers that went while they were asked this
 
 
 class _Stream(asyncio.Protocol):
@@ -402,9 +407,12 @@ class CatalogLink:
         for owner in self._connections.keys() - self._told:
             self._send(ConnectionUp(self._connections[owner]))
         self._send(ConsumersHere(self._listener.consumers_here()))
-        self._sent = {number: asked for number, asked in self._sent.items() if not asked.answer.done()}
-        for asked in self._sent.values():
-            self._send(asked.ask)
+        self._sent = {number: _outlived(asked) for number, asked in self._sent.items() if not asked.answer.done()}
+        for asked in list(self._sent.values()):
+            if asked.deaths > DEATHS_MAX:
+                self._answered(Answer(asked.ask.id, INTERNAL_ERROR, f"{DEATHS_MAX} controllers went while asked this"))
+            else:
+                self._send(asked.ask)
         self._send_waiting()
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -455,6 +463,10 @@ class CatalogLink:
             data = b"".join(self._out)
             self._out.clear()
             self._stream.transport.write(data)  # the reading side learns of an end and connects again
+
+
+def _outlived(asked: _Asked) -> _Asked:
+    return asked._replace(deaths=asked.deaths + 1)
 
 
 def _encode_rest(value: Any) -> Any:

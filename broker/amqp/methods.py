@@ -278,6 +278,8 @@ def _encode_value(value: Value) -> bytes:
     match value:
         case bool():
             return b"t\x01" if value else b"t\x00"
+        case int() if value >= 1 << 63:  # a timestamp no calendar has
+            return b"T" + _U64.pack(value)
         case int():
             return b"I" + _I32.pack(value) if -(1 << 31) <= value < 1 << 31 else b"l" + _I64.pack(value)
         case float():

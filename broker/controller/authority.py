@@ -289,6 +289,10 @@ class Authority:
             except Refusal as refusal:
                 asked.refuse(refusal.code, refusal.text)
                 continue
+            except Exception:  # nothing has changed yet: one request that we did not foresee is the only one that fails
+                log.exception("%s cannot be decided", type(asked.request).__name__)
+                asked.refuse(INTERNAL_ERROR, "internal error")
+                continue
             before = self._policies(decision.policies_of)
             self.churn[type(asked.request)] += 1
             self._apply(decision.changes)

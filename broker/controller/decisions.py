@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from broker import checks, patterns
+from broker import checks, patterns, tables
 from broker.catalog import Catalog, Vhost
 from broker.changes import (
     ACTIVE,
@@ -56,6 +56,7 @@ SHARDING_COMPONENTS: Final = COMPONENTS | {policies.STREAM, policies.DEFINITION,
 NOT_FOUND = 404
 BAD_REQUEST = 400
 PRECONDITION_FAILED = 412  # HTTP's
+PARAMETER_KEY_BYTES_MAX = 65_535  # AMQP has nothing to say about them
 
 
 @dataclass(slots=True)
@@ -175,6 +176,7 @@ class Decisions:
 
     def decide(self, request: Any, owner: str) -> Decision:
         """Raises Refusal."""
+        _check_values(request)
         return self._without_hidden_queues(_DECIDE[type(request)](self, request, owner))
 
     # -- exchanges -----------------------------------------------------------------------------------
@@ -651,3 +653,18 @@ _DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
     ParameterPut: Decisions._put_parameter,
     ParameterDelete: Decisions._delete_parameter,
 }
+
+
+def _check_values(request: Any) -> None:
+    """Before anything else: what cannot be kept would end whoever tries, at each start anew."""
+    key = getattr(request, "routing_key", "")
+    if len(key) > tables.KEY_BYTES_MAX // 4 and len(key.encode()) > tables.KEY_BYTES_MAX:
+        raise Refusal(checks.PRECONDITION_FAILED, f"a routing key of more than {tables.KEY_BYTES_MAX} bytes")
+    if arguments := getattr(request, "arguments", None):
+        fault = tables.fault_in(arguments)
+    elif isinstance(request, ParameterPut):  # kept as JSON, but as integers of 64 bits too
+        fault = tables.fault_in(request.value, key_bytes_max=PARAMETER_KEY_BYTES_MAX)
+    else:
+        return
+    if fault:
+        raise Refusal(checks.PRECONDITION_FAILED, f"invalid arguments: {fault}")

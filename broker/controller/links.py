@@ -242,6 +242,8 @@ class DoorLinks:
             self._return.cancel()
         if self._server is not None:
             self._server.close()
+        # They outlive this process with all they hold: the shards are not to be told that they are gone.
+        self._doors.clear()
         for stream in list(self.streams):
             stream.transport.abort()
         while self.streams:

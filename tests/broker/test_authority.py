@@ -417,6 +417,48 @@ async def test_a_queue_whose_delete_is_refused_hears_of_the_policy_then(world: W
     assert [spec.arguments for spec in world.shards.queues.values()] == [{"x-max-length": 3}]
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        declare("big", arguments={"a": 1 << 64}),
+        declare("key", arguments={"k" * 256: 1}),
+        exchange("big", arguments={"a": [1 << 70]}),
+        Bind("/", "amq.direct", "queue", "q", "k", {"a": 1 << 64}),
+        ParameterPut("/", "shovel", "p", {"a": [10**30]}),
+    ],
+    ids=lambda ask: type(ask).__name__,
+)
+async def test_what_cannot_be_kept_is_refused_and_the_others_go_on(world: World, ask: Any) -> None:
+    await world.ask(declare("q"))
+    refused = await world.ask(ask)
+    assert refused.code == 406
+    assert refused.text.startswith("invalid arguments: a")
+    assert (await world.ask(declare("r"))).code == 0
+
+
+async def test_a_timestamp_that_no_calendar_has_is_kept(world: World, tmp_path: Path) -> None:
+    assert (await world.ask(declare("t", arguments={"when": (1 << 64) - 1}))).code == 0
+    again = Definitions(tmp_path, "boot").load()
+    queue = again.queue("/", "t")
+    assert queue is not None and queue.arguments == {"when": (1 << 64) - 1}
+
+
+async def test_a_request_that_nobody_foresaw_is_the_only_one_that_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide = world.authority._decisions.decide
+
+    def trips(request: Any, owner: str) -> Any:
+        if request.name == "trap":
+            raise ZeroDivisionError
+        return decide(request, owner)
+
+    monkeypatch.setattr(world.authority._decisions, "decide", trips)
+    answers = await asyncio.gather(*(world.ask(declare(name)) for name in ("a", "trap", "b")))
+    assert [answer.code for answer in answers] == [0, 541, 0]
+    assert world.agree()
+
+
 # -- queues that go by themselves -----------------------------------------------------------------------
 
 

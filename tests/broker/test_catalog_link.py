@@ -225,6 +225,25 @@ def test_who_waits_for_queues_to_go_waits_for_all_of_them_but_not_for_a_controll
     run(tmp_path, play)
 
 
+def test_what_ends_one_controller_after_the_other_is_not_asked_for_ever(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        answer = s.link.ask(declare("trap"), "0.1.1", "u")
+        for _ in range(catalog_link.DEATHS_MAX + 1):
+            assert isinstance(await stream.hear(), Ask)
+            assert not answer.done()
+            stream.close()
+            stream = await s.in_step(VhostPut("/"))
+        assert (await answer).code == 541
+        later = s.link.ask(declare("fine"), "0.1.1", "u")
+        asked = await stream.hear()
+        assert isinstance(asked, Ask) and asked.what == declare("fine")
+        stream.say(Answer(asked.id))
+        assert (await later).code == 0
+
+    run(tmp_path, play)
+
+
 def test_queues_that_do_not_go_are_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_link, "REMOVED_S_MAX", 0.01)
 

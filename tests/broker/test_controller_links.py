@@ -166,6 +166,18 @@ async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_lif
     writer.close()
 
 
+async def test_a_controller_that_ends_does_not_take_the_front_doors_from_the_shards(world: World) -> None:
+    """It may end alone, when it cannot write any more what exists; the next one has the same doors."""
+    _, writer, _ = await enter(world)
+    await world.controller.links.stop()
+    world.controller.shards.request(0, wire.ListQueues, 60).cancel()
+    async with asyncio.timeout(60):
+        while not isinstance(world.shard.received[-1], wire.ListQueues):
+            await asyncio.sleep(0.005)
+    assert not any(isinstance(message, wire.Gone) for message in world.shard.received)
+    writer.close()
+
+
 async def test_a_door_is_answered_after_it_applied_the_change(world: World) -> None:
     reader, writer, catalog = await enter(world)
     writer.write(encode(Ask(5, QueueDeclare("/", "q", True, False, True, {}), "0.1.9", "guest")))

@@ -18,7 +18,10 @@ from tests.support.real_broker import PATIENCE_S, RealBroker
 HELD_UP_S_MAX = 5.0  # a publish on a crowded machine; one that waited for an end that never comes would be longer
 
 
-async def test_while_the_controller_is_away_messages_flow_and_declares_wait(broker: RealBroker, name: str) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "in order"])
+async def test_while_the_controller_is_away_messages_flow_and_declares_wait(
+    broker: RealBroker, name: str, how: signal.Signals
+) -> None:
     async with connected(broker) as connection:
         channel = await connection.channel()
         other = await connection.channel()
@@ -29,7 +32,7 @@ async def test_while_the_controller_is_away_messages_flow_and_declares_wait(brok
             await channel.default_exchange.publish(aio_pika.Message(b"kept"), queue.name)
         publishing = Publishing(channel, name, 5)
         await asyncio.sleep(0.1)
-        os.kill(broker.pid("controller"), signal.SIGKILL)
+        os.kill(broker.pid("controller"), how)
         before = len(publishing.confirmed)
         declared = await asyncio.wait_for(other.declare_queue(f"{name}-new", durable=True), PATIENCE_S)
         assert len(publishing.confirmed) > before + 5, "more than were on their way when it was killed"

@@ -86,6 +86,36 @@ async def test_a_body_that_is_no_object_is_400_and_changes_nothing(api: Api) -> 
     assert api.context.catalog.version == before
 
 
+KEPT = [
+    ("PUT", "/api/queues/%2F/new", "arguments", {}), ("PUT", "/api/exchanges/%2F/new", "arguments", {"type": "direct"}),
+    ("POST", "/api/bindings/%2F/e/amq.headers/q/q", "arguments", {}),
+    ("PUT", "/api/parameters/shovel/%2F/p", "value", {}),
+    ("PUT", "/api/global-parameters/g", "value", {}),
+    ("PUT", "/api/policies/%2F/p", "definition", {"pattern": "x"}),
+    ("PUT", "/api/operator-policies/%2F/p", "definition", {"pattern": "x"}),
+]  # fmt: skip
+NOT_KEPT = [
+    {"a": 1 << 64}, {"a": -(1 << 63) - 1}, {"a": 10**30}, {"a": [{"b": 1 << 64}]}, {"max-length": 1 << 64},
+    {"x-max-length": 10**30},
+]  # fmt: skip
+
+
+async def test_values_that_nothing_can_keep_are_400_and_change_nothing(api: Api) -> None:
+    assert (await api.call("PUT", "/api/queues/%2F/q", {}))[0] == 201
+    before = api.context.catalog.version
+    deep: object = 1
+    for _ in range(102):
+        deep = {"a": deep}
+    for method, path, where, rest in KEPT:
+        for value in [*NOT_KEPT, deep, {"a": deep}, *([{"k" * 256: 1}] if where == "arguments" else [])]:
+            status, found = await api.call(method, path, {**rest, where: value})
+            assert status == 400, (method, path, str(value)[:40], found)
+            assert found["reason"], (method, path)
+    for key in ("k" * 256, "\u20ac" * 86):
+        assert (await api.call("POST", "/api/bindings/%2F/e/amq.direct/q/q", {"routing_key": key}))[0] == 400
+    assert api.context.catalog.version == before
+
+
 async def test_a_huge_body_is_413_before_it_is_read(api: Api) -> None:
     before = api.context.catalog.version
     for method, path in TAKES_JSON:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from broker import tables
 from broker.amqp.properties import PROPERTIES, Properties
 from broker.checks import is_hidden_queue
 from broker.controller import front_door
@@ -159,9 +160,8 @@ def properties_of(given: Any) -> dict[str, Any]:
             raise bad_request(f"{name}: not a number from 0 to {NUMBERS_MAX[kind]}")
     if found.get("delivery_mode", 1) not in (1, 2):
         raise bad_request("delivery_mode: 1 or, for persistent messages, 2")
-    for name in found.get("headers") or {}:
-        if len(name.encode()) > SHORT_BYTES_MAX:
-            raise bad_request(f"headers: a name has at most {SHORT_BYTES_MAX} bytes")
+    if fault := tables.fault_in(found.get("headers") or {}):
+        raise bad_request(f"headers: {fault}")
     return found
 
 
