@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from supervisor.cli import (
     connections,
@@ -27,7 +28,7 @@ from supervisor.cli import (
     top,
     users,
 )
-from supervisor.cli.api import USAGE
+from supervisor.cli.api import CONFIG, USAGE
 from supervisor.cli.command import bound
 from supervisor.cli.processes import SOURCE_ROOT
 
@@ -40,8 +41,20 @@ app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, help="Run and steer a shardmq broker.", epilog=STATUSES
 )
 # Its own is 2, which scripts written for rabbitmqctl do not know. Of click, or of the copy of click in typer.
-(UsageError,) = typer.BadParameter.__bases__
-UsageError.exit_code = USAGE  # type: ignore[attr-defined]
+UsageError: Any = typer.BadParameter.__bases__[0]
+UsageError.exit_code = USAGE
+
+
+class Start(TyperCommand):
+    """Ends with one status when told wrongly, whether a flag or its value is wrong, here or in the broker."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            error.exit_code = CONFIG
+            raise
+
 
 COMMANDS = (
     processes.start,
@@ -191,7 +204,8 @@ def options(
 
 for command in COMMANDS:
     # typer's own naming would turn list_queues into list-queues
-    app.command(command.__name__, rich_help_panel=PANELS[command.__module__.rpartition(".")[2]])(bound(command))
+    panel, kind = PANELS[command.__module__.rpartition(".")[2]], Start if command is processes.start else None
+    app.command(command.__name__, cls=kind, rich_help_panel=panel)(bound(command))
 elsewhere.add_to(app)
 app.add_typer(diagnostics.app, name="diagnostics")
 app.add_typer(routes.route, name="route")

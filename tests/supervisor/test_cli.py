@@ -244,6 +244,13 @@ def test_an_unknown_format_or_command_is_status_64(api: FakeApi) -> None:
     assert run("fly")[0] == 64
 
 
+def test_a_start_with_a_flag_that_is_wrong_is_status_2(tmp_path: Path) -> None:
+    """As one with a wrong value is, so that a unit need not know where it was refused."""
+    status, output = run("start", "--data-dir", str(tmp_path / "data"), "--bogus")
+    assert status == 2 and "--bogus" in output
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
