@@ -25,6 +25,10 @@ ANSWER_S_MAX = 30.0  # a publish waits for its confirm, and for a shard that sta
 FRAME_BYTES_MAX = 1 << 20  # of what the door offers; longer bodies go in several
 GOT_BYTES_MAX = 64 << 20  # of bodies in one answer; what is left stays in the queue
 
+# A stream says nowhere that it ended: with nothing more for so long, this was all.
+STREAM_IDLE_S = 0.5
+STREAM_OFFSET = "x-stream-offset"
+
 MOVE_MESSAGES_MAX = 10_000  # in one call ...
 MOVE_S_MAX = 15.0  # ... which takes no longer; the next one goes on
 MOVE_AT_ONCE_MAX = 100  # taken from one queue and not yet confirmed by the other ...
@@ -174,6 +178,37 @@ class Session:
             self._send(CHANNEL, commands.Basic.Ack(tag, multiple=True))
         return messages
 
+    async def read(self, queue: str, count: int, offset: int | str, end: int) -> list[Got]:
+        """Up to `count` (1 to 65,535) messages of a stream. `offset`: of the first one, in any form of consume's
+        `x-stream-offset`; `end`: as far as the stream is known to reach. What it has past that comes too, unless it
+        keeps us waiting."""
+        self._send(CHANNEL, commands.Basic.Qos(prefetch_count=count))
+        await self._expect(commands.Basic.QosOk)
+        self._send(CHANNEL, _Consume(queue=queue, consumer_tag="read", arguments={STREAM_OFFSET: offset}))
+        await self._expect(commands.Basic.ConsumeOk)
+        loop = asyncio.get_running_loop()
+
+        def cancel() -> None:
+            self._send(CHANNEL, commands.Basic.Cancel("read"))
+
+        messages: list[Got] = []
+        size, timer = 0, loop.call_later(STREAM_IDLE_S, cancel)
+        try:
+            while len(messages) < count and size < GOT_BYTES_MAX:
+                method = await self._method()
+                if not isinstance(method, commands.Basic.Deliver):  # cancelled, by us or as the stream is gone
+                    break
+                read, body = await self._content()
+                at = int((read.headers or {}).get(STREAM_OFFSET, 0))
+                size += len(body)
+                place = (method.exchange or "", method.routing_key or "", bool(method.redelivered))
+                messages.append(Got(*place, max(0, end - 1 - at), read, body))
+                timer.cancel()
+                timer = loop.call_later(STREAM_IDLE_S, cancel)
+        finally:
+            timer.cancel()
+        return messages
+
     async def move(self, queue: str, to: str, count: int, now: Callable[[], float]) -> tuple[int, int]:
         """How many messages are in queue `to` instead of `queue` now, and how many are ready there still.
 
@@ -302,6 +337,9 @@ class _Publish(_AnyName, commands.Basic.Publish): ...
 
 
 class _Get(_AnyName, commands.Basic.Get): ...
+
+
+class _Consume(_AnyName, commands.Basic.Consume): ...
 
 
 def content_header(given: dict[str, Any], body_bytes: int) -> bytes:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import datetime
 from contextlib import AbstractAsyncContextManager
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -25,10 +25,13 @@ from broker.controller.management.call import (
     with_keys,
 )
 from broker.controller.management.exchanges import exchange_name
+from broker.controller.stream_ranges import is_stream
 from broker.deduplication import WANTED as DEDUPLICATED
 
 GET_MESSAGES_MAX = 10_000  # in one answer
 SHORT_BYTES_MAX = 255
+OFFSET_MAX = (1 << 63) - 1
+NUMBER_LETTERS_MAX = 100
 NUMBERS_MAX = {"B": 0xFF, "T": 0xFFFFFFFFFFFFFFFF}
 ACK_MODES = {
     # requeue, reject
@@ -78,6 +81,49 @@ async def get(call: Call) -> list[dict[str, Any]]:
     except Unavailable as error:
         raise _unavailable(error) from None
     return [row(message, body["encoding"], truncate) for message in got]
+
+
+class ReadBody(msgspec.Struct):
+    """`offset`: of the first message, or as a consumer says it: first, last, next, or an age as 1h. `truncate`: how
+    many bytes of a payload at most."""
+
+    offset: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] | str = "first"
+    count: Annotated[int, msgspec.Meta(ge=1)] = 1
+    encoding: Literal["auto", "base64"] = "auto"
+    truncate: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+async def read(call: Call) -> list[dict[str, Any]]:
+    """Messages of a stream, which stay there."""
+    vhost, queue = _vhost(call), call.part("queue")
+    body = await call.body(ReadBody)
+    found = call.catalog.vhost(vhost)
+    stream = None if found is None else found.queues.get(queue)
+    if stream is None or is_hidden_queue(queue):
+        raise not_found(f"no queue '{queue}' in vhost '{vhost}'")
+    if not is_stream(stream):
+        raise bad_request(f"queue '{queue}' in vhost '{vhost}' is no stream; .../get takes messages of it")
+    offset = _offset(body.offset)
+    reaches = call.context.streams.range_of(call.context.config, stream)
+    try:
+        async with session(call, vhost) as opened:
+            count = min(body.count, GET_MESSAGES_MAX)
+            got = await opened.read(queue, count, offset, reaches.next if reaches is not None else 0)
+    except Refused as refused:
+        status = HARD_STATUS.get(refused.code, (400, "bad_request"))
+        raise _refusal(refused) or ApiError(*status, refused.text) from None
+    except Unavailable as error:
+        raise _unavailable(error) from None
+    return [row(message, body.encoding, body.truncate) for message in got]
+
+
+def _offset(given: int | str) -> int | str:
+    """A number may come as a string."""
+    if isinstance(given, int) or not given.isdecimal():
+        return given
+    if len(given) > NUMBER_LETTERS_MAX or int(given) > OFFSET_MAX:
+        raise bad_request(f"offset: a number up to {OFFSET_MAX}")
+    return int(given)
 
 
 class MoveBody(msgspec.Struct):
@@ -227,5 +273,6 @@ def _unavailable(error: Unavailable) -> ApiError:
 ROUTES = [
     Route("POST", "/api/exchanges/{vhost}/{exchange}/publish", publish),
     Route("POST", "/api/queues/{vhost}/{queue}/get", get),
+    Route("POST", "/api/queues/{vhost}/{queue}/stream", read),
     Route("POST", "/api/queues/{vhost}/{queue}/move", move),
 ]

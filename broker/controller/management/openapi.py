@@ -56,6 +56,7 @@ _DOCUMENT: Schema = {"type": "object"}
 STRUCTS: Final = {
     "QueueBody": queues.QueueBody,
     "MessageBody": routes.MessageBody,
+    "ReadBody": messages.ReadBody,
     "MoveBody": messages.MoveBody,
     "ActionBody": queues.ActionBody,
     "ExchangeBody": exchanges.ExchangeBody,
@@ -89,6 +90,7 @@ BODIES: Final[dict[tuple[str, str], str | Schema]] = {
     ("POST", "/api/exchanges/{vhost}/{exchange}/publish"): _PUBLISH,
     ("POST", "/api/exchanges/{vhost}/{exchange}/route"): "MessageBody",
     ("POST", "/api/queues/{vhost}/{queue}/get"): _GET,
+    ("POST", "/api/queues/{vhost}/{queue}/stream"): "ReadBody",
     ("POST", "/api/queues/{vhost}/{queue}/move"): "MoveBody",
     ("POST", "/api/queues/{vhost}/{queue}/actions"): "ActionBody",
     ("POST", "/api/definitions"): _DOCUMENT,
@@ -171,6 +173,7 @@ POST_SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/exchanges/{vhost}/{exchange}/publish": "Routed",
     "/api/exchanges/{vhost}/{exchange}/route": "Explained",
     "/api/queues/{vhost}/{queue}/get": ["Message"],
+    "/api/queues/{vhost}/{queue}/stream": ["Message"],
     "/api/queues/{vhost}/{queue}/move": "Moved",
 }
 
