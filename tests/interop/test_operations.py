@@ -17,7 +17,7 @@ from pamqp import commands
 from pika.exceptions import ProbableAccessDeniedError
 
 from tests.support.raw_client import HEADER, RawClient, method
-from tests.support.real_broker import SOURCE, RealBroker, wait_until
+from tests.support.real_broker import PATIENCE_S, SOURCE, RealBroker, wait_until
 
 BALANCED = b"PROXY TCP4 192.0.2.7 192.0.2.1 7777 5672\r\n"
 USERS = {"users": [{"name": "late", "password": "secret", "tags": "monitoring"}],
@@ -295,11 +295,19 @@ def test_a_load_that_is_interrupted_takes_its_queues_away(
 ) -> None:
     words = ["perf", "--time", "60", "--output", str(tmp_path / "result.json"), *words]
     command = [sys.executable, "-m", "supervisor.cli.app", *words, "--data-dir", str(operated.data_dir)]
-    load = subprocess.Popen(command, cwd=SOURCE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    load = subprocess.Popen(
+        command,
+        cwd=SOURCE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # Tests that run in the background of a script inherit that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         wait_until(lambda: queue in operated.ctl("list_consumers"), "the load")
         load.send_signal(number)
-        _, said = load.communicate(timeout=20)
+        _, said = load.communicate(timeout=PATIENCE_S)
         assert b"Traceback" not in said and load.returncode
         assert queue not in operated.ctl("list_queues", "name")
     finally:
