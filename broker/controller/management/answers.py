@@ -11,7 +11,7 @@ from aiohttp import web
 from broker.controller.management.call import to_json
 from broker.controller.management.turns import Turns
 
-SLICE_ROWS = 250  # made and written before others have a turn
+SLICE_ROWS = 60  # made and written before others have a turn
 JSON = "application/json"
 
 

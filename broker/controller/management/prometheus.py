@@ -66,7 +66,7 @@ OF_CHANNELS = {
     "messages_acked": (OF_QUEUES, "acked"),
 }
 # Sums of what /metrics/per-object has for each queue, connection and channel, under the same names.
-SLICE_METRICS = 25  # written before others have a turn
+SLICE_METRICS = 8  # written before others have a turn
 TOLD_OF_EACH = {
     f"rabbitmq_{metric.name}"
     for family in object_metrics.PER_OBJECT_FAMILIES

@@ -66,7 +66,7 @@ class Turns:
         self._since = self._worked()
 
     async def others_first(self) -> None:
-        """Between two pieces of some 0.2 ms. Whatever process waits for this processor goes first: shards and front
+        """Between two pieces of some 50 us. Whatever process waits for this processor goes first: shards and front
         doors have messages in hand. Where one of them runs here its waking sets this thread aside; but let a third
         wake and sleep again, and the kernel may go back to this one, which had less than its share, and looks again
         only at the next tick. So it is asked often. Now and then the controller's other calls have their turn."""
