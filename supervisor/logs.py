@@ -17,8 +17,9 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 Format = Literal["auto", "text", "json", "journal"]
 
@@ -31,6 +32,7 @@ PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING
 DEBUG_PRIORITY: Final = 7
 KEPT: Final = "log-"  # and the name of the process: files in the runtime directory, lines of JSON
 KEPT_BYTES_MAX: Final = 256 << 10  # of a file; the one before it is kept as well
+LATE_S: Final = 2.0  # a process may write a line so much later than another one of the same moment
 
 
 def begin(level: str, form: str, process: str) -> None:
@@ -152,3 +154,27 @@ def _field(name: str, value: bytes) -> bytes:
     if b"\n" in value:
         return name.encode() + b"\n" + struct.pack("<Q", len(value)) + value + b"\n"
     return name.encode() + b"=" + value + b"\n"
+
+
+class News:
+    """Of the lines that are kept, rows that were not there at the look before."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._seen: dict[tuple[Any, ...], float] = {}
+        self._newest = 0.0
+        for _ in self.of(rows):
+            pass
+
+    @property
+    def since(self) -> float:
+        """What may be news is later than that."""
+        return max(0.0, self._newest - LATE_S)
+
+    def of(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for row in rows:
+            key = tuple(sorted(row.items()))
+            if key not in self._seen:
+                self._seen[key] = row["time"]
+                self._newest = max(self._newest, row["time"])
+                yield row
+        self._seen = {key: at for key, at in self._seen.items() if at > self.since}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from supervisor.cli.api import Api
+from supervisor.logs import News
 
 LINES_MAX = 1_000  # what one answer holds
 LOOK_EACH_S = 0.5
-LATE_S = 2.0  # a process may write a line so much later than another one of the same moment
 
 
 def log_tail(
@@ -53,27 +52,3 @@ def line(row: dict[str, Any]) -> str:
     said = f"{at} {row.get('level', '').upper()} {row.get('process', '')} {row.get('logger', '')}: "
     exception = f"\n{row['exception']}" if row.get("exception") else ""
     return f"{said}{row.get('message', '')}{exception}"
-
-
-class News:
-    """Rows that were not there at the look before."""
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self._seen: dict[tuple[Any, ...], float] = {}
-        self._newest = 0.0
-        for _ in self.of(rows):
-            pass
-
-    @property
-    def since(self) -> float:
-        """What may be news is later than that."""
-        return max(0.0, self._newest - LATE_S)
-
-    def of(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for row in rows:
-            key = tuple(sorted(row.items()))
-            if key not in self._seen:
-                self._seen[key] = row["time"]
-                self._newest = max(self._newest, row["time"])
-                yield row
-        self._seen = {key: at for key, at in self._seen.items() if at > self.since}

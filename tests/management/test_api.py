@@ -492,12 +492,28 @@ async def test_all_connections_of_a_user_are_closed_together(made: Api) -> None:
 
 
 @pytest.mark.row("G2.10", "H1")
-async def test_a_hash_made_here_is_one_users_can_have(made: Api) -> None:
-    password_hash = (await made.get("/api/auth/hash_password/s%20ecret"))["ok"]
+@pytest.mark.parametrize("by_body", [False, True])
+async def test_a_hash_made_here_is_one_users_can_have(made: Api, by_body: bool) -> None:
+    if by_body:
+        status, found = await made.call("PUT", "/api/auth/hash_password", {"password": "s ecret"})
+        assert status == 200
+        password_hash = found["password_hash"]
+        for wrong in ({}, {"password": 1}, {"password": None}):
+            assert (await made.call("PUT", "/api/auth/hash_password", wrong))[0] == 400
+    else:
+        password_hash = (await made.get("/api/auth/hash_password/s%20ecret"))["ok"]
     body = {"password_hash": password_hash, "hashing_algorithm": passwords.DEFAULT_ALGORITHM, "tags": "management"}
     await made.call("PUT", "/api/users/hashed", body)
     made.login = ("hashed", "s ecret")
     assert (await made.get("/api/whoami"))["name"] == "hashed"
+
+
+@pytest.mark.row("G2.1")
+async def test_no_queue_is_closed_and_has_to_be_restarted(made: Api) -> None:
+    assert (await made.call("PUT", "/api/queues/%2F/q/restart"))[0] == 400
+    assert (await made.call("PUT", "/api/queues/%2F/none/restart"))[0] == 404
+    made.login = ("manager", "x")
+    assert (await made.call("PUT", "/api/queues/%2F/q/restart"))[0] == 401
 
 
 @pytest.mark.row("G2.8")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from broker.controller.management.openapi import LIVE
 from tests.support.real_broker import RealBroker
 
 schemathesis = pytest.importorskip("schemathesis", reason="part of the extra `test`, large, and not everywhere")
@@ -102,6 +103,8 @@ def test_every_operation_keeps_its_promise_whatever_it_is_sent(broker: RealBroke
     changed = True  # what `make` makes may be gone
     for found in schema.get_all_operations():
         operation = found.ok()
+        if operation.path == LIVE:
+            continue
         for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
             if changed:
                 make(url)
@@ -115,4 +118,4 @@ def test_every_operation_keeps_its_promise_whatever_it_is_sent(broker: RealBroke
     assert len(seen) > 170 * examples
     # It is no proof if hardly anything was let in.
     assert {200, 201, 204, 400, 404} <= set(seen)
-    assert seen.count(401) < len(seen) / 2  # wrong ones may have a wrong login
+    assert seen.count(401) < 0.6 * len(seen)  # half of them are wrong ones, which may have a wrong login

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import stat
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from broker.control import DoorReport
-from broker.controller.management.loglines import ROWS_MAX, TAIL_BYTES_MAX, last_lines
+from broker.controller.management.loglines import LIVE_MAX, ROWS_MAX, TAIL_BYTES_MAX, last_lines
 from supervisor import logs
 from tests.management.conftest import OWNER, Api
+from tests.support.real_broker import PATIENCE_S
 
 # -- load ------------------------------------------------------------------------------------------------
 
@@ -89,6 +93,37 @@ async def test_only_an_administrator_reads_the_logs(api: Api) -> None:
     await api.call("PUT", "/api/users/m", {"password": "m", "tags": "monitoring"})
     api.login = ("m", "m")
     assert (await api.call("GET", "/api/logs"))[0] == 401
+
+
+async def test_the_log_comes_as_events_what_there_is_and_what_follows(api: Api, tmp_path: Path) -> None:
+    write(tmp_path, "shard-0", row(1.0, "shard-0"), row(2.0, "shard-0", "a\nb"))
+    login = aiohttp.BasicAuth("guest", "guest")
+    async with asyncio.timeout(PATIENCE_S), api.client.get("/api/livelog", auth=login) as answer:
+        assert answer.content_type == "text/event-stream"
+        first, second = [await event(answer) for _ in range(2)]
+        assert first == (1.0, row(1.0, "shard-0")) and second == (2.0, row(2.0, "shard-0", "a\nb"))
+        write(tmp_path, "controller", row(3.0, "controller"))
+        assert await event(answer) == (3.0, row(3.0, "controller"))
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        api.client.get("/api/livelog", auth=login, headers={"Last-Event-ID": "2.0"}) as answer,
+    ):
+        assert await event(answer) == (3.0, row(3.0, "controller"))
+
+
+async def event(answer: aiohttp.ClientResponse) -> tuple[float, Any]:
+    lines = [await answer.content.readline() for _ in range(3)]
+    assert lines[0].startswith(b"id: ") and lines[1].startswith(b"data: ") and lines[2] == b"\n"
+    return float(lines[0][4:]), json.loads(lines[1][6:])
+
+
+async def test_few_read_the_log_as_it_comes(api: Api) -> None:
+    login = aiohttp.BasicAuth("guest", "guest")
+    async with asyncio.timeout(PATIENCE_S), contextlib.AsyncExitStack() as those:
+        for _ in range(LIVE_MAX):
+            await those.enter_async_context(api.client.get("/api/livelog", auth=login))
+        assert (await api.call("GET", "/api/livelog"))[0] == 503
+        assert (await api.call("GET", "/api/livelog", headers={"Last-Event-ID": "now"}))[0] == 400
 
 
 def test_what_is_cut_or_damaged_is_left_out_and_the_newest_are_kept(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from supervisor.cli import diagnostics
 from supervisor.cli.app import COMMANDS, app
 from supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
 from supervisor.cli.elsewhere import NOT_HERE
-from supervisor.cli.log import News
 from supervisor.cli.node import size_bytes
 from supervisor.cli.top import Picture
+from supervisor.logs import News
 from supervisor.supervisor import this_process
 
 NAME = "127.0.0.1:4000 -> 127.0.0.1:5672"

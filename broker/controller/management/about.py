@@ -45,9 +45,21 @@ async def auth(call: Call) -> Any:
 
 
 async def hashed(call: Call) -> Any:
-    """For a definitions file. In a thread: it takes a while."""
-    loop = asyncio.get_running_loop()
-    return {"ok": await loop.run_in_executor(None, hash_password, call.part("password"))}
+    """For a definitions file."""
+    return {"ok": await _hash(call.part("password"))}
+
+
+async def hashed_of_body(call: Call) -> Any:
+    """As LavinMQ has it: the password is in no log of addresses."""
+    password = with_keys(await call.json(), "password")["password"]
+    if not isinstance(password, str):
+        raise bad_request("password: not a string")
+    return {"password_hash": await _hash(password)}
+
+
+async def _hash(password: str) -> str:
+    """In a thread: it takes a while."""
+    return await asyncio.get_running_loop().run_in_executor(None, hash_password, password)
 
 
 ROUTES = [
@@ -62,4 +74,5 @@ ROUTES = [
     Route("GET", "/api/deprecated-features/used", nothing, "administrator"),
     Route("GET", "/api/auth", auth),
     Route("GET", "/api/auth/hash_password/{password}", hashed, "administrator"),
+    Route("PUT", "/api/auth/hash_password", hashed_of_body, "administrator"),
 ]

@@ -1,4 +1,5 @@
-"""/api/logs: the last lines of all processes, out of the files each of them keeps in the runtime directory."""
+"""/api/logs and /api/livelog: the last lines of all processes, out of the files each of them keeps in the runtime
+directory; and what comes from then on, as server-sent events."""
 
 from __future__ import annotations
 
@@ -9,12 +10,19 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
-from broker.controller.management.call import Call, Route, bad_request
-from supervisor.logs import KEPT
+from aiohttp import web
+
+from broker.controller.management.call import ApiError, Call, Route, bad_request, to_json
+from supervisor.logs import KEPT, News
 
 ROWS_MAX = 1_000  # in one answer, the newest
 TAIL_BYTES_MAX = 128 << 10  # looked at of each file
+LIVE_MAX = 16  # clients at a time
+LOOK_EACH_S = 0.5
+STILL_THERE_S = 15.0  # without news for so long a comment is sent, by which a client that is gone is found out
+EVENTS = "text/event-stream"
 FIELDS = ("time", "level", "process", "logger", "message", "exception")
 
 
@@ -27,6 +35,41 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
         raise bad_request("since: not a number of seconds since 1970") from None
     # In a thread: it reads files, and the broker's other calls should not wait for a disk.
     return await asyncio.to_thread(last_lines, Path(call.context.config.runtime_dir), since)
+
+
+async def live(call: Call) -> web.StreamResponse:
+    """What there is, then what comes, until the client goes. After `Last-Event-ID`, a time, what is later alone."""
+    text = call.request.headers.get("Last-Event-ID", "0")
+    try:
+        since = float(text)
+    except ValueError:
+        raise bad_request("Last-Event-ID: not a number of seconds since 1970") from None
+    if len(_live) >= LIVE_MAX:
+        raise ApiError(503, "too_many", f"{LIVE_MAX} clients read the log as it comes already")
+    response = web.StreamResponse(headers={"Content-Type": EVENTS, "Cache-Control": "no-cache"})
+    _live.add(response)
+    try:
+        await response.prepare(call.request)
+        if call.request.method != "HEAD":
+            await _tell(response, Path(call.context.config.runtime_dir), since)
+    finally:
+        _live.discard(response)
+    return response
+
+
+async def _tell(response: web.StreamResponse, folder: Path, since: float) -> None:
+    news, still_s = News([]), STILL_THERE_S
+    while True:
+        rows = news.of(await asyncio.to_thread(last_lines, folder, max(since, news.since)))
+        events = b"".join(b"id: %.6f\ndata: %s\n\n" % (row["time"], to_json(row)) for row in rows)
+        still_s += LOOK_EACH_S
+        if events or still_s >= STILL_THERE_S:
+            await response.write(events or b":\n\n")
+            still_s = 0.0
+        await asyncio.sleep(LOOK_EACH_S)
+
+
+_live: WeakSet[web.StreamResponse] = WeakSet()
 
 
 def last_lines(folder: Path, since: float = 0.0) -> list[dict[str, Any]]:
@@ -51,4 +94,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             continue  # cut at the beginning, or just being written at the end
 
 
-ROUTES = [Route("GET", "/api/logs", get_all, "administrator")]
+ROUTES = [
+    Route("GET", "/api/logs", get_all, "administrator"),
+    Route("GET", "/api/livelog", live, "administrator"),
+]

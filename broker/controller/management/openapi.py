@@ -51,6 +51,7 @@ _GET: Schema = {
     "required": ["ackmode", "count", "encoding"],
 }
 _NAME: Schema = {"type": "object", "properties": {"name": {"type": "string", "minLength": 1}}, "required": ["name"]}
+_PASSWORD: Schema = {"type": "object", "properties": {"password": {"type": "string"}}, "required": ["password"]}
 _DOCUMENT: Schema = {"type": "object"}
 
 STRUCTS: Final = {
@@ -87,6 +88,7 @@ BODIES: Final[dict[tuple[str, str], str | Schema]] = {
     ("PUT", "/api/vhost-limits/{vhost}/{name}"): _NUMBER,
     ("PUT", "/api/user-limits/{user}/{name}"): _NUMBER,
     ("PUT", "/api/cluster-name"): _NAME,
+    ("PUT", "/api/auth/hash_password"): _PASSWORD,
     ("POST", "/api/exchanges/{vhost}/{exchange}/publish"): _PUBLISH,
     ("POST", "/api/exchanges/{vhost}/{exchange}/route"): "MessageBody",
     ("POST", "/api/queues/{vhost}/{queue}/get"): _GET,
@@ -169,13 +171,16 @@ SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/imports": ["Import"],
     "/api/logs": ["LogLine"],
 }
-POST_SHOWS: Final[dict[str, str | list[str]]] = {
+CHANGE_SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/exchanges/{vhost}/{exchange}/publish": "Routed",
     "/api/exchanges/{vhost}/{exchange}/route": "Explained",
     "/api/queues/{vhost}/{queue}/get": ["Message"],
     "/api/queues/{vhost}/{queue}/stream": ["Message"],
     "/api/queues/{vhost}/{queue}/move": "Moved",
+    "/api/auth/hash_password": "Hashed",
 }
+
+LIVE: Final = "/api/livelog"  # an answer without an end
 
 _QUERY: Final[dict[str, Schema]] = {
     "page": {"type": "integer", "minimum": 1},
@@ -273,7 +278,9 @@ def _responses(method: str, path: str) -> Schema:
 
 
 def _successes(method: str, path: str) -> Schema:
-    shown = SHOWS.get(path) if method == "GET" else POST_SHOWS.get(path)
+    if path == LIVE:
+        return {"200": {"description": "Lines as they come.", "content": {"text/event-stream": {}}}}
+    shown = SHOWS.get(path) if method == "GET" else CHANGE_SHOWS.get(path)
     if shown is not None or method == "GET":
         return {"200": {"description": "What there is.", "content": {"application/json": {"schema": _schema(shown)}}}}
     if method == "PUT":

@@ -239,6 +239,14 @@ async def resume(call: Call) -> None:
     await _set_paused(call, False)
 
 
+async def restart(call: Call) -> None:
+    """LavinMQ closes a queue whose files it cannot read until it is told this. Here such a shard starts anew by itself,
+    so there is never one to restart."""
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    call.must(vhost, "configure", queue.name)
+    raise bad_request("Queue was not restarted: it is not closed")
+
+
 async def _set_paused(call: Call, paused: bool) -> None:
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(vhost, "configure", queue.name)
@@ -263,4 +271,5 @@ ROUTES = [
     Route("POST", "/api/queues/{vhost}/{queue}/actions", act),
     Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
     Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
+    Route("PUT", "/api/queues/{vhost}/{queue}/restart", restart),
 ]

@@ -71,6 +71,7 @@ ROWS: Final[dict[str, str]] = {
     ),
     "Routed": "routed:bool",
     "Moved": "moved:int left:int",
+    "Hashed": "password_hash:str",
     "Explained": "exchange:str vhost:str routing_key:str",
     "Check": "status:str",
     "Definitions": "rabbit_version:str queues:list exchanges:list bindings:list policies:list parameters:list",
