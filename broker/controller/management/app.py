@@ -195,6 +195,7 @@ def api_app(context: Context) -> web.Application:
         return json_response(about)
 
     app.router.add_get("/api/openapi.json", described)
+    app.on_shutdown.append(loglines.end_live)
     return app
 
 

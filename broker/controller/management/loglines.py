@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 from aiohttp import web
 
@@ -47,14 +46,22 @@ async def live(call: Call) -> web.StreamResponse:
     if len(_live) >= LIVE_MAX:
         raise ApiError(503, "too_many", f"{LIVE_MAX} clients read the log as it comes already")
     response = web.StreamResponse(headers={"Content-Type": EVENTS, "Cache-Control": "no-cache"})
-    _live.add(response)
+    task = asyncio.current_task()
+    assert task is not None, "aiohttp runs each call in a task"
+    _live[task] = call.request.app
     try:
         await response.prepare(call.request)
         if call.request.method != "HEAD":
             await _tell(response, Path(call.context.config.runtime_dir), since)
     finally:
-        _live.discard(response)
+        del _live[task]
     return response
+
+
+async def end_live(app: web.Application) -> None:
+    """They would have the controller's end wait for them."""
+    for task in [one for one, of in _live.items() if of is app]:
+        task.cancel()
 
 
 async def _tell(response: web.StreamResponse, folder: Path, since: float) -> None:
@@ -69,7 +76,7 @@ async def _tell(response: web.StreamResponse, folder: Path, since: float) -> Non
         await asyncio.sleep(LOOK_EACH_S)
 
 
-_live: WeakSet[web.StreamResponse] = WeakSet()
+_live: dict[asyncio.Task[Any], web.Application] = {}
 
 
 def last_lines(folder: Path, since: float = 0.0) -> list[dict[str, Any]]:
