@@ -16,10 +16,10 @@ from broker import transactions
 from broker.amqp import ChannelException, ConnectionException
 from broker.confirms import Confirms
 from broker.consumers import Consumer, Virtual
-from broker.consuming import Run, Unacked
-from broker.publishing import Held
+from broker.publisher import Held
 from broker.topology import Pipeline
 from broker.transactions import Transaction
+from broker.unacked import Run, Unacked
 
 if TYPE_CHECKING:
     from broker.client import Client

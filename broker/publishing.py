@@ -14,7 +14,7 @@ import struct
 import time
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from broker import checks, own_letters
@@ -26,6 +26,7 @@ from broker.counts import Counts
 from broker.deduplication import Copy, Rule, Seen
 from broker.message import FACTS, FLAG_REPLY_TO, MANDATORY, PUBLISH, ROW, Message, exchange_and_key, line_of
 from broker.once import Asked, Once, Wanted
+from broker.publisher import Committed, Held, Publisher, PublishingChannel, Targets
 from broker.reading import is_stream
 from broker.replies import Replies
 from broker.routing import delaying, goes_always_alike, goes_by_key, keeping, route, route_message, spread_of
@@ -35,7 +36,6 @@ from shardd.wire import packer
 
 if TYPE_CHECKING:
     from broker.tracing import Tracing
-    from broker.transactions import Transaction
 
 FLAG_CC = 2
 # Queue ids in one record: their count is a u16.
@@ -49,39 +49,6 @@ HELD_MESSAGE_BYTES = 1024
 SPREAD = {"rendezvous": packer.RENDEZVOUS, "jump": packer.JUMP, "modulus": packer.MODULUS, "chance": packer.CHANCE}
 
 _CHANNEL_OF = struct.Struct("<6xH")
-
-
-# Names of the queues a message goes to; those where exchanges keep it are the last.
-Targets = tuple[str, ...]
-# A message that a transaction keeps, or that a shard has to be asked about first.
-Held = tuple[Message, Targets]
-
-
-class Committed:
-    """A transaction's publishes on their way to stable storage."""
-
-    in_sequence = False  # the commit is answered: who hears that it failed has sent nothing behind it
-
-    def __init__(self, connection: int, channel: int) -> None:
-        self.connection = connection
-        self.channel = channel
-        self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.shards = 1  # batches to wait for, and the commit itself while it is being packed
-        self._stored = True
-
-    def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
-        """No room on the shard's disk, if it is this channel that is named: with 0, for want of a confirm number."""
-        if (connection, channel, first) == (self.connection, self.channel, 0):
-            self._stored = False
-
-    def confirmed(self) -> None:
-        self.shards -= 1
-        if not self.shards and not self.future.done():
-            self.future.set_result(self._stored)
-
-    def lost(self) -> None:
-        self._stored = False
-        self.confirmed()
 
 
 class Copies(NamedTuple):
@@ -100,40 +67,6 @@ class _AskFirst(Exception):
     def __init__(self, at: int) -> None:
         super().__init__(at)
         self.at = at
-
-
-class PublishingChannel(Protocol):
-    """What publishing needs of a channel."""
-
-    number: int
-    published: int
-    confirms: Confirms | None
-    transaction: Transaction[Held, Any] | None
-
-    @property
-    def reply_to(self) -> str:
-        """The queue for direct replies to this channel, "" without one."""
-
-
-class Publisher(Protocol):
-    """What publishing needs of a client."""
-
-    id: int
-    user: str
-    vhost: str
-    scope: Scope | None
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def frame_bytes_max(self) -> int: ...
-    def publishing_channel(self, number: int) -> PublishingChannel | None:
-        """None when the channel is closing: its publishes are dropped."""
-
-    def write(self, data: bytes) -> None: ...
-    def fail(self, error: ChannelException | ConnectionException, channel: int) -> None: ...
-    def feeds(self, shards: int) -> None:
-        """Bit mask of shards this client just published to."""
 
 
 class CatalogSource(Protocol):
