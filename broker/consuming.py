@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from broker import checks, own_letters, reading
-from broker.amqp import ChannelException, ConnectionException, frames, properties
+from broker.amqp import ChannelException, ConnectionException, contents, properties
 from broker.consumers import FREE, Consumer, Part, Virtual
 from broker.counts import Counts
 from broker.grants import Grants
@@ -335,7 +335,7 @@ class Consuming:
         if self.tracing is not None:
             self.tracing.delivered(client, channel.number, queue.name, redelivered, 1, message)
         remaining = got.remaining + elsewhere
-        data = frames.get_ok(message, channel.number, tag, redelivered, remaining, client.frame_bytes_max)
+        data = contents.get_ok(message, channel.number, tag, redelivered, remaining, client.frame_bytes_max)
         client.write(data)
 
     def _getter(self, client: Client, channel: Channel, shard: int) -> Consumer:
@@ -381,7 +381,7 @@ class Consuming:
                 self.grants.share(channel)
         if self.tracing is not None:
             self.tracing.delivered(client, channel.number, consumer.queue_name, redelivered, count, blob)
-        to_frames = frames.deliveries if size < LARGE_BYTES * count else frames.delivery_parts
+        to_frames = contents.deliveries if size < LARGE_BYTES * count else contents.delivery_parts
         data = to_frames(
             properties.with_delivery_count(blob, count, times) if times else blob,
             count,

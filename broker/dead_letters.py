@@ -15,7 +15,7 @@ import time
 from collections import deque
 from typing import NamedTuple, Protocol
 
-from broker.amqp import deaths, frames, properties
+from broker.amqp import contents, deaths, properties
 from broker.catalog import Catalog, Vhost
 from broker.changes import QueuePut
 from broker.reading import is_stream
@@ -44,7 +44,7 @@ QUEUES_MAX = 65535
 TOLD_MAX = 1000
 
 _Names = bytes  # u8 n, exchange[n], u8 m, routing key[m]
-_Look = tuple[_Names, bytes, bytes | None, int, int]  # drawn at frames.letters
+_Look = tuple[_Names, bytes, bytes | None, int, int]  # drawn at contents.letters
 _Target = tuple[int, tuple[int, ...], bool, int]
 _STORED = struct.Struct("<II")
 _U16 = struct.Struct(">H")
@@ -225,7 +225,7 @@ class _Publishing:
         parts: list[bytes] = []
         of: To | None = None
         first = ordinal = 0
-        for look, flags, before, middle, after, body in frames.letters(self._batch.messages, self._batch.count):
+        for look, flags, before, middle, after, body in contents.letters(self._batch.messages, self._batch.count):
             copy = self._copies.get(look)
             if copy is None:
                 copy = self._copies[look] = self._copy(*look)

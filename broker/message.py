@@ -10,7 +10,7 @@ import struct
 from typing import Any, Protocol
 
 from broker import checks
-from broker.amqp import ChannelException, Publishes, frames, properties
+from broker.amqp import ChannelException, Publishes, contents, properties
 from broker.checks import type_name
 from broker.routing import Message as Routable
 from broker.routing import delaying
@@ -62,8 +62,8 @@ class Message:
         self.mandatory = bool(line[-1] & MANDATORY)
         self.ttl_ms, mode, self.priority, self._row_flags = FACTS.unpack_from(event.table, at * ROW)
         self.persistent = mode == 2
-        self.stored = frames.stored(event.buffer, event.table, at)
-        self._properties = properties.read(frames.read_stored(self.stored)[2])
+        self.stored = contents.stored(event.buffer, event.table, at)
+        self._properties = properties.read(contents.read_stored(self.stored)[2])
         self.headers: dict[str, Any] = self._properties.headers or {}
         self.keys = [key]
         self.in_sequence = False
@@ -83,7 +83,7 @@ class Message:
             raise ChannelException(406, text, *PUBLISH)
         if self._row_flags & FLAG_SEQUENCE:
             try:
-                self.in_sequence = packer.place_of(frames.read_stored(self.stored)[2]) is not None
+                self.in_sequence = packer.place_of(contents.read_stored(self.stored)[2]) is not None
             except ValueError as error:
                 raise ChannelException(406, str(error), *PUBLISH) from None
         for name in ("CC", "BCC"):
@@ -123,9 +123,9 @@ class Message:
 
     def returned(self, channel: int, frame_bytes_max: int) -> bytes:
         """basic.return of this message."""
-        exchange, key, props, body = frames.read_stored(self.without_bcc())
+        exchange, key, props, body = contents.read_stored(self.without_bcc())
         payload = struct.pack(">HHHB", 60, 50, NO_ROUTE, 8) + b"NO_ROUTE" + bytes([len(exchange)]) + exchange
-        return frames.content(channel, payload + bytes([len(key)]) + key, props, body, frame_bytes_max)
+        return contents.content(channel, payload + bytes([len(key)]) + key, props, body, frame_bytes_max)
 
 
 def _bad_expiration(value: str) -> str:

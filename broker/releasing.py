@@ -11,7 +11,7 @@ import random
 from typing import NamedTuple
 
 from broker import checks, own_letters
-from broker.amqp import frames, properties
+from broker.amqp import contents, properties
 from broker.amqp.released import released
 from broker.catalog import Vhost
 from broker.reading import is_stream
@@ -84,7 +84,7 @@ class Releasing:
         found: list[Run] = []
         for start, stop, messages, *look in runs:
             at = start
-            for names, props, body in frames.split(data[start:stop], messages):
+            for names, props, body in contents.split(data[start:stop], messages):
                 size = 8 + len(names) + len(props) + len(body)
                 found.append((at, at + size, 1, *look))  # type: ignore[arg-type]
                 at += size
@@ -103,7 +103,7 @@ class Releasing:
 
     def _message(self, stored: bytes) -> Message:
         """All that any exchange may look at; it waits nowhere any more."""
-        _, key, props, _ = frames.read_stored(stored)
+        _, key, props, _ = contents.read_stored(stored)
         said = properties.read(props)
         headers = said.headers or {}
         facts = {name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None}
@@ -127,7 +127,7 @@ class Releasing:
 
     def _pack_one(self, together: _Together, stored: bytes) -> None:
         """What its headers say decides how it lies in its queues."""
-        headers = properties.read(frames.read_stored(stored)[2]).headers or {}
+        headers = properties.read(contents.read_stored(stored)[2]).headers or {}
         keeps_bcc = not together.targets.to_stream
         if not keeps_bcc:
             stored = properties.without_header(stored, own_letters.BCC)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from broker.amqp import Publishes, frames
+from broker.amqp import Publishes, contents
 from broker.changes import QueuePut
 from broker.consumers import Consumer
 from broker.counts import Counts
@@ -140,7 +140,7 @@ class Replies:
         channel.next_tag += count
         self._counts.delivered_auto += count
         client.write(
-            frames.passed_on(
+            contents.passed_on(
                 event.buffer,
                 event.table,
                 first,
@@ -162,5 +162,5 @@ class Replies:
         if self.tracing is not None:
             self.tracing.delivered(client, channel.number, consumer.queue_name, False, 1, stored)
         client.write(
-            frames.deliveries(stored, 1, channel.number, consumer.tag_bytes, tag, False, client.frame_bytes_max)
+            contents.deliveries(stored, 1, channel.number, consumer.tag_bytes, tag, False, client.frame_bytes_max)
         )

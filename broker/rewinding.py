@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from broker.amqp import frames, properties
+from broker.amqp import contents, frames, properties
 from broker.catalog import Catalog, Vhost
 from broker.changes import BindingPut, QueuePut
 from broker.checks import Refusal
@@ -228,7 +228,7 @@ class _Copying:
         parts: list[bytes] = []
         numbers: list[bytes] = []
         alike: frames.Facts | None = None
-        for i, (names, props, body) in enumerate(frames.split(pulled.messages, pulled.count)):
+        for i, (names, props, body) in enumerate(contents.split(pulled.messages, pulled.count)):
             if not self._matches(names, props):
                 continue
             facts = frames.facts(props)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from broker.amqp import ConnectionException, frames, properties
+from broker.amqp import ConnectionException, contents, properties
 from broker.catalog import Catalog
 from broker.routing import Message, hidden, route_message
 from broker.shard_link import ShardLinks
@@ -57,7 +57,7 @@ class Tracing:
         """A publish, when it was routed to `queues`."""
         if client.vhost not in self.vhosts:
             return
-        exchange, _, props, body = frames.read_stored(stored)
+        exchange, _, props, body = contents.read_stored(stored)
         headers = self._headers(client, channel, exchange, keys, props)
         headers["routed_queues"] = [name for name in queues if not hidden.is_of_exchange(name)]
         self._send(client, f"publish.{exchange.decode(errors='replace')}", headers, body)
@@ -68,7 +68,7 @@ class Tracing:
         """Stored messages that go to a consumer, or to who asked for one; copies themselves are not copied."""
         if client.vhost not in self.vhosts:
             return
-        for names, props, body in frames.split(blob, count):
+        for names, props, body in contents.split(blob, count):
             exchange, key = names[1 : names[0] + 1], names[names[0] + 2 :]
             if exchange != TRACE_EXCHANGE.encode():
                 headers = self._headers(client, channel, exchange, [key.decode(errors="replace")], props)

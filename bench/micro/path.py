@@ -10,7 +10,7 @@ it. Each turn takes one read through all of them: what a stage needs is what the
     ring       put and taken out of shared memory, both ways: publishes there, deliveries back
     enqueue    Shard.receive: the batch into a segment of the store, entries into the queue
     dequeue    Shard.turn_end: the queue's first into a batch of deliveries; without acks also settled
-    frames     frames.deliveries: deliveries as AMQP frames
+    frames     contents.deliveries: deliveries as AMQP frames
     settle     (with acks) frames.settles and Shard.receive: an ack(multiple) for each hundred
 
 The last three rows are the model: what a batch costs whatever is in it (a read of one message, less that message), what
@@ -32,7 +32,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from broker.amqp import frames
+from broker.amqp import contents, frames
 from broker.consuming import LARGE_BYTES
 from shardd.shard import Shard
 from shardd.store import SegmentStore
@@ -182,7 +182,7 @@ class Path:
         """Messages and bytes of them."""
         came = taken = 0
         for _, _, _, _, redelivered, count, blob, *_ in codec.read_deliveries(message):
-            to_frames = frames.deliveries if len(blob) < LARGE_BYTES * count else frames.delivery_parts
+            to_frames = contents.deliveries if len(blob) < LARGE_BYTES * count else contents.delivery_parts
             data = to_frames(blob, count, CHANNEL, TAG, self._tag + 1, redelivered, FRAME_BYTES_MAX)
             assert len(data) > 0
             self._tag += count

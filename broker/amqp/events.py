@@ -17,7 +17,7 @@ ACK = 0
 REJECT = 1
 REQUEUE = 2
 
-# A row of Publishes.table: see frames.pyx.
+# A row of Publishes.table: see octets.pxd.
 _ROW = struct.Struct("<IHHIIIIQI4BQ")
 
 
@@ -48,7 +48,7 @@ class Method:
 
 @dataclass(slots=True)
 class Publishes:
-    """Whole publishes, a row of `table` (48 bytes, drawn in frames.pyx) for each. Valid until the next next_event();
+    """Whole publishes, a row of `table` (48 bytes, drawn in octets.pxd) for each. Valid until the next next_event();
     `lasting`: as long as it is held, for nobody else has its bytes."""
 
     buffer: bytes | bytearray | memoryview

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Stored messages (drawn in frames.pyx) get a header each that says their offset: an int64 under a given name."""
+"""Stored messages (drawn in contents.pyx) get a header each that says their offset: an int64 under a given name."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t

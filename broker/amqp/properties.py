@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
+from broker.amqp.contents import read_stored, split
 from broker.amqp.errors import ConnectionException
-from broker.amqp.frames import read_stored, split
 from broker.amqp.methods import decode_table, encode_table, skip_value
 from broker.amqp.numbered import numbered
 from broker.amqp.spec import SYNTAX_ERROR

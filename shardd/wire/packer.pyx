@@ -16,7 +16,7 @@ Little endian throughout. After the 16-byte header (messages.py):
 A record holds publishes of one channel to the same queues with the same flags, priority and ttl, in their order; a
 run those of a record that are neighbours also among all of the channel, so that their confirm numbers follow each other.
 Of an exchange that spreads its messages over queues those of each queue are put together, as far as one read goes. The
-table that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in frames.pyx).
+table that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in octets.pxd).
 """
 
 from cpython cimport array

@@ -30,7 +30,7 @@ cdef enum:
     PERSISTENT = 1
     IN_SEQUENCE = 2
 
-cdef struct Row:  # a publish, as frames.pyx describes it
+cdef struct Row:  # a publish, as broker/amqp/octets.pxd describes it
     uint32_t line_off
     uint16_t line_len
     uint16_t channel

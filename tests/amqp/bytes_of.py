@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pamqp import base, body, commands, frame, header
 
-from broker.amqp import Connection, Event, Failed, Method, Open, Publishes, StartOk, frames
+from broker.amqp import Connection, Event, Failed, Method, Open, Publishes, StartOk, contents
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 
@@ -63,7 +63,7 @@ def facts(events: list[Event]) -> list[object]:
             for at in range(event.count):
                 row = event.table[at * 48 : at * 48 + 48]
                 line = int.from_bytes(row[:4], "little") + int.from_bytes(row[4:6], "little") - 1
-                message = frames.stored(event.buffer, event.table, at)
+                message = contents.stored(event.buffer, event.table, at)
                 found.append((row[6:8], event.buffer[line], row[24:], message))
         elif hasattr(event, "ranges"):
             for kind, first, last, multiple in event.ranges:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker.amqp import ChannelException, Connection, ConnectionException, Failed, Method, Publishes, Settles, frames
+from broker.amqp import ChannelException, Connection, ConnectionException, Failed, Method, Publishes, Settles, contents
 from tests.amqp.bytes_of import HEADER, facts, method, publish, received, shake_hands
 
 
@@ -187,7 +187,7 @@ def test_a_large_body_in_small_reads_is_one_message() -> None:
     events = [event for at in range(0, len(data), 1000) for event in received(made, data[at : at + 1000])]
     (event,) = events
     assert isinstance(event, Publishes)
-    assert frames.read_stored(frames.stored(event.buffer, event.table, 0))[3] == content
+    assert contents.read_stored(contents.stored(event.buffer, event.table, 0))[3] == content
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker.amqp import deaths, frames, properties
+from broker.amqp import contents, deaths, properties
 from broker.amqp.methods import decode_table, encode_table
 from tests.reference import deaths as reference
 
@@ -150,8 +150,8 @@ def test_letters_are_taken_apart_at_their_headers_and_expiration(messages: list[
     names = b"\x01e\x02kk"
     wholes = [(props_of(**what), body) for what, body in messages]
     blob = b"".join(struct.pack("<II", len(body), len(props)) + names + props + body for props, body in wholes)
-    found = frames.letters(blob, len(wholes))
-    assert frames.split(blob, len(wholes)) == [(names, props, body) for props, body in wholes]
+    found = contents.letters(blob, len(wholes))
+    assert contents.split(blob, len(wholes)) == [(names, props, body) for props, body in wholes]
     for (props, body), (look, flags, before, middle, after, last) in zip(wholes, found, strict=True):
         said = properties.read(props)
         assert look[0] == names and last == body
@@ -169,7 +169,7 @@ def test_letters_are_taken_apart_at_their_headers_and_expiration(messages: list[
 @given(st.binary(max_size=80), st.integers(0, 3))
 def test_broken_letters_are_an_error_and_nothing_else(garbage: bytes, count: int) -> None:
     for data in (garbage, struct.pack("<II", 0, len(garbage)) + b"\0\0" + garbage):
-        for read in (frames.letters, frames.split):
+        for read in (contents.letters, contents.split):
             try:
                 read(data, count)
             except ValueError:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import body, commands, frame, header
 
-from broker.amqp import Connection, ConnectionException, Publishes, frames, properties
+from broker.amqp import Connection, ConnectionException, Publishes, contents, frames, properties
 from broker.amqp.methods import decode_method, decode_table, encode_method, encode_table
 from tests.amqp.bytes_of import publish, received, shake_hands
 from tests.support.raw_client import raw_frame
@@ -37,7 +37,7 @@ def read_frames(data: bytes) -> list[object]:
 def test_deliveries_are_what_was_stored(messages: list[tuple[str, str, bytes]], tag: int, frame_max: int) -> None:
     props = commands.Basic.Properties(delivery_mode=2, headers={"a": "b"})
     blob = b"".join(stored(exchange, key, props, content) for exchange, key, content in messages)
-    found = iter(read_frames(frames.deliveries(blob, len(messages), 3, b"ctag", tag, True, frame_max)))
+    found = iter(read_frames(contents.deliveries(blob, len(messages), 3, b"ctag", tag, True, frame_max)))
     for number, (exchange, key, content) in enumerate(messages):
         deliver, head = next(found), next(found)
         assert isinstance(deliver, commands.Basic.Deliver)
@@ -59,8 +59,8 @@ def test_deliveries_are_what_was_stored(messages: list[tuple[str, str, bytes]], 
 def test_delivery_parts_are_views_of_what_was_stored() -> None:
     content = bytes(range(256)) * 1024
     blob = stored("e" * 255, "k" * 255, commands.Basic.Properties(delivery_mode=2), content) * 2
-    parts = frames.delivery_parts(memoryview(blob), 2, 3, b"c" * 255, 7, False, 131072)
-    assert b"".join(parts) == frames.deliveries(blob, 2, 3, b"c" * 255, 7, False, 131072)
+    parts = contents.delivery_parts(memoryview(blob), 2, 3, b"c" * 255, 7, False, 131072)
+    assert b"".join(parts) == contents.deliveries(blob, 2, 3, b"c" * 255, 7, False, 131072)
     views = [part for part in parts if isinstance(part, memoryview)]
     assert all(view.obj is blob for view in views)
     assert b"".join(views) == content * 2
@@ -69,7 +69,7 @@ def test_delivery_parts_are_views_of_what_was_stored() -> None:
 @given(SHORT, SHORT, BODY)
 def test_get_ok_is_what_was_stored(exchange: str, key: str, content: bytes) -> None:
     message = stored(exchange, key, commands.Basic.Properties(), content)
-    got, _head, *parts = read_frames(frames.get_ok(message, 1, 7, False, 9, 4096))
+    got, _head, *parts = read_frames(contents.get_ok(message, 1, 7, False, 9, 4096))
     assert isinstance(got, commands.Basic.GetOk)
     assert (got.delivery_tag, got.redelivered, got.message_count) == (7, False, 9)
     assert (got.exchange, got.routing_key, len(parts)) == (exchange, key, bool(content))
@@ -78,7 +78,7 @@ def test_get_ok_is_what_was_stored(exchange: str, key: str, content: bytes) -> N
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_stored_message_are_refused(data: bytes) -> None:
     try:
-        exchange, key, props, content = frames.read_stored(data)
+        exchange, key, props, content = contents.read_stored(data)
     except ValueError:
         return
     assert 10 + len(exchange) + len(key) + len(props) + len(content) <= len(data)
@@ -117,7 +117,7 @@ def test_equal_neighbours_are_one_event() -> None:
 def test_a_header_is_taken_out_and_nothing_else_changes() -> None:
     props = commands.Basic.Properties(headers={"BCC": ["x"], "a": 1, "z": {"BCC": 2}}, priority=4, reply_to="r")
     message = properties.without_header(stored("e", "k", props, b"body"), "BCC")
-    exchange, key, found, content = frames.read_stored(message)
+    exchange, key, found, content = contents.read_stored(message)
     assert (exchange, key, content) == (b"e", b"k", b"body")
     kept = commands.Basic.Properties(headers={"a": 1, "z": {"BCC": 2}}, priority=4, reply_to="r")
     assert found == kept.marshal()
@@ -193,11 +193,11 @@ def test_who_has_no_timestamp_gets_this_one_and_nothing_else_changes(
         body_at = at + len(line) + len(props)
         table += frames.row(at, len(line), number, at + len(line), len(props), body_at, len(content), facts)
     made = frames.stamped(buffer, table, seconds)
-    before = [frames.read_stored(frames.stored(buffer, table, number)) for number in range(len(messages))]
+    before = [contents.read_stored(contents.stored(buffer, table, number)) for number in range(len(messages))]
     kept = [properties.read(props).timestamp is not None for _, _, props, _ in before]
     assert (made is None) == all(kept)
     for number, (exchange, key, props, content) in enumerate(before):
-        after = frames.read_stored(frames.stored(*made, number)) if made else before[number]
+        after = contents.read_stored(contents.stored(*made, number)) if made else before[number]
         assert after[:2] + after[3:] == (exchange, key, content)
         old, new = properties.read(props), properties.read(after[2])
         assert new.timestamp == (old.timestamp if kept[number] else seconds)
@@ -226,8 +226,8 @@ def test_who_asks_for_direct_replies_gets_its_channels_name_and_nothing_else_cha
     made = frames.with_replies(buffer, table, names)
     assert frames.asking(made[1]) == {channel for channel, asks, _, _ in messages if asks} - set(names)
     for number, (channel, asks, _, _) in enumerate(messages):
-        before = frames.read_stored(frames.stored(buffer, table, number))
-        after = frames.read_stored(frames.stored(*made, number))
+        before = contents.read_stored(contents.stored(buffer, table, number))
+        after = contents.read_stored(contents.stored(*made, number))
         wanted = before[2]
         if asks and channel in names:
             given_name = bytes([len(names[channel])]) + names[channel]
@@ -255,5 +255,5 @@ def test_properties_that_are_none_stay_as_they_are(props: bytes) -> None:
         broken, known = True, False
     if made is not None and not broken:
         assert not known
-        assert properties.read(frames.read_stored(frames.stored(*made, 0))[2]).timestamp == 7
+        assert properties.read(contents.read_stored(contents.stored(*made, 0))[2]).timestamp == 7
     assert made is not None or broken or known

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker.amqp import Publishes, copies_by_channel, frames
+from broker.amqp import Publishes, contents, copies_by_channel, frames
 from shardd.wire.histogram import Histogram
 from tests.amqp.bytes_of import method, publish
 from tests.reference import frames as reference
@@ -80,7 +80,7 @@ def test_scan(data: bytes, states: bytes, more: st.DataObject) -> None:
     if found[3] == frames.INCOMPLETE:
         assert needed == expected_needed > end - found[0]
     for index in range(found[2]):
-        assert frames.stored(data, found[1], index) == reference.stored(data, found[1], index)
+        assert contents.stored(data, found[1], index) == reference.stored(data, found[1], index)
 
 
 @settings(max_examples=200, deadline=None)
@@ -93,7 +93,7 @@ def test_copies_are_the_publishes_of_their_channels(data: bytes, channels: set[i
         if number in channels:
             expected.setdefault(number, []).append(reference.stored(data, table, index))
     copies = copies_by_channel(Publishes(data, table, count), channels, first)
-    found = {n: [frames.stored(c.buffer, c.table, index) for index in range(c.count)] for n, c in copies.items()}
+    found = {n: [contents.stored(c.buffer, c.table, index) for index in range(c.count)] for n, c in copies.items()}
     assert found == expected
 
 
@@ -168,7 +168,7 @@ NUMBERS = (st.integers(0, 65535), st.binary(max_size=255), st.integers(0, 2**63)
 @given(BROKEN, st.integers(0, 4), *NUMBERS)
 def test_deliveries(blob: bytes, count: int, channel: int, ctag: bytes, tag: int, again: bool, frame_max: int) -> None:
     arguments = (blob, count, channel, ctag, tag, again, frame_max)
-    assert _or_error(frames.deliveries, *arguments) == _or_error(reference.deliveries, *arguments)
+    assert _or_error(contents.deliveries, *arguments) == _or_error(reference.deliveries, *arguments)
     assert _or_error(_in_parts, *arguments) == _or_error(reference.deliveries, *arguments)
 
 
@@ -182,13 +182,13 @@ def test_publishes_are_passed_on_as_if_they_had_been_stored(
     first = more.draw(st.integers(0, rows))
     count = more.draw(st.integers(0, rows - first))
     arguments = (data, table, first, count, channel, ctag, tag, frame_max)
-    assert frames.passed_on(*arguments) == reference.passed_on(*arguments)
+    assert contents.passed_on(*arguments) == reference.passed_on(*arguments)
     with pytest.raises(IndexError):
-        frames.passed_on(data, table, first, rows - first + 1, channel, ctag, tag, frame_max)
+        contents.passed_on(data, table, first, rows - first + 1, channel, ctag, tag, frame_max)
 
 
 def _in_parts(*arguments: Any) -> bytes:
-    return b"".join(frames.delivery_parts(*arguments))
+    return b"".join(contents.delivery_parts(*arguments))
 
 
 @settings(max_examples=300, deadline=None)
@@ -197,15 +197,15 @@ def test_get_ok_and_read_stored(
     message: bytes, channel: int, tag: int, again: bool, remaining: int, frame_max: int
 ) -> None:
     arguments = (message, channel, tag, again, remaining, frame_max)
-    assert _or_error(frames.get_ok, *arguments) == _or_error(reference.get_ok, *arguments)
-    assert _or_error(frames.read_stored, message) == _or_error(reference.read_stored, message)
+    assert _or_error(contents.get_ok, *arguments) == _or_error(reference.get_ok, *arguments)
+    assert _or_error(contents.read_stored, message) == _or_error(reference.read_stored, message)
 
 
 @settings(deadline=None)
 @given(NUMBERS[0], st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=400), NUMBERS[-1])
 def test_content(channel: int, said: bytes, props: bytes, body: bytes, frame_max: int) -> None:
     arguments = (channel, said, props, body, frame_max)
-    assert frames.content(*arguments) == reference.content(*arguments)
+    assert contents.content(*arguments) == reference.content(*arguments)
 
 
 def _or_error(function: object, *arguments: object) -> object:

@@ -13,7 +13,7 @@ from pamqp import header
 from pamqp.commands import Basic
 
 from broker.amqp import properties
-from broker.amqp.frames import split
+from broker.amqp.contents import split
 from broker.amqp.numbered import numbered
 
 NAME = b"x-stream-offset"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from broker.amqp import frames, properties
+from broker.amqp import contents, properties
 from broker.catalog import Catalog
 from broker.changes import BindingPut, ExchangePut, QueuePut, VhostPut
 from broker.dead_letters import CONNECTION, DeadLettering
@@ -110,7 +110,7 @@ def test_copies_keep_what_the_message_was_but_for_its_expiration(bench: Bench) -
     bench.receive(stored(delivery_mode=2, priority=7, expiration="5", headers={"h": 1}, message_id="m"), key="to.a")
     ((_, ttl, priority, persistent, ids, (message,), _),) = bench.links.packed(1)
     assert (ttl, priority, persistent, ids) == (NO_TTL, 7, 1, (11,))
-    exchange, key, props, body = frames.read_stored(message)
+    exchange, key, props, body = contents.read_stored(message)
     said = properties.read(props)
     assert (exchange, key, body) == (b"dlx", b"to.a", b"body")
     assert (said.message_id, said.expiration, said.delivery_mode, (said.headers or {})["h"]) == ("m", None, 2, 1)
@@ -121,7 +121,7 @@ def test_neighbours_for_the_same_queues_are_one_run_in_their_order(bench: Bench)
     bench.receive(*(stored("to.a" if number < 50 else "to.c", b"%d" % number, message_id=str(number))
                     for number in range(100)))  # fmt: skip
     found = bench.links.packed(1)
-    assert [(ids, [frames.read_stored(each)[3] for each in some]) for *_, ids, some, _ in found] == [
+    assert [(ids, [contents.read_stored(each)[3] for each in some]) for *_, ids, some, _ in found] == [
         ((11,), [b"%d" % number for number in range(50)]),
         ((13,), [b"%d" % number for number in range(50, 100)]),
     ]

@@ -1,4 +1,4 @@
-"""broker/amqp/frames.pyx in plain, slow, obvious Python."""
+"""broker/amqp/frames.pyx and contents.pyx in plain, slow, obvious Python."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from broker.amqp import frames, properties
+from broker.amqp import contents, properties
 
 WIDTHS = {b"b": 1, b"s": 2, b"I": 4, b"l": 8, b"L": 8, b"B": 1, b"u": 2, b"i": 4}
 SIGNED = {b"B": b"b", b"u": b"s", b"i": b"I"}
@@ -38,7 +38,7 @@ def released(blob: bytes, count: int, delay_of: Any) -> tuple[bytes, list[tuple[
     """`delay_of(props)`: the delay's value in these properties, or None."""
     out = bytearray()
     runs: list[tuple[Any, ...]] = []
-    for names, props, body in frames.split(blob, count):
+    for names, props, body in contents.split(blob, count):
         said = properties.read(props)
         value = delay_of(props)
         if value is not None:
