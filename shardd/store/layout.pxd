@@ -23,6 +23,8 @@ cdef extern from *:
 cdef enum:
     RECORD_HEADER = 28
     MESSAGE_BYTES_MIN = 10
+    MARKS = 4 | 8  # flags of a record that its queues are told of (queues/entry.py)
+    NO_TTL = 0xFFFFFFFF
 
 
 cdef inline uint64_t record_bytes(const uint8_t *record, uint64_t room) noexcept nogil:
@@ -50,3 +52,31 @@ cdef inline uint64_t message_bytes(const uint8_t *message, uint64_t room) noexce
         return 0
     total = 10 + n + message[9 + n] + u32(message + 4) + <uint64_t>u32(message)
     return total if total <= room else 0
+
+
+cdef inline int walk(const uint8_t *record, uint64_t length, uint64_t *offsets, uint64_t *body_bytes) noexcept nogil:
+    """Offsets of the messages within the record; 0, or -1 when they do not fill it."""
+    cdef uint64_t at = RECORD_HEADER + 4 * <uint64_t>u16(record + 24)
+    cdef uint64_t total, bodies = 0
+    cdef uint32_t i, count = u32(record + 20)
+    for i in range(count):
+        total = message_bytes(record + at, length - at)
+        if total == 0:
+            return -1
+        offsets[i] = at
+        bodies += u32(record + at)
+        at += total
+    body_bytes[0] = bodies
+    return 0 if length - at < 8 else -1
+
+
+cdef inline uint64_t fact_of(const uint8_t *record) noexcept nogil:
+    """priority << 56 | expires_at_ms; 0 says nothing: the lowest priority, never expires. Without a priority the time
+    has all 64 bits: so it is in the record of a message that waits at an exchange until then."""
+    cdef uint64_t fact = 0
+    cdef uint32_t ttl = u32(record + 16)
+    if ttl != <uint32_t>NO_TTL:
+        fact = u64(record + 8) + ttl
+    if record[26] != 255:
+        fact = fact & <uint64_t>0xFFFFFFFFFFFFFF | <uint64_t>record[26] << 56
+    return fact

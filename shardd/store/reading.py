@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from shardd.store import record
+from shardd.store import record, scanning
 from shardd.store.errors import Corrupt
 from shardd.store.files import Files
 from shardd.store.segment import Segment
@@ -166,10 +166,10 @@ class Windows:
         while True:
             start = segment.checked
             window = self._read(segment, handle, start, self._next_bytes(segment, start))
-            end, needed = record.sound_until(window.data, 0, window.used, segment.salt)
+            end, needed = scanning.sound_until(window.data, 0, window.used, segment.salt)
             if end == 0 and start + needed <= segment.used and needed:
                 window = self._read(segment, handle, start, needed)
-                end, needed = record.sound_until(window.data, 0, window.used, segment.salt)
+                end, needed = scanning.sound_until(window.data, 0, window.used, segment.salt)
             if end == 0:
                 raise Corrupt(f"the record at byte {start} of {segment.path} is damaged")
             window.used = end

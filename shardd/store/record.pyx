@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The loops over records: check and index a batch, copy it, scan a segment, read messages back, settle.
+"""The loops over records: check and index a batch, copy it, read messages back, settle. Recovery has scanning.pyx.
 
 Knows the shape of the bytes and nothing of files or queues. All numbers are little endian.
 
@@ -25,11 +25,12 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from shardd.grown cimport Grown, reserve
-from shardd.store.layout cimport RECORD_HEADER, message_bytes, put32, record_bytes, u16, u32, u64
+from shardd.store.id_table cimport IdTable, id_table_add, id_table_clear
+from shardd.store.layout cimport MARKS, RECORD_HEADER, fact_of, message_bytes, put32, record_bytes, u16, u32, walk
 
 cdef extern from "../crc32c.h" nogil:
     int crc32c_hardware
@@ -40,16 +41,9 @@ cdef extern from "../crc32c.h" nogil:
 
 crc32c_start()
 
-cdef uint32_t NONE = 0xFFFFFFFF
-# Flags of a record that its queues are told of (queues/entry.py).
-cdef uint8_t MARKS = 4 | 8
 cdef uint64_t POSITION_LIMIT = 1 << 28
 # Room that a segment's own header may take before the first record.
 cdef uint64_t SEGMENT_HEADER_MAX = 64
-# How many bytes a search for good records behind a bad one may run a crc over, per byte of segment: bodies can be
-# made to look like records, and recovery must end.
-cdef uint64_t RESYNC_CRC_SHARE = 8
-
 # Less is sooner copied than a view is made.
 cdef uint64_t VIEW_BYTES_MIN = 16 << 10
 
@@ -102,102 +96,6 @@ def crc32c_tables(const uint8_t[::1] data not None, uint32_t crc=0) -> int:
 
 def crc32c_uses_hardware() -> bool:
     return crc32c_hardware != 0
-
-
-# -- growing arrays and the table of queue ids --------------------------------------------------------
-
-cdef struct IdTable:
-    uint32_t *keys
-    uint32_t *slots  # slot + 1, 0: free
-    uint32_t mask
-    uint32_t count
-
-
-cdef int id_table_clear(IdTable *table, uint32_t size) except -1 nogil:
-    """Empty, with `size` places (a power of two)."""
-    if table.keys == NULL or table.mask + 1 != size:
-        free(table.keys)
-        free(table.slots)
-        table.keys = <uint32_t*>malloc(<size_t>size * 4)
-        table.slots = <uint32_t*>malloc(<size_t>size * 4)
-        if table.keys == NULL or table.slots == NULL:
-            with gil:
-                raise MemoryError
-        table.mask = size - 1
-    memset(table.slots, 0, <size_t>size * 4)
-    table.count = 0
-    return 0
-
-
-cdef inline uint32_t id_table_place(IdTable *table, uint32_t key) noexcept nogil:
-    cdef uint32_t at = ((key * <uint32_t>2654435761) >> 7) & table.mask
-    while table.slots[at] != 0 and table.keys[at] != key:
-        at = (at + 1) & table.mask
-    return at
-
-
-cdef int id_table_grow(IdTable *table) except -1 nogil:
-    cdef IdTable old = table[0]
-    cdef uint32_t i, at
-    table.keys = NULL
-    table.slots = NULL
-    id_table_clear(table, (old.mask + 1) * 2)
-    for i in range(old.mask + 1):
-        if old.slots[i] != 0:
-            at = id_table_place(table, old.keys[i])
-            table.keys[at] = old.keys[i]
-            table.slots[at] = old.slots[i]
-    table.count = old.count
-    free(old.keys)
-    free(old.slots)
-    return 0
-
-
-cdef int64_t id_table_add(IdTable *table, uint32_t key) except -1 nogil:
-    """Slot of `key`, new ones count up."""
-    cdef uint32_t at = id_table_place(table, key)
-    if table.slots[at] == 0:
-        if table.count * 2 > table.mask:
-            id_table_grow(table)
-            at = id_table_place(table, key)
-        table.count += 1
-        table.keys[at] = key
-        table.slots[at] = table.count
-    return table.slots[at] - 1
-
-
-# -- one record ---------------------------------------------------------------------------------------
-
-cdef inline int walk(const uint8_t *record, uint64_t length, uint64_t *offsets, uint64_t *body_bytes) noexcept nogil:
-    """Offsets of the messages within the record; 0, or -1 when they do not fill it."""
-    cdef uint64_t at = RECORD_HEADER + 4 * <uint64_t>u16(record + 24)
-    cdef uint64_t total, bodies = 0
-    cdef uint32_t i, count = u32(record + 20)
-    for i in range(count):
-        total = message_bytes(record + at, length - at)
-        if total == 0:
-            return -1
-        offsets[i] = at
-        bodies += u32(record + at)
-        at += total
-    body_bytes[0] = bodies
-    return 0 if length - at < 8 else -1
-
-
-cdef inline uint64_t position_of(uint64_t entry) noexcept nogil:
-    return <uint32_t>entry >> 4
-
-
-cdef inline uint64_t fact_of(const uint8_t *record) noexcept nogil:
-    """priority << 56 | expires_at_ms; 0 says nothing: the lowest priority, never expires. Without a priority the time
-    has all 64 bits: so it is in the record of a message that waits at an exchange until then."""
-    cdef uint64_t fact = 0
-    cdef uint32_t ttl = u32(record + 16)
-    if ttl != NONE:
-        fact = u64(record + 8) + ttl
-    if record[26] != 255:
-        fact = fact & <uint64_t>0xFFFFFFFFFFFFFF | <uint64_t>record[26] << 56
-    return fact
 
 
 # -- append -------------------------------------------------------------------------------------------
@@ -586,6 +484,10 @@ def segment_runs(array.array entries) -> list:
     return runs
 
 
+cdef inline uint64_t position_of(uint64_t entry) noexcept nogil:
+    return <uint32_t>entry >> 4
+
+
 def settled_pairs(unsigned int queue_id, array.array entries, Py_ssize_t start, Py_ssize_t stop) -> bytes:
     cdef const uint64_t *entry = <const uint64_t*>entries.data.as_ulonglongs
     cdef bytes pairs = PyBytes_FromStringAndSize(NULL, (stop - start) * 8)
@@ -625,280 +527,4 @@ def redelivered(array.array entries):
         if entry[i] & 1:
             to[0] = entry[i]
             to += 1
-    return result
-
-
-# -- recovery -----------------------------------------------------------------------------------------
-
-cdef int add_abstract(Grown *out, const uint8_t *record, uint64_t position, const uint64_t *offsets) except -1 nogil:
-    cdef uint32_t i, count = u32(record + 20), queues = u16(record + 24)
-    cdef uint8_t *at
-    reserve(out, 20 + 4 * <size_t>queues + 8 * <size_t>count)
-    at = out.data + out.used
-    memcpy(at, record + 8, 20 + 4 * <size_t>queues)
-    at += 20 + 4 * <size_t>queues
-    for i in range(count):
-        put32(at, <uint32_t>(position + offsets[i]))
-        put32(at + 4, u32(record + offsets[i]))
-        at += 8
-    out.used = at - out.data
-    return 0
-
-
-def scan(bytearray segment, unsigned long long start, unsigned long long stop, uint32_t salt) -> tuple:
-    """(abstracts, end, holes): the good records of segment[start:stop], where the last of them ends, and the
-    (from, to) of what is bad between good ones. What is bad behind the last good one is a tail, not a hole."""
-    cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(segment)
-    cdef uint64_t at = start, end = start, length, bodies = 0
-    cdef uint64_t crc_bytes_left = (stop - start) * RESYNC_CRC_SHARE + 4096
-    cdef bint lost = False
-    cdef Grown out, offsets
-    cdef list holes = []
-    memset(&out, 0, sizeof(Grown))
-    memset(&offsets, 0, sizeof(Grown))
-    if stop > <unsigned long long>PyByteArray_GET_SIZE(segment):
-        raise ValueError("segment is shorter than said")
-    try:
-        with nogil:
-            while at < stop:
-                length = record_bytes(data + at, stop - at)
-                if length != 0:
-                    reserve(&offsets, <size_t>u32(data + at + 20) * 8)
-                    if walk(data + at, length, <uint64_t*>offsets.data, &bodies) != 0:
-                        length = 0
-                if length != 0 and lost:
-                    if length > crc_bytes_left:
-                        break
-                    crc_bytes_left -= length
-                if length == 0 or c_crc32c(0, data + at + 8, length - 8) ^ salt != u32(data + at + 4):
-                    lost = True
-                    at += 8
-                    continue
-                if lost:
-                    with gil:
-                        holes.append((end, at))
-                    lost = False
-                add_abstract(&out, data + at, at, <uint64_t*>offsets.data)
-                at += length
-                end = at
-        return PyBytes_FromStringAndSize(<char*>out.data, out.used), end, holes
-    finally:
-        free(out.data)
-        free(offsets.data)
-
-
-def sound_until(bytearray data, unsigned long long start, unsigned long long stop, uint32_t salt) -> tuple:
-    """(end, needed): the records of data[start:stop] are good up to `end`. `needed`: bytes from there on without which
-    the next one cannot be judged; 0: there is none, or it is bad."""
-    cdef const uint8_t *bytes_of = <const uint8_t*>PyByteArray_AS_STRING(data)
-    cdef uint64_t at = start, length
-    if stop > <unsigned long long>PyByteArray_GET_SIZE(data):
-        raise ValueError("there is less than said")
-    while at < stop:
-        if stop - at < 8:
-            return at, RECORD_HEADER
-        length = u32(bytes_of + at)
-        if length > stop - at:
-            return at, length
-        if record_bytes(bytes_of + at, stop - at) == 0:
-            break
-        if c_crc32c(0, bytes_of + at + 8, length - 8) ^ salt != u32(bytes_of + at + 4):
-            break
-        at += length
-    return at, 0
-
-
-def torn_bytes(bytearray segment, unsigned long long end, unsigned long long stop) -> int:
-    """How much was torn off behind the last good record: 0 when nothing was begun there, else what the broken record says
-    it would have taken, as far as the segment goes."""
-    cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(segment)
-    cdef uint64_t length
-    if end + 8 > stop or u64(data + end) == 0:
-        return 0
-    length = u32(data + end)
-    return min(max(length, <uint64_t>8), stop - end)
-
-
-cdef struct PairSet:
-    uint64_t *pairs  # 0: free; no message is at position 0
-    uint64_t mask
-
-
-cdef inline uint64_t pair_place(PairSet *known, uint64_t pair) noexcept nogil:
-    cdef uint64_t at = ((pair * <uint64_t>0x9E3779B97F4A7C15) >> 20) & known.mask
-    while known.pairs[at] != 0 and known.pairs[at] != pair:
-        at = (at + 1) & known.mask
-    return at
-
-
-cdef int pair_set_fill(PairSet *known, const uint64_t *pairs, size_t count) except -1:
-    cdef uint64_t size = 16
-    cdef size_t i
-    while size < count * 2:
-        size *= 2
-    known.pairs = <uint64_t*>calloc(size, 8)
-    if known.pairs == NULL:
-        raise MemoryError
-    known.mask = size - 1
-    for i in range(count):
-        if pairs[i] != 0:
-            known.pairs[pair_place(known, pairs[i])] = pairs[i]
-    return 0
-
-
-cdef struct Found:  # what recovery found for one queue
-    uint64_t *entries
-    uint64_t *facts  # NULL until one has something to say
-    uint64_t *times  # NULL when nobody asked
-    size_t count
-    size_t room
-    uint64_t body_bytes
-    bint timed
-    uint8_t marks
-
-
-cdef int found_reserve(Found *found, size_t more) except -1:
-    cdef size_t room
-    cdef uint64_t *moved
-    if found.count + more <= found.room:
-        return 0
-    room = found.count + more + found.room // 2 + 4
-    moved = <uint64_t*>realloc(found.entries, room * 8)
-    if moved == NULL:
-        raise MemoryError
-    found.entries = moved
-    if found.facts != NULL:
-        moved = <uint64_t*>realloc(found.facts, room * 8)
-        if moved == NULL:
-            raise MemoryError
-        found.facts = moved
-    if found.timed:
-        moved = <uint64_t*>realloc(found.times, room * 8)
-        if moved == NULL:
-            raise MemoryError
-        found.times = moved
-    found.room = room
-    return 0
-
-
-cdef class Collector:
-    """Gathers the live entries of the known queues from the abstracts of one segment after another."""
-
-    cdef IdTable table
-    cdef Found *found
-    cdef list queue_ids
-
-    def __cinit__(self, queue_ids, timed):
-        cdef int64_t slot
-        self.queue_ids = list(dict.fromkeys(queue_ids))
-        id_table_clear(&self.table, 64)
-        self.found = <Found*>calloc(len(self.queue_ids) + 1, sizeof(Found))
-        if self.found == NULL:
-            raise MemoryError
-        for queue_id in self.queue_ids:
-            slot = id_table_add(&self.table, queue_id)
-            self.found[slot].timed = queue_id in timed
-
-    def __dealloc__(self):
-        cdef size_t i
-        if self.found != NULL:
-            for i in range(self.table.count):
-                free(self.found[i].entries)
-                free(self.found[i].facts)
-                free(self.found[i].times)
-        free(self.found)
-        free(self.table.keys)
-        free(self.table.slots)
-
-    def add(self, bytes abstracts, unsigned long long segment, bytes pairs, unsigned int flags) -> tuple:
-        """(records, messages, references, live references) of one segment. `pairs`: the settled of it, in any order,
-        repeats and nonsense allowed. Raises ValueError when the abstracts are not whole."""
-        cdef const uint8_t *at = <const uint8_t*>PyBytes_AS_STRING(abstracts)
-        cdef const uint8_t *stop = at + PyBytes_GET_SIZE(abstracts)
-        cdef PairSet settled
-        cdef uint64_t records = 0, messages = 0, references = 0, live = 0
-        cdef uint32_t count, queues, i
-        cdef uint64_t base = segment << 32 | flags
-        settled.pairs = NULL
-        if len(pairs) >= 8:
-            pair_set_fill(&settled, <const uint64_t*>PyBytes_AS_STRING(pairs), len(pairs) // 8)
-        try:
-            while at < stop:
-                if stop - at < 20:
-                    raise ValueError("abstracts end too early")
-                count = u32(at + 12)
-                queues = u16(at + 16)
-                if <uint64_t>(stop - at) < 20 + 4 * <uint64_t>queues + 8 * <uint64_t>count:
-                    raise ValueError("abstracts end too early")
-                for i in range(queues):
-                    live += self._add(at, at + 20 + 4 * <size_t>queues, count, u32(at + 20 + 4 * i), base, &settled)
-                records += 1
-                messages += count
-                references += <uint64_t>count * queues
-                at += 20 + 4 * <size_t>queues + 8 * <size_t>count
-        finally:
-            free(settled.pairs)
-        return records, messages, references, live
-
-    cdef int64_t _add(self, const uint8_t *abstract, const uint8_t *places, uint32_t count, uint32_t queue_id,
-                      uint64_t base, PairSet *settled) except -1:
-        cdef uint32_t slot = self.table.slots[id_table_place(&self.table, queue_id)]
-        cdef Found *found
-        cdef uint64_t fact, pair, position
-        cdef size_t i, at, before
-        if slot == 0:
-            return 0
-        found = &self.found[slot - 1]
-        found_reserve(found, count)
-        # An abstract is the record without its first 8 bytes.
-        fact = fact_of(abstract - 8)
-        if u32(abstract + 8) == 0:
-            # What waits at an exchange used to have its priority here; what is too old already needs none.
-            fact = u64(abstract)
-        if fact != 0 and found.facts == NULL:
-            found.facts = <uint64_t*>calloc(found.room, 8)
-            if found.facts == NULL:
-                raise MemoryError
-        before = at = found.count
-        for i in range(count):
-            position = u32(places + 8 * i)
-            if settled.pairs != NULL:
-                pair = <uint64_t>queue_id << 32 | position
-                if settled.pairs[pair_place(settled, pair)] != 0:
-                    continue
-            found.entries[at] = base + (position << 4)
-            found.body_bytes += u32(places + 8 * i + 4)
-            at += 1
-        if found.facts != NULL:
-            for i in range(before, at):
-                found.facts[i] = fact
-        if found.timed:
-            for i in range(before, at):
-                found.times[i] = u64(abstract)
-        found.count = at
-        if at > before:
-            found.marks |= abstract[19] & MARKS
-        return at - before
-
-    def take(self) -> list:
-        """An Arrival for each queue that has entries; the memory is theirs now."""
-        cdef size_t i
-        cdef Found *found
-        cdef list arrivals = []
-        for i in range(self.table.count):
-            found = &self.found[i]
-            if found.count:
-                entries = moved_out(&found.entries, found.count)
-                facts = moved_out(&found.facts, found.count) if found.facts != NULL else None
-                times = moved_out(&found.times, found.count) if found.timed else None
-                arrivals.append(Arrival(self.queue_ids[i], entries, found.body_bytes, facts, None, times, found.marks))
-                found.count = found.room = 0
-        return arrivals
-
-
-cdef object moved_out(uint64_t **values, size_t count):
-    cdef array.array result = array.clone(_Q, count, False)
-    memcpy(result.data.as_voidptr, values[0], count * 8)
-    free(values[0])
-    values[0] = NULL
     return result

@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from shardd.store import acks, record
+from shardd.store import acks, record, scanning
 from shardd.store.files import Files, is_full, is_missing
 from shardd.store.producers import NAME as PRODUCERS
 from shardd.store.producers import Producers
@@ -102,7 +102,7 @@ def recover(
     reader = Reader(files, directory, sync, producers)
     unread = producers.recover() if producers is not None else None
     numbers = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"))
-    collector = record.Collector(queue_ids, frozenset(timed))
+    collector = scanning.Collector(queue_ids, frozenset(timed))
     found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
     if state is not None:
         found.next_number = max(found.next_number, state.next_number)
@@ -144,7 +144,7 @@ def recover(
     return found
 
 
-def count_in(collector: record.Collector, loaded: Loaded, pairs: bytes, flags: int) -> None:
+def count_in(collector: scanning.Collector, loaded: Loaded, pairs: bytes, flags: int) -> None:
     segment = loaded.segment
     counts = collector.add(loaded.abstracts, segment.number, pairs, flags)
     segment.records, segment.messages, segment.references, segment.live = counts
@@ -270,7 +270,7 @@ class Reader:
             self.buffer += bytes(stop - len(self.buffer))
         with memoryview(self.buffer) as view, view[start:stop] as part:
             got = self.files.read_into(handle, part, start)
-        abstracts, end, holes = record.scan(self.buffer, start, start + got, salt)
+        abstracts, end, holes = scanning.scan(self.buffer, start, start + got, salt)
         return abstracts, end == stop and not holes
 
     def _without_header(self, name: str, never_written: bool, size: int, repair: bool) -> Loaded | None:
@@ -315,12 +315,12 @@ class Reader:
                 if repair or error.errno != errno.EIO:
                     raise OSError(error.errno, f"{error.strerror}: reading {segment.path}") from error
                 unreadable = self._read_in_blocks(handle, part)
-        abstracts, end, holes = record.scan(self.buffer, HEADER_BYTES, size, segment.salt)
+        abstracts, end, holes = scanning.scan(self.buffer, HEADER_BYTES, size, segment.salt)
         segment.used = segment.flushed = segment.checked = end
         name = file_name("msgs", segment.number)
         damage = [Damage(name, "unreadable", start, stop) for start, stop in unreadable]
         damage += [Damage(name, "corrupt", start, stop) for start, stop in holes]
-        torn = record.torn_bytes(self.buffer, end, size)
+        torn = scanning.torn_bytes(self.buffer, end, size)
         if torn:
             damage.append(Damage(name, "torn", end, end + torn))
         if self.producers is not None and self.producers.found(segment, self.buffer, abstracts, holes):

@@ -23,7 +23,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardd.store import record
+from shardd.store import record, scanning
 from shardd.store.errors import FormatTooNew
 from shardd.store.files import Files
 
@@ -130,7 +130,7 @@ class Segment:
         assert self.buffer is not None
         if not self.index_is_worth_it():
             return None
-        abstracts, end, holes = record.scan(self.buffer, HEADER_BYTES, self.used, self.salt)
+        abstracts, end, holes = scanning.scan(self.buffer, HEADER_BYTES, self.used, self.salt)
         assert end == self.used and not holes, "the write buffer of a segment is damaged"
         return encode_index(self.number, self.salt, self.used, abstracts)
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
-from shardd.store import Corrupt, ReclaimJob, SegmentStore, StoreFailed, SyncJob, record
+from shardd.store import Corrupt, ReclaimJob, SegmentStore, StoreFailed, SyncJob, record, scanning
 from shardd.store.recovery import Reader
 from tests.support.faulty_files import Hang, PowerCut
 from tests.support.store_history import DIRECTORY, History
@@ -246,7 +246,7 @@ class ForgetsNames(SegmentStore):
 @contextlib.contextmanager
 def checksums_not_looked_at() -> Iterator[None]:
     """Recovery takes whatever has a length for a record."""
-    scan = record.scan
+    scan = scanning.scan
 
     def gullible(segment: bytearray, start: int, stop: int, salt: int) -> tuple[bytes, int, list[tuple[int, int]]]:
         at = start
@@ -256,7 +256,7 @@ def checksums_not_looked_at() -> Iterator[None]:
             at += size
         return scan(segment, start, stop, salt)
 
-    with mock.patch.object(record, "scan", gullible):
+    with mock.patch.object(scanning, "scan", gullible):
         yield
 
 
