@@ -27,6 +27,7 @@ GOT_BYTES_MAX = 64 << 20  # of bodies in one answer; what is left stays in the q
 
 # A stream says nowhere that it ended: with nothing more for so long, this was all.
 STREAM_IDLE_S = 0.5
+STREAM_LATE_S = 10.0  # while it is known to have more
 STREAM_OFFSET = "x-stream-offset"
 
 MOVE_MESSAGES_MAX = 10_000  # in one call ...
@@ -178,10 +179,10 @@ class Session:
             self._send(CHANNEL, commands.Basic.Ack(tag, multiple=True))
         return messages
 
-    async def read(self, queue: str, count: int, offset: int | str, end: int) -> list[Got]:
+    async def read(self, queue: str, count: int, offset: int | str, begin: int, end: int) -> list[Got]:
         """Up to `count` (1 to 65,535) messages of a stream. `offset`: of the first one, in any form of consume's
-        `x-stream-offset`; `end`: as far as the stream is known to reach. What it has past that comes too, unless it
-        keeps us waiting."""
+        `x-stream-offset`; `begin`, `end`: as far as the stream is known to reach. What it has past that comes too,
+        unless it keeps us waiting."""
         self._send(CHANNEL, commands.Basic.Qos(prefetch_count=count))
         await self._expect(commands.Basic.QosOk)
         self._send(CHANNEL, _Consume(queue=queue, consumer_tag="read", arguments={STREAM_OFFSET: offset}))
@@ -191,8 +192,12 @@ class Session:
         def cancel() -> None:
             self._send(CHANNEL, commands.Basic.Cancel("read"))
 
+        def wait_s(at: int) -> float:
+            return STREAM_LATE_S if at < end else STREAM_IDLE_S
+
         messages: list[Got] = []
-        size, timer = 0, loop.call_later(STREAM_IDLE_S, cancel)
+        first = max(begin, offset) if isinstance(offset, int) else begin if offset in ("first", "last") else end
+        size, timer = 0, loop.call_later(wait_s(first), cancel)
         try:
             while len(messages) < count and size < GOT_BYTES_MAX:
                 method = await self._method()
@@ -204,7 +209,7 @@ class Session:
                 place = (method.exchange or "", method.routing_key or "", bool(method.redelivered))
                 messages.append(Got(*place, max(0, end - 1 - at), read, body))
                 timer.cancel()
-                timer = loop.call_later(STREAM_IDLE_S, cancel)
+                timer = loop.call_later(wait_s(at + 1), cancel)
         finally:
             timer.cancel()
         return messages

@@ -131,7 +131,7 @@ class Api:
         try:
             return self._open(method, path, body, query, headers)
         except Absent as absent:
-            status = NO_USER if thing.startswith("user ") else DATA
+            status = NO_USER if path[0] in ("users", "user-limits") else DATA
             fail(f"{thing} does not exist" if thing else str(absent), status)
 
     def _open(
@@ -226,6 +226,14 @@ class _UnixHandler(urllib.request.HTTPHandler):
             return _UnixConnection(path, host, **options)
 
         return self.do_open(connection, request)
+
+
+def there(api: Api, username: str = "", vhost: str = "") -> None:
+    """Ends the command unless this user and this vhost exist: what is put for them would be refused as a mistake."""
+    if username:
+        api.get("users", username, thing=f"user '{username}'")
+    if vhost:
+        api.get("vhosts", vhost, thing=f"vhost '{vhost}'")
 
 
 def connect(url: str, user: str, password: str, data_dir: Path | None, timeout: float = TIMEOUT_S) -> Api:

@@ -128,15 +128,15 @@ async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
 
     try:
         control = await connected()
-        for name in load.queues:
-            declare = _method(commands.Queue.Declare(durable=load.persistent), queue=name)
-            await control.call(declare, commands.Queue.DeclareOk)
-        consuming = [await _consumer(await connected(), at, load) for at in range(load.consumers)]
-        publishing = [await connected() for _ in range(load.producers)]
         try:
+            for name in load.queues:
+                declare = _method(commands.Queue.Declare(durable=load.persistent), queue=name)
+                await control.call(declare, commands.Queue.DeclareOk)
+            consuming = [await _consumer(await connected(), at, load) for at in range(load.consumers)]
+            publishing = [await connected() for _ in range(load.producers)]
             took = await _play(publishing, consuming, load, counts)
-        except asyncio.CancelledError:  # interrupted
-            await _take_away(control, load, keep)
+        except asyncio.CancelledError:  # interrupted, maybe before a declare was answered
+            await _take_away(await connected(), load, keep)
             raise
         await _take_away(control, load, keep)
         return counts, took

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import Api, Rows, Vhost, json_argument
+from supervisor.cli.api import Api, Rows, Vhost, json_argument, there
 
 Username = Annotated[str, typer.Argument(metavar="USERNAME")]
 Global = Annotated[bool, typer.Option("--global", help="Of all of them.")]
@@ -39,6 +39,7 @@ def set_topic_permissions(
     vhost: Vhost = "/",
 ) -> None:
     """Which routing keys of a topic exchange a user may publish and bind with: two regular expressions."""
+    there(api, username, vhost)
     body = {"exchange": exchange, "write": write, "read": read}
     api.put("topic-permissions", vhost, username, body=body)
 
@@ -75,7 +76,9 @@ Limits = Annotated[str, typer.Argument(metavar="JSON", help="Such as '{\"max-con
 
 def set_vhost_limits(api: Api, limits: Limits, vhost: Vhost = "/") -> None:
     """Set max-connections or max-queues of a vhost; others stay."""
-    for name, value in json_argument(limits, dict).items():
+    wanted = json_argument(limits, dict)
+    there(api, vhost=vhost)
+    for name, value in wanted.items():
         api.put("vhost-limits", vhost, name, body={"value": value})
 
 
@@ -95,7 +98,9 @@ def list_vhost_limits(api: Api, vhost: Vhost = "/", every: Global = False) -> Ro
 
 def set_user_limits(api: Api, username: Username, limits: Limits) -> None:
     """Set max-connections or max-channels of a user; others stay."""
-    for name, value in json_argument(limits, dict).items():
+    wanted = json_argument(limits, dict)
+    there(api, username)
+    for name, value in wanted.items():
         api.put("user-limits", username, name, body={"value": value})
 
 

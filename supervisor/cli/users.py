@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import DATA, REFUSED, Api, Rows, Vhost, Where, fail, http_url
+from supervisor.cli.api import DATA, REFUSED, Api, Rows, Vhost, Where, fail, http_url, there
 from supervisor.cli.queues import Columns, listed
 
 Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
@@ -181,6 +181,7 @@ def set_permissions(
     vhost: Vhost = "/",
 ) -> None:
     """Give a user rights on a vhost: three regular expressions over names."""
+    there(api, username, vhost)
     body = {"configure": configure, "write": write, "read": read}
     api.put("permissions", vhost, username, body=body)
 

@@ -30,7 +30,7 @@ class Machine:
         self.now = self.worked = 0.0
 
     def turns(self, budget: Budget) -> Turns:
-        turns = Turns(lambda: self.worked, lambda: self.now)
+        turns = Turns(worked=lambda: self.worked, clock=lambda: self.now)
         turns.budget = budget
         return turns
 

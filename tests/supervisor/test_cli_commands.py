@@ -45,6 +45,8 @@ ANSWERS: dict[str, Any] = {
     "/api/queues/v": [{"name": "a, b\tc", "messages": 3, "state": "running"}, {"name": "gone", "state": "down"},
                       {"name": "keyed-eu", "type": "stream"}, {"name": "stream: spread - n - 0", "type": "stream"}],
     "/api/vhosts": [{"name": "/"}, {"name": "v"}],
+    "/api/users/bob": {"name": "bob", "tags": []},
+    "/api/vhosts/%2F": {"name": "/"},
     "/api/vhosts/v": {"name": "v", "description": "old", "tags": ["a"]},
     "/api/connections": [{"name": NAME, "user": "bob", "vhost": "v", "peer_host": "127.0.0.1"},
                          {"name": "other", "user": "eve", "vhost": "/"}],
@@ -181,8 +183,8 @@ def changes() -> list[tuple[str, str, Any]]:
     [
         pytest.param(command, expected, id=f"{row} {command[0]}")
         for row, command, expected in (
-            ("H2", ["set_permissions_globally", "u", "c", "w", "r"],
-             [("PUT", f"/api/permissions/{vhost}/u", {"configure": "c", "write": "w", "read": "r"})
+            ("H2", ["set_permissions_globally", "bob", "c", "w", "r"],
+             [("PUT", f"/api/permissions/{vhost}/bob", {"configure": "c", "write": "w", "read": "r"})
               for vhost in ("%2F", "v")]),
             ("H3", ["update_vhost_metadata", "v", "--description", "new"],
              [("PUT", "/api/vhosts/v", {"description": "new", "tags": ["a"]})]),

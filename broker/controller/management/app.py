@@ -271,8 +271,6 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
         name = "Object Not Found" if error.status == 404 else error.reason
         return json_response({"error": name, "reason": error.reason}, error.status, headers)
-    except RecursionError:
-        return json_response({"error": "bad_request", "reason": "nested too deep"}, 400)
     except Exception as error:
         if not (isinstance(error, ConnectionError) and _has_hung_up(request)):
             # The route's own path: a password may be in the one that was called.

@@ -63,9 +63,16 @@ async def get(call: Call) -> dict[str, Any]:
     stats, name = await call.context.stats.now(), call.part("channel")
     for row in rows(call, stats):
         if row["name"] == name:
-            here = [one for one in consumers.rows(call, stats) if one["channel_details"].get("name") == name]
-            return {**row, "consumer_details": here, "publishes": [], "deliveries": []}
+            return {**row, "consumer_details": _consumers(call, stats, row), "publishes": [], "deliveries": []}
     raise not_found()
+
+
+def _consumers(call: Call, stats: Stats, channel: dict[str, Any]) -> list[dict[str, Any]]:
+    info = call.context.presence.by_name(channel["connection_details"]["name"])
+    if info is None:
+        return []
+    end = (*consumers.end_of(info.owner), channel["number"])
+    return list(consumers.rows(call, stats, lambda one: (one.door, one.connection, one.channel) == end))
 
 
 ROUTES = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from broker.checks import is_hidden_queue
@@ -12,22 +12,26 @@ from broker.controller.management.call import NODE, Call, Route, bad_request, no
 from broker.controller.management.connections import channel_name
 from broker.controller.management.gathered import Stats, lag, reader_key
 from broker.controller.management.listing import Listing
+from shardd.wire.messages import ConsumerStats
 
 log = logging.getLogger(__name__)
 
 
-def _end_of(owner: str) -> tuple[int, int]:
+def end_of(owner: str) -> tuple[int, int]:
     """Door and connection number, by which shards know an owner: "door.incarnation.connection"."""
     door, _, connection = owner.split(".")
     return int(door), int(connection)
 
 
-def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
+def rows(
+    call: Call, stats: Stats, of: Callable[[ConsumerStats], bool] = lambda consumer: True
+) -> Iterator[dict[str, Any]]:
+    """Of consumers that `of` says yes to."""
     seen = {vhost.name for vhost in call.vhosts()}
     by_end: dict[tuple[int, int], ConnectionInfo] = {
-        _end_of(info.owner): info for info in call.context.presence.connections()
+        end_of(info.owner): info for info in call.context.presence.connections()
     }
-    for consumer in stats.consumers:
+    for consumer in filter(of, stats.consumers):
         queue = call.catalog.queue_by_id(consumer.queue)
         if queue is None or queue.vhost not in seen or is_hidden_queue(queue.name):
             continue

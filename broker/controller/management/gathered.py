@@ -22,7 +22,7 @@ from msgspec.structs import astuple
 from broker.changes import QueuePut
 from broker.control import DoorReport
 from broker.controller.authority import ShardSilent
-from broker.controller.management.turns import Turns
+from broker.controller.management.turns import LOOK_RESTS_S_MAX, Turns
 from broker.routing import delaying
 from shardd.wire import messages as wire
 from shardd.wire.messages import (
@@ -195,7 +195,7 @@ class Gatherer:
         if before is not None:
             before.before = None
         asked = [shard.number for shard in self._shards.shards if shard.ready]
-        turns = Turns()
+        turns = Turns(LOOK_RESTS_S_MAX)
         looks = [self._look_over(shard, turns) for shard in asked]
         reports, seen = await asyncio.gather(_in_time(self._doors.reports(totals_only), []), asyncio.gather(*looks))
         stats = Stats(at=self._clock(), before=before, totals_only=totals_only)
@@ -233,7 +233,9 @@ class Gatherer:
         """All used queues of one shard, some at a time; nothing of one that falls silent meanwhile."""
         seen, passed, at_a_time = Stats(), 0, 0
         while True:
+            turns.pause()
             reply = await self._reply(shard, None, passed)
+            turns.go_on()
             if reply is None:
                 return Stats()
             _add_reply(seen, shard, reply)
@@ -391,8 +393,11 @@ RABBITMQ_COUNTERS = {
 def depth_rates(stats: Stats, queue: QueueStats) -> dict[str, Any]:
     """How fast one queue grows or shrinks, messages a second."""
     at, before = _before(stats, queue)
-    seconds = stats.at - at
-    ready, unacked = queue.ready - before.ready, queue.unacked - before.unacked
+    return depth_details(queue.ready - before.ready, queue.unacked - before.unacked, stats.at - at)
+
+
+def depth_details(ready: int, unacked: int, seconds: float) -> dict[str, Any]:
+    """Rates of what has grown by so many messages in so many seconds."""
     grown = {"": ready + unacked, "_ready": ready, "_unacknowledged": unacked}
     return {
         f"messages{which}_details": {"rate": count / seconds if seconds > 0 else 0.0} for which, count in grown.items()

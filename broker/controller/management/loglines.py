@@ -18,6 +18,7 @@ from supervisor.logs import KEPT, News
 
 ROWS_MAX = 1_000  # in one answer, the newest
 TAIL_BYTES_MAX = 128 << 10  # looked at of each file
+MTIME_S = 1.0  # file systems keep the time of the last write no finer than this
 LIVE_MAX = 16  # clients at a time
 LOOK_EACH_S = 0.5
 STILL_THERE_S = 15.0  # without news for so long a comment is sent, by which a client that is gone is found out
@@ -52,7 +53,7 @@ async def live(call: Call) -> web.StreamResponse:
     try:
         await response.prepare(call.request)
         if call.request.method != "HEAD":
-            await _tell(response, Path(call.context.config.runtime_dir), since)
+            await _tell(call.request, response, Path(call.context.config.runtime_dir), since)
     finally:
         del _live[task]
     return response
@@ -64,9 +65,9 @@ async def end_live(app: web.Application) -> None:
         task.cancel()
 
 
-async def _tell(response: web.StreamResponse, folder: Path, since: float) -> None:
+async def _tell(request: web.Request, response: web.StreamResponse, folder: Path, since: float) -> None:
     news, still_s = News([]), STILL_THERE_S
-    while True:
+    while not (request.transport is None or request.transport.is_closing()):
         rows = news.of(await asyncio.to_thread(last_lines, folder, max(since, news.since)))
         events = b"".join(b"id: %.6f\ndata: %s\n\n" % (row["time"], to_json(row)) for row in rows)
         still_s += LOOK_EACH_S
@@ -81,12 +82,14 @@ _live: dict[asyncio.Task[Any], web.Application] = {}
 
 def last_lines(folder: Path, since: float = 0.0) -> list[dict[str, Any]]:
     """What cannot be read is left out: a file may be replaced by the next one just now."""
-    rows = (row for path in folder.glob(f"{KEPT}*") for row in _lines(path) if row["time"] > since)
+    rows = (row for path in folder.glob(f"{KEPT}*") for row in _lines(path, since) if row["time"] > since)
     return heapq.nlargest(ROWS_MAX, rows, key=itemgetter("time"))[::-1]
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, since: float) -> Iterator[dict[str, Any]]:
     try:
+        if path.stat().st_mtime < since - MTIME_S:
+            return
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES_MAX))

@@ -108,7 +108,8 @@ async def read(call: Call) -> list[dict[str, Any]]:
     try:
         async with session(call, vhost) as opened:
             count = min(body.count, GET_MESSAGES_MAX)
-            got = await opened.read(queue, count, offset, reaches.next if reaches is not None else 0)
+            begin, end = (0, 0) if reaches is None else (reaches.first, reaches.next)
+            got = await opened.read(queue, count, offset, begin, end)
     except Refused as refused:
         status = HARD_STATUS.get(refused.code, (400, "bad_request"))
         raise _refusal(refused) or ApiError(*status, refused.text) from None

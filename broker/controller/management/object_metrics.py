@@ -61,11 +61,15 @@ class _Block(NamedTuple):
 
 
 async def lines(
-    context: Context, stats: Stats, families: Iterable[str], vhosts: AbstractSet[str] | None, prefix: str
+    context: Context,
+    stats: Stats,
+    families: Iterable[str],
+    vhosts: AbstractSet[str] | None,
+    prefix: str,
+    turns: Turns,
 ) -> AsyncIterator[bytes]:
     """Exposition text of these families; those nobody knows are passed over. `vhosts` None: of all."""
     seen = [vhost for vhost in list(context.catalog.vhosts.values()) if vhosts is None or vhost.name in vhosts]
-    turns = Turns()
     of_things: Things | None = None
     blocks: list[_Block] = []
     for family in (FAMILIES[name] for name in dict.fromkeys(families) if name in FAMILIES):

@@ -86,10 +86,13 @@ class _Once:
         return iter(self._metrics)
 
 
-async def text(context: Context, endpoint: str = "aggregated") -> bytes:
-    """What does not grow with the number of queues. `endpoint`: "per-object" leaves out what is told of each queue."""
-    stats = await context.stats.now(totals_only=endpoint == "aggregated")
-    turns = Turns()
+async def text(context: Context) -> bytes:
+    """What does not grow with the number of queues."""
+    return await _text(context, await context.stats.now(totals_only=True), "aggregated", Turns())
+
+
+async def _text(context: Context, stats: Stats, endpoint: str, turns: Turns) -> bytes:
+    """`endpoint`: "per-object" leaves out what is told of each queue."""
     found = processes.rows(context)
     metrics = [*_totals(context, stats), *_identity(context, endpoint), *_alarms(context, stats, found)]
     metrics += [
@@ -108,17 +111,17 @@ async def text(context: Context, endpoint: str = "aggregated") -> bytes:
 
 
 async def per_object(context: Context) -> AsyncIterator[bytes]:
-    yield await text(context, "per-object")
     stats = await context.stats.now()
-    families = object_metrics.PER_OBJECT_FAMILIES
-    async for part in object_metrics.lines(context, stats, families, None, object_metrics.PER_OBJECT):
+    turns, families = Turns(), object_metrics.PER_OBJECT_FAMILIES
+    yield await _text(context, stats, "per-object", turns)
+    async for part in object_metrics.lines(context, stats, families, None, object_metrics.PER_OBJECT, turns):
         yield part
 
 
 async def detailed(context: Context, families: list[str], vhosts: list[str]) -> AsyncIterator[bytes]:
     yield generate_latest(_Once([*_identity(context, "detailed")]))
     stats, wanted = await context.stats.now(), set(vhosts) or None
-    async for part in object_metrics.lines(context, stats, families, wanted, object_metrics.DETAILED):
+    async for part in object_metrics.lines(context, stats, families, wanted, object_metrics.DETAILED, Turns()):
         yield part
 
 
@@ -264,7 +267,7 @@ def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
     yield from (rss, uptime, restarts, files, files_max)
     node = node_metrics.values(context, stats, found)
     for what in node_metrics.FAMILIES.values():
-        for name in what.keys() & node.keys():
+        for name in [name for name in what if name in node]:
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield kind(f"rabbitmq_{name}", what[name], value=node[name])
     names = sorted({name for process in stats.shards.values() for name in process})

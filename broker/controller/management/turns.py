@@ -11,7 +11,8 @@ REST_SHARE = 3.0  # who works long rests so many times as long as he worked: it 
 AT_ONCE_S = 0.05  # of work without a rest, where there was none for some time: a page, or what monitoring asks for
 REST_S_MIN = 0.002  # shorter ones are put together
 REST_S_MAX = 1.0  # at a time, however many work
-RESTS_S_MAX = 4.0  # of one answer: those who scrape wait 10 s
+RESTS_S_MAX = 4.0  # of one answer, and of the look at all queues it may be made of half as long: who scrapes waits 10 s
+LOOK_RESTS_S_MAX = RESTS_S_MAX / 2
 LOOP_S = 0.001  # of work between two turns of the event loop; within them the processor alone is offered
 # Who had to wait for the processor works on for this share of that time before it is offered again: where processors
 # are always wanted a long answer comes to its end, too.
@@ -41,25 +42,37 @@ class Turns:
     budget = Budget()  # the controller's one thread's
 
     def __init__(
-        self, worked: Callable[[], float] = time.thread_time, clock: Callable[[], float] = time.monotonic
+        self,
+        rests_s_max: float = RESTS_S_MAX,
+        worked: Callable[[], float] = time.thread_time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`worked`: seconds this thread has worked."""
         self._worked = worked
         self._clock = clock
         self._since = worked()
+        self._spent_s = 0.0  # before that, and not rested for
         self._offer_at = 0.0  # of `worked`
-        self.left_s = RESTS_S_MAX  # that it may still rest
+        self.left_s = rests_s_max  # that it may still rest
         self.rested_s = 0.0
         self._offer()
 
     def rest_s(self) -> float:
         """For how long to rest now."""
-        rest = min(self.budget.rest_s(self._worked() - self._since, self._clock()), self.left_s)
+        self.pause()
+        worked_s, self._spent_s = self._spent_s, 0.0
+        rest = min(self.budget.rest_s(worked_s, self._clock()), self.left_s)
         if rest < REST_S_MIN:
             return 0.0
         self.left_s -= rest
         self.rested_s += rest
         return rest
+
+    def pause(self) -> None:
+        """This answer waits for something."""
+        now = self._worked()
+        self._spent_s += now - self._since
+        self._since = now
 
     def go_on(self) -> None:
         """What others did meanwhile is theirs."""
@@ -71,7 +84,7 @@ class Turns:
         wake and sleep again, and the kernel may go back to this one, which had less than its share, and looks again
         only at the next tick. So it is asked often. Now and then the controller's other calls have their turn."""
         self._offer()
-        if self._worked() - self._since >= LOOP_S:
+        if self._spent_s + self._worked() - self._since >= LOOP_S:
             await asyncio.sleep(self.rest_s())
             self.go_on()
 
