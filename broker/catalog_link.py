@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import msgspec
 
 from broker.catalog import Catalog
-from broker.changes import AnyChange
+from broker.changes import AnyChange, is_only_more
 from broker.control import (
     CONTROL_BYTES_MAX,
     Alarmed,
@@ -391,6 +391,8 @@ class CatalogLink:
 
     def _has_changed(self, changes: list[AnyChange] | None) -> None:
         self._listener.catalog_changed(changes)
+        if is_only_more(changes):
+            return
         for gone, left in self._leaving.items():
             left.intersection_update([queue_id for queue_id in left if self.catalog.queue_by_id(queue_id) is not None])
             if not left and not gone.done():
@@ -409,7 +411,7 @@ class CatalogLink:
         self._send(ConsumersHere(self._listener.consumers_here()))
         self._sent = {number: _outlived(asked) for number, asked in self._sent.items() if not asked.answer.done()}
         for asked in list(self._sent.values()):
-            if asked.deaths > DEATHS_MAX:
+            if asked.deaths >= DEATHS_MAX:
                 self._answered(Answer(asked.ask.id, INTERNAL_ERROR, f"{DEATHS_MAX} controllers went while asked this"))
             else:
                 self._send(asked.ask)

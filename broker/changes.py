@@ -192,3 +192,10 @@ AnyChange = (
     | TopicPermissionPut | TopicPermissionDelete | ExchangePut | ExchangeDelete
     | QueuePut | QueueDelete | BindingPut | BindingDelete | ParameterPut | ParameterDelete
 )  # fmt: skip
+
+_ONLY_MORE = frozenset((BindingPut, ExchangePut, QueuePut))
+
+
+def is_only_more(changes: list[AnyChange] | None) -> bool:
+    """Whether they take nothing away and ask nothing of who is connected. None: whatever may have changed."""
+    return changes is not None and _ONLY_MORE.issuperset(map(type, changes))

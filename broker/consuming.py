@@ -436,6 +436,17 @@ class Consuming:
         )
         return [*itertools.islice(listed, UNACKED_LISTED_MAX)]
 
+    def away(self, shard: int) -> None:
+        """It is gone. What its consumers might still have taken of a limit they share is for those elsewhere, until
+        restarted() begins anew."""
+        channels: dict[Channel, None] = {}
+        for consumer in self.consumers.values():
+            if consumer.shard == shard and (consumer.lent or consumer.channel.limit):
+                self.grants.away(consumer)
+                channels[consumer.channel] = None
+        for channel in channels:
+            self.grants.share(channel)
+
     def restarted(self, shard: int) -> None:
         """The shard knows nobody any more: attach all its consumers again."""
         for consumer in self.consumers.values():

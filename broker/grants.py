@@ -116,6 +116,12 @@ class Grants:
         self.drop(part)
         self._cover_others(part)
 
+    def away(self, consumer: Consumer) -> None:
+        """Its shard is gone, and with it what it was to give. What is unsettled of that will come again."""
+        self.drop(consumer)
+        if isinstance(consumer, Part):
+            consumer.whole.turns.pop(consumer.shard, None)
+
     def settled(self, part: Part, count: int) -> None:
         """Of one that is stopped."""
         if part.lent:

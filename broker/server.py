@@ -23,7 +23,7 @@ from broker import certificates, checks, login
 from broker.amqp import ChannelException, ConnectionException
 from broker.catalog_link import CatalogLink
 from broker.certificates import Certificates
-from broker.changes import AnyChange, BindingPut, ExchangePut, ParameterPut, QueuePut
+from broker.changes import AnyChange, ParameterPut, is_only_more
 from broker.client import Client
 from broker.config import BrokerConfig, ConfigError, read_config
 from broker.consuming import Consuming
@@ -64,8 +64,6 @@ WATCHDOG_S = 2.0
 # is about the former.
 BATCH_BYTES_MIN, SHARED_BATCH_BYTES_MIN = 128 << 10, 192 << 10
 IPV4_AS_IPV6 = "::ffff:"
-# Changes that take nothing away, and that ask nothing of who is connected.
-ONLY_MORE = frozenset((BindingPut, ExchangePut, QueuePut))
 WHOLE_BROKER = -1  # in the place of a shard's number
 
 
@@ -179,8 +177,6 @@ class Door:
             self._hold_feeders()
         if self.dirty:
             self._write_out()
-        if self.borrowers:
-            self.own_deliveries()
         if self.reads.may_wait() and self.links.flush(BATCH_BYTES_MIN, SHARED_BATCH_BYTES_MIN):
             # In the turn after the next one: before, every socket is looked at.
             self.loop.call_soon(self.loop.call_soon, self._flush_held, self.reads.held)
@@ -239,6 +235,9 @@ class Door:
 
     # -- what the shards say -------------------------------------------------------------------------------
 
+    def away(self, shard: int) -> None:
+        self.consuming.away(shard)
+
     def restarted(self, shard: int) -> None:
         self._set_alarm(shard, "")
         self.consuming.restarted(shard)
@@ -292,7 +291,7 @@ class Door:
     # -- what the controller says ------------------------------------------------------------------------
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
-        only_more = changes is not None and ONLY_MORE.issuperset(map(type, changes))
+        only_more = is_only_more(changes)
         self.publishing.catalog_changed(something_went=not only_more)
         if only_more:
             return

@@ -78,13 +78,14 @@ class Events(Protocol):
     """Who hears what the shards say."""
 
     def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]) -> None: ...
+    def away(self, shard: int) -> None:
+        """Its process is gone, and all it said is heard."""
+
     def restarted(self, shard: int) -> None: ...
     def told(self, shard: int, what: wire.Control) -> None: ...
     def publish_room(self, shard: int) -> None: ...
     def receiving(self) -> None: ...
-    def received(self) -> None:
-        """As own_deliveries()."""
-
+    def received(self) -> None: ...
     def own_deliveries(self) -> None:
         """What of deliveries is still needed is copied: the memory they lie in is about to change."""
 
@@ -538,11 +539,13 @@ class ShardLinks:
             if not lane.sleep():
                 assert self._loop is not None
                 self._loop.call_soon(self._hear, link, lane)
-            self.events.received()
-            lane.let_go()
+            try:
+                self.events.received()
+            finally:
+                self._let_go(lane)
 
     def _let_go(self, lane: Lane) -> None:
-        """Of what was taken, before anything of it was written."""
+        """Of what was taken."""
         self.events.own_deliveries()
         lane.let_go()
 
@@ -615,6 +618,7 @@ class ShardLinks:
         if link.epoch == epoch:
             log.warning("shard %d is gone%s", link.shard, _nacked(self._lose_sent(link)))
             link.in_flight = sum(len(message) for message, _ in link.aside)
+            self.events.away(link.shard)
             self.events.received()
 
     def _lose_sent(self, link: ShardLink) -> int:

@@ -229,7 +229,7 @@ def test_what_ends_one_controller_after_the_other_is_not_asked_for_ever(tmp_path
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
         answer = s.link.ask(declare("trap"), "0.1.1", "u")
-        for _ in range(catalog_link.DEATHS_MAX + 1):
+        for _ in range(catalog_link.DEATHS_MAX):
             assert isinstance(await stream.hear(), Ask)
             assert not answer.done()
             stream.close()

@@ -27,12 +27,17 @@ class Heard:
     def __init__(self) -> None:
         self.deliveries: list[tuple[int, tuple[Any, ...]]] = []
         self.restarts: list[int] = []
+        self.aways: list[int] = []
         self.told_what: list[tuple[int, wire.Control]] = []
         self.room: list[int] = []
         self.something = asyncio.Event()
 
     def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int]) -> None:
         self.deliveries.append((shard, (*section[:6], bytes(section[6]))))
+
+    def away(self, shard: int) -> None:
+        self.aways.append(shard)
+        self.something.set()
 
     def restarted(self, shard: int) -> None:
         self.restarts.append(shard)
@@ -227,6 +232,13 @@ async def test_what_a_killed_shard_did_not_confirm_is_lost_and_said_so(pair: Pai
     await pair.shards[0].send(lambda *who: envelope.confirmed(*who, 2))
     await pair.heard.until(lambda: again.log)
     assert again.log == ["confirmed"]
+
+
+async def test_a_shard_that_is_gone_is_said_to_be_away_when_its_last_words_are_heard(pair: Pair) -> None:
+    await pair.shards[1].say(wire.Cancelled(1))
+    pair.shards[1].close()
+    await pair.heard.until(lambda: pair.heard.aways)
+    assert pair.heard.aways == [1] and pair.heard.told_what == [(1, wire.Cancelled(1))]
 
 
 async def test_a_confirm_of_an_older_epoch_confirms_nothing(pair: Pair) -> None:

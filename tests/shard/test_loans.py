@@ -61,10 +61,11 @@ class Bench:
         """`layout`: how many queues each shard has."""
         self.shards = [Shard() for _ in layout]
         self.settles = [Settles() for _ in layout]
+        self.links = [SimpleNamespace(epoch=1, settles=settles) for settles in self.settles]
         links: Any = SimpleNamespace(
-            links=[SimpleNamespace(epoch=1, settles=settles) for settles in self.settles],
+            links=self.links,
             tell=self.tell,
-            ack=lambda at, epoch, number, *rest: self.settles[at].ack(number, *rest),
+            ack=lambda at, epoch, number, *rest: epoch == self.links[at].epoch and self.settles[at].ack(number, *rest),
             tell_settled=self.tell_settled,
         )
         self.consuming = Consuming(links, lambda said: None)
@@ -86,10 +87,12 @@ class Bench:
             self.attach(part)
         self.given = dict.fromkeys(self.numbers, 0)
         self.on_way = 0
+        self.away: set[int] = set()
+        self.stopping: set[int] = set()
 
-    def attach(self, part: Part) -> None:
+    def attach(self, part: Part, again: Queue | None = None) -> None:
         shard = self.shards[part.shard]
-        queue = Queue(part.number, shard.store, limits_of({}))
+        queue = again or Queue(part.number, shard.store, limits_of({}))
         consumer = Consumer(queue, None, part.number, Window(ROOM), prefetch=part.prefetch, lent=True, loan=shard.loan)
         queue.attach(consumer)
         shard.parts[part.number] = consumer
@@ -117,7 +120,11 @@ class Bench:
                 shard.loan.recall(consumer, what.keep)
             shard.dirty[consumer.queue] = None
 
-        shard.heard.append(hear)
+        self.send(at, hear)
+
+    def send(self, at: int, hear: Callable[[], None]) -> None:
+        if at not in self.away:
+            self.shards[at].heard.append(hear)
 
     def tell_settled(self, at: int) -> None:
         shard, told = self.shards[at], self.settles[at].take()
@@ -134,7 +141,7 @@ class Bench:
                 shard.dirty[consumer.queue] = None
 
         if told:
-            shard.heard.append(hear)
+            self.send(at, hear)
 
     def tell_due(self) -> None:
         """As at the end of each pass."""
@@ -155,13 +162,26 @@ class Bench:
             assert first == self.given[part.number] + 1
             self.given[part.number] += count
             self.on_way -= count
-            self.channel.unacked.add(self.channel.next_tag, count, part, 1, first)
+            self.channel.unacked.add(self.channel.next_tag, count, part, self.links[part.shard].epoch, first)
             self.channel.next_tag += count
             self.channel.outstanding += count
             self.consuming.virtual.delivered(part, count)
 
         shard.said.append(hear)
-        assert self.whole.outstanding + self.on_way <= self.whole.limit
+        assert self.in_use + self.on_way <= self.whole.limit
+
+    def of_dead(self) -> int:
+        """What is unsettled of processes that are gone: it will come again, and nobody counts it any more."""
+        return sum(
+            run.last_tag + 1 - run.first_tag
+            for part in self.whole.parts.values()
+            for run in self.channel.unacked.of(part)
+            if part.shard in self.away or run.epoch != self.links[part.shard].epoch
+        )
+
+    @property
+    def in_use(self) -> int:
+        return self.whole.outstanding - self.of_dead()
 
     # -- what happens ----------------------------------------------------------------------------------------
 
@@ -181,11 +201,52 @@ class Bench:
         part.wanted = part.attached = False
         self.tell_settled(part.shard)
 
+        self.stopping.add(number)
+
         def hear() -> None:
             consumer.queue.detach(consumer, 0)
-            shard.said.append(lambda: self.consuming.grants.stopped(part))
+            shard.said.append(lambda: self.stopped(part))
 
-        shard.heard.append(hear)
+        self.send(part.shard, hear)
+
+    def stopped(self, part: Part) -> None:
+        self.stopping.remove(part.number)
+        self.consuming.grants.stopped(part)
+
+    def go_away(self, at: int) -> None:
+        """The process of a shard ends; what it had said is heard."""
+        shard = self.shards[at]
+        if at in self.away:
+            return
+        shard.heard.clear()
+        while shard.said:
+            shard.said.popleft()()
+        self.away.add(at)
+        for number in [number for number, of in self.numbers.items() if of is shard]:
+            shard.parts[number].queue.release(shard.parts[number], 0)  # for the next process all of it is ready
+        shard.said.clear()
+        shard.dirty.clear()
+        self.consuming.away(at)
+
+    def come_back(self, at: int) -> None:
+        if at not in self.away:
+            return
+        self.away.discard(at)
+        shard = self.shards[at]
+        shard.heard.clear()
+        shard.loan = Loan(lambda queue: shard.dirty.update({queue: None}))
+        self.settles[at].take()
+        self.links[at].epoch += 1
+        for number in [number for number, of in self.numbers.items() if of is shard]:
+            part = self.consuming.consumers[number]
+            assert isinstance(part, Part)
+            if number in self.stopping:
+                self.stopped(part)
+            elif part.wanted:
+                self.given[number] = 0
+                self.consuming.grants.begin(part)
+                self.attach(part, shard.parts[number].queue)
+                shard.dirty[shard.parts[number].queue] = None
 
     def door_turn(self, at: int, most: int) -> None:
         said = self.shards[at].said
@@ -208,13 +269,15 @@ class Bench:
 
     def waiting(self) -> int:
         consumers = [shard.parts[number] for number, shard in self.numbers.items()]
-        return sum(consumer.queue.ready_count for consumer in consumers if not consumer.detached)
+        return sum(consumer.queue.ready_count for consumer in consumers if not consumer.detached)  # nor away
 
 
 LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["publish", "publish", "ack", "ack one", "shard", "door", "tick", "rest", "stop"]),
+        st.sampled_from(
+            ["publish", "publish", "ack", "ack one", "shard", "door", "tick", "rest", "stop", "away", "back"]
+        ),
         st.integers(0, 60),
     ),
     max_size=60,
@@ -240,10 +303,16 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
             bench.door_turn(n % len(layout), 1 + n % 5)
         elif step == "stop":
             bench.stop(number)
+        elif step == "away":
+            bench.go_away(n % len(layout))
+        elif step == "back":
+            bench.come_back(n % len(layout))
         else:
             bench.rest()
             left_behind = sum(part.held for part in bench.whole.parts.values() if not part.wanted)
-            assert left_behind or not bench.waiting() or bench.whole.outstanding == limit
+            assert left_behind or not bench.waiting() or bench.in_use == limit
+    for at in range(len(layout)):
+        bench.come_back(at)
     while True:
         bench.rest()
         if not bench.channel.unacked.count:
@@ -334,3 +403,19 @@ def test_what_parts_of_one_shard_hold_counts_when_they_all_stop_at_once() -> Non
     bench.stop(102)
     bench.rest()  # the limit is checked with each delivery
     assert bench.whole.outstanding == 4
+
+
+def test_what_a_dead_shard_was_lent_is_for_the_others_until_it_is_back() -> None:
+    bench = Bench([1, 1, 1], 90)
+    for number, shard in bench.numbers.items():
+        shard.publish(number, 2000)
+    bench.rest()
+    given_by_turns(bench, 4)
+    bench.go_away(1)
+    bench.rest()
+    turns = given_by_turns(bench, 6)
+    assert all(sum(turn) == 90 for turn in turns[1:])
+    bench.come_back(1)
+    bench.rest()
+    turns = given_by_turns(bench, 9)
+    assert min(map(sum, zip(*turns, strict=True))) > 0
