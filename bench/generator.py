@@ -78,14 +78,19 @@ def measure(target: Target, options: list[str], seconds: float, overtime_s: floa
 def started(target: Target, options: list[str], seconds_max: float) -> Iterator[subprocess.Popen[str]]:
     command = [str(GENERATOR), "--url", target.url, "--json", "--marks", *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    limit = threading.Timer(seconds_max, process.kill)
-    limit.start()
+    limits = [
+        threading.Timer(seconds_max, process.terminate),  # then it takes its queues away
+        threading.Timer(seconds_max + END_S_MAX, process.kill),
+    ]
+    for limit in limits:
+        limit.start()
     try:
         yield process
         process.wait()
     finally:
-        limit.cancel()
-        process.terminate()  # then it takes its queues away
+        for limit in limits:
+            limit.cancel()
+        process.terminate()
         try:
             process.communicate(timeout=END_S_MAX)
         except subprocess.TimeoutExpired:

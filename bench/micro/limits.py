@@ -37,7 +37,7 @@ def cpu_each(seconds: float, act: Callable[[], int]) -> float:
     best = float("inf")
     for _ in range(ROUNDS):
         done, until, since = 0, time.perf_counter() + seconds / ROUNDS, time.thread_time_ns()
-        while time.perf_counter() < until:
+        while not done or time.perf_counter() < until:
             done += act()
         best = min(best, (time.thread_time_ns() - since) / done)
     return best

@@ -43,6 +43,8 @@ class Nowhere:
         count = max(1, min(len(entries), bytes_max // BODY_BYTES))
         return self.blob * count, array("I", [BODY_BYTES]) * count
 
+    look = read
+
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         pass
 

@@ -47,6 +47,7 @@ class Links:
     def __init__(self) -> None:
         self.packer = packer.Packer(SHARDS)
         self._batch = 0
+        self.vhost = "/"
 
     def use_vhost(self, vhost: str) -> None:
         assert vhost == "/"
