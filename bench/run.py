@@ -28,7 +28,7 @@ from brokers import OWN_NAME, ROOT, own_broker, port_of, server_properties, supe
 from generator import OVERTIME_S_MAX, Figures, RunFailed, Target, build_generator, measure
 from load.families import BY_NAME, FAMILIES
 from load.scenarios import SCENARIOS, SMOKE, Scenario
-from recovery import recovered, recovered_own
+from recovery import anew, recovered, recovered_own
 
 RESULTS = Path(__file__).parent / "results"
 COUNTED_S_MAX = 900.0  # of a run that ends when its work is done, with a slow peer
@@ -130,7 +130,8 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
     """By broker: figures of each run, their medians and spread.
 
     This broker is fresh for every scenario, and for every run that measures memory: what an earlier run left warm
-    would be missing from what the next one adds. A broker given by URL is taken as it is.
+    would be missing from what the next one adds, and so is a peer then that is started again when it ends. Any other
+    broker given by URL is taken as it is.
     """
     others = peers(arguments) if scenario.peers else []
     found: dict[str, dict[str, Any]] = {}
@@ -139,6 +140,8 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
     rounds = [1] * arguments.runs if scenario.kind == "memory" else [arguments.runs]
     for runs in rounds:
         with own(arguments) as itself:
+            if scenario.kind == "memory":
+                others = [anew(peer) if peer.name in arguments.peer_restarts else peer for peer in others]
             for target in [itself, *others] * runs:
                 taken = found.setdefault(target.name, {"runs": [], "failures": [], "load_average": []})
                 run_once(target, scenario, arguments, taken)
