@@ -156,12 +156,15 @@ class Client(ChannelWork):
                 if self._paused:
                     self.resume(PAUSE_TURN)
                 break
-            turn -= NOTHING_EVENTS if isinstance(event, Nothing) else 1
-            things += things_in(event)
+            turn -= 1
             try:
                 if isinstance(event, Publishes) and not self.lost:
+                    things += event.count
                     self._on_publishes(event)
                 else:
+                    if isinstance(event, Nothing):
+                        turn -= NOTHING_EVENTS - 1
+                    things += things_in(event)
                     self._handle(event)
             except (ChannelException, ConnectionException) as error:
                 self.fail(error, 0)
