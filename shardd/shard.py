@@ -80,7 +80,8 @@ class Shard(Controls):
         held = peer.hold(batch) if wanted else None
         if not known:
             return  # all its queues were deleted meanwhile
-        store: Store = known[0].store  # type: ignore[assignment] # queues were made with a Store of ours
+        first = known[0]
+        store: Store = first.store  # type: ignore[assignment] # queues were made with a Store of ours
         refused: set[int] | None = None
         origins: Sequence[int] | None = None
         try:
@@ -88,7 +89,7 @@ class Shard(Controls):
                 arrivals, refused, origins, streamed = self._append(store, records, known, len(ids) == 1, in_sequence)
                 needs_sync = needs_sync or streamed
             else:
-                arrivals = store.append(records, _may_refuse(known))
+                arrivals = store.append(records, first.may_refuse if len(known) == 1 else _may_refuse(known))
                 self._dirty_stores.add(store)
         except self._no_room:
             if held is not None:
@@ -101,7 +102,7 @@ class Shard(Controls):
             if held is not None:
                 held.sync = self._syncs_begun + 1
         for arrival in arrivals:
-            queue = self.queues.get(arrival.queue_id)
+            queue = first if arrival.queue_id == first.id else self.queues.get(arrival.queue_id)
             if queue is None:
                 store.settle(arrival.queue_id, arrival.entries, False)
                 continue
@@ -401,4 +402,4 @@ class Shard(Controls):
 
 def _may_refuse(queues: list[Queue]) -> bool:
     """Whether some of them may."""
-    return queues[0].may_refuse if len(queues) == 1 else any(queue.may_refuse for queue in queues)
+    return any(queue.may_refuse for queue in queues)

@@ -313,11 +313,13 @@ class Queue(Backlog):
             unacked.loan.take(self, count)
         self.ready_bytes -= body_bytes
         self.counters.delivered += count
-        if taker.no_ack:
-            self._forget(entries)
-        else:
+        if not taker.no_ack:
             self.unacked_count += count
             self.unacked_bytes += body_bytes
+            return
+        self.store.settle(self.id, entries, self.durable)
+        if self._facts:
+            self._forget_facts()
 
     def _deliver_again(self, taker: Consumer, number: int, entries: array[int], blob: Blob, outlet: Outlet) -> None:
         count = len(entries)
