@@ -124,10 +124,11 @@ class Client(ChannelWork):
     # -- in ---------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
-        self.door.begin_pass()
+        door = self.door
+        door.begin_pass()
         if self.lost or self._paused:  # meanwhile
             return
-        buffer = self.door.read_buffer
+        buffer = door.read_buffer
         try:
             count = self.sock.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
@@ -139,11 +140,11 @@ class Client(ChannelWork):
             self.disconnect()
             return
         if count >= FULL_READ_BYTES:
-            self.door.read_was_large(count == len(buffer))
+            door.read_was_large(count == len(buffer))
         else:
-            self.door.reads.short += 1
+            door.reads.short += 1
         self.received_bytes += count
-        self.last_received = self.door.now
+        self.last_received = door.now
         self.amqp.receive_data(buffer[:count])
         self._handle_events()
 
@@ -156,12 +157,15 @@ class Client(ChannelWork):
                 if self._paused:
                     self.resume(PAUSE_TURN)
                 break
-            turn -= NOTHING_EVENTS if isinstance(event, Nothing) else 1
-            things += things_in(event)
+            turn -= 1
             try:
                 if isinstance(event, Publishes) and not self.lost:
+                    things += event.count
                     self._on_publishes(event)
                 else:
+                    if isinstance(event, Nothing):
+                        turn -= NOTHING_EVENTS - 1
+                    things += things_in(event)
                     self._handle(event)
             except (ChannelException, ConnectionException) as error:
                 self.fail(error, 0)

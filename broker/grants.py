@@ -150,7 +150,7 @@ class Grants:
                     others = True
                     moved += self._lower(part, room)
         if whose is not None:
-            links[whose.shard].settles.due = True
+            links[whose.shard].settles.fall_due()
             if others:
                 self._take_turn(whose, moved)
 

@@ -22,14 +22,15 @@ Stream = socket.socket | TlsSocket
 
 
 class Output:
-    """In order. `pending`: bytes not yet taken by the kernel; `written`: bytes that were, in all."""
+    """In order. `pending`: bytes not yet taken by the kernel; `written`: bytes that were, in all; `due`: credits
+    that wait for that."""
 
-    __slots__ = ("_borrows", "_chunks", "_due", "_has_room", "pending", "written")
+    __slots__ = ("_borrows", "_chunks", "_has_room", "due", "pending", "written")
 
     def __init__(self) -> None:
         self._chunks: deque[bytes | memoryview] = deque()
         self._borrows = False  # some chunks are views of what is not ours
-        self._due: deque[tuple[int, int, int, int]] = deque()  # (bytes written by then, shard, its epoch, credit)
+        self.due: deque[tuple[int, int, int, int]] = deque()  # (bytes written by then, shard, its epoch, credit)
         self._has_room: asyncio.Event | None = None  # somebody waits for it
         self.pending = 0
         self.written = 0
@@ -42,14 +43,14 @@ class Output:
         """`credit` is due to `shard` when all that was added so far is written."""
         self._chunks.append(data)
         self.pending += len(data)
-        self._due.append((self.written + self.pending, shard, epoch, credit))
+        self.due.append((self.written + self.pending, shard, epoch, credit))
 
     def add_parts_then_credit(self, parts: list[bytes | memoryview], shard: int, epoch: int, credit: int) -> None:
         """As one; they are not copied before own()."""
         self._borrows = True
         self._chunks.extend(parts)
         self.pending += sum(map(len, parts))
-        self._due.append((self.written + self.pending, shard, epoch, credit))
+        self.due.append((self.written + self.pending, shard, epoch, credit))
 
     def write(self, sock: Stream) -> bool:
         """As much as the kernel takes; whether that was all. Raises OSError when the connection is gone."""
@@ -79,9 +80,9 @@ class Output:
 
     def take_credits(self) -> list[tuple[int, int, int]]:
         """(shard, epoch, credit) that became due."""
-        due: list[tuple[int, int, int]] = []
-        while self._due and self._due[0][0] <= self.written:
-            due.append(self._due.popleft()[1:])
+        waiting, due = self.due, []
+        while waiting and waiting[0][0] <= self.written:
+            due.append(waiting.popleft()[1:])
         return due
 
     def _drop(self, count: int) -> None:

@@ -194,6 +194,8 @@ class Publishing:
             if confirms and links.packer.in_sequence:
                 confirms.in_sequence = True
             self._account(client, channel, packed - at)
+        if why == packer.DONE:
+            return packed
         if why == packer.UNKNOWN:
             try:
                 self._learn(scope, line_of(event, packed))

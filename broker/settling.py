@@ -36,12 +36,23 @@ def acks_together(prefetch: int, counts_keys: bool) -> int:
     return min(ACKS_TOGETHER_MAX, max(1, prefetch // 2)) if prefetch else ACKS_TOGETHER_MAX
 
 
+class Due:
+    """Which shards (bit mask) are to be told something at the end of this pass, settles or else."""
+
+    __slots__ = ("shards",)
+
+    def __init__(self) -> None:
+        self.shards = 0
+
+
 class Settles:
     """Of one shard, in the order in which they came; neighbouring acks of a consumer are one. `due`: not to wait."""
 
-    __slots__ = ("_last_range", "_lent", "_lowered", "_room", "_waited", "due", "ranges")
+    __slots__ = ("_due_all", "_last_range", "_lent", "_lowered", "_room", "_shard", "_waited", "due", "ranges")
 
-    def __init__(self) -> None:
+    def __init__(self, shard: int = 0, due: Due | None = None) -> None:
+        self._shard = 1 << shard
+        self._due_all = Due() if due is None else due
         self.ranges: list[Settle] = []
         self._last_range: dict[int, int] = {}  # of acks, by consumer
         self._room: dict[int, int] = {}  # that acks make, by consumer or by the virtual consumer it is a part of
@@ -53,9 +64,13 @@ class Settles:
     def __bool__(self) -> bool:
         return bool(self.ranges or self._lent or self._lowered)
 
+    def fall_due(self) -> None:
+        self.due = True
+        self._due_all.shards |= self._shard
+
     def add(self, consumer: int, kind: int, first: int, last: int) -> None:
         self.ranges.append((consumer, kind, first, last))
-        self.due = True
+        self.fall_due()
 
     def ack(self, consumer: int, first: int, last: int, together: int, whole: int = 0) -> None:
         """`together`: so many do not wait for more; of this consumer, or of all parts of `whole`."""
@@ -68,7 +83,7 @@ class Settles:
         who = whole or consumer
         room = self._room[who] = self._room.get(who, 0) + last + 1 - first
         if room >= together or len(self.ranges) >= RANGES_MAX:
-            self.due = True
+            self.fall_due()
 
     def take(self) -> list[Settle]:
         """All there is to tell, now."""
@@ -118,4 +133,4 @@ class Settles:
 
     def lend(self, part: int, count: int) -> None:
         self._lent[part] = self._lent.get(part, 0) + count
-        self.due = True
+        self.fall_due()

@@ -25,7 +25,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from broker.changes import QueuePut
 from broker.config import BrokerConfig
-from broker.settling import ACKS_WAIT_S, Settles
+from broker.settling import ACKS_WAIT_S, Due, Settles
 from shardd.wire import codec, envelope, packer
 from shardd.wire import messages as wire
 from shardd.wire.histogram import Histogram
@@ -93,7 +93,7 @@ class Events(Protocol):
 class ShardLink:
     """One shard, as seen from here."""
 
-    def __init__(self, shard: int, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, shard: int, socket: zmq.Socket[bytes], due: Due) -> None:
         self.shard = shard
         self.socket = socket
         self.lane: Lane | None = None
@@ -106,10 +106,11 @@ class ShardLink:
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()
         self.gathering: list[Unconfirmed] = []  # those of the batch being packed
         self.aside: list[tuple[bytes, list[Unconfirmed]]] = []  # batches made while it was away
-        self.settles = Settles()
+        self.settles = Settles(shard, due)
         self.credits: dict[int, int] = {}
         self.credit_due = False
         self.rings_full = 0  # of lanes that are no more
+        self.handlers: dict[envelope.Message, Handler] = {}  # in this epoch, by how the message begins
 
     def send(self, message: envelope.Parts) -> None:
         if self.lane is not None:
@@ -130,6 +131,9 @@ class ShardLink:
         return bool(self.gathering or any(batch for _, batch in self.aside))
 
 
+Handler = Callable[[ShardLink, envelope.Message], None]
+
+
 class ShardLinks:
     """All shards of this host. `peer`: this front door's number; `incarnation`: of this process."""
 
@@ -142,7 +146,8 @@ class ShardLinks:
         self._inbox = self._socket(zmq.PULL)
         self._endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"
         self._runtime_dir = config.runtime_dir
-        self.links = [ShardLink(shard, self._socket(zmq.PUSH)) for shard in range(config.shards)]
+        self._due = Due()
+        self.links = [ShardLink(shard, self._socket(zmq.PUSH), self._due) for shard in range(config.shards)]
         self.vhost = ""  # whose publishes the packer holds
         self._batch_messages, self._batch_bytes = Histogram(), Histogram()
         self._requests: dict[int, tuple[int, wire.Message, asyncio.Future[wire.Control]]] = {}
@@ -153,7 +158,7 @@ class ShardLinks:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bells = select.epoll()  # of all lanes
         self._bells_fd = self._bells.fileno()
-        self._handlers: dict[int, Callable[[ShardLink, envelope.Message], None]] = {
+        self._handlers: dict[int, Handler] = {
             wire.DELIVER: self._on_deliver,
             wire.CONFIRMED: self._on_confirmed,
             wire.CREDIT: self._on_credit,
@@ -336,20 +341,25 @@ class ShardLinks:
         sum_now = link.credits[connection] = link.credits.get(connection, 0) + count
         if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
             link.credit_due = True
+            self._due.shards |= 1 << shard
 
     def flush(self, batch_bytes_min: int = 0, shared_bytes_min: int = 0) -> bool:
         """Send what this pass of the loop has gathered. Whether there are batches left that are smaller than that, or
         where several shards have some than `shared_bytes_min`, and have nothing else to leave with them."""
-        packed = self.packer.waiting()
+        packed, due = self.packer.waiting(), self._due.shards
+        shards = packed | due
+        if not shards:
+            return False
+        self._due.shards = 0
         if packed & (packed - 1):
             batch_bytes_min = shared_bytes_min
         left = False
-        for link in self.links:
-            is_packed = packed >> link.shard & 1
-            is_due = link.settles.due or link.credit_due
-            if is_due or (is_packed and self.packer.pending(link.shard) >= batch_bytes_min):
-                self._flush_link(link)
-            elif is_packed:
+        while shards:
+            shard = shards.bit_length() - 1
+            shards ^= 1 << shard
+            if not batch_bytes_min or due >> shard & 1 or self.packer.pending(shard) >= batch_bytes_min:
+                self._flush_link(self.links[shard])
+            else:
                 left = True
         return left
 
@@ -432,9 +442,11 @@ class ShardLinks:
     def crowded(self, shards: int) -> list[int]:
         """Those of the shards (bit mask) whose feeders must wait."""
         found = []
-        for link in self.links:
-            if shards >> link.shard & 1 and link.in_flight + self.packer.pending(link.shard) >= PUBLISH_WINDOW_BYTES:
-                found.append(link.shard)
+        while shards:
+            shard = shards.bit_length() - 1
+            shards ^= 1 << shard
+            if self.links[shard].in_flight + self.packer.pending(shard) >= PUBLISH_WINDOW_BYTES:
+                found.append(shard)
         return found
 
     # -- in --------------------------------------------------------------------------------------------------
@@ -477,8 +489,12 @@ class ShardLinks:
 
     def _take_all(self, link: ShardLink, messages: list[envelope.Message]) -> None:
         for message in messages:
-            kind, _, _, epoch, _ = envelope.read(message)
             try:
+                handle = link.handlers.get(message[: wire.HEADER_BYTES])
+                if handle is not None:
+                    handle(link, message)
+                    continue
+                kind, _, _, epoch, _ = envelope.read(message)
                 if epoch == link.epoch or kind == wire.CONTROL:
                     self._handlers[kind](link, message)
             except Exception:
@@ -595,6 +611,8 @@ class ShardLinks:
         first_time = link.epoch == 0
         lost = self._lose_sent(link)
         link.epoch = epoch
+        who = (self.peer, self.incarnation, epoch, link.shard)
+        link.handlers = {envelope.header(kind, *who): handle for kind, handle in self._handlers.items()}
         link.away_since, link.nacking, link.stalled = None, False, False
         link.in_flight = 0
         link.settles.take()

@@ -174,18 +174,22 @@ class Transport(ABC):
             self.pause(PAUSE_OUTPUT)
 
     def _write_out(self) -> None:
+        output, door = self.output, self.door
         try:
-            all_out = self.output.write(self.sock)
+            all_out = output.write(self.sock)
         except OSError:
             self.disconnect()
             return
-        self.last_sent = self.door.now
-        for shard, epoch, credit in self.output.take_credits():
-            self.door.links.credit(shard, epoch, self.id, credit)
-        if not all_out and not self._writing:
+        self.last_sent = door.now
+        if output.due:
+            for shard, epoch, credit in output.take_credits():
+                door.links.credit(shard, epoch, self.id, credit)
+        if all_out:
+            return
+        if not self._writing:
             self._writing = True
-            self.door.loop.add_writer(self.fd, self._writable)
-        if self.output.pending > OUT_BYTES_MAX:
+            door.loop.add_writer(self.fd, self._writable)
+        if output.pending > OUT_BYTES_MAX:
             self.pause(PAUSE_OUTPUT)
 
     def _writable(self) -> None:

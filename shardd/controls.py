@@ -435,8 +435,10 @@ class Controls(ABC):
         return list(closed)
 
     def _settle(self, queue: Queue, kind: int, entries: array[int], size: int) -> None:
-        act = (queue.ack, queue.reject, queue.requeue, queue.give_back)[kind]
-        act(entries, size)
+        if kind == m.ACK:
+            queue.ack(entries, size)
+        else:
+            (queue.reject, queue.requeue, queue.give_back)[kind - 1](entries, size)
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
         if kind != m.ACK or queue.turns is None or not queue.consumers.all[0].lent:  # else the loan wakes who is next
             self._dirty[queue] = None

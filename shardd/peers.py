@@ -50,7 +50,7 @@ class Peer:
         self.endpoint = endpoint
         self.held: deque[Held] = deque()
         self.taken = 0  # bytes of publishes since the last credit
-        self.has_news = False  # whether `take` has something, but for confirms
+        self.has_news = False  # whether `take` has something, but for confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}
         self._loans: WeakValueDictionary[int, Loan] = WeakValueDictionary()  # as long as some part uses them
@@ -91,12 +91,6 @@ class Peer:
         (self._told_after if after_deliveries else self._told).append(message)
         self.has_news = True
 
-    def took(self, count: int) -> None:
-        """Bytes of publishes."""
-        self.taken += count
-        if self.taken >= PUBLISH_CREDIT_BYTES:
-            self.has_news = True
-
     def confirm(self, syncs_ended: int) -> None:
         """Batches in their order, as far as their syncs have ended."""
         batch = 0
@@ -113,20 +107,19 @@ class Peer:
     def take(self, outgoing: list[Outgoing]) -> None:
         """All there is to send, added to `outgoing`."""
         self.has_news = False
-        messages = self._told
+        endpoint = self.endpoint
         if self.taken >= PUBLISH_CREDIT_BYTES:
-            messages.append(envelope.credit(*self._who, [(0, self.taken)]))
+            self._told.append(envelope.credit(*self._who, [(0, self.taken)]))
             self.taken = 0
+        if self._told:
+            outgoing += [Outgoing(endpoint, message) for message in self._told]
+            self._told.clear()
         deliveries = self.writer.take_parts()
         if deliveries is not None:
-            messages.append(deliveries)
+            outgoing.append(_new_tuple(Outgoing, (endpoint, deliveries)))
         if self._told_after:
-            messages += self._told_after
-            self._told_after = []
-        endpoint = self.endpoint
-        for message in messages:
-            outgoing.append(_new_tuple(Outgoing, (endpoint, message)))
-        messages.clear()
+            outgoing += [_new_tuple(Outgoing, (endpoint, message)) for message in self._told_after]
+            self._told_after.clear()
 
 
 def refused_runs(

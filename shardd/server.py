@@ -335,7 +335,7 @@ class Server:
         ready = False
         while not self._draining and not signals.stop:
             self._turn(signals)
-            if self.shard.ready and not ready:
+            if not ready and self.shard.ready:
                 ready = True
                 self._board.show()
                 notify.ready()
@@ -382,7 +382,8 @@ class Server:
                 self._sync_here()
                 self._send_all(self.shard.turn_end(now))
         else:
-            self._begin_sync()
+            if self.shard.wants_sync:
+                self._begin_sync()
             self._send_all(self.shard.turn_end(now))
 
     def _wait(self) -> list[tuple[int, int]]:

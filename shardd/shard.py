@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 
 from shardd.controls import Controls
-from shardd.peers import Outgoing, Peer, refused_runs
+from shardd.peers import PUBLISH_CREDIT_BYTES, Outgoing, Peer, refused_runs
 from shardd.queues import Arrival, Consumer, Queue, Reader, StreamQueue
 from shardd.stores import Home, NoRoom, Screened, Store, Sync, SyncJob
 from shardd.upkeep import Step
@@ -26,8 +25,6 @@ QUEUE_PASS_BYTES = 256 << 10
 DELIVERY_TURN_BYTES = 1 << 20
 # Timers looked at in one turn.
 TIMERS_PER_TURN = 1000
-
-_may_refuse = attrgetter("may_refuse")
 
 
 class Shard(Controls):
@@ -74,18 +71,56 @@ class Shard(Controls):
             self._on_join(head, join.endpoint, now)
 
     def _on_publish(self, peer: Peer, message: envelope.Message, now: int) -> None:
-        publish = codec.read_publish(message)
+        batch, messages, wanted, needs_sync, in_sequence, records, ids = codec.read_publish(message)
         size = len(message)
-        peer.took(size)
-        self.batch_messages.add(publish.messages)
+        peer.taken += size
+        self.batch_messages.add(messages)
         self.batch_bytes.add(size)
-        in_sequence, records = publish.in_sequence, publish.records
-        ids = publish.queue_ids
         known = self.queues.named(ids)
-        held = peer.hold(publish.batch) if publish.wanted else None
+        held = peer.hold(batch) if wanted else None
         if not known:
             return  # all its queues were deleted meanwhile
-        store: Store = known[0].store  # type: ignore[assignment] # queues were made with a Store of ours
+        first = known[0]
+        store: Store = first.store  # type: ignore[assignment] # queues were made with a Store of ours
+        refused: set[int] | None = None
+        origins: Sequence[int] | None = None
+        try:
+            if in_sequence or self.streams.queues:
+                arrivals, refused, origins, streamed = self._append(store, records, known, len(ids) == 1, in_sequence)
+                needs_sync = needs_sync or streamed
+            else:
+                arrivals = store.append(records, first.may_refuse if len(known) == 1 else _may_refuse(known))
+                self._dirty_stores.add(store)
+        except self._no_room:
+            if held is not None:
+                held.refused = refused_runs(message, range(messages), unnumbered=True)
+            # Publishes without confirms would be lost in silence: let the front doors hold them back.
+            self.set_alarm(m.LOW_ON_DISK)
+            return
+        if needs_sync:
+            self._sync_wanted = True
+            if held is not None:
+                held.sync = self._syncs_begun + 1
+        for arrival in arrivals:
+            queue = first if arrival.queue_id == first.id else self.queues.get(arrival.queue_id)
+            if queue is None:
+                store.settle(arrival.queue_id, arrival.entries, False)
+                continue
+            turned_away = queue.publish(arrival, now)
+            if turned_away:
+                refused = refused or set()
+                refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
+            if queue.consumers.all or not queue.is_asleep:
+                self._dirty[queue] = None
+        if refused and held is not None:
+            held.refused = refused_runs(message, sorted(refused))
+
+    def _append(
+        self, store: Store, records: memoryview, known: list[Queue], alone: bool, in_sequence: bool
+    ) -> tuple[Sequence[Arrival], set[int], Sequence[int] | None, bool]:
+        """Where there are streams, or messages that say their place in what a producer sends. What arrived, which of
+        the batch were refused, which of it each that arrived was (None: all did), and whether a stream has some: its
+        readers wait for the sync, too."""
         streams = self.streams.among(known) if self.streams.queues else ()
         stored = len(streams) < len(known)
         screened = self._screen(store, records, known) if in_sequence and stored else None
@@ -93,39 +128,19 @@ class Shard(Controls):
         refused: set[int] = set()
         try:
             if streams:
-                refused = self.streams.append(streams, records, alone=len(ids) == 1, in_sequence=in_sequence)
+                refused = self.streams.append(streams, records, alone=alone, in_sequence=in_sequence)
             if stored:
-                indexes = known[0].may_refuse if len(known) == 1 else any(map(_may_refuse, known))
                 kept = records if screened is None else screened.records
-                arrivals = store.append(kept, indexes=indexes, in_sequence=in_sequence)
+                arrivals = store.append(kept, _may_refuse(known), in_sequence)
                 self._dirty_stores.add(store)
         except self._no_room:
             if screened is not None:
                 store.unscreen()
-            if held is not None:
-                held.refused = refused_runs(message, range(publish.messages), unnumbered=True)
-            # Publishes without confirms would be lost in silence: let the front doors hold them back.
-            self.set_alarm(m.LOW_ON_DISK)
-            return
-        if held is not None and (publish.needs_sync or streams):
-            held.sync = self._syncs_begun + 1
-        if publish.needs_sync or streams:  # a stream's readers wait for it, too
-            self._sync_wanted = True
-        origins = None
-        if screened is not None:
-            refused.update(screened.refused)
-            origins = screened.origins
-        for arrival in arrivals:
-            queue = self.queues.get(arrival.queue_id)
-            if queue is None:
-                store.settle(arrival.queue_id, arrival.entries, False)
-                continue
-            if turned_away := queue.publish(arrival, now):
-                refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
-            if queue.consumers.all or not queue.is_asleep:
-                self._dirty[queue] = None
-        if refused and held is not None:
-            held.refused = refused_runs(message, sorted(refused))
+            raise
+        if screened is None:
+            return arrivals, refused, None, bool(streams)
+        refused.update(screened.refused)
+        return arrivals, refused, screened.origins, bool(streams)
 
     def _screen(self, store: Store, records: memoryview, known: list[Queue]) -> Screened:
         """Of messages that say their place in what a producer sends, those that are new to their queues. What a queue
@@ -197,7 +212,7 @@ class Shard(Controls):
         for peer in self.peers.values():
             if peer.held:
                 peer.confirm(self._syncs_ended)
-            if peer.has_news:
+            if peer.has_news or peer.taken >= PUBLISH_CREDIT_BYTES:
                 peer.take(outgoing)
         return outgoing
 
@@ -218,8 +233,7 @@ class Shard(Controls):
     def deliver(
         self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes | memoryview
     ) -> None:
-        peer = consumer.peer
-        assert isinstance(peer, Peer)
+        peer: Peer = consumer.peer  # type: ignore[assignment] # consumers were attached by a Peer
         self._given += len(blob)
         peer.has_news = True
         connection, channel, number = consumer.connection, consumer.channel, consumer.number
@@ -245,15 +259,15 @@ class Shard(Controls):
         consumer.peer.tell(m.Passed(consumer.number, offset), after_deliveries=True)
 
     def _serve(self, now: int) -> None:
-        self._given = 0
-        while self._dirty and self._given < DELIVERY_TURN_BYTES:
-            queue = next(iter(self._dirty))
-            del self._dirty[queue]
+        dirty = self._dirty
+        self._given = before = 0
+        while dirty and before < DELIVERY_TURN_BYTES:
+            queue = next(iter(dirty))
+            del dirty[queue]
             if queue.deleted:
                 continue
-            before = self._given
             if queue.deliver(now, self, QUEUE_PASS_BYTES):
-                self._dirty[queue] = None
+                dirty[queue] = None
                 if self._given == before:  # letting go takes its time, too
                     self._given += QUEUE_PASS_BYTES
             if queue.is_watched:
@@ -261,6 +275,7 @@ class Shard(Controls):
             due = queue.next_due()
             if due is not None:
                 self._set_timer(queue, due)
+            before = self._given
 
     def _watch(self, queue: Queue, now: int) -> None:
         """What goes back to it from consumers that are too slow, and what leaves it for its dead-letter exchange."""
@@ -383,3 +398,8 @@ class Shard(Controls):
             except Exception as error:  # one store's trouble must not cost the others theirs
                 troubles.append(error)
         return troubles + self.streams.abandon()
+
+
+def _may_refuse(queues: list[Queue]) -> bool:
+    """Whether some of them may."""
+    return any(queue.may_refuse for queue in queues)

@@ -29,7 +29,7 @@ class Store(QueueStore, Protocol):
         self, queue_ids: Collection[int], timed: Collection[int] = (), progress: Progress | None = None
     ) -> Mapping[int, Arrival]: ...
     def append(
-        self, records: bytes | bytearray | memoryview, *, indexes: bool = False, in_sequence: bool = False
+        self, records: bytes | bytearray | memoryview, indexes: bool = False, in_sequence: bool = False
     ) -> Sequence[Arrival]: ...
     def screen(self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]) -> Screened:
         """What of records IN_SEQUENCE is to be appended."""

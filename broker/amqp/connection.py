@@ -176,12 +176,12 @@ class Connection:
 
     def next_event(self) -> Event | None:
         for _ in range(EVENTLESS_FRAMES_MAX):
-            if self._out_of_step or self._state is _CLOSED:
-                self._drop_read()
-                return None
             have = len(self._buffer) - self._at
             if not have and self._next is None:
                 self._buffer, self._at, self._needed = _UNREAD, 0, 0
+                return None
+            if self._out_of_step or self._state is _CLOSED:
+                self._drop_read()
                 return None
             if (not have or have < self._needed) and not self._has(self._needed):
                 return None

@@ -337,12 +337,17 @@ class Backlog:
         if self.departures is None:
             self.departures = Departures()
         self.departures.add(entries, reason)
-        if self._facts and not self.ready_count and not self.unacked_count and self._behind is None:
-            self._facts = None
+        if self._facts:
+            self._forget_facts()
 
     def _forget(self, entries: array[int]) -> None:
         self.store.settle(self.id, entries, self.durable)
-        if self._facts and not self.ready_count and not self.unacked_count and self._behind is None:
+        if self._facts:
+            self._forget_facts()
+
+    def _forget_facts(self) -> None:
+        """When there is no message left to have one."""
+        if not self.ready_count and not self.unacked_count and self._behind is None:
             self._facts = None
 
     def purge(self) -> int:

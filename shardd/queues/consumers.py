@@ -272,6 +272,8 @@ class Consumer:
         self.limited = limited and not lent
         if begins_anew:
             self.grants, self.asked, self.recalled = 0, False, None
+        if limited or lent:
+            self.queue.consumers.borrow = True
         if lent and self.loan is not None:
             self.lent = True
             self.loan.asked = False
@@ -299,14 +301,16 @@ class Consumer:
 class Consumers:
     """The attached consumers of one queue."""
 
-    __slots__ = ("_levels", "affinity", "all", "paused", "single_active")
+    __slots__ = ("_levels", "_only", "affinity", "all", "borrow", "paused", "single_active")
 
     def __init__(self, single_active: bool = False, paused: bool = False) -> None:
         self.affinity = False  # one of them asked for it
+        self.borrow = False  # one of them may get deliveries for grants, or what it was lent
         self.single_active = single_active
         self.paused = paused
         self.all: list[Consumer] = []  # by arrival
         self._levels: list[list[Consumer]] = []  # by priority, highest first; each begins with whose turn it is
+        self._only: list[Consumer] | None = None  # the one that may be given something, where there is one
 
     def __len__(self) -> int:
         return len(self.all)
@@ -343,15 +347,20 @@ class Consumers:
     def _arrange(self) -> None:
         """Who may be given something."""
         self.affinity = any(consumer.affinity for consumer in self.all)
+        self.borrow = any(consumer.limited or consumer.lent for consumer in self.all)
         levels: dict[int, list[Consumer]] = {}
         allowed = [] if self.paused else self.all[:1] if self.single_active else self.all
         for consumer in allowed:
             levels.setdefault(consumer.priority, []).append(consumer)
         self._levels = [levels[priority] for priority in sorted(levels, reverse=True)]
+        self._only = self._levels[0] if len(allowed) == 1 else None
 
     def takers(self) -> list[Consumer]:
         """Those of the highest level that has some with room, whose turn it is first; good until one is added, removed
         or took something."""
+        only = self._only
+        if only is not None:
+            return only if only[0].room() > 0 else []
         for level in self._levels:
             if len(level) == 1:
                 if level[0].room() > 0:

@@ -142,6 +142,7 @@ class Queue(Backlog):
         given = 0
         if self._resting is not None:
             self._wake(now)
+        consumers = self.consumers
         # What goes this very millisecond (a ttl of 0) may still be handed out directly.
         if self._facts and not self.expire(now - 1, EXPIRED_MAX):
             return True
@@ -150,12 +151,13 @@ class Queue(Backlog):
         while self.ready_count:
             if turns is not None and self.head() >= until:
                 break
-            takers = self.consumers.takers()
+            takers = consumers.takers()
             if not takers:
                 break
             if given >= bytes_max:
                 return True
-            level = self._levels[0] if len(self._levels) == 1 else self._first_level()
+            levels = self._levels
+            level = levels[0] if len(levels) == 1 else self._first_level()
             if self._keys is not None:
                 dealt = self._deal_by_key(self._keys, takers, level, bytes_max - given, outlet, now)
                 if not dealt:
@@ -172,10 +174,8 @@ class Queue(Backlog):
         if self._is_bounded:
             self.enforce()
             self.expire(now)  # behind what was dropped
-        for consumer in self.consumers.all:
-            if consumer.limited or consumer.lent:
-                self._settle_grants(outlet)
-                break
+        if consumers.borrow:
+            self._settle_grants(outlet)
         if turns is not None:
             turns.end_turn(self, until)
         return False
@@ -183,25 +183,34 @@ class Queue(Backlog):
     def _deal_to_one(self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet, now: int, until: int) -> int:
         """As many as it has room for, of those before that entry; bytes handed out."""
         room = taker.window.room
-        room = bytes_max if bytes_max < room else room
+        if bytes_max < room:
+            room = bytes_max
         if self.ready_count == 1:  # who is a taker has room for one
-            block = level.peek(1)
+            entries = level.peek(1)
+            blob, sizes = self.store.look(entries, room if room > 1 else 1)
+            level.drop(1)
+            self.ready_count = 0
+            self._hand_over(taker, entries, sizes, blob, outlet)
+            given = len(blob)
         else:
-            average = self.ready_bytes // self.ready_count + 1
-            block = level.peek(min(STEP_MESSAGES, taker.room(), room // average + 1))
-            if block[-1] >= until:
-                block = block[: bisect_left(block, until)]
+            given = self._deal_block(taker, level, room, outlet, now, until)
+        if len(self.consumers.all) > 1:
+            self.consumers.took(taker)
+        return given
+
+    def _deal_block(self, taker: Consumer, level: Ready, room: int, outlet: Outlet, now: int, until: int) -> int:
+        average = self.ready_bytes // self.ready_count + 1
+        block = level.peek(min(STEP_MESSAGES, taker.room(), room // average + 1))
+        if block[-1] >= until:
+            block = block[: bisect_left(block, until)]
         if self._facts:
             block = self._before_old(block, now - 1)
-        pieces = self._read(block, room)
         given = 0
-        for entries, sizes, blob in pieces:
+        for entries, sizes, blob in self._read(block, room):
             level.drop(len(entries))
             self.ready_count -= len(entries)
             self._hand_over(taker, entries, sizes, blob, outlet)
             given += len(blob)
-        if len(self.consumers.all) > 1:
-            self.consumers.took(taker)
         return given
 
     def _deal(self, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet, now: int) -> int:
@@ -290,28 +299,36 @@ class Queue(Backlog):
     def _hand_over(self, taker: Consumer, entries: array[int], sizes: array[int], blob: Blob, outlet: Outlet) -> None:
         count = len(entries)
         body_bytes = total(sizes) if count > 1 else sizes[0]
-        redelivered = bool(entries[0] & REDELIVERED)
-        number = taker.unacked.skip(count) if taker.no_ack else taker.unacked.add(entries, sizes)
-        times = self._times(entries[0]) if redelivered else 0
+        unacked, window = taker.unacked, taker.window
+        number = unacked.skip(count) if taker.no_ack else unacked.add(entries, sizes)
+        if entries[0] & REDELIVERED:
+            self._deliver_again(taker, number, entries, blob, outlet)
+        else:
+            outlet.deliver(taker, number, False, count, blob)
+        window.room -= len(blob)
+        window.served = self
+        if taker.limited:
+            taker.grants -= count
+        if unacked.loan is not None:
+            unacked.loan.take(self, count)
+        self.ready_bytes -= body_bytes
+        self.counters.delivered += count
+        if not taker.no_ack:
+            self.unacked_count += count
+            self.unacked_bytes += body_bytes
+            return
+        self.store.settle(self.id, entries, self.durable)
+        if self._facts:
+            self._forget_facts()
+
+    def _deliver_again(self, taker: Consumer, number: int, entries: array[int], blob: Blob, outlet: Outlet) -> None:
+        count = len(entries)
+        self.counters.redelivered += count
+        times = self._times(entries[0])
         if times:
             outlet.deliver_again(taker, number, times, count, blob)
         else:
-            outlet.deliver(taker, number, redelivered, count, blob)
-        taker.window.room -= len(blob)
-        taker.window.served = self
-        if taker.limited:
-            taker.grants -= count
-        if taker.unacked.loan is not None:
-            taker.unacked.loan.take(self, count)
-        self.ready_bytes -= body_bytes
-        self.counters.delivered += count
-        if redelivered:
-            self.counters.redelivered += count
-        if taker.no_ack:
-            self._forget(entries)
-        else:
-            self.unacked_count += count
-            self.unacked_bytes += body_bytes
+            outlet.deliver(taker, number, True, count, blob)
 
     def _times(self, entry: int) -> int:
         """How often one that was delivered before came back, if that is counted here."""

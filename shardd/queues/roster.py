@@ -4,7 +4,7 @@ of 100,000 queues most are like that. It becomes a Queue when it is first asked 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardd.queues.delay_queue import DelayQueue
@@ -54,8 +54,10 @@ class Roster:
             )
         return queue
 
-    def named(self, ids: Iterable[int]) -> list[Queue]:
+    def named(self, ids: Sequence[int]) -> list[Queue]:
         """Those of them that there are."""
+        if len(ids) == 1 and (alone := self._used.get(ids[0])) is not None:
+            return [alone]
         found = []
         for id in ids:
             queue = self._used.get(id)

@@ -71,19 +71,22 @@ class Unacked:
         if start >= stop:
             return array("Q"), 0
         taken = self._entries[start:stop]
-        taken_bytes = total(self._sizes[start:stop])
+        taken_bytes = self._sizes[start] if stop - start == 1 else total(self._sizes[start:stop])
         if self._holes:
             before = len(taken)
             taken = array("Q", [entry for entry in taken if entry])
             if start == self._start:
                 self._holes -= before - len(taken)
-        if start == self._start:
-            self._start = stop
-            self._close_holes()
-        else:
+        if start != self._start:
             self._entries[start:stop] = array("Q", bytes(8 * (stop - start)))
             self._sizes[start:stop] = array("I", bytes(4 * (stop - start)))
             self._holes += len(taken)
+        else:
+            self._start = stop
+            if self._holes:
+                self._close_holes()
+            if self._start > CUT_MIN or self._start == len(self._entries):
+                self._cut()
         self.count -= len(taken)
         if self.loan is not None:
             self.loan.settle(len(taken))
@@ -95,7 +98,10 @@ class Unacked:
             start += 1
             self._holes -= 1
         self._start = start
-        if start == len(entries) or (start > CUT_MIN and start * 2 > len(entries)):
+
+    def _cut(self) -> None:
+        start = self._start
+        if start * 2 > len(self._entries):
             del self._entries[:start], self._sizes[:start]
             self._first += start
             self._start = 0

@@ -121,7 +121,8 @@ cdef struct Seen:  # a record of the batch
 
 cdef class Batch:
     """A batch of records on its way into segments: `plan` checks it and counts, `fit` says how much of it a segment
-    takes, `copy` copies that, `take` gives the entries. The object is kept and used for batch after batch."""
+    takes, `copy` copies that, `take` gives the entries; `put` does these at once where one segment takes all. The
+    object is kept and used for batch after batch."""
 
     cdef IdTable table
     cdef Grown slots, seen, refs, offsets
@@ -139,8 +140,8 @@ cdef class Batch:
         free(self.refs.data)
         free(self.offsets.data)
 
-    def plan(self, records) -> None:
-        """Check every record of the batch, crc and all; ValueError when one is not whole and true."""
+    def plan(self, records) -> int:
+        """Check every record of the batch, crc and all; ValueError when one is not whole and true. How many messages."""
         cdef Py_buffer view
         cdef uint32_t places = self.table.mask + 1
         # A batch for very many queues must not make all later ones wipe its big table.
@@ -155,6 +156,19 @@ cdef class Batch:
             self._plan(<const uint8_t*>view.buf, view.len)
         finally:
             PyBuffer_Release(&view)
+        return self.messages
+
+    def put(self, records, bytearray target, Py_ssize_t position, unsigned long long segment, uint32_t salt,
+            bint indexes) -> tuple:
+        """The whole batch into one segment: copied to `target`; (one Arrival per queue, what counts() says of it all)."""
+        cdef list arrivals
+        cdef size_t record
+        self.copy(records, 0, self.planned_bytes, target, position, salt)
+        arrivals = self._arrivals(indexes)
+        for record in range(self.seen.used // sizeof(Seen)):
+            self._index(<Seen*>self.seen.data + record, (segment << 32) + (<uint64_t>position << 4), indexes)
+        self.facts(records, arrivals)
+        return arrivals, self.counts(0, self.planned_bytes)
 
     cdef int _plan(self, const uint8_t *records, uint64_t total) except -1:
         cdef uint64_t at = 0, length, bodies = 0
@@ -232,7 +246,7 @@ cdef class Batch:
                 high = middle
         return seen[low - 1].offset
 
-    def counts(self, unsigned long long start, unsigned long long stop) -> tuple:
+    cpdef tuple counts(self, unsigned long long start, unsigned long long stop):
         """(records, messages, references from queues) of the records from `start` to `stop`."""
         cdef Seen *seen = <Seen*>self.seen.data
         cdef size_t i, records = 0
@@ -244,7 +258,7 @@ cdef class Batch:
                 references += <uint64_t>seen[i].count * seen[i].refs
         return records, messages, references
 
-    def copy(self, records, Py_ssize_t start, Py_ssize_t stop, bytearray target, Py_ssize_t position, uint32_t salt):
+    cpdef copy(self, records, Py_ssize_t start, Py_ssize_t stop, bytearray target, Py_ssize_t position, uint32_t salt):
         """Records [start, stop) to `target` at `position`, in one piece, salted."""
         cdef Py_buffer view
         cdef uint8_t *out = <uint8_t*>PyByteArray_AS_STRING(target) + position
@@ -272,7 +286,7 @@ cdef class Batch:
                 record += 1
         return arrivals
 
-    def facts(self, records, list arrivals) -> None:
+    cpdef facts(self, records, list arrivals):
         """Fill in the facts of the Arrivals that have some."""
         cdef Py_buffer view
         cdef Seen *seen = <Seen*>self.seen.data
@@ -466,6 +480,18 @@ def message_bytes_at(bytearray source, unsigned long long offset) -> int:
     if offset + 10 + n > size:
         return 0
     return 10 + n + data[offset + 9 + n] + u32(data + offset + 4) + <uint64_t>u32(data + offset)
+
+
+def only_segment(array.array entries) -> int:
+    """The segment of all these entries; 0 where there is none, or more than one."""
+    cdef const uint64_t *entry = <const uint64_t*>entries.data.as_ulonglongs
+    cdef Py_ssize_t i, count = len(entries)
+    if entries.ob_descr.typecode != c"Q":
+        raise TypeError("entries must be array('Q')")
+    for i in range(1, count):
+        if entry[i] >> 32 != entry[0] >> 32:
+            return 0
+    return entry[0] >> 32 if count else 0
 
 
 def segment_runs(array.array entries) -> list:

@@ -213,7 +213,10 @@ class Segments(Usable):
             self._segments[number] = new
         self._candidates.replace(sources, new)
         self._handles.keep(new)
-        self._settled.note(new, settled, forgotten)
+        if settled:
+            self._settled.note(new, settled)
+        if forgotten:
+            self._settled.note_forgotten(new, forgotten)
         self._reclaimer.dispose_replaced(last)
         self._replaced += sources[:-1]
         if not self.sync:

@@ -31,18 +31,20 @@ class Settled:
         self.settled_bytes = 0  # those written when it is more than SETTLED_BYTES_MAX
         self._forgotten_bytes = 0
 
-    def note(self, segment: Segment, settled: bytes, forgotten: bytes) -> None:
-        if settled:
-            segment.settled += settled
-            self._with_settled[segment.number] = segment
-            if segment.flushed:
-                self.settled_bytes += len(settled)
-        if forgotten:
-            segment.forgotten += forgotten
-            self._with_forgotten[segment.number] = segment
-            self._forgotten_bytes += len(forgotten)
-            if self._forgotten_bytes > FORGOTTEN_BYTES_MAX:
-                self.settle_forgotten()
+    def note(self, segment: Segment, pairs: bytes) -> None:
+        """For recovery."""
+        segment.settled += pairs
+        self._with_settled[segment.number] = segment
+        if segment.flushed:
+            self.settled_bytes += len(pairs)
+
+    def note_forgotten(self, segment: Segment, pairs: bytes) -> None:
+        """For merging alone."""
+        segment.forgotten += pairs
+        self._with_forgotten[segment.number] = segment
+        self._forgotten_bytes += len(pairs)
+        if self._forgotten_bytes > FORGOTTEN_BYTES_MAX:
+            self.settle_forgotten()
 
     def settle_forgotten(self) -> None:
         """Of segments that are on disk: written like the others with the next flush."""

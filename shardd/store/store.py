@@ -19,7 +19,7 @@ from shardd.store.errors import Closed, Corrupt, DiskFull
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.pieces import Piece, allocate_alone, cut
 from shardd.store.reading import Place, are_scattered, is_scattered
-from shardd.store.record import Arrival, Batch, copy_out, look_at, segment_runs, settled_pairs
+from shardd.store.record import Arrival, Batch, copy_out, look_at, only_segment, segment_runs, settled_pairs
 from shardd.store.recovery import Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
 from shardd.store.segments import Segments
@@ -181,37 +181,50 @@ class SegmentStore(Segments):
         return self._producers.sweep(heard_before)
 
     def append(
-        self, records: bytes | bytearray | memoryview, *, indexes: bool = False, in_sequence: bool = False
+        self, records: bytes | bytearray | memoryview, indexes: bool = False, in_sequence: bool = False
     ) -> list[Arrival]:
         """Take a batch of whole records; one Arrival per queue id in it. All of it or, with an error, nothing. (A
         memoryview is one of bytes.) `in_sequence`: it was screened."""
         if self._state != "open" or self._job is not None or self._failure:
             self._check_usable()
         batch = self._batch
-        batch.plan(records)
-        if not batch.messages:
+        messages = batch.plan(records)
+        if not messages:
             return []
         size = len(records)
         segment = self._open
-        if segment is not None and segment.live == 0 and segment.flushed == 0 and segment.used > RENEW_BYTES:
-            segment = segment if segment.in_sequence else self._renew(segment)
-        if segment is not None and segment.buffer is not None and size <= segment.capacity - segment.used - END_BYTES:
-            placed = [(0, size, segment.number, segment.used)]
-            batch.copy(records, 0, size, segment.buffer, segment.used, segment.salt)
-            segment.add(size, batch.counts(0, size))
-            if in_sequence:
-                self._producers.appended(segment)
-        else:
-            placed = self._append_in_pieces(memoryview(records).cast("B"), in_sequence)
+        if segment is None or segment.buffer is None:
+            return self._append_in_pieces(records, indexes, in_sequence)
+        used = segment.used
+        if used > RENEW_BYTES and segment.live == 0 and segment.flushed == 0 and not segment.in_sequence:
+            segment = self._renew(segment)
+            used = segment.used
+        if size > segment.capacity - used - END_BYTES or segment.buffer is None:
+            return self._append_in_pieces(records, indexes, in_sequence)
+        arrivals, counts = batch.put(records, segment.buffer, used, segment.number, segment.salt, indexes)
+        segment.add(size, counts)
+        if in_sequence:
+            self._producers.appended(segment)
         counters = self._counters
-        counters.appended_messages += batch.messages
+        counters.appended_messages += messages
         counters.appended_bytes += size
+        return arrivals
+
+    def _append_in_pieces(
+        self, records: bytes | bytearray | memoryview, indexes: bool, in_sequence: bool
+    ) -> list[Arrival]:
+        """To more than one segment, or to another."""
+        batch = self._batch
+        view = memoryview(records).cast("B")
+        placed = self._place(view, in_sequence)
+        self._counters.appended_messages += batch.messages
+        self._counters.appended_bytes += len(view)
         arrivals = batch.take(placed, indexes)
         batch.facts(records, arrivals)
         return arrivals
 
-    def _append_in_pieces(self, view: memoryview, in_sequence: bool) -> list[tuple[int, int, int, int]]:
-        """To more than one segment, or to another: (start, stop, segment, position) of each piece."""
+    def _place(self, view: memoryview, in_sequence: bool) -> list[tuple[int, int, int, int]]:
+        """(start, stop, segment, position) of each piece of the planned batch."""
         batch = self._batch
         placed = []
         for piece in self._make_room(view):
@@ -418,13 +431,9 @@ class SegmentStore(Segments):
 
     def look(self, entries: array[int], bytes_max: int) -> tuple[bytes | memoryview, array[int]]:
         """As `read`, but large messages may be a view of the write buffer they lie in, good until the next append."""
-        if self._state == "open":
-            runs = segment_runs(entries)
-            if len(runs) == 1:
-                ((number, start, stop),) = runs
-                segment = self._segments[number]
-                if segment.buffer is not None and segment.moves is None:
-                    return look_at(segment.buffer, segment.used, entries, start, stop, bytes_max)
+        segment = self._segments.get(only_segment(entries))
+        if segment is not None and segment.buffer is not None and segment.moves is None and self._state == "open":
+            return look_at(segment.buffer, segment.used, entries, 0, len(entries), bytes_max)
         return self.read(entries, bytes_max)
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
@@ -435,12 +444,12 @@ class SegmentStore(Segments):
             self._returns.forget(queue_id, entries)
         for number, start, stop in segment_runs(entries):
             segment = self._segments[number]
-            segment.live -= stop - start
-            assert segment.live >= 0, "settled twice"
-            if segment.live == 0 and not segment.merging and (segment is not self._open or not durable):
-                self._let_go(segment)
-            else:
+            live = segment.live = segment.live - stop + start
+            assert live >= 0, "settled twice"
+            if live or segment.merging or (durable and segment is self._open):
                 self._remember(segment, queue_id, entries, start, stop, durable)
+            else:
+                self._let_go(segment)
         if self._settled.settled_bytes > SETTLED_BYTES_MAX and not self._failure:
             self._quietly(self._settled.flush, ACKS_FILES_AT_ONCE)
 
@@ -458,7 +467,10 @@ class SegmentStore(Segments):
         if segment.moves is not None:
             entries, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
         pairs = settled_pairs(queue_id, entries, start, stop)
-        self._settled.note(segment, pairs if durable else b"", b"" if durable else pairs)
+        if durable:
+            self._settled.note(segment, pairs)
+        else:
+            self._settled.note_forgotten(segment, pairs)
         if segment.sealed and segment.live * 2 <= segment.references:
             self._look_at(segment)
 

@@ -1,13 +1,5 @@
 from shardd.wire.envelope import Buffer, Parts
-
-class Publish:
-    batch: int
-    wanted: bool
-    needs_sync: bool
-    messages: int
-    records: memoryview
-    queue_ids: list[int]
-    in_sequence: bool
+from shardd.wire.messages import Publish
 
 def read_publish(message: Buffer) -> Publish: ...
 def run_of(message: Buffer, ordinal: int) -> tuple[int, int, int]: ...

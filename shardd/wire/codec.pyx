@@ -18,6 +18,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from shardd.wire.buffer cimport KIND_DELIVER, Bytes, reserve, write_header
+from shardd.wire.messages import Publish
 
 cdef enum:
     PUBLISH_HEADER = 40
@@ -32,49 +33,44 @@ cdef enum:
     LARGE_BYTES = 16 << 10
 
 
-cdef class Publish:
-    """A PUBLISH message, its head taken apart; `records` looks into the message, `queue_ids` are the distinct ones that
-    the records name, in order of appearance."""
+cdef object new_tuple = tuple.__new__  # what Publish(...) does, without a function of Python in between
 
-    cdef readonly unsigned long long batch
-    cdef readonly unsigned int messages
-    cdef readonly object wanted, needs_sync, in_sequence, records, queue_ids
+
+cdef struct Head:
+    uint64_t batch
+    uint32_t messages
+    uint32_t flags
 
 
 # Plain buffers here, and no typed memoryviews: a batch of one message is mostly what surrounds it.
 def read_publish(message not None):
     """The batch, checked for its lengths (not for the records' checksums)."""
     cdef Py_buffer view
-    cdef Publish found = Publish.__new__(Publish)
+    cdef Head head
     cdef size_t start
+    cdef list ids
     PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
     try:
-        start = read_head(found, <const uint8_t *> view.buf, view.len)
-        found.queue_ids = queue_ids(<const uint8_t *> view.buf + start, view.len - start)
+        start = read_head(&head, <const uint8_t *> view.buf, view.len)
+        ids = queue_ids(<const uint8_t *> view.buf + start, view.len - start)
     finally:
         PyBuffer_Release(&view)
-    found.records = memoryview(message)[start:]
-    return found
+    return new_tuple(Publish, (head.batch, head.messages, head.flags & 2 != 0, head.flags & 1 != 0,
+                               head.flags & 4 != 0, memoryview(message)[start:], ids))
 
 
-cdef size_t read_head(Publish found, const uint8_t *p, size_t total) except? 0:
+cdef size_t read_head(Head *head, const uint8_t *p, size_t total) except? 0:
     """Where the records begin."""
-    cdef uint64_t batch
-    cdef uint32_t runs, size, messages, flags
+    cdef uint32_t runs, size
     if total < PUBLISH_HEADER:
         raise ValueError("short PUBLISH")
-    memcpy(&batch, p + 16, 8)
+    memcpy(&head.batch, p + 16, 8)
     memcpy(&runs, p + 24, 4)
     memcpy(&size, p + 28, 4)
-    memcpy(&messages, p + 32, 4)
-    memcpy(&flags, p + 36, 4)
+    memcpy(&head.messages, p + 32, 4)
+    memcpy(&head.flags, p + 36, 4)
     if total != PUBLISH_HEADER + <uint64_t> runs * RUN + size:
         raise ValueError("PUBLISH of another length than it says")
-    found.batch = batch
-    found.messages = messages
-    found.wanted = flags & 2 != 0
-    found.needs_sync = flags & 1 != 0
-    found.in_sequence = flags & 4 != 0
     return PUBLISH_HEADER + <size_t> runs * RUN
 
 

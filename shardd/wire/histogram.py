@@ -10,22 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-CLASSES = 64  # beyond what bytes or microseconds come to
+from shardd.wire.tally import Tally
+
 SUM = "sum"
 
 
-class Histogram:
-    """Of integers below 2^64."""
+class Histogram(Tally):
+    """Of integers from 0 on, below 2^64: `add` each."""
 
-    __slots__ = ("counts", "sum")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (CLASSES + 1)
-        self.sum = 0
-
-    def add(self, value: int) -> None:
-        self.counts[(value - 1).bit_length() if value > 0 else 0] += 1
-        self.sum += value
+    __slots__ = ()
 
     def report(self, name: str) -> dict[str, float]:
         told = {f"{name}.{k}": float(count) for k, count in enumerate(self.counts) if count}

@@ -18,7 +18,7 @@ Order is kept per direction between two processes; nothing is said about two pai
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -60,6 +60,19 @@ FOLLOWS = 2  # it is not known yet what becomes of the first
 def incarnation_at(monotonic_ns: int) -> int:
     """Of a process that starts now. Clocks that people set would go back; this one lasts 13 years."""
     return monotonic_ns // INCARNATION_STEP_NS + 1
+
+
+class Publish(NamedTuple):
+    """A PUBLISH, its head taken apart (codec.pyx); `records` looks into the message, `queue_ids` are the distinct ones
+    that the records name, in order of appearance."""
+
+    batch: int
+    messages: int
+    wanted: bool
+    needs_sync: bool
+    in_sequence: bool
+    records: memoryview
+    queue_ids: list[int]
 
 
 class Message(msgspec.Struct, tag_field="t", array_like=True, frozen=True):

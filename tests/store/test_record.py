@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from typing import Any
 
 import crc32c as oracle
 from hypothesis import given, settings
@@ -53,6 +54,19 @@ def test_crc32c_of_long_data_at_every_alignment() -> None:
             assert_crc32c(data[start : start + size])
 
 
+def described(arrivals: list[record.Arrival]) -> list[tuple[Any, ...]]:
+    return [
+        (one.queue_id, one.entries, one.body_bytes, one.facts, one.indexes, one.times, one.marks) for one in arrivals
+    ]
+
+
+def put_whole(wire: bytes, salt: int) -> tuple[bytearray, list[tuple[Any, ...]], tuple[int, int, int]]:
+    batch, target = record.Batch(), bytearray(len(wire) + 64)
+    batch.plan(wire)
+    arrivals, counts = batch.put(wire, target, 64, 5, salt, True)
+    return target, described(arrivals), counts
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(records, min_size=1, max_size=12), st.data())
 def test_a_batch_gives_each_queue_its_messages_in_order(batch: list[Record], data: st.DataObject) -> None:
@@ -66,6 +80,10 @@ def test_a_batch_gives_each_queue_its_messages_in_order(batch: list[Record], dat
     pieces = [(0, cut, 5, 64)] + ([(cut, len(wire), 6, 128)] if cut < len(wire) else [])
     arrivals = known.take(pieces, True)
     known.facts(wire, arrivals)
+    if cut == len(wire):
+        once = bytearray(len(wire) + 64)
+        known.copy(wire, 0, cut, once, 64, 7)
+        assert put_whole(wire, 7) == (once, described(arrivals), known.counts(0, cut))
     expected: dict[int, list[tuple[int, int, int, int]]] = {}
     at = ordinal = 0
     for one in batch:
@@ -217,3 +235,10 @@ def test_marks_set_the_flag_of_their_own_entries_alone(entries: list[int], marks
     marked = array("Q", sorted(place << 4 for place in entries))
     record.mark_redelivered(marked, array("Q", sorted(place << 4 | 1 for place in marks)))
     assert list(marked) == [place << 4 | (place in marks) for place in sorted(entries)]
+
+
+@given(st.lists(st.sampled_from([3, 3, 3, 9]), max_size=6))
+def test_only_one_segment_is_told_from_several_and_from_none(segments: list[int]) -> None:
+    entries = array("Q", [segment << 32 | at << 4 for at, segment in enumerate(segments, 4)])
+    runs = record.segment_runs(entries)
+    assert record.only_segment(entries) == (runs[0][0] if len(runs) == 1 else 0)

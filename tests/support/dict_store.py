@@ -59,7 +59,7 @@ class DictStore:
         return {queue_id: self.recovered[queue_id] for queue_id in queue_ids if queue_id in self.recovered}
 
     def append(
-        self, records: bytes | bytearray | memoryview, *, indexes: bool = False, in_sequence: bool = False
+        self, records: bytes | bytearray | memoryview, indexes: bool = False, in_sequence: bool = False
     ) -> list[DictArrival]:
         if self.full:
             from shardd.stores import NoRoom
