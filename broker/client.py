@@ -57,6 +57,9 @@ Publish = Callable[["Client", Channel, Publishes], Coroutine[None, None, None] |
 
 # A read of at least this much is worth a pass of its own: no waiting for more.
 FULL_READ_BYTES = 64 << 10
+# What the last read, a full one, left of a message is put before the next one, up to so much: looked at as one piece
+# of bytes they are one event, with a message at the seam of two they were two.
+AGAIN_BYTES_MAX = 64 << 10
 # What one range of a queued Settles event takes.
 RANGE_BYTES = 160
 # Events of one client before the others get their turn.
@@ -71,8 +74,8 @@ class Client(ChannelWork):
     """One connection. `id`: used once in this front door's life; `tls`: what its handshake told, if it has one."""
 
     __slots__ = (
-        "_handshake", "auth_mechanism", "channels", "connected_at", "gets", "owner", "received_bytes", "scope", "tls",
-        "trusted", "user", "vhost",
+        "_handshake", "_more_comes", "auth_mechanism", "channels", "connected_at", "gets", "owner", "received_bytes",
+        "scope", "tls", "trusted", "user", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +102,7 @@ class Client(ChannelWork):
         self.channels: dict[int, Channel] = {}
         self.connected_at = time.time()
         self.received_bytes = 0
+        self._more_comes = False  # the last read filled the buffer
         self.gets = asyncio.Semaphore(GETS_MAX)
         self._handshake = door.loop.call_later(config.handshake_timeout_s, self._handshake_too_slow)
         door.loop.add_reader(self.fd, self._readable)
@@ -128,9 +132,12 @@ class Client(ChannelWork):
         door.begin_pass()
         if self.lost or self._paused:  # meanwhile
             return
-        buffer = door.read_buffer
+        buffer, begun = door.read_buffer, 0
+        if self._more_comes and (unread := self.amqp.unread):
+            begun = len(unread) if len(unread) <= AGAIN_BYTES_MAX else 0
+            buffer[:begun] = unread[:begun]
         try:
-            count = self.sock.recv_into(buffer)
+            count = self.sock.recv_into(buffer[begun:] if begun else buffer)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -139,13 +146,14 @@ class Client(ChannelWork):
         if count == 0:
             self.disconnect()
             return
+        self._more_comes = begun + count == len(buffer)
         if count >= FULL_READ_BYTES:
-            door.read_was_large(count == len(buffer))
+            door.read_was_large(self._more_comes)
         else:
             door.reads.short += 1
         self.received_bytes += count
         self.last_received = door.now
-        self.amqp.receive_data(buffer[:count])
+        self.amqp.receive_data(buffer[: begun + count], begun)
         self._handle_events()
 
     def _handle_events(self) -> None:

@@ -32,7 +32,7 @@ from broker.replies import Replies
 from broker.routing import delaying, goes_always_alike, goes_by_key, keeping, route, route_message, spread_of
 from broker.scope import PLACES_MAX, Alone, Places, Scope
 from broker.shard_link import ShardLinks
-from shardd.wire import packer
+from shardd.wire import packer, routes
 
 if TYPE_CHECKING:
     from broker.tracing import Tracing
@@ -46,7 +46,7 @@ COMMIT_BYTES = 8 << 20
 # What a message held by a transaction takes beside its bytes.
 HELD_MESSAGE_BYTES = 1024
 
-SPREAD = {"rendezvous": packer.RENDEZVOUS, "jump": packer.JUMP, "modulus": packer.MODULUS, "chance": packer.CHANCE}
+SPREAD = {"rendezvous": routes.RENDEZVOUS, "jump": routes.JUMP, "modulus": routes.MODULUS, "chance": routes.CHANCE}
 
 _CHANNEL_OF = struct.Struct("<6xH")
 
@@ -260,13 +260,13 @@ class Publishing:
         self._check(scope, exchange, (key,))
         vhost = self._vhost(scope)
         if vhost.put.is_traced:
-            scope.routes.learn(line, packer.CALLER, [], False)
+            scope.routes.learn(line, routes.CALLER, [], False)
             return
         once = _rule(vhost.exchanges[exchange]) is not None
         if not once and (self._learn_spread(scope, vhost, exchange) or self._learn_alike(scope, vhost, exchange)):
             return
         if once or not goes_by_key(vhost.table, exchange):
-            scope.routes.learn(line, packer.CALLER, [], False)
+            scope.routes.learn(line, routes.CALLER, [], False)
             return
         alone = Alone.of(vhost, exchange)
         if alone is not None:
@@ -276,10 +276,10 @@ class Publishing:
         routed = route(vhost.table, exchange, key, None)
         is_returned = routed.kept and not routed.queues and line[-1] & MANDATORY
         if is_returned or any(_rule(vhost.queues[name]) for name in routed.queues):
-            scope.routes.learn(line, packer.CALLER, [], False)
+            scope.routes.learn(line, routes.CALLER, [], False)
             return
         targets, durable = self._targets(vhost, (*routed.queues, *routed.kept))
-        scope.routes.learn(line, packer.TARGETS if targets else packer.NOWHERE, targets, durable)
+        scope.routes.learn(line, routes.TARGETS if targets else routes.NOWHERE, targets, durable)
 
     def _learn_key(self, scope: Scope, exchange: Alone, line: bytes) -> None:
         """Of an exchange that is known already."""
@@ -294,16 +294,16 @@ class Publishing:
         except KeyError:
             places = self._places(scope, names)
         if places is None:
-            scope.routes.learn(line, packer.CALLER, [], False)
+            scope.routes.learn(line, routes.CALLER, [], False)
         else:
-            scope.routes.learn(line, packer.TARGETS if names else packer.NOWHERE, *places)
+            scope.routes.learn(line, routes.TARGETS if names else routes.NOWHERE, *places)
 
     def _learn_reply(self, scope: Scope, line: bytes, names: tuple[str, ...]) -> bool:
         """Of a queue for direct replies, if its consumer is here."""
         vhost = self._vhost(scope)
         if vhost.queues[names[0]].id not in self._replies.here:
             return False
-        scope.routes.learn(line, packer.HERE, *self._targets(vhost, names))
+        scope.routes.learn(line, routes.HERE, *self._targets(vhost, names))
         return True
 
     def _places(self, scope: Scope, names: tuple[str, ...]) -> tuple[Places, bool] | None:
@@ -337,7 +337,7 @@ class Publishing:
         if (routed.kept and not routed.queues) or any(_rule(vhost.queues[name]) for name in routed.queues):
             return False
         targets, durable = self._targets(vhost, (*routed.queues, *routed.kept))
-        kind = packer.TARGETS if targets else packer.NOWHERE
+        kind = routes.TARGETS if targets else routes.NOWHERE
         return scope.routes.learn_exchange(exchange.encode(), kind, targets, durable)
 
     def _copy(self, thing: ExchangePut | QueuePut | None, message: Message, now_ms: int) -> tuple[Copy | None, bool]:

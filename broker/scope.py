@@ -13,7 +13,7 @@ from broker.catalog import Vhost
 from broker.routing import delaying
 from broker.routing.matching import Matcher, Message
 from broker.routing.spreading import Spread
-from shardd.wire import packer
+from shardd.wire.routes import Routes
 
 # Combinations of queues remembered; past it the memory is emptied.
 PLACES_MAX = 4096
@@ -52,7 +52,7 @@ class Scope:
     def __init__(self, vhost: str, user: str) -> None:
         self.vhost = vhost
         self.user = user
-        self.routes = packer.Routes(random.getrandbits(64))
+        self.routes = Routes(random.getrandbits(64))
         self.exchanges: dict[bytes, Alone] = {}  # to which the user may publish
         # Queue ids by shard, and whether one of them is durable; None: each message is to be decided about.
         self.places: dict[tuple[str, ...], tuple[Places, bool] | None] = {}

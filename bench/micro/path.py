@@ -39,6 +39,7 @@ from shardd.store import SegmentStore
 from shardd.wire import codec, envelope, packer
 from shardd.wire import messages as wire
 from shardd.wire.ring import CONTROL_BYTES, Reader, Writer
+from shardd.wire.routes import TARGETS, Routes
 
 READ_BYTES = 64 << 10
 SMALL, LARGE = 16, 32768
@@ -113,8 +114,8 @@ class Path:
         self.body_bytes = body_bytes
         self._read = memoryview(one * self.count)
         self._acks = acks
-        self._routes = packer.Routes(1)
-        self._routes.learn(LINE, packer.TARGETS, [(0, [QUEUE])], True)
+        self._routes = Routes(1)
+        self._routes.learn(LINE, TARGETS, [(0, [QUEUE])], True)
         self._packer = packer.Packer(1)
         self._out, self._back = Ring(views=True), Ring(views=False)
         self._shard = Shard(0, EPOCH, 1, Home(directory))  # type: ignore[arg-type] # no streams: their part is never asked

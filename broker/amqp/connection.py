@@ -165,8 +165,16 @@ class Connection:
 
     # -- in -----------------------------------------------------------------------------------------------------
 
-    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Bytes from the client. Call next_event() until it gives None before they are changed or more are given."""
+    @property
+    def unread(self) -> bytearray:
+        """What next_event() kept when it gave None, for it is not whole yet."""
+        return bytearray() if isinstance(self._buffer, memoryview) else self._buffer[self._at :]
+
+    def receive_data(self, data: bytes | bytearray | memoryview, again: int = 0) -> None:
+        """Bytes from the client. Call next_event() until it gives None before they are changed or more are given.
+        `again`: so many at their beginning are `unread`, all of it, so that all are looked at in one piece."""
+        if again:
+            self._drop_read()
         if self._state in CONNECTION_DISCARDS and (self._next is not None or isinstance(self._buffer, memoryview)):
             self._drop_read()  # left unread by a caller that closed and looked no further
         if self._at < len(self._buffer):

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Publishes onto the wire: routed by their line and packed into one PUBLISH per shard.
+"""Publishes onto the wire: routed by their line (routes.pyx) and packed into one PUBLISH per shard.
 
 Little endian throughout. After the 16-byte header (messages.py):
 
@@ -19,27 +19,19 @@ Of an exchange that spreads its messages over queues those of each queue are put
 table that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in octets.pxd).
 """
 
-from cpython cimport array
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, same, write_header
+from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
 from shardd.wire.publishes cimport (
     IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, RECORD_HEADER, RUN, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
     close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, sequence_read, sequence_t,
     stored_bytes,
 )
-
-cdef extern from "key_hash.h" nogil:
-    uint64_t c_key_hash "key_hash"(const unsigned char *key, size_t length)
-    uint64_t mixed(uint64_t bits)
-    uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const double *weights, uint32_t count, int equal)
-    void rendezvous_each(const uint64_t *hashed, uint32_t n, const uint64_t *seeds, const double *weights, uint32_t count, int equal,
-                         uint32_t *winners)
-    uint32_t jump_among(uint64_t hashed, const uint64_t *ends, uint32_t count)
+from shardd.wire.routes cimport H_ANY, Route, Routes, Spread, goes_to, hash_of, same_exchange
 
 crc32c_start()
 
@@ -50,10 +42,6 @@ cdef enum:
     RUN_BYTES_MAX = 1 << 20
     # Records of at least this much are not copied into their PUBLISH, but handed over with the memory they are in.
     LARGE_BYTES = 32 << 10
-    # Routes remembered; past it the memory is emptied and learnt anew.
-    ROUTES_MAX = 1 << 16
-    # Exchanges remembered that choose one queue for each key, or do not look at it.
-    SPREADS_MAX = 64
 
 # Flags of a record of which its queues remember that they have some.
 HAS_BCC = 4
@@ -74,303 +62,6 @@ cdef enum:
     W_ASK = 3
     W_UNROUTABLE = 4
     W_NEAR = 5
-
-# Kinds of route.
-TARGETS = 0
-NOWHERE = 1
-CALLER = 2
-HERE = 3  # one queue whose consumer is at this front door
-
-# How a spread chooses.
-RENDEZVOUS = 0
-MODULUS = 1
-CHANCE = 2
-JUMP = 3
-
-cdef enum:
-    H_RENDEZVOUS = 0
-    H_MODULUS = 1
-    H_CHANCE = 2
-    H_JUMP = 3
-    H_ANY = 4  # whatever the key, the one route there is
-
-cdef struct Route:
-    int kind
-    int durable  # some queue of it is: a persistent message must be synced
-    uint32_t count
-    Target *targets
-    uint8_t *line
-    uint32_t line_len
-    uint64_t hashed
-
-cdef struct Spread:  # an exchange that gives each message to one of its queues, or all to the same
-    int how
-    int equal  # all weights are the same
-    uint32_t count
-    Route *routes  # one for each queue
-    uint64_t *seeds  # of a jump hash: the sum of weights up to here
-    double *weights
-    uint32_t *ends  # while a table is packed: of each route, where its rows end in Packer.order
-    uint8_t *exchange
-    uint32_t exchange_len  # as on the line, with its length byte
-
-cdef int set_targets(Route *route, int kind, list targets, bint durable) except -1:
-    cdef uint32_t i, k
-    cdef list ids
-    route.kind = kind
-    route.durable = durable
-    route.targets = <Target *> calloc(len(targets) + 1, sizeof(Target))
-    if route.targets == NULL:
-        raise MemoryError()
-    route.count = <uint32_t> len(targets)
-    for i in range(route.count):
-        route.targets[i].shard = targets[i][0]
-        ids = targets[i][1]
-        route.targets[i].queues = len(ids)
-        route.targets[i].ids = <uint32_t *> malloc(4 * len(ids) + 4)
-        if route.targets[i].ids == NULL:
-            raise MemoryError()
-        for k in range(<uint32_t> len(ids)):
-            route.targets[i].ids[k] = ids[k]
-    return 0
-
-cdef void free_targets(Route *route) noexcept:
-    cdef uint32_t i
-    for i in range(route.count):
-        free(route.targets[i].ids)
-    free(route.targets)
-
-cdef inline bint goes_to(const uint8_t *line, uint32_t length, Spread *spread) noexcept nogil:
-    return length > spread.exchange_len and line[0] == spread.exchange[0] and same(spread.exchange, line, spread.exchange_len)
-
-cdef inline bint same_exchange(const uint8_t *line, const uint8_t *other) noexcept nogil:
-    return line[0] == other[0] and same(line, other, <size_t> line[0] + 1)
-
-cdef inline uint64_t hash_line(const uint8_t *p, size_t n) noexcept nogil:
-    """FNV-like over 8-byte words, mixed at the end; only this process ever sees it."""
-    cdef uint64_t h = <uint64_t> 0xcbf29ce484222325ULL ^ n
-    cdef uint64_t w
-    while n >= 8:
-        memcpy(&w, p, 8)
-        h = (h ^ w) * 0x9e3779b97f4a7c15ULL
-        h ^= h >> 32
-        p += 8
-        n -= 8
-    if n:
-        w = 0
-        memcpy(&w, p, n)
-        h = (h ^ w) * 0x9e3779b97f4a7c15ULL
-        h ^= h >> 32
-    h *= 0xff51afd7ed558ccdULL
-    return h ^ (h >> 29)
-
-cdef uint64_t generations = 0
-
-cdef uint64_t next_generation() noexcept:
-    global generations
-    generations += 1
-    return generations
-
-
-cdef class Routes:
-    """Publish line (exchange, key, bits) to the queues it reaches: a hash table the packer reads without the GIL.
-
-    The caller empties it (`clear`) whenever the catalog changes. `generation` is another one after each clear, so that
-    a run begun with a forgotten route is never continued.
-    """
-
-    cdef Route **slots
-    cdef Spread spreads[64]
-    cdef uint32_t spread_count
-    cdef uint64_t chance
-    cdef Route **kept
-    cdef uint32_t used
-    cdef uint32_t size
-    cdef uint64_t generation
-
-    def __cinit__(self, uint64_t seed=1):
-        self.chance = seed
-        self.slots = <Route **> calloc(64, sizeof(Route *))
-        self.size = 64
-        self.generation = next_generation()
-        if self.slots == NULL:
-            raise MemoryError()
-
-    def __dealloc__(self):
-        self.free_list(self.kept, self.used)
-        self.free_spreads()
-        free(self.slots)
-
-    cdef void free_spreads(self) noexcept:
-        cdef uint32_t i, k
-        cdef Spread *spread
-        for i in range(self.spread_count):
-            spread = &self.spreads[i]
-            for k in range(spread.count):
-                free_targets(&spread.routes[k])
-            free(spread.routes)
-            free(spread.seeds)
-            free(spread.weights)
-            free(spread.ends)
-            free(spread.exchange)
-        self.spread_count = 0
-
-    cdef Spread *find_spread(self, const uint8_t *line, uint32_t length) noexcept nogil:
-        cdef uint32_t i
-        for i in range(self.spread_count):
-            if goes_to(line, length, &self.spreads[i]):
-                return &self.spreads[i]
-        return NULL
-
-    cdef inline uint64_t hash_of(self, Spread *spread, const uint8_t *line) noexcept nogil:
-        """Of this message's key, or by chance."""
-        cdef const uint8_t *key = line + spread.exchange_len
-        if spread.how == H_CHANCE:
-            self.chance += 0x9e3779b97f4a7c15ULL
-            return mixed(self.chance)
-        return c_key_hash(key + 1, key[0])
-
-    cdef void choose(self, Spread *spread, const uint64_t *hashed, uint32_t count, uint32_t *chosen) noexcept nogil:
-        """Which of its queues each of these hashes leads to."""
-        cdef uint32_t i
-        if spread.how == H_RENDEZVOUS:
-            rendezvous_each(hashed, count, spread.seeds, spread.weights, spread.count, spread.equal, chosen)
-        elif spread.how == H_JUMP:
-            for i in range(count):
-                chosen[i] = jump_among(hashed[i], spread.seeds, spread.count)
-        elif spread.how == H_ANY:
-            memset(chosen, 0, 4 * <size_t> count)
-        else:
-            for i in range(count):
-                chosen[i] = hashed[i] % spread.count
-
-    def learn_spread(self, bytes exchange not None, int how, list members not None) -> bool:
-        """Messages to `exchange`, whatever their key, go to one of `members`: [(weight, seed, shard, queue id, durable)],
-        at least one. False: too many are known already."""
-        cdef Spread *spread
-        cdef uint32_t i
-        if not members or not self.begin_spread(exchange, how, len(members)):
-            return False
-        spread = &self.spreads[self.spread_count - 1]
-        spread.equal = True
-        for i, (weight, seed, shard, queue, durable) in enumerate(members):
-            set_targets(&spread.routes[i], TARGETS, [(shard, [queue])], durable)
-            spread.weights[i], spread.seeds[i] = weight, seed
-            spread.equal = spread.equal and spread.weights[i] == spread.weights[0]
-            if how == H_JUMP:
-                spread.seeds[i] = <uint64_t> spread.weights[i] + (spread.seeds[i - 1] if i else 0)
-        return True
-
-    def learn_exchange(self, bytes exchange not None, int kind, list targets not None, bint durable) -> bool:
-        """All messages to `exchange`, whatever their key, have the route that learn() takes for one line. False: too many
-        exchanges are known already."""
-        if not self.begin_spread(exchange, H_ANY, 1):
-            return False
-        set_targets(&self.spreads[self.spread_count - 1].routes[0], kind, targets, durable)
-        return True
-
-    cdef bint begin_spread(self, bytes exchange, int how, uint32_t count) except -1:
-        """With so many routes that lead nowhere yet. From here on __dealloc__ frees what there is."""
-        cdef Spread *spread = &self.spreads[self.spread_count]
-        if self.spread_count >= SPREADS_MAX or len(exchange) > 255:
-            return False
-        memset(spread, 0, sizeof(Spread))
-        spread.how = how
-        spread.exchange_len = <uint32_t> len(exchange) + 1
-        spread.exchange = <uint8_t *> malloc(spread.exchange_len)
-        spread.routes = <Route *> calloc(count, sizeof(Route))
-        spread.seeds = <uint64_t *> calloc(count, 8)
-        spread.weights = <double *> calloc(count, 8)
-        spread.ends = <uint32_t *> calloc(count, 4)
-        self.spread_count += 1
-        if spread.exchange == NULL or spread.routes == NULL or spread.seeds == NULL or spread.weights == NULL or \
-                spread.ends == NULL:
-            raise MemoryError()
-        spread.count = count
-        spread.exchange[0] = <uint8_t> len(exchange)
-        memcpy(spread.exchange + 1, PyBytes_AS_STRING(exchange), len(exchange))
-        return True
-
-    cdef void free_list(self, Route **routes, uint32_t count) noexcept:
-        cdef uint32_t i
-        if routes == NULL:
-            return
-        for i in range(count):
-            free_targets(routes[i])
-            free(routes[i].line)
-            free(routes[i])
-        free(routes)
-
-    cdef Route *find(self, const uint8_t *line, uint32_t length) noexcept nogil:
-        cdef uint64_t hashed = hash_line(line, length)
-        cdef uint32_t at = hashed & (self.size - 1)
-        cdef Route *route
-        while True:
-            route = self.slots[at]
-            if route == NULL:
-                return NULL
-            if route.hashed == hashed and route.line_len == length and memcmp(route.line, line, length) == 0:
-                return route
-            at = (at + 1) & (self.size - 1)
-
-    def __len__(self):
-        return self.used
-
-    def clear(self):
-        """Forget all routes."""
-        if not self.used and not self.spread_count:
-            return
-        self.free_list(self.kept, self.used)
-        self.free_spreads()
-        self.generation = next_generation()
-        self.kept = NULL
-        self.used = 0
-        memset(self.slots, 0, self.size * sizeof(Route *))
-
-    def learn(self, bytes line not None, int kind, list targets not None, bint durable):
-        """`line`: exactly the bytes of the table's line, bits included. `targets`: [(shard, [queue id, ...]), ...]."""
-        cdef Route *route
-        cdef Route **grown
-        if self.used >= ROUTES_MAX:
-            self.clear()
-        if 2 * (self.used + 1) > self.size:
-            self.grow()
-        if self.used & (self.used - 1) == 0:
-            grown = <Route **> realloc(self.kept, (2 * self.used + 1) * sizeof(Route *))
-            if grown == NULL:
-                raise MemoryError()
-            self.kept = grown
-        route = <Route *> calloc(1, sizeof(Route))
-        if route == NULL:
-            raise MemoryError()
-        route.line_len = len(line)
-        route.line = <uint8_t *> malloc(len(line) + 1)
-        if route.line == NULL:
-            raise MemoryError()
-        memcpy(route.line, PyBytes_AS_STRING(line), len(line))
-        route.hashed = hash_line(route.line, route.line_len)
-        set_targets(route, kind, targets, durable)
-        self.kept[self.used] = route
-        self.used += 1
-        self.place(route)
-
-    cdef void place(self, Route *route) noexcept:
-        cdef uint32_t at = route.hashed & (self.size - 1)
-        while self.slots[at] != NULL:
-            at = (at + 1) & (self.size - 1)
-        self.slots[at] = route
-
-    cdef int grow(self) except -1:
-        cdef Route **slots = <Route **> calloc(self.size * 4, sizeof(Route *))
-        cdef uint32_t i
-        if slots == NULL:
-            raise MemoryError()
-        free(self.slots)
-        self.slots = slots
-        self.size *= 4
-        for i in range(self.used):
-            self.place(self.kept[i])
-        return 0
 
 
 cdef class Records:
@@ -577,7 +268,7 @@ cdef class Packer:
                 self.alike = False
                 if flags & IN_SEQUENCE:
                     self.in_sequence = True
-            self.hashes[count] = routes.hash_of(spread, buf + row.line_off)
+            self.hashes[count] = hash_of(routes, spread, buf + row.line_off)
             count += 1
         routes.choose(spread, self.hashes, <uint32_t> count, self.chosen)
         memset(ends, 0, 4 * <size_t> spread.count)
@@ -684,7 +375,7 @@ cdef class Packer:
             return W_ASK
         self.in_sequence = flags & IN_SEQUENCE != 0
         if spread != NULL:
-            hashed = routes.hash_of(spread, buf + row.line_off)
+            hashed = hash_of(routes, spread, buf + row.line_off)
             routes.choose(spread, &hashed, 1, &chosen)
             route = &spread.routes[chosen]
         else:
@@ -857,52 +548,3 @@ def place_of(const unsigned char[::1] props not None):
     if found < 0:
         raise ValueError("x-producer-id must be a string of 1 to 255 bytes, x-sequence an integer from 0 on")
     return (PyBytes_FromStringAndSize(<char *> place.producer, place.length), place.number) if found else None
-
-
-def key_hash(const unsigned char[::1] key not None) -> int:
-    """Of a routing key, as spreads take it."""
-    return c_key_hash(&key[0] if key.shape[0] else NULL, key.shape[0])
-
-
-def jump_winner(uint64_t hashed, list weights not None) -> int:
-    """Index of the one of `weights` that a spread by jump hash would choose."""
-    cdef uint32_t count = <uint32_t> len(weights), i
-    cdef uint64_t *ends = <uint64_t *> malloc(8 * count + 8)
-    if ends == NULL:
-        raise MemoryError()
-    try:
-        for i in range(count):
-            ends[i] = <uint64_t> weights[i] + (ends[i - 1] if i else 0)
-        return jump_among(hashed, ends, count)
-    finally:
-        free(ends)
-
-
-def winner(uint64_t hashed, list members not None) -> int:
-    """Index of the one of `members` (weight, seed) that a spread would choose for this hash."""
-    cdef uint32_t count = <uint32_t> len(members), i
-    cdef uint64_t *seeds = <uint64_t *> malloc(8 * count + 8)
-    cdef double *weights = <double *> malloc(8 * count + 8)
-    cdef int equal = True
-    if seeds == NULL or weights == NULL:
-        free(seeds)
-        free(weights)
-        raise MemoryError()
-    try:
-        for i in range(count):
-            weights[i], seeds[i] = members[i]
-            equal = equal and weights[i] == weights[0]
-        return rendezvous(hashed, seeds, weights, count, equal)
-    finally:
-        free(seeds)
-        free(weights)
-
-
-def winners(list hashes not None, list members not None) -> list:
-    """As winner() of each, together as a read's messages are."""
-    cdef uint32_t n = <uint32_t> len(hashes), i
-    cdef Routes routes = Routes()
-    cdef array.array hashed = array.array("Q", hashes), found = array.array("I", bytes(4 * n))
-    routes.learn_spread(b"", RENDEZVOUS, [(weight, seed, 0, 0, False) for weight, seed in members])
-    routes.choose(&routes.spreads[0], <uint64_t *> hashed.data.as_ulonglongs, n, <uint32_t *> found.data.as_uints)
-    return found.tolist()

@@ -38,10 +38,11 @@ def shake_hands(connection: Connection, channels: int = 0, frame_max: int = 1310
             assert not isinstance(event, Failed), event
 
 
-def received(connection: Connection, data: bytes) -> list[Event]:
-    """All events of the bytes; a caller that lets everybody in."""
+def received(connection: Connection, data: bytes, again: bool = False) -> list[Event]:
+    """All events of the bytes; a caller that lets everybody in. `again`: what was kept comes before them once more."""
     events = []
-    connection.receive_data(data)
+    unread = bytes(connection.unread) if again else b""
+    connection.receive_data(unread + data, len(unread))
     while (event := connection.next_event()) is not None:
         if isinstance(event, StartOk):
             connection.tune()

@@ -257,15 +257,25 @@ def conversations(draw: st.DrawFn) -> bytes:
 
 
 @settings(max_examples=150, deadline=None)
-@given(conversations(), st.lists(st.integers(0, 80000), max_size=20))
-def test_the_same_bytes_cut_anywhere_give_the_same_events(data: bytes, cuts: list[int]) -> None:
+@given(conversations(), st.lists(st.tuples(st.integers(0, 80000), st.booleans()), max_size=20))
+def test_the_same_bytes_cut_anywhere_give_the_same_events(data: bytes, cuts: list[tuple[int, bool]]) -> None:
+    """Also when some pieces begin with what was kept of those before."""
     whole = facts(received(connection(3), data))
     made = connection(3)
     events, at = [], 0
-    for cut in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
-        events += received(made, data[at:cut])
+    for cut, again in [*sorted(cut for cut in cuts if cut[0] < len(data)), (len(data), True)]:
+        events += received(made, data[at:cut], again)
         at = cut
     assert facts(events) == whole
+
+
+def test_what_was_kept_and_comes_again_is_one_event_with_what_follows() -> None:
+    data = b"".join(b"".join(publish(1, "e", "k", b"%d" % number)) for number in range(6))
+    made, cut = connection(1), len(data) // 2 + 3
+    (first,) = received(made, data[:cut])
+    (second,) = received(made, data[cut:], again=True)
+    assert isinstance(first, Publishes) and isinstance(second, Publishes)
+    assert (first.count, second.count) == (2, 4) or (first.count, second.count) == (3, 3)
 
 
 @settings(max_examples=60, deadline=None)

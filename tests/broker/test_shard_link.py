@@ -15,6 +15,7 @@ from broker.shard_link import DELIVERY_CREDIT_BYTES, PUBLISH_WINDOW_BYTES, Shard
 from shardd.wire import codec, envelope, lane
 from shardd.wire import messages as wire
 from shardd.wire import packer as packing
+from shardd.wire.routes import TARGETS, Routes
 from tests.reference import wire as reference
 from tests.support.fake_shard import FakeShard
 
@@ -83,8 +84,8 @@ class Waits:
 class Pair:
     def __init__(self, links: ShardLinks, heard: Heard, shards: list[FakeShard]) -> None:
         self.links, self.heard, self.shards = links, heard, shards
-        self.routes = packing.Routes()
-        self.routes.learn(LINE, packing.TARGETS, [(0, [7])], True)
+        self.routes = Routes()
+        self.routes.learn(LINE, TARGETS, [(0, [7])], True)
 
     async def restart(self) -> None:
         """Shard 0 dies and comes back; the front door keeps saying where it is."""
@@ -163,7 +164,7 @@ async def test_batches_of_several_shards_wait_for_more_each(pair: Pair) -> None:
     pair.gather(1, 3000)
     assert not pair.links.flush(alone, shared)
     pair.routes.clear()
-    pair.routes.learn(LINE, packing.TARGETS, [(0, [7]), (1, [8])], True)
+    pair.routes.learn(LINE, TARGETS, [(0, [7]), (1, [8])], True)
     pair.gather(1, 3000)
     assert pair.links.flush(alone, shared)
     pair.gather(1, 3000)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import socket
 import time
 
 import pika
 import pytest
+from pamqp import commands
 
+from tests.amqp.bytes_of import HEADER, method, publish
 from tests.support.real_broker import RealBroker
 
 Channel = pika.adapters.blocking_connection.BlockingChannel
@@ -184,3 +188,32 @@ def test_what_expired_behind_a_message_that_did_not_is_not_delivered(
     work(connection, lambda: bool(taken))
     work(connection, limit_s=0.1)
     assert taken == [b"10000000"]
+
+
+@pytest.mark.parametrize("largest", [50, 3000, 200_000])
+def test_what_is_sent_without_a_pause_arrives_whole_and_in_order_wherever_a_read_ends(
+    broker: RealBroker, connection: pika.BlockingConnection, name: str, largest: int
+) -> None:
+    seed = random.getrandbits(32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    sent: list[bytes] = []
+    left = 3_000_000  # a dozen reads, most of them full
+    while left > 0:
+        sent.append(b"%d:" % len(sent) + bytes([len(sent) % 251]) * dice.randrange(largest))
+        left -= len(sent[-1]) + 80
+    channel = connection.channel()
+    channel.queue_declare(name)
+    said = [
+        HEADER,
+        method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
+        method(0, commands.Connection.TuneOk(2047, 131072, 60)) + method(0, commands.Connection.Open("/")),
+        method(1, commands.Channel.Open()),
+        *(frame for body in sent for frame in publish(1, "", name, body, part=131064)),
+    ]
+    with socket.create_connection((broker.host, broker.port)) as sock:
+        sock.settimeout(60)
+        sock.sendall(b"".join(said))
+        taken = bodies(channel, name, auto_ack=True)
+        work(connection, lambda: len(taken) >= len(sent))
+    assert taken == sent

@@ -32,9 +32,10 @@ def test_a_header_that_is_included_is_shipped_and_rebuilds_what_includes_it(exte
 
 
 def included(path: Path) -> set[Path]:
-    """By this file, and by what that includes."""
+    """By this file, and by what that includes; what it says of itself in a .pxd is part of it."""
     text = path.read_text()
     shared = [ROOT / (name.replace(".", "/") + ".pxd") for name in SHARED.findall(text)]
+    shared += [own for own in [path.with_suffix(".pxd")] if own.exists() and own != path]
     headers = {(path.parent / name).resolve() for name in HEADER.findall(text)}
     return headers.union(shared, *map(included, shared))
 

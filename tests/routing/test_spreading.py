@@ -23,7 +23,7 @@ from broker.routing.spreading import (
     exchange_fault,
     weight_fault,
 )
-from shardd.wire import packer
+from shardd.wire import routes
 
 KEYS = 20_000
 # Chi-square over n - 1 degrees of freedom stays below this but once in a million (Wilson and Hilferty).
@@ -47,7 +47,7 @@ def owner(spread: Spread, message: Message) -> str:
 
 @given(st.binary(max_size=255))
 def test_the_packer_hashes_as_plain_python_does(key: bytes) -> None:
-    assert packer.key_hash(key) == key_hash(key)
+    assert routes.key_hash(key) == key_hash(key)
 
 
 @given(
@@ -58,12 +58,12 @@ def test_the_packer_hashes_as_plain_python_does(key: bytes) -> None:
 def test_the_packer_chooses_as_plain_python_does(hashed: int, members: list[tuple[int, int]], equal: bool) -> None:
     if equal:
         members = [(7, seed) for _, seed in members]
-    assert packer.winner(hashed, members) == rendezvous_weighted(hashed, members)
+    assert routes.winner(hashed, members) == rendezvous_weighted(hashed, members)
 
 
 @given(st.integers(0, (1 << 64) - 1), st.lists(st.integers(1, 10000), min_size=1, max_size=64))
 def test_the_packer_jumps_as_plain_python_does(hashed: int, weights: list[int]) -> None:
-    assert packer.jump_winner(hashed, weights) == jump_weighted(hashed, weights)
+    assert routes.jump_winner(hashed, weights) == jump_weighted(hashed, weights)
 
 
 def jump() -> Spread:

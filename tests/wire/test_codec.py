@@ -15,6 +15,7 @@ from shardd.wire import codec, envelope
 from shardd.wire import messages as wire
 from shardd.wire import packer as packing
 from shardd.wire.lane import joined
+from shardd.wire.routes import CALLER, NOWHERE, TARGETS, Routes
 from tests.reference import wire as reference
 
 SHARDS = 3
@@ -51,7 +52,7 @@ def line_of(fact: reference.Facts) -> bytes:
 
 def pack_all(
     packer: packing.Packer,
-    routes: packing.Routes,
+    routes: Routes,
     messages: list[reference.Facts],
     first_seq: int,
     lasting: bool = False,
@@ -64,14 +65,14 @@ def pack_all(
         at, why = packer.pack(routes, buffer, table, at, 77, seq, 1234, lasting)
         if why == packing.UNKNOWN:
             targets = ROUTES[messages[at].key]
-            routes.learn(line_of(messages[at]), packing.TARGETS if targets else packing.NOWHERE, targets, True)
+            routes.learn(line_of(messages[at]), TARGETS if targets else NOWHERE, targets, True)
 
 
 @given(st.lists(facts, max_size=40), st.sampled_from([0, 10]), st.integers(0, 40))
 def test_every_publish_reaches_its_shards_in_order_with_its_facts(
     messages: list[reference.Facts], first_seq: int, forget_at: int
 ) -> None:
-    packer, routes = packing.Packer(SHARDS), packing.Routes()
+    packer, routes = packing.Packer(SHARDS), Routes()
     pack_all(packer, routes, messages[:forget_at], first_seq)
     routes.clear()
     pack_all(packer, routes, messages[forget_at:], first_seq + forget_at if first_seq else 0)
@@ -110,7 +111,7 @@ def test_every_publish_reaches_its_shards_in_order_with_its_facts(
 def test_what_is_left_where_it_is_makes_the_same_batch(
     before: list[reference.Facts], large: list[tuple[reference.Facts, int]], behind: list[reference.Facts]
 ) -> None:
-    packers = [(packing.Packer(SHARDS), packing.Routes(), lasting) for lasting in (False, True)]
+    packers = [(packing.Packer(SHARDS), Routes(), lasting) for lasting in (False, True)]
     for packer, routes, lasting in packers:
         pack_all(packer, routes, before, 1)
         for number, (fact, size) in enumerate(large):
@@ -145,7 +146,7 @@ def _messages_of(message: bytes) -> list[Any]:
 @given(st.lists(facts, min_size=1, max_size=10))
 def test_the_checksum_of_a_record_covers_everything_behind_it(messages: list[reference.Facts]) -> None:
     packer = packing.Packer(SHARDS)
-    pack_all(packer, packing.Routes(), messages, 0)
+    pack_all(packer, Routes(), messages, 0)
     for shard in range(SHARDS):
         message = packer.take(shard, 0, 0, 0, 1)
         at, records = 0, bytes(codec.read_publish(message).records) if message else b""
@@ -181,20 +182,20 @@ def plain(**changes: Any) -> reference.Facts:
     ],
 )
 def test_packing_stops_exactly_at_the_message_that_needs_a_decision(second: reference.Facts, why: int) -> None:
-    packer, routes = packing.Packer(1), packing.Routes()
-    routes.learn(line_of(plain()), packing.TARGETS, [(0, [1])], False)
-    routes.learn(line_of(plain(key=b"asks")), packing.CALLER, [], False)
-    routes.learn(line_of(plain(key=b"nowhere", bits=1)), packing.NOWHERE, [], False)
+    packer, routes = packing.Packer(1), Routes()
+    routes.learn(line_of(plain()), TARGETS, [(0, [1])], False)
+    routes.learn(line_of(plain(key=b"asks")), CALLER, [], False)
+    routes.learn(line_of(plain(key=b"nowhere", bits=1)), NOWHERE, [], False)
     buffer, table = reference.read_of([plain(), second, plain()])
     assert packer.pack(routes, buffer, table, 0, 1, 0, 0) == (1, why)
     assert packer.messages(0) == 1
 
 
 def test_many_routes_are_told_apart() -> None:
-    packer, routes = packing.Packer(1), packing.Routes()
+    packer, routes = packing.Packer(1), Routes()
     many = [plain(key=b"k%d" % i) for i in range(5000)]
     for number, fact in enumerate(many):
-        routes.learn(line_of(fact), packing.TARGETS, [(0, [number])], False)
+        routes.learn(line_of(fact), TARGETS, [(0, [number])], False)
     buffer, table = reference.read_of(many)
     assert packer.pack(routes, buffer, table, 0, 1, 0, 0) == (5000, packing.DONE)
     message = packer.take(0, 0, 0, 0, 1)

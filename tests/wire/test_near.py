@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardd.wire import codec, packer
+from shardd.wire.routes import HERE, TARGETS, Routes
 from tests.reference import wire as reference
 from tests.wire.test_spread import records_of
 
@@ -16,10 +17,10 @@ MESSAGES = st.lists(
 )
 
 
-def routes() -> packer.Routes:
-    made = packer.Routes()
+def routes() -> Routes:
+    made = Routes()
     for key, queue in QUEUES.items():
-        kind = packer.TARGETS if key == b"far" else packer.HERE
+        kind = TARGETS if key == b"far" else HERE
         made.learn(b"\0" + bytes([len(key)]) + key + b"\0", kind, [(0, [queue])], False)
     return made
 

@@ -12,6 +12,7 @@ from broker.amqp import frames
 from broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_weighted
 from shardd.wire import codec, packer
 from shardd.wire.lane import joined
+from shardd.wire.routes import CHANCE, JUMP, MODULUS, NOWHERE, RENDEZVOUS, TARGETS, Routes, winners
 
 MEMBERS = [(weight, seed, shard, queue, False) for weight, seed, shard, queue in
            ((1, 11, 0, 100), (1, 22, 1, 200), (3, 33, 0, 300), (1, 44, 1, 400))]  # fmt: skip
@@ -19,7 +20,7 @@ MEMBERS = [(weight, seed, shard, queue, False) for weight, seed, shard, queue in
 
 def packed(how: int, keys: list[bytes], exchange: bytes = b"spread") -> dict[bytes, set[int]]:
     """The queues that each key's messages were given to."""
-    routes, packing = packer.Routes(7), packer.Packer(2)
+    routes, packing = Routes(7), packer.Packer(2)
     assert routes.learn_spread(b"spread", how, MEMBERS)
     lines = [bytes([len(exchange)]) + exchange + bytes([len(key)]) + key + b"\0" for key in keys]
     buffer, table = b"", b""
@@ -67,14 +68,14 @@ def key_of(stored: bytes) -> bytes:
 
 def test_each_key_goes_where_plain_routing_says() -> None:
     keys = [b"key-%d" % i for i in range(500)] + [b"", b"x" * 255]
-    chosen = packed(packer.RENDEZVOUS, keys)
+    chosen = packed(RENDEZVOUS, keys)
     lots = [(weight, seed) for weight, seed, *_ in MEMBERS]
     for key in keys:
         assert chosen[key] == {MEMBERS[rendezvous_weighted(key_hash(key), lots)][3]}
-    chosen = packed(packer.JUMP, keys)
+    chosen = packed(JUMP, keys)
     for key in keys:
         assert chosen[key] == {MEMBERS[jump_weighted(key_hash(key), [weight for weight, *_ in MEMBERS])][3]}
-    chosen = packed(packer.MODULUS, keys)
+    chosen = packed(MODULUS, keys)
     for key in keys:
         assert chosen[key] == {MEMBERS[modulus(key_hash(key), 4)][3]}
 
@@ -89,14 +90,14 @@ def test_many_keys_at_once_go_where_each_alone_would(
 ) -> None:
     if equal:
         members = [(1, seed) for _, seed in members]
-    assert packer.winners(hashes, members) == [rendezvous_weighted(hashed, members) for hashed in hashes]
+    assert winners(hashes, members) == [rendezvous_weighted(hashed, members) for hashed in hashes]
 
 
 def test_an_exchange_that_sends_all_the_same_way_does_not_look_at_the_key() -> None:
-    routes, packing = packer.Routes(7), packer.Packer(2)
-    assert routes.learn_exchange(b"all", packer.TARGETS, [(0, [1, 2]), (1, [3])], False)
-    assert routes.learn_exchange(b"none", packer.NOWHERE, [], False)
-    routes.learn(line_of(b"one", b"k"), packer.TARGETS, [(0, [2])], False)
+    routes, packing = Routes(7), packer.Packer(2)
+    assert routes.learn_exchange(b"all", TARGETS, [(0, [1, 2]), (1, [3])], False)
+    assert routes.learn_exchange(b"none", NOWHERE, [], False)
+    routes.learn(line_of(b"one", b"k"), TARGETS, [(0, [2])], False)
     lines = [line_of(exchange, b"k") for exchange in (b"all", b"one", b"none", b"all")] + [line_of(b"all", b"other")]
     buffer, table = read_of([*lines, line_of(b"none", b"k", b"\1")])
     assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (5, packer.UNROUTABLE)
@@ -121,29 +122,29 @@ def read_of(lines: list[bytes]) -> tuple[bytes, bytes]:
 
 
 def test_by_chance_the_same_key_goes_everywhere() -> None:
-    assert packed(packer.CHANCE, [b"k"] * 200)[b"k"] == {100, 200, 300, 400}
+    assert packed(CHANCE, [b"k"] * 200)[b"k"] == {100, 200, 300, 400}
 
 
 def test_neighbours_with_one_key_stay_together() -> None:
-    assert all(len(queues) == 1 for queues in packed(packer.RENDEZVOUS, [b"a"] * 50 + [b"b"] * 50).values())
+    assert all(len(queues) == 1 for queues in packed(RENDEZVOUS, [b"a"] * 50 + [b"b"] * 50).values())
 
 
 @pytest.mark.parametrize("exchange", [b"sprea", b"spread2", b""])
 def test_an_exchange_of_another_name_is_not_meant(exchange: bytes) -> None:
-    assert packed(packer.RENDEZVOUS, [b"k"], exchange) == {}
+    assert packed(RENDEZVOUS, [b"k"], exchange) == {}
 
 
 def test_a_cleared_memory_knows_no_spread() -> None:
-    routes = packer.Routes()
-    assert routes.learn_spread(b"e", packer.MODULUS, MEMBERS)
+    routes = Routes()
+    assert routes.learn_spread(b"e", MODULUS, MEMBERS)
     routes.clear()
-    counted = Counter(routes.learn_spread(b"e%d" % i, packer.MODULUS, MEMBERS) for i in range(70))
+    counted = Counter(routes.learn_spread(b"e%d" % i, MODULUS, MEMBERS) for i in range(70))
     assert counted == {True: 64, False: 6}
 
 
 @given(
     st.lists(st.sampled_from(["spread", "spread", "spread", "other", "plain"]), min_size=1, max_size=80),
-    st.sampled_from([packer.RENDEZVOUS, packer.MODULUS, packer.JUMP, packer.CHANCE]),
+    st.sampled_from([RENDEZVOUS, MODULUS, JUMP, CHANCE]),
     st.sampled_from([0, 1, 1000]),
     st.integers(0, 3),
 )
@@ -151,13 +152,13 @@ def test_each_queue_keeps_its_order_and_each_message_its_number(
     exchanges: list[str], how: int, first_seq: int, start: int
 ) -> None:
     start = min(start, len(exchanges) - 1)
-    routes, packing = packer.Routes(7), packer.Packer(2)
+    routes, packing = Routes(7), packer.Packer(2)
     assert routes.learn_spread(b"spread", how, MEMBERS)
     assert routes.learn_spread(b"other", how, MEMBERS[1:])
     lines = [line_of(exchange.encode(), b"%d" % number) for number, exchange in enumerate(exchanges)]
     for line, exchange in zip(lines, exchanges, strict=True):
         if exchange == "plain":  # into a queue that is a member of the spreads too
-            routes.learn(line, packer.TARGETS, [(1, [200])], False)
+            routes.learn(line, TARGETS, [(1, [200])], False)
     buffer, table = b"", b""
     for line in lines:
         table += frames.row(len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0))
@@ -187,8 +188,8 @@ def line_of(exchange: bytes, key: bytes, bits: bytes = b"\0") -> bytes:
 
 
 def test_of_random_keys_each_queue_has_one_record_not_one_for_each_message() -> None:
-    routes, packing = packer.Routes(7), packer.Packer(2)
-    assert routes.learn_spread(b"spread", packer.RENDEZVOUS, MEMBERS)
+    routes, packing = Routes(7), packer.Packer(2)
+    assert routes.learn_spread(b"spread", RENDEZVOUS, MEMBERS)
     buffer, table = b"", b""
     for line in (line_of(b"spread", b"key-%d" % i) for i in range(500)):
         table += frames.row(len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0))
@@ -226,8 +227,8 @@ def test_each_queue_gets_its_messages_in_order_and_as_they_were_sent(
     sent: list[Sent], confirms: bool, times: int
 ) -> None:
     """Also when batches are kept while others are packed, and when a group is longer than a record may grow."""
-    routes, packing = packer.Routes(7), packer.Packer(2)
-    assert routes.learn_spread(b"spread", packer.MODULUS, MEMBERS)
+    routes, packing = Routes(7), packer.Packer(2)
+    assert routes.learn_spread(b"spread", MODULUS, MEMBERS)
     buffer, table = frames_of(sent)
     kept = []
     for turn in range(2):

@@ -1,0 +1,71 @@
+# cython: language_level=3
+"""What the packer reads of routes.pyx, by itself and for each message."""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from shardd.wire.buffer cimport same
+from shardd.wire.publishes cimport Target
+
+cdef extern from "key_hash.h" nogil:
+    uint64_t c_key_hash "key_hash"(const unsigned char *key, size_t length)
+    uint64_t mixed(uint64_t bits)
+
+cdef enum:
+    H_RENDEZVOUS = 0
+    H_MODULUS = 1
+    H_CHANCE = 2
+    H_JUMP = 3
+    H_ANY = 4  # whatever the key, the one route there is
+
+cdef struct Route:
+    int kind
+    int durable  # some queue of it is: a persistent message must be synced
+    uint32_t count
+    Target *targets
+    uint8_t *line
+    uint32_t line_len
+    uint64_t hashed
+
+cdef struct Spread:  # an exchange that gives each message to one of its queues, or all to the same
+    int how
+    int equal  # all weights are the same
+    uint32_t count
+    Route *routes  # one for each queue
+    uint64_t *seeds  # of a jump hash: the sum of weights up to here
+    double *weights
+    uint32_t *ends  # while a table is packed: of each route, where its rows end in Packer.order
+    uint8_t *exchange
+    uint32_t exchange_len  # as on the line, with its length byte
+
+cdef inline bint goes_to(const uint8_t *line, uint32_t length, Spread *spread) noexcept nogil:
+    return length > spread.exchange_len and line[0] == spread.exchange[0] and same(spread.exchange, line, spread.exchange_len)
+
+cdef inline bint same_exchange(const uint8_t *line, const uint8_t *other) noexcept nogil:
+    return line[0] == other[0] and same(line, other, <size_t> line[0] + 1)
+
+cdef class Routes:
+    cdef Route **slots
+    cdef Spread spreads[64]  # SPREADS_MAX
+    cdef uint32_t spread_count
+    cdef uint64_t chance
+    cdef Route **kept
+    cdef uint32_t used
+    cdef uint32_t size
+    cdef uint64_t generation
+
+    cdef void free_spreads(self) noexcept
+    cdef Spread *find_spread(self, const uint8_t *line, uint32_t length) noexcept nogil
+    cdef void choose(self, Spread *spread, const uint64_t *hashed, uint32_t count, uint32_t *chosen) noexcept nogil
+    cdef bint begin_spread(self, bytes exchange, int how, uint32_t count) except -1
+    cdef void free_list(self, Route **routes, uint32_t count) noexcept
+    cdef Route *find(self, const uint8_t *line, uint32_t length) noexcept nogil
+    cdef void place(self, Route *route) noexcept
+    cdef int grow(self) except -1
+
+cdef inline uint64_t hash_of(Routes routes, Spread *spread, const uint8_t *line) noexcept nogil:
+    """Of this message's key, or by chance."""
+    cdef const uint8_t *key = line + spread.exchange_len
+    if spread.how == H_CHANCE:
+        routes.chance += 0x9e3779b97f4a7c15ULL
+        return mixed(routes.chance)
+    return c_key_hash(key + 1, key[0])
