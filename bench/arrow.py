@@ -3,9 +3,10 @@
     python bench/arrow.py [--messages 2000000] [--body 100] [--runs 5] [--rows 200000] [--data DIR]
 
 One client reads all of a stream and throws the bytes away: with three columns (offset, timestamp, value), with the
-seven of the default, with headers and properties too. Then it publishes rows, with confirms. The figures are means of
-all runs: nanoseconds of CPU a row, by process; a read before them, when the reader imports pyarrow (0.1 s), is not
-counted. pyarrow is needed for the rows that are published, too.
+seven of the default, with headers and properties too; then two processes at once read three columns as tasks of Spark
+do, with the connector, and write what they get to a socket: they use the caches the reader would have. Then it
+publishes rows, with confirms. The figures are means of all runs: nanoseconds of CPU a row, by process; a read before
+them, when the reader imports pyarrow (0.1 s), is not counted. pyarrow is needed for the rows that are published, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from __future__ import annotations
 import argparse
 import base64
 import http.client
+import multiprocessing
+import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +28,8 @@ from brokers import own_broker
 from streams import WRITE_MESSAGES, StreamClient
 
 BUFFER_BYTES = 1 << 20
+TASKS = 2
+PASSED_BYTES = 64 << 10
 LOGIN = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
 ROLES = {"reader": "shardd.reader", "shard": "shardd", "front door": "broker", "controller": "broker.controller"}
 COLUMNS = {
@@ -80,6 +86,47 @@ def show(what: str, rows: int, runs: list[dict[str, float]]) -> None:
     print(f"{what}: {1e9 / each['time']:,.0f} rows/s; ns of CPU a row: {cpu}", flush=True)
 
 
+def pass_on(address: str, rows: int) -> int:
+    """Reads the stream and writes it to a socket that a thread empties; rows read."""
+    import pyarrow as pa
+
+    from pyspark_shardmq.fetch import Broker
+    from pyspark_shardmq.offsets import Range
+    from pyspark_shardmq.options import Connection
+
+    broker = Broker(Connection((f"http://{address}",), "/", "guest", "guest", 3, 100, 60_000))
+    (state,) = broker.states("stream")
+    found = 0
+    here, there = socket.socketpair()
+    with here, there:
+        emptying = threading.Thread(target=empty, args=(there,))
+        emptying.start()
+        with here.makefile("wb", PASSED_BYTES) as file:
+            writer = None
+            for batch in broker.scan(Range("stream", 0, state.id, 0, rows), COLUMNS["3 columns"].split(",")):
+                writer = writer or pa.ipc.new_stream(file, batch.schema)
+                writer.write_batch(batch)
+                found += batch.num_rows
+        here.shutdown(socket.SHUT_WR)
+        emptying.join()
+    broker.close()
+    return found
+
+
+def empty(there: socket.socket) -> None:
+    buffer = bytearray(PASSED_BYTES)
+    while there.recv_into(buffer):
+        pass
+
+
+def read_by_tasks(pid: int, address: str, rows: int, runs: int) -> None:
+    with multiprocessing.get_context("spawn").Pool(TASKS) as pool:
+        asked = [(address, rows)] * TASKS
+        pool.starmap(pass_on, asked, 1)  # imports what it takes
+        found = [measured(pid, lambda: pool.starmap(pass_on, asked, 1)) for _ in range(runs)]
+    show(f"read, 3 columns, {TASKS} tasks", rows * TASKS, found)
+
+
 def rows_of(count: int, body_bytes: int) -> bytes:
     import pyarrow as pa
 
@@ -111,6 +158,7 @@ def main() -> None:
             path = f"/api/streams/%2F/stream/0/arrow?columns={columns}"
             api.read(path)
             show(f"read, {what}", messages, [measured(pid, lambda: api.read(path)) for _ in range(options.runs)])  # noqa: B023
+        read_by_tasks(pid, target.http, messages, options.runs)
         body = rows_of(options.rows, options.body)
         path = "/api/exchanges/%2F/amq.default/arrow?routing_key=copy"
         calls = [measured(pid, lambda: api.call("POST", path, body).read()) for _ in range(options.runs)]

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from shardd.reader.ipc import ALIGNMENT, END, BatchHead
 from shardd.store import columns as c
-from shardd.store.columns import Columns
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from shardd.store.columns import Columns, Memory
 
 BITS = {
     "offset": c.OFFSET,
@@ -44,6 +41,7 @@ TYPES: dict[str, Any] = {
     "headers": pa.list_(pa.field("element", _HEADER)),
     "properties": _PROPERTIES,
 }
+PADDING = tuple(bytes(size) for size in range(ALIGNMENT))
 
 
 def schema_of(names: Sequence[str]) -> Any:
@@ -67,15 +65,15 @@ class Encoder:
         """What comes before the first batch."""
         return bytes(self.schema.serialize())
 
-    def encode(self, columns: Columns) -> list[memoryview]:
-        """Views of the columns' memory among them: to be let go of before that is cleared."""
+    def encode(self, columns: Columns) -> list[bytes | memoryview | Memory]:
+        """The columns' own memory among them: good until that is cleared."""
         batch = _Batch(columns.rows)
         for name in self._names:
             self._add(batch, name, columns)
         if self._head is None:
             self._head = BatchHead(len(batch.nodes) // 2, len(batch.buffers) // 2)
-        head = self._head.encode(batch.rows, batch.nodes, batch.buffers, batch.body_bytes)
-        return [memoryview(head), *batch.pieces]
+        batch.pieces[0] = self._head.encode(batch.rows, batch.nodes, batch.buffers, batch.body_bytes)
+        return batch.pieces
 
     def end(self) -> bytes:
         return END
@@ -112,23 +110,20 @@ class _Batch:
         self.rows = rows
         self.nodes: list[int] = []
         self.buffers: list[int] = []
-        self.pieces: list[memoryview] = []
+        self.pieces: list[bytes | memoryview | Memory] = [b""]  # the first is for the head
         self.body_bytes = 0
 
-    def add(self, rows: int, nulls: int, bits: Buffer | None, *buffers: Buffer) -> None:
+    def add(self, rows: int, nulls: int, bits: Memory | None, *buffers: memoryview | Memory) -> None:
         self.nodes += (rows, nulls)
         for buffer in (bits if nulls else None, *buffers):
-            size = 0
-            if buffer is not None:
-                view = memoryview(buffer)
-                size = view.nbytes
-                self.pieces.append(view)
+            size = 0 if buffer is None else len(buffer)
             self.buffers += (self.body_bytes, size)
-            self.body_bytes += size
-            rest = -size % ALIGNMENT
-            if rest:
-                self.pieces.append(memoryview(bytes(rest)))
-                self.body_bytes += rest
+            if buffer is not None and size:
+                self.pieces.append(buffer)
+                rest = -size % ALIGNMENT
+                if rest:
+                    self.pieces.append(PADDING[rest])
+                self.body_bytes += size + rest
 
 
 class _Repeated:

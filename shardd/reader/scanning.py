@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardd.directories import shard_directory, stream_directory, vhost_directory
 from shardd.reader.pace import Pace
-from shardd.store.columns import Columns, Filter
+from shardd.store.columns import Columns, Filter, Memory
 from shardd.store.errors import Corrupt, FormatTooNew
 from shardd.store.files import OsFiles
 from shardd.store.stream_scan import Places, Truncated, find
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 BATCH_ROWS_MAX = 20_000
 BATCH_BYTES_MAX = 4 << 20
 NO_ARROW = "pyarrow is not installed where the broker runs: pip install pyarrow, then restart the broker"
+
+# Of what is sent, one behind the other.
+Piece = bytes | memoryview | Memory
 
 log = logging.getLogger(__name__)
 
@@ -98,15 +101,10 @@ class Scanning:
         told = {"from": self._start, "to": self._stop, "first": self._there.first, "next": self._there.next}
         return Answer(200, more=told, begin=self._encoder.begin())
 
-    def run(self, send: Callable[[Sequence[memoryview]], int], pace: Callable[[int], None]) -> None:
+    def run(self, send: Callable[[Sequence[Piece]], int], pace: Callable[[int], None]) -> None:
         """All batches, then the end of the IPC stream. Raises what `send` raises, Truncated or Corrupt: cut off."""
         while self._columns.rows:
-            pieces = self._encoder.encode(self._columns)
-            sent = send(pieces)
-            for piece in pieces:  # the columns' memory is used again
-                piece.release()
-            pieces.clear()
-            pace(sent)
+            pace(send(self._encoder.encode(self._columns)))
             self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX)
         if self._scan.damaged_bytes:
             where = f"{self._asked.queue} of vhost {self._asked.vhost}"
@@ -165,31 +163,35 @@ class Pacer:
             time.sleep(wait_s)
 
 
-def send_all(sock: socket.socket, pieces: Sequence[bytes | memoryview]) -> int:
+def send_all(sock: socket.socket, pieces: Sequence[Piece]) -> int:
     """All of them; the time out is the socket's, for each step. Bytes sent."""
-    left = [memoryview(piece) for piece in pieces if piece]
-    total = 0
+    total = sum(map(len, pieces))
+    done = sock.sendmsg(pieces)
+    if done < total:
+        _send_rest(sock, [memoryview(piece) for piece in pieces if len(piece)], done)
+    return total
+
+
+def _send_rest(sock: socket.socket, left: list[memoryview], done: int) -> None:
+    """What follows the first `done` bytes. The views are let go of as they are sent."""
     while left:
-        done = sock.sendmsg(left)
-        total += done
         gone = 0
         while gone < len(left) and done >= len(left[gone]):
             done -= len(left[gone])
             left[gone].release()
             gone += 1
         del left[:gone]
-        if done:
-            rest = left[0][done:]
-            left[0].release()
-            left[0] = rest
-    return total
+        if left:
+            with left[0] as first:
+                left[0] = first[done:]
+            done = sock.sendmsg(left)
 
 
-def as_chunk(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+def as_chunk(pieces: Sequence[Piece]) -> list[Piece]:
     """Of HTTP."""
     return [b"%x\r\n" % sum(map(len, pieces)), *pieces, b"\r\n"]
 
 
-def as_part(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+def as_part(pieces: Sequence[Piece]) -> list[Piece]:
     """Of what a proxy is given."""
     return [LENGTH.pack(sum(map(len, pieces))), *pieces]

@@ -29,6 +29,8 @@ class Columns:
     position: int
     offset: int
     checked: int
+    base: int
+    used: int
     need: int
     damaged: bool
     full: bool
@@ -46,6 +48,9 @@ class Columns:
         limit: int,
         rows_max: int,
         bytes_max: int,
+        handle: int = -1,
+        end: int = 0,
+        piece: int = 0,
     ) -> None: ...
     def offset_buffers(self) -> tuple[Memory]: ...
     def timestamp_buffers(self) -> tuple[Memory]: ...

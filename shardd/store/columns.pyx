@@ -2,7 +2,7 @@
 """The loop that turns chunks of a stream into columns: the buffers of Arrow arrays, made directly from the bytes of a window.
 
 Knows the shape of a chunk (drawn in chunk.pyx), of a stored message (record.pyx) and of AMQP's properties and tables;
-nothing of files, and nothing of Arrow but how its arrays lie in memory:
+nothing of files but how to read on in one, and nothing of Arrow but how its arrays lie in memory:
 
     text, bytes    i32 ends[rows + 1], the first 0 | data back to back | a bit per row that has a value, lowest first
     numbers        i32 or i64 [rows] | bits as above
@@ -16,12 +16,19 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
 from shardd.grown cimport Grown, reserve
-from shardd.store.chunk_shape cimport CUT_OFF, SHARED_BYTES, chunk_bytes
-from shardd.store.layout cimport RECORD_HEADER, message_bytes, put32, put64, u16, u32, u64
+from shardd.store.chunk_shape cimport CHUNK_HEADER, CUT_OFF, FILTERS, chunk_bytes
+from shardd.store.growing cimport (
+    Number, Text, clear_text, copy_short, fill32, fill_bits, fill_number, fill_text, free_text, is_ascii, push32, push64,
+    push_bytes, put_end, put_number, set_bit,
+)
+from shardd.store.layout cimport RECORD_HEADER, message_bytes, u16, u32, u64
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
     void crc32c_start()
+
+cdef extern from "<unistd.h>" nogil:
+    ssize_t pread(int handle, void *to, size_t size, int64_t position)
 
 crc32c_start()
 
@@ -49,6 +56,9 @@ cdef enum:
     KINDS = 14
     NUMBERS = 3
     TEXTS = 9
+    # Of a chunk, what its length can be told by: its header, and the names of a message that has it alone.
+    HEAD_BYTES_MAX = CHUNK_HEADER + 4 * FILTERS + 10 + 255
+    CACHE_LINE = 64
 
 # Of each property from bit 15 down: its kind, and its place among the columns of that kind (-1: in none).
 cdef int[KINDS] kind_of = [SHORT, SHORT, TABLE, OCTET, OCTET, SHORT, SHORT, SHORT, SHORT, TIME, SHORT, SHORT, SHORT, SHORT]
@@ -84,120 +94,10 @@ cdef extern from *:
     uint64_t guessed "shardd_guessed"(uint64_t found, uint64_t guess) noexcept nogil
 
 
-cdef struct Text:
-    Grown ends
-    Grown data
-    Grown valid
-    uint64_t rows
-    uint64_t nulls
-
-
-cdef struct Number:
-    Grown values
-    Grown valid
-    uint64_t rows
-    uint64_t nulls
-
-
 cdef struct Word:
     int kind
     const uint8_t *at
     size_t size
-
-
-cdef int push32(Grown *grown, int32_t value) except -1 nogil:
-    reserve(grown, 4)
-    memcpy(grown.data + grown.used, &value, 4)
-    grown.used += 4
-    return 0
-
-
-cdef int push64(Grown *grown, int64_t value) except -1 nogil:
-    reserve(grown, 8)
-    memcpy(grown.data + grown.used, &value, 8)
-    grown.used += 8
-    return 0
-
-
-cdef int fill_bits(Grown *bits, uint64_t rows) except -1 nogil:
-    """Bits that are not set, until there is one for each of `rows`."""
-    cdef size_t size = (rows + 7) >> 3
-    if size > bits.used:
-        reserve(bits, size - bits.used)
-        memset(bits.data + bits.used, 0, size - bits.used)
-        bits.used = size
-    return 0
-
-
-cdef int set_bit(Grown *bits, uint64_t row) except -1 nogil:
-    fill_bits(bits, row + 1)
-    bits.data[row >> 3] |= <uint8_t>(1 << (row & 7))
-    return 0
-
-
-cdef int fill32(Grown *grown, uint64_t count, int32_t value) except -1 nogil:
-    cdef int32_t *out
-    cdef uint64_t i
-    reserve(grown, 4 * count)
-    out = <int32_t*>(grown.data + grown.used)
-    for i in range(count):
-        out[i] = value
-    grown.used += 4 * count
-    return 0
-
-
-cdef inline bint is_ascii(const uint8_t *at, size_t size) noexcept nogil:
-    """Two words that overlap where one would leave a rest."""
-    cdef size_t i = 0
-    cdef uint64_t seen = 0
-    if size >= 8:
-        while i + 8 <= size:
-            seen |= u64(at + i)
-            i += 8
-        seen |= u64(at + size - 8)
-    elif size >= 4:
-        seen = u32(at) | u32(at + size - 4)
-    elif size:
-        seen = at[0] | at[size >> 1] | at[size - 1]
-    return seen & <uint64_t>0x8080808080808080 == 0
-
-
-cdef inline void copy_short(uint8_t *to, const uint8_t *at, size_t size) noexcept nogil:
-    """As memcpy, without a call for what names are long."""
-    cdef uint64_t low, high
-    if size > 16:
-        memcpy(to, at, size)
-    elif size >= 8:
-        low, high = u64(at), u64(at + size - 8)
-        put64(to, low)
-        put64(to + size - 8, high)
-    elif size >= 4:
-        low, high = u32(at), u32(at + size - 4)
-        put32(to, <uint32_t>low)
-        put32(to + size - 4, <uint32_t>high)
-    elif size:
-        to[0], to[size >> 1], to[size - 1] = at[0], at[size >> 1], at[size - 1]
-
-
-cdef int clear_text(Text *text) except -1 nogil:
-    text.ends.used = text.data.used = text.valid.used = 0
-    text.rows = text.nulls = 0
-    return push32(&text.ends, 0)
-
-
-cdef void free_text(Text *text) noexcept:
-    free(text.ends.data)
-    free(text.data.data)
-    free(text.valid.data)
-
-
-cdef inline int push_bytes(Text *text, const uint8_t *at, size_t size) except -1 nogil:
-    """One more value, without a bit."""
-    reserve(&text.data, size)
-    copy_short(text.data.data + text.data.used, at, size)
-    text.data.used += size
-    text.rows += 1
-    return push32(&text.ends, <int32_t>text.data.used)
 
 
 cdef int push_replaced(Text *text, const uint8_t *at, size_t size) except -1 with gil:
@@ -211,19 +111,6 @@ cdef inline int push_text(Text *text, const uint8_t *at, size_t size) except -1 
     return push_bytes(text, at, size) if is_ascii(at, size) else push_replaced(text, at, size)
 
 
-cdef inline void put_number(Grown *grown, int64_t value) noexcept nogil:
-    """Where there is room."""
-    (<int64_t*>(grown.data + grown.used))[0] = value
-    grown.used += 8
-
-
-cdef inline void put_end(Text *text) noexcept nogil:
-    """Of one more value, where there is room."""
-    (<int32_t*>(text.ends.data + text.ends.used))[0] = <int32_t>text.data.used
-    text.ends.used += 4
-    text.rows += 1
-
-
 cdef inline int put_name(Text *text, const uint8_t *at, size_t size) except -1 nogil:
     """As `push_text`, where there is room for its end."""
     if not is_ascii(at, size):
@@ -233,27 +120,6 @@ cdef inline int put_name(Text *text, const uint8_t *at, size_t size) except -1 n
     text.data.used += size
     put_end(text)
     return 0
-
-
-cdef int fill_text(Text *text, uint64_t rows) except -1 nogil:
-    """Rows without a value, until there are `rows`."""
-    cdef uint64_t more = rows - text.rows
-    if more:
-        fill32(&text.ends, more, <int32_t>text.data.used)
-        text.rows = rows
-        text.nulls += more
-    return fill_bits(&text.valid, rows)
-
-
-cdef int fill_number(Number *number, uint64_t rows, size_t width) except -1 nogil:
-    cdef uint64_t more = rows - number.rows
-    if more:
-        reserve(&number.values, width * more)
-        memset(number.values.data + number.values.used, 0, width * more)
-        number.values.used += width * more
-        number.rows = rows
-        number.nulls += more
-    return fill_bits(&number.valid, rows)
 
 
 cdef inline uint32_t big32(const uint8_t *at) noexcept nogil:
@@ -432,6 +298,7 @@ cdef class Columns:
     cdef readonly unsigned long long position  # of the chunk to go on with
     cdef readonly unsigned long long offset  # of the message to go on with
     cdef readonly unsigned long long checked  # position of the last chunk that was found good, 0: none
+    cdef readonly unsigned long long base, used  # of the file that many bytes, from there on, are in the window
     cdef readonly unsigned long long need  # bytes from `position` on that it takes to go on; 0: these were enough
     cdef readonly bint damaged  # there is no good chunk at `position`
     cdef readonly bint full  # the next message would be too much
@@ -481,29 +348,63 @@ cdef class Columns:
 
     def take(self, bytearray window, unsigned long long base, unsigned long long used, unsigned long long position,
              unsigned long long checked, uint32_t salt, unsigned long long offset, unsigned long long limit,
-             unsigned long long rows_max, unsigned long long bytes_max) -> None:
+             unsigned long long rows_max, unsigned long long bytes_max, int handle=-1, unsigned long long end=0,
+             unsigned long long piece=0) -> None:
         """Add messages from `offset` on and below `limit`, until there are `rows_max` rows or the next would make it more than
         `bytes_max`, out of the chunks from `position` on in `window`, which holds `used` bytes of the file from `base`. The
-        chunk at `checked` is known to be good."""
-        cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(window)
-        if used > <uint64_t>PyByteArray_GET_SIZE(window) or position < base:
+        chunk at `checked` is known to be good.
+
+        `handle`: a descriptor of the file, of which the first `end` bytes may be read: what follows is read into the window,
+        a chunk at a time, or `piece` bytes where chunks are smaller, so that it is still in the cache when it is looked at.
+        What does not fit or cannot be read is left to the caller, as without one. `base` and `used` say what there is then.
+        """
+        cdef uint8_t *data = <uint8_t*>PyByteArray_AS_STRING(window)
+        cdef uint64_t size = PyByteArray_GET_SIZE(window)
+        if used > size or position < base:
             raise ValueError("window is shorter than said")
         self.position, self.offset, self.checked = position, offset, checked
+        self.base, self.used = base, used
+        with nogil:
+            self._walk(data, salt, limit, rows_max, bytes_max)
+            while handle >= 0 and self._is_cut_off(end, limit) and self._read_on(handle, end, piece, data, size):
+                self._walk(data, salt, limit, rows_max, bytes_max)
+
+    cdef bint _is_cut_off(self, uint64_t end, uint64_t limit) noexcept nogil:
+        """The file has more, and the window was all that was missing."""
+        if self.full or self.damaged or self.offset >= limit or self.base + self.used >= end:
+            return False
+        return self.need != 0 or self.position >= self.base + self.used
+
+    cdef bint _read_on(self, int handle, uint64_t end, uint64_t piece, uint8_t *data, uint64_t size) noexcept nogil:
+        """From where it stopped; whether there is more of it in the window than before. What it has of that is read again:
+        so source and target lie alike in their cache lines, for which the kernel's copy is up to twice as fast."""
+        cdef uint64_t before = (self.position - <uint64_t>data) % CACHE_LINE, wanted = piece, had = self.base + self.used
+        cdef ssize_t got
+        # Up to the next chunk's header, which says how much to read then.
+        if self.need > piece >> 1:
+            wanted = self.need + CHUNK_HEADER
+        wanted = min(wanted + before, end - self.position + before)
+        if before > self.position or wanted > size:
+            return False
+        got = pread(handle, data, wanted, <int64_t>(self.position - before))
+        if got < <int64_t>wanted:
+            self.used = 0  # what is left in it is of both
+            return False
+        self.base, self.used = self.position - before, wanted
+        return self.base + wanted > had
+
+    cdef int _walk(self, const uint8_t *data, uint32_t salt, uint64_t limit, uint64_t rows_max,
+                   uint64_t bytes_max) except -1 nogil:
+        cdef const uint8_t *chunk
+        cdef uint64_t length, room, first, base = self.base, used = self.used
         self.need = 0
         self.damaged = self.full = False
-        with nogil:
-            self._walk(data, base, used, salt, limit, rows_max, bytes_max)
-
-    cdef int _walk(self, const uint8_t *data, uint64_t base, uint64_t used, uint32_t salt, uint64_t limit,
-                   uint64_t rows_max, uint64_t bytes_max) except -1 nogil:
-        cdef const uint8_t *chunk
-        cdef uint64_t length, room, first
         while self.offset < limit and self.position < base + used:
             chunk = data + (self.position - base)
             room = base + used - self.position
             length = chunk_bytes(chunk, room)
             if length == CUT_OFF or length > room:
-                self.need = room + SHARED_BYTES if length == CUT_OFF else length
+                self.need = room + HEAD_BYTES_MAX if length == CUT_OFF else length
                 break
             if length == 0 or (
                 self.position != self.checked and c_crc32c(0, chunk + 8, length - 8) ^ salt != u32(chunk + 4)

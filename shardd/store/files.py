@@ -23,6 +23,9 @@ class Files(Protocol):
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int: ...
     def close(self, handle: int) -> None: ...
     def size(self, handle: int) -> int: ...
+    def descriptor(self, handle: int) -> int:
+        """For compiled code that reads the file itself, and leaves to `read_into` what it cannot; -1: there is none."""
+
     def read_into(self, handle: int, target: memoryview, position: int) -> int:
         """Bytes read: fewer than asked only where the file ends."""
 
@@ -70,6 +73,9 @@ class OsFiles:
 
     def size(self, handle: int) -> int:
         return os.fstat(handle).st_size
+
+    def descriptor(self, handle: int) -> int:
+        return handle
 
     def read_into(self, handle: int, target: memoryview, position: int) -> int:
         done = 0

@@ -31,9 +31,11 @@ from shardd.store.stream_segment import (
     parse_name,
 )
 
-# One window for each scan. Smaller ones are no faster to read, and what is done for each is done more often.
+# One window for each scan.
 WINDOW_BYTES = 1 << 20
-# Hints in memory: segments, and places in each (one for each window of a scan).
+# What is read into it at once where chunks are no longer: it and the columns stay in a core's own cache.
+PIECE_BYTES = 128 << 10
+# Hints in memory: segments, and places in each (one for each batch of a scan).
 HINTED_MAX = 256
 HINTS_MAX = 8192
 
@@ -89,7 +91,7 @@ class Scan:
         self._directory = directory
         self._places = Places() if places is None else places
         self._segment: StreamSegment | None = None
-        self._handle = -1
+        self._handle = self._descriptor = -1
         self._end: int | None = None  # offset the next segment began with when this one was entered
         self._position = self._checked = 0
         self._window = bytearray(WINDOW_BYTES)
@@ -98,7 +100,7 @@ class Scan:
     def close(self) -> None:
         if self._handle >= 0:
             self._files.close(self._handle)
-        self._segment, self._handle = None, -1
+        self._segment, self._handle, self._descriptor = None, -1, -1
 
     def fill(self, rows_max: int, bytes_max: int) -> int:
         """The rows of the next batch, now in `columns`; 0: that was all. Raises Truncated, or Corrupt when the disk
@@ -125,13 +127,16 @@ class Scan:
         """Whether the batch is full."""
         columns, position = self.columns, self._position
         if not self._base <= position < self._base + self._used:
-            self._load(segment, position, WINDOW_BYTES)
+            self._base, self._used = position, 0
+            if self._descriptor < 0:
+                self._load(segment, position, WINDOW_BYTES)
         columns.take(
             self._window, self._base, self._used, position, self._checked, segment.salt, self.offset, self.stop,
-            rows_max, bytes_max,
+            rows_max, bytes_max, self._descriptor, segment.synced, PIECE_BYTES,
         )  # fmt: skip
         self._position, self.offset, self._checked = columns.position, columns.offset, columns.checked
-        if columns.need and self._base + self._used < segment.synced:
+        self._base, self._used = columns.base, columns.used
+        if (columns.need or not self._used) and self._base + self._used < segment.synced:
             self._load(segment, self._position, max(columns.need, WINDOW_BYTES))
         elif columns.need or columns.damaged:
             self._skip(segment)
@@ -179,6 +184,7 @@ class Scan:
             raise Truncated(self.offset, firsts[at + 1] if at + 1 < len(firsts) else self.stop) from None
         self._end = firsts[at + 1] if at + 1 < len(firsts) else None
         self._segment = segment
+        self._descriptor = self._files.descriptor(self._handle)
         if segment.entries is not None:
             self._position = last_not_above(segment.entries, self.offset)
         else:

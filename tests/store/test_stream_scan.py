@@ -91,9 +91,10 @@ class Stream:
         places: Places | None = None,
         rows_max: int = 7,
         names: Sequence[str] = COLUMNS,
+        files: OsFiles | None = None,
     ) -> list[dict[str, object]]:
         columns = Columns(bits_of(names), filter)
-        scan = Scan(OsFiles(), self.directory, start, stop, columns, places)
+        scan = Scan(files or OsFiles(), self.directory, start, stop, columns, places)
         encoder = Encoder(names, "q", 3)
         pieces = [encoder.begin()]
         try:
@@ -121,19 +122,42 @@ def test_any_range_holds_the_rows_that_were_written(tmp_path_factory: pytest.Tem
 def test_any_choice_of_columns_holds_what_all_of_them_hold(
     tmp_path_factory: pytest.TempPathFactory, seed: int, chosen: set[str]
 ) -> None:
-    """However small the window that is read of a file at once."""
-    stream = Stream(tmp_path_factory.mktemp("scan"), seed)
+    """However small the window that is read of a file at once, by compiled code or by none."""
+    stream = Stream(tmp_path_factory.mktemp("scan"), seed, random.Random(seed).choice((4096, 1 << 20)))
     stream.fill(12)
     rng, said = stream.rng, {"queue": "q", "shard": 3}
     names = rng.sample(sorted(chosen), len(chosen))
     plain_names = [name for name in names if name in ("offset", "timestamp", "value")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_scan, "WINDOW_BYTES", rng.choice((64, 300, 2000, 1 << 20)))
+        patch.setattr(stream_scan, "PIECE_BYTES", rng.choice((64, 300, 2000, 128 << 10)))
         for columns in (names, plain_names):
             start, stop = sorted(rng.randrange(len(stream.rows) + 1) for _ in range(2))
             expected = [{name: (said | row)[name] for name in columns} for row in stream.rows[start:stop]]
             if columns:
-                assert stream.scan(start, stop, rows_max=rng.randrange(1, 20), names=columns) == expected
+                files = rng.choice((OsFiles, Undescribed, Unreadable))()
+                assert stream.scan(start, stop, rows_max=rng.randrange(1, 20), names=columns, files=files) == expected
+
+
+class Undescribed(OsFiles):
+    """Files that are no descriptors."""
+
+    def descriptor(self, handle: int) -> int:
+        return -1
+
+
+class Unreadable(OsFiles):
+    """Whatever compiled code reads by itself fails."""
+
+    def __init__(self) -> None:
+        self.end, other = os.pipe()  # which has no positions
+        os.close(other)
+
+    def descriptor(self, handle: int) -> int:
+        return self.end
+
+    def __del__(self) -> None:
+        os.close(self.end)
 
 
 def test_a_file_that_ends_before_its_time_is_corrupt(tmp_path: Path) -> None:

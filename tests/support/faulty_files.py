@@ -133,6 +133,9 @@ class FaultyFiles:
     def size(self, handle: int) -> int:
         return len(self.handles[handle].data)
 
+    def descriptor(self, handle: int) -> int:
+        return -1
+
     def read_into(self, handle: int, target: memoryview, position: int) -> int:
         self._call("read")
         part = self.handles[handle].data[position : position + len(target)]
