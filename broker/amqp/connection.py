@@ -343,9 +343,7 @@ class Connection:
     def _broken_frame(self, kind: int, payload: bytes, what: str, size: int = 0) -> ConnectionException:
         """In RabbitMQ's words, which are Erlang's. `size`: of the whole payload, when that is more."""
         self._out_of_step = True
-        some = "all" if max(len(payload), size) <= SHOWN_BYTES else f"first {SHOWN_BYTES}"
-        text = f"type {kind}, {some} octets = <<{','.join(map(str, payload[:SHOWN_BYTES]))}>>: {what}"
-        return ConnectionException(spec.FRAME_ERROR, text)
+        return ConnectionException(spec.FRAME_ERROR, f"{_shown(kind, payload, size)}: {what}")
 
     def _received(self, kind: int, channel: int, payload: bytes) -> Event | None:
         if self._state in CONNECTION_DISCARDS:
@@ -353,12 +351,16 @@ class Connection:
                 return self._received_close(payload)
             return None
         if kind == spec.HEARTBEAT_FRAME:
+            if payload:
+                raise ConnectionException(spec.FRAME_ERROR, f"{_shown(kind, payload)}: unknown_frame")
             if channel:
                 raise ConnectionException(spec.UNEXPECTED_FRAME, "heartbeat frame must be on channel 0")
             return None
+        if kind == spec.METHOD_FRAME and len(payload) < _IDS.size:
+            raise ConnectionException(spec.FRAME_ERROR, f"{_shown(kind, payload)}: unknown_frame")
         if channel == 0:
             if kind != spec.METHOD_FRAME:
-                raise ConnectionException(spec.UNEXPECTED_FRAME, f"frame of type {kind} on channel 0")
+                raise ConnectionException(spec.UNEXPECTED_FRAME, _shown(kind, payload))
             return self._received_on_connection(payload)
         if self._state is not ConnectionState.OPEN:
             text = f"frame on channel {channel} in state {self._state.name}"
@@ -381,10 +383,10 @@ class Connection:
 
     def _received_on_connection(self, payload: bytes) -> Event | None:
         method = decode_method(payload)
-        if method.index >> 16 != spec.CONNECTION:
-            text = f"method {method.name} on channel 0"
-            raise ConnectionException(spec.COMMAND_INVALID, text, method.index >> 16, method.index & 0xFFFF)
-        self._state = next_of_connection(self._state, method.name)
+        ids = _ids(payload)
+        if ids[0] != spec.CONNECTION:
+            raise ConnectionException(spec.COMMAND_INVALID, f"method {method.name} on channel 0", *ids)
+        self._state = next_of_connection(self._state, method.name, ids)
         if isinstance(method, commands.Connection.StartOk):
             self.client_properties = dict(method.client_properties or {})
             response: Any = method.response
@@ -579,9 +581,20 @@ class Connection:
 
 
 def _ids(payload: bytes) -> tuple[int, int]:
-    """Class and method, 0 where the frame is too short to say them."""
-    found: tuple[int, int] = _IDS.unpack_from(payload.ljust(_IDS.size, b"\0"))
+    """Class and method of a method frame's payload."""
+    found: tuple[int, int] = _IDS.unpack_from(payload)
     return found
+
+
+def _shown(kind: int, payload: bytes, size: int = 0) -> str:
+    """A frame in RabbitMQ's words: text in quotes, other octets as numbers. `size`: as in _broken_frame."""
+    some = "all" if max(len(payload), size) <= SHOWN_BYTES else f"first {SHOWN_BYTES}"
+    begin = payload[:SHOWN_BYTES]
+    if begin and all(32 <= octet < 127 for octet in begin):
+        octets = '"' + begin.decode().replace("\\", "\\\\").replace('"', '\\"') + '"'
+    else:
+        octets = ",".join(map(str, begin))
+    return f"type {kind}, {some} octets = <<{octets}>>"
 
 
 def _with_margin(frame_bytes_max: int) -> int:

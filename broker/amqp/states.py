@@ -11,7 +11,7 @@ from typing import Final
 
 from broker.amqp.errors import ConnectionException
 from broker.amqp.frames import CHANNEL_OPEN
-from broker.amqp.spec import CHANNEL_ERROR, COMMAND_INVALID, PUBLISH, UNEXPECTED_FRAME
+from broker.amqp.spec import CHANNEL_ERROR, PUBLISH, UNEXPECTED_FRAME
 
 
 class ConnectionState(IntEnum):
@@ -85,12 +85,16 @@ CHANNEL_RECEIVED: Final = {
 CHANNEL_DISCARDS: Final = frozenset({ChannelState.CLOSING, ChannelState.CLOSED_BY_CLIENT})
 
 
-def next_of_connection(state: ConnectionState, arrived: str) -> ConnectionState:
-    """After `arrived` (a method's name) on channel 0; ConnectionException when it is not its time."""
+def next_of_connection(state: ConnectionState, arrived: str, ids: tuple[int, int] = (0, 0)) -> ConnectionState:
+    """After `arrived` (a method's name) on channel 0; ConnectionException when it is not its time.
+
+    `ids`: class and method of what arrived.
+    """
     try:
         return CONNECTION_RECEIVED[state, arrived]
     except KeyError:
-        raise ConnectionException(COMMAND_INVALID, f"unexpected method {arrived} in state {state.name}") from None
+        text = f"unexpected method in connection state {_STATE_WORDS[state]}"
+        raise ConnectionException(CHANNEL_ERROR, text, *ids) from None
 
 
 def next_of_channel(state: ChannelState, arrived: str, ids: tuple[int, int] = (0, 0)) -> ChannelState | None:
@@ -101,7 +105,7 @@ def next_of_channel(state: ChannelState, arrived: str, ids: tuple[int, int] = (0
     following = CHANNEL_RECEIVED.get((state, arrived))
     if following is not None or state in CHANNEL_DISCARDS:
         return following
-    if state == ChannelState.CLOSED:
+    if state == ChannelState.CLOSED and arrived not in _CONTENT:
         raise ConnectionException(CHANNEL_ERROR, "expected 'channel.open'", *ids)
     if arrived == "Channel.Open":
         raise ConnectionException(CHANNEL_ERROR, "second 'channel.open' seen", *ids)
@@ -109,11 +113,27 @@ def next_of_channel(state: ChannelState, arrived: str, ids: tuple[int, int] = (0
     raise ConnectionException(UNEXPECTED_FRAME, _EXPECTED[state], *awaited)
 
 
+_CONTENT: Final = frozenset({"header", "header of no body", "body", "last body"})
+
 # RabbitMQ's words.
 _EXPECTED: Final = {
+    ChannelState.CLOSED: "expected method frame, got non method frame instead",
     ChannelState.OPEN: "expected method frame, got non method frame instead",
     ChannelState.AWAITING_CONTENT_HEADER: (
         "expected content header for class 60, got non content header frame instead"
     ),
     ChannelState.AWAITING_BODY: "expected content body, got non content body frame instead",
+}
+
+_STATE_WORDS: Final = {
+    ConnectionState.AWAITING_HEADER: "pre_init",
+    ConnectionState.AWAITING_START_OK: "starting",
+    ConnectionState.AUTHENTICATING: "securing",
+    ConnectionState.AWAITING_TUNE_OK: "tuning",
+    ConnectionState.AWAITING_OPEN: "opening",
+    ConnectionState.OPENING: "opening",
+    ConnectionState.OPEN: "running",
+    ConnectionState.CLOSING: "closing",
+    ConnectionState.CLOSED_BY_CLIENT: "closing",
+    ConnectionState.CLOSED: "closed",
 }

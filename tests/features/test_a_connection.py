@@ -261,6 +261,9 @@ def test_a_new_secret_is_taken(client: RawClient) -> None:
 
 TOO_LARGE = "{frame_too_large,1048576,131064}"
 NO_METHOD = "UNEXPECTED_FRAME - expected method frame, got non method frame instead"
+NOT_NOW = "CHANNEL_ERROR - unexpected method in connection state running"
+SHORT = "FRAME_ERROR - type 1, all octets = <<0,50>>: unknown_frame"
+NO_HEARTBEAT = 'FRAME_ERROR - type 8, all octets = <<"x">>: unknown_frame'
 FRAMES = [
     pytest.param(
         raw_frame(1, 1, b"\0\0", end=b"\0"),
@@ -275,6 +278,10 @@ FRAMES = [
     pytest.param(content_header(1, 1), 505, NO_METHOD, id="header without publish"),
     pytest.param(raw_frame(3, 1, b"x"), 505, NO_METHOD, id="body without header"),
     pytest.param(method(0, Queue.Declare(queue="q")), 503, "COMMAND_INVALID - ", id="queue.declare on channel 0"),
+    pytest.param(method(0, Connection.TuneOk(9, 131072, 0)), 504, NOT_NOW, id="tune-ok again"),
+    pytest.param(method(0, Connection.CloseOk()), 504, NOT_NOW, id="close-ok to no close"),
+    pytest.param(raw_frame(1, 1, b"\0\x32"), 501, SHORT, id="short"),
+    pytest.param(raw_frame(8, 0, b"x"), 501, NO_HEARTBEAT, id="heartbeat"),
     pytest.param(
         raw_frame(1, 1, struct.pack(">HH", 60, 999)), 503, "COMMAND_INVALID - unimplemented method", id="unknown method"
     ),

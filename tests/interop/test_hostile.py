@@ -183,17 +183,18 @@ def test_who_says_nothing_is_sent_away_in_time(broker: RealBroker) -> None:
 
 
 def test_methods_before_their_time_are_refused(broker: RealBroker) -> None:
-    for early in (
-        method(0, commands.Connection.Open("/")),
-        method(0, commands.Connection.TuneOk(10, 131072, 0)),
-        method(1, commands.Channel.Open()),
-        publish(1, "", "q", b"x"),
+    too_early = "CHANNEL_ERROR - unexpected method in connection state starting"
+    for early, code, text in (
+        (method(0, commands.Connection.Open("/")), 504, too_early),
+        (method(0, commands.Connection.TuneOk(10, 131072, 0)), 504, too_early),
+        (method(1, commands.Channel.Open()), 503, "COMMAND_INVALID - "),
+        (publish(1, "", "q", b"x"), 503, "COMMAND_INVALID - "),
     ):
         with RawClient(broker.port) as client:
             client.send(HEADER)
             client.expect(commands.Connection.Start)
             client.send(early)
-            client.expect_close(503, "COMMAND_INVALID - ")
+            client.expect_close(code, text)
             client.expect_end()
 
 
@@ -262,8 +263,8 @@ def nested_tables() -> bytes:
         (struct.pack(">BHI", 1, 1, 200_000), 501, "type 1, all octets = <<>>: {frame_too_large,200000,131064}"),
         (struct.pack(">BHI", 1, 1, 0xFFFFFFFF), 501, "type 1, all octets = <<>>: {frame_too_large,4294967295,131064}"),
         (raw_frame(8, 1, b""), 505, "heartbeat frame must be on channel 0"),
-        (raw_frame(1, 1, b""), 502, ""),
-        (raw_frame(1, 1, b"\0\x3c"), 502, ""),
+        (raw_frame(1, 1, b""), 501, "type 1, all octets = <<>>: unknown_frame"),
+        (raw_frame(1, 1, b"\0\x3c"), 501, "type 1, all octets = <<0,60>>: unknown_frame"),
         (raw_frame(1, 1, b"\0\x3c\0\x28"), 501, ""),
         (raw_frame(1, 1, b"\0\x3c\x03\xe7"), 503, "unimplemented method"),
         (raw_frame(1, 1, b"\x03\xe7\0\x01"), 503, "unimplemented method"),
@@ -279,7 +280,7 @@ def nested_tables() -> bytes:
         (PUBLISH + content_header(1, 5, props=b"\xff\xff"), 502, ""),
         (method(0, commands.Channel.Open()), 503, ""),
         (method(0, commands.Basic.Get(queue="q")), 503, ""),
-        (method(0, commands.Connection.StartOk({}, "PLAIN", "", "en_US")), 503, ""),
+        (method(0, commands.Connection.StartOk({}, "PLAIN", "", "en_US")), 504, "unexpected method in connection"),
         (method(1, commands.Channel.Open()), 504, "second 'channel.open' seen"),
         (method(2, commands.Basic.Get(queue="q")), 504, "expected 'channel.open'"),
         (method(65535, commands.Basic.Ack(1)), 504, "expected 'channel.open'"),
