@@ -47,6 +47,7 @@ from broker.control import (
     SeatOrders,
     Snapshot,
     SnapshotPart,
+    things_asked,
 )
 
 log = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ class CatalogLink:
         self._connections: dict[str, ConnectionInfo] = {}
         self._next_id = 1
         self._sent: dict[int, _Asked] = {}  # in the order of asking
+        self._sent_things = self._waiting_things = 0
         self._waiting: deque[_Asked] = deque()
         self._stream: _Stream | None = None
         self._told: set[str] = set()  # connections the last hello named
@@ -191,10 +193,11 @@ class CatalogLink:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         asked = _Asked(Ask(self._next_id, request, owner, user), answer)
         self._next_id += 1
-        if self.up and not self._waiting and len(self._sent) < SENT_MAX:
+        if self.up and not self._waiting and self._sent_things < SENT_MAX:
             self._send_asked(asked)
-        elif len(self._waiting) < WAITING_MAX:
+        elif self._waiting_things < WAITING_MAX:
             self._waiting.append(asked)
+            self._waiting_things += things_asked(request)
         else:
             answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, "too many requests wait for the controller"))
         return answer
@@ -350,8 +353,7 @@ class CatalogLink:
     def _apply(self, message: Changes) -> Iterator[None]:
         for start in range(0, len(message.changes), SLICE):
             part = message.changes[start : start + SLICE]
-            for change in part:
-                self.catalog.apply(change)
+            self.catalog.apply_all(part)
             # The callbacks come with each slice: what a slice changed must not be routed by an old memory.
             self._has_changed(part)
             if start + SLICE < len(message.changes):
@@ -410,6 +412,7 @@ class CatalogLink:
             self._send(ConnectionUp(self._connections[owner]))
         self._send(ConsumersHere(self._listener.consumers_here()))
         self._sent = {number: _outlived(asked) for number, asked in self._sent.items() if not asked.answer.done()}
+        self._sent_things = sum(things_asked(asked.ask.what) for asked in self._sent.values())
         for asked in list(self._sent.values()):
             if asked.deaths >= DEATHS_MAX:
                 self._answered(Answer(asked.ask.id, INTERNAL_ERROR, f"{DEATHS_MAX} controllers went while asked this"))
@@ -423,19 +426,23 @@ class CatalogLink:
         asked = self._sent.pop(answer.id, None)
         if asked is None:
             log.warning("the controller answers %d, which nobody asked", answer.id)
-        elif not asked.answer.done():
-            asked.answer.set_result(answer)
+        else:
+            self._sent_things -= things_asked(asked.ask.what)
+            if not asked.answer.done():
+                asked.answer.set_result(answer)
         if self._waiting:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
-        while self._waiting and len(self._sent) < SENT_MAX:
+        while self._waiting and self._sent_things < SENT_MAX:
             asked = self._waiting.popleft()
+            self._waiting_things -= things_asked(asked.ask.what)
             if not asked.answer.done():
                 self._send_asked(asked)
 
     def _send_asked(self, asked: _Asked) -> None:
         self._sent[asked.ask.id] = asked
+        self._sent_things += things_asked(asked.ask.what)
         self._send(asked.ask)
 
     # -- bytes out -------------------------------------------------------------------------------------------

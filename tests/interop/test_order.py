@@ -6,7 +6,9 @@ import time
 
 import pika
 import pytest
+from pamqp import commands
 
+from tests.support.raw_client import RawClient, method, publish
 from tests.support.real_broker import RealBroker
 
 Channel = pika.adapters.blocking_connection.BlockingChannel
@@ -184,3 +186,37 @@ def test_what_expired_behind_a_message_that_did_not_is_not_delivered(
     work(connection, lambda: bool(taken))
     work(connection, limit_s=0.1)
     assert taken == [b"10000000"]
+
+
+def test_binds_sent_at_once_are_done_up_to_the_first_that_cannot_be(broker: RealBroker, name: str) -> None:
+    Bind = commands.Queue.Bind
+    binds = [Bind(queue=name, exchange="amq.direct", routing_key=f"{name}.{n}") for n in range(700)]
+    binds[400] = Bind(queue=name, exchange="missing")
+    with RawClient(broker.port) as client, RawClient(broker.port) as other:
+        client.shake_hands()
+        other.shake_hands()
+        client.ask(1, commands.Queue.Declare(queue=name), commands.Queue.DeclareOk)
+        client.send(b"".join(method(1, bind) for bind in binds))
+        for n in range(400):
+            client.expect(commands.Queue.BindOk)
+            if n % 50 == 0:  # who hears of the answer may count on the binding, whoever it is
+                other.send(publish(1, "amq.direct", f"{name}.{n}", b"%d" % n))
+        closed = client.expect(commands.Channel.Close)
+        assert (closed.reply_code, closed.class_id, closed.method_id) == (404, 50, 20)
+        other.send(publish(1, "amq.direct", f"{name}.401", b"lost"))
+        # Counted behind what was published on the same channel.
+        assert (
+            other.ask(1, commands.Queue.Declare(queue=name, passive=True), commands.Queue.DeclareOk).message_count == 8
+        )
+        assert other.ask(1, commands.Queue.Delete(queue=name), commands.Queue.DeleteOk).message_count == 8
+
+
+def test_binds_without_answers_are_done_before_what_follows_them(broker: RealBroker, name: str) -> None:
+    Bind = commands.Queue.Bind
+    binds = [Bind(queue=name, exchange="amq.topic", routing_key=f"{name}.{n}", nowait=True) for n in range(300)]
+    with RawClient(broker.port) as client:
+        client.shake_hands()
+        declare = method(1, commands.Queue.Declare(queue=name, nowait=True))
+        published = publish(1, "amq.topic", f"{name}.299", b"x")
+        client.send(declare + b"".join(method(1, bind) for bind in binds) + published)
+        assert client.ask(1, commands.Queue.Delete(queue=name), commands.Queue.DeleteOk).message_count == 1
