@@ -76,6 +76,12 @@ CONNECTION_FORCED = 320
 class Listener(Protocol):
     """What the front door does when something is said to it. None of these may wait."""
 
+    def receiving(self) -> None:
+        """Some messages are about to be handled; what answers to clients come of them may leave together."""
+
+    def received(self) -> None:
+        """They are handled."""
+
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         """In force now: forget what was routed by the old catalog. None: a snapshot replaced everything."""
 
@@ -106,9 +112,44 @@ class Listener(Protocol):
         """To be answered by Fenced, some time later."""
 
 
+class Reply:
+    """The answer to a request, when it is there. Has of a Future what a callback needs, and calls it in the turn of the
+    loop that has the answer."""
+
+    __slots__ = ("_answer", "_cancelled", "_then")
+
+    def __init__(self) -> None:
+        self._answer: Answer | None = None
+        self._cancelled = False
+        self._then: Callable[[Reply], None] | None = None
+
+    def done(self) -> bool:
+        return self._answer is not None or self._cancelled
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self._cancelled, self._then = True, None
+
+    def set_result(self, answer: Answer) -> None:
+        self._answer = answer
+        if self._then is not None:
+            self._then(self)
+
+    def result(self) -> Answer:
+        assert self._answer is not None
+        return self._answer
+
+    def add_done_callback(self, then: Callable[[Reply], None]) -> None:
+        """Only one; never called from here."""
+        if self.done():
+            asyncio.get_running_loop().call_soon(then, self)
+        else:
+            self._then = then
+
+
 class _Asked(NamedTuple):
     ask: Ask
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[Answer] | Reply
     deaths: int = 0  # controllers that went while they were asked this
 
 
@@ -191,6 +232,16 @@ class CatalogLink:
         Cancelling the future takes back what has not been sent; what was sent is done, its answer is lost.
         """
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._ask(request, owner, user, answer)
+        return answer
+
+    def request(self, request: AnyRequest, owner: str, user: str) -> Reply:
+        """The same for who does not wait, but is called."""
+        answer = Reply()
+        self._ask(request, owner, user, answer)
+        return answer
+
+    def _ask(self, request: AnyRequest, owner: str, user: str, answer: asyncio.Future[Answer] | Reply) -> None:
         asked = _Asked(Ask(self._next_id, request, owner, user), answer)
         self._next_id += 1
         if self.up and not self._waiting and self._sent_things < SENT_MAX:
@@ -200,7 +251,6 @@ class CatalogLink:
             self._waiting_things += things_asked(request)
         else:
             answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, "too many requests wait for the controller"))
-        return answer
 
     def connection_up(self, info: ConnectionInfo) -> None:
         self._connections[info.owner] = info
@@ -293,12 +343,17 @@ class CatalogLink:
         if stream is not self._stream:
             return  # its end is known already: what it asked is asked again
         self._flush_planned = True
+        self._listener.receiving()
         try:
             for message in self._split(stream.unread):
+                if type(message) is Answer:
+                    self._answered(message)
+                    continue
                 for _ in self._handle(message):
                     pass
         finally:
             self._flush()
+            self._listener.received()
 
     def _handle(self, message: AnyControl) -> Iterator[None]:
         """Comes back from what takes long where others may have their turn."""
@@ -429,7 +484,10 @@ class CatalogLink:
         else:
             self._sent_things -= things_asked(asked.ask.what)
             if not asked.answer.done():
-                asked.answer.set_result(answer)
+                try:
+                    asked.answer.set_result(answer)
+                except Exception:  # of one connection; the others' answers come the same way
+                    log.exception("who asked %s could not take the answer", type(asked.ask.what).__name__)
         if self._waiting:
             self._send_waiting()
 

@@ -28,7 +28,7 @@ class _Running(NamedTuple):
     """A method that is on its way: `reply` makes the reply of an Answer, without it `outcome` is the reply."""
 
     method: base.Frame
-    outcome: asyncio.Future[Any]
+    outcome: topology.Reply
     reply: Callable[[Answer], base.Frame] | None
 
     @property
@@ -55,7 +55,7 @@ class _Binding(NamedTuple):
     """Many binds that are on their way as one request."""
 
     binds: Binds
-    outcome: asyncio.Future[Answer]
+    outcome: topology.Reply
 
     @property
     def size(self) -> int:
@@ -165,7 +165,7 @@ class Pipeline:
     def _bind(self, binds: Binds) -> _Binding:
         session = self._session
         ask = BindMany(session.vhost, binds.ends)
-        return _Binding(binds, session.catalog_link.ask(ask, session.owner, session.user))
+        return _Binding(binds, session.catalog_link.request(ask, session.owner, session.user))
 
     def _run(self, method: base.Frame, sure: bool) -> _Running:
         """Without a task where there is nothing to wait for but one answer: binds come by the ten thousand."""
@@ -176,14 +176,14 @@ class Pipeline:
             except checks.Refusal:
                 self._barrier = True  # it fails below, by the way that is not from within `receive`
             else:
-                asked = self._session.catalog_link.ask(request, self._session.owner, self._session.user)
+                asked = self._session.catalog_link.request(request, self._session.owner, self._session.user)
                 return _Running(method, asked, reply)
         task = asyncio.get_running_loop().create_task(topology.handle(self._session, self._channel, method))
         return _Running(method, task, None)
 
-    def _done(self, done: asyncio.Future[Any]) -> None:
+    def _done(self, done: asyncio.Future[Any] | topology.Reply) -> None:
         if self._closed:
-            if not done.cancelled():
+            if isinstance(done, asyncio.Future) and not done.cancelled():
                 done.exception()  # looked at: nobody is left to be told
             return
         if not self._running:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from broker import catalog_link
-from broker.catalog_link import CatalogLink
+from broker.catalog_link import CatalogLink, Reply
 from broker.changes import AnyChange, ExchangePut, QueueDelete, QueuePut, VhostPut
 from broker.control import (
     Alarmed,
@@ -93,6 +93,7 @@ class Heard:
     def __init__(self) -> None:
         self.changes: list[list[AnyChange] | None] = []
         self.closed: list[tuple[str, int, str]] = []
+        self.passes: list[str] = []
         self.alarm, self.is_outlived = asyncio.Event(), asyncio.Event()
 
     def alarmed(self, reason: str) -> None:
@@ -106,6 +107,12 @@ class Heard:
 
     def seat_orders(self, orders: list[SeatOrder]) -> None:
         self.orders = orders
+
+    def receiving(self) -> None:
+        self.passes.append("begun")
+
+    def received(self) -> None:
+        self.passes.append("ended")
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         self.changes.append(changes)
@@ -191,6 +198,33 @@ def test_a_change_is_in_force_when_the_answer_to_its_asker_arrives(tmp_path: Pat
         stream.say(Changes(2, [QueuePut("/", "q", 1, 0)]), Answer(1, result={"name": "q"}))
         assert (await answer).result == {"name": "q"}
         assert s.link.catalog.queue("/", "q") is not None
+
+    run(tmp_path, play)
+
+
+def test_who_is_called_with_an_answer_is_called_in_the_turn_that_has_it_and_harms_no_other(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        called: list[tuple[int, str]] = []
+
+        def fail(reply: Reply) -> None:
+            raise RuntimeError("ours")
+
+        replies = [s.link.request(declare(name), "0.1.1", "u") for name in "abcd"]
+        replies[0].add_done_callback(fail)
+        for reply in replies[1:]:
+            reply.add_done_callback(lambda reply: called.append((reply.result().id, s.heard.passes[-1])))
+        replies[2].cancel()
+        for number in (1, 2, 3, 4):
+            asked = await stream.hear()
+            assert isinstance(asked, Ask)
+            assert asked.id == number
+        waited = s.link.ask(declare("e"), "0.1.1", "u")
+        await stream.hear()
+        stream.say(*(Answer(number) for number in (1, 2, 3, 4, 5)))
+        await waited
+        assert called == [(2, "begun"), (4, "begun")]
+        assert s.heard.passes[-1] == "ended"
 
     run(tmp_path, play)
 

@@ -15,6 +15,7 @@ from broker import checks, pipeline, topology
 from broker.amqp.errors import ChannelException, ConnectionException
 from broker.amqp.events import Binds
 from broker.catalog import Catalog
+from broker.catalog_link import Reply
 from broker.changes import (
     AnyChange,
     BindingPut,
@@ -47,16 +48,24 @@ class FakeController:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.asked: list[AnyRequest] = []
-        self.open: list[tuple[AnyRequest, asyncio.Future[Answer]]] = []
+        self.open: list[tuple[AnyRequest, asyncio.Future[Answer] | Reply]] = []
         self.at_once = True
 
     def ask(self, request: AnyRequest, owner: str, user: str) -> asyncio.Future[Answer]:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._take(request, future)
+        return future
+
+    def request(self, request: AnyRequest, owner: str, user: str) -> Reply:
+        reply = Reply()
+        self._take(request, reply)
+        return reply
+
+    def _take(self, request: AnyRequest, answer: asyncio.Future[Answer] | Reply) -> None:
         self.asked.append(request)
-        self.open.append((request, future))
+        self.open.append((request, answer))
         if self.at_once:
             self.answer_all()
-        return future
 
     def answer_all(self) -> None:
         opened, self.open = self.open, []
