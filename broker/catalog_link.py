@@ -420,7 +420,7 @@ class CatalogLink:
             self._say_applied_later()
 
     def _say_applied_later(self) -> None:
-        """With the next words, or soon."""
+        """Soon: once for many, since each such word takes both sides as long as a part of what it is about."""
         self._applied_unsaid = True
         if not self._applied_planned:
             self._applied_planned = True
@@ -509,10 +509,8 @@ class CatalogLink:
         """Leaves with everything else said in this turn of the loop, in one write."""
         if self._stream is None:
             return  # said again, or made needless, by the next hello
-        if self._applied_unsaid:
+        if type(message) is Applied:
             self._applied_unsaid = False
-            if not isinstance(message, Applied):
-                self._out.append(self._encode(Applied(self._version)))
         self._out.append(self._encode(message))
         if not self._flush_planned:
             self._flush_planned = True

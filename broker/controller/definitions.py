@@ -228,6 +228,8 @@ class Definitions:
 
         The next `add` comes after its end. It raises OSError when stable storage refuses; then the process must end.
         """
+        if not (self._dirty or self._rewrite or self._durable_pending):
+            return None
         jobs: list[Callable[[], None]] = []
         for name in sorted(self._dirty):
             jobs.append(self._json_job(name, catalog))

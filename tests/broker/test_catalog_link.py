@@ -299,16 +299,20 @@ def test_that_changes_nobody_waits_for_are_in_force_is_said_soon(tmp_path: Path)
     run(tmp_path, play)
 
 
-def test_or_with_the_next_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_it_is_said_once_and_with_what_somebody_waits_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(catalog_link, "APPLIED_WAITS_S", 60.0)
 
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
-        stream.say(Changes(2, [ExchangePut("/", "a", "direct")], waited=False), Alarmed("x"))
+        unwaited = [Changes(version, [ExchangePut("/", f"e{version}", "direct")], waited=False) for version in (2, 3)]
+        stream.say(*unwaited, Alarmed("x"))
         await s.heard.alarm.wait()
         asking = s.link.ask(declare("q"), "3.7.1", "guest")
-        assert await stream.hear() == Applied(2)
         assert isinstance(await stream.hear(), Ask)
+        stream.say(Changes(4, [ExchangePut("/", "e4", "direct")]))
+        assert await stream.hear() == Applied(4)
         asking.cancel()
 
     run(tmp_path, play)
