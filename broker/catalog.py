@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -61,6 +63,8 @@ PREDECLARED: Final = {
 NOTHING_SAID: Final[dict[str, Any]] = {}  # arguments of most things; never changed
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
+_ends_of = attrgetter("source", "kind", "destination")
+_vhost_of = attrgetter("vhost")
 
 
 def binding_key(binding: BindingPut | BindingDelete) -> BindingKey:
@@ -106,6 +110,9 @@ class Vhost:
 
     def count_from(self, exchange: str) -> int:
         return len(self._from.get(exchange, ()))
+
+    def bindings_by_key(self, exchange: str) -> Mapping[BindingKey, BindingPut]:
+        return self._from.get(exchange, {})
 
     def has_binding(self, binding: BindingPut | BindingDelete) -> bool:
         bindings = self._from.get(binding.source)
@@ -237,26 +244,27 @@ class Vhost:
             self.hidden_queues -= 1
         self.table = self.table.without_queue(name)
 
-    def put_binding(self, put: BindingPut) -> None:
-        source, destination = self.exchanges.get(put.source), self.destination(put.kind, put.destination)
-        if not put.source or source is None or destination is None:
+    def put_bindings(self, puts: Iterable[BindingPut]) -> None:
+        """In order. What neighbours have in common is looked up once, for they come by the hundred."""
+        for (source, kind, destination), run in groupby(puts, _ends_of):
+            self._put_run(source, kind, destination, run)
+
+    def _put_run(self, source: str, kind: str, destination: str, puts: Iterable[BindingPut]) -> None:
+        """Those between these two, with one new table."""
+        exchange, end = self.exchanges.get(source), self.destination(kind, destination)
+        if not source or exchange is None or end is None:
             return
-        key = binding_key(put)
-        bindings = self._from.setdefault(put.source, {})
-        if key in bindings:
-            return
-        put = BindingPut(
-            self.name,
-            source.name,
-            sys.intern(put.kind),
-            destination.name,
-            put.routing_key,
-            put.arguments or NOTHING_SAID,
-        )
-        key = (put.source, put.kind, put.destination, put.routing_key, key[4])
-        bindings[key] = put
-        self._to.setdefault((put.kind, put.destination), {})[key] = put
-        self.table = self.table.with_binding(put.source, put.kind, put.destination, put.routing_key, put.arguments)
+        # The names of the things themselves: each of many bindings came with its own.
+        source, kind, destination = exchange.name, sys.intern(kind), end.name
+        bindings, to = self._from.setdefault(source, {}), self._to.setdefault((kind, destination), {})
+        new: list[tuple[str, dict[str, Any]]] = []
+        for put in puts:
+            key, arguments = put.routing_key, put.arguments or NOTHING_SAID
+            identity = (source, kind, destination, key, _encoder.encode(arguments) if arguments else b"")
+            if identity not in bindings:
+                bindings[identity] = to[identity] = BindingPut(self.name, source, kind, destination, key, arguments)
+                new.append((key, arguments))
+        self.table = self.table.with_bindings(source, kind, destination, new)
 
     def delete_binding(self, gone: BindingDelete) -> None:
         key = binding_key(gone)
@@ -470,6 +478,22 @@ class Catalog:
         self.version += 1
         _APPLY[type(change)](self, change)
 
+    def apply_all(self, changes: Iterable[AnyChange]) -> None:
+        """As one by one, and quicker where many bindings follow one another."""
+        for kind, run in groupby(changes, type):
+            if kind is BindingPut:
+                self.put_bindings(cast(Iterable[BindingPut], run))
+                continue
+            for change in run:
+                self.apply(change)
+
+    def put_bindings(self, puts: Iterable[BindingPut]) -> None:
+        for name, run in groupby(puts, _vhost_of):
+            of_vhost = list(run)
+            self.version += len(of_vhost)
+            if (vhost := self.vhosts.get(name)) is not None:
+                vhost.put_bindings(of_vhost)
+
     def changes(self) -> list[AnyChange]:
         """The changes that make an equal catalog of an empty one, in an order that can be applied."""
         made: list[AnyChange] = [v.put for v in self.vhosts.values()]
@@ -597,7 +621,7 @@ class Catalog:
     def _binding_put(self, put: BindingPut) -> None:
         vhost = self.vhosts.get(put.vhost)
         if vhost is not None:
-            vhost.put_binding(put)
+            vhost.put_bindings((put,))
 
     def _binding_delete(self, gone: BindingDelete) -> None:
         vhost = self.vhosts.get(gone.vhost)

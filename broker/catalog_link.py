@@ -47,6 +47,7 @@ from broker.control import (
     SeatOrders,
     Snapshot,
     SnapshotPart,
+    things_asked,
 )
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,12 @@ CONNECTION_FORCED = 320
 
 class Listener(Protocol):
     """What the front door does when something is said to it. None of these may wait."""
+
+    def receiving(self) -> None:
+        """Some messages are about to be handled; what answers to clients come of them may leave together."""
+
+    def received(self) -> None:
+        """They are handled."""
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         """In force now: forget what was routed by the old catalog. None: a snapshot replaced everything."""
@@ -105,9 +112,44 @@ class Listener(Protocol):
         """To be answered by Fenced, some time later."""
 
 
+class Reply:
+    """The answer to a request, when it is there. Has of a Future what a callback needs, and calls it in the turn of the
+    loop that has the answer."""
+
+    __slots__ = ("_answer", "_cancelled", "_then")
+
+    def __init__(self) -> None:
+        self._answer: Answer | None = None
+        self._cancelled = False
+        self._then: Callable[[Reply], None] | None = None
+
+    def done(self) -> bool:
+        return self._answer is not None or self._cancelled
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self._cancelled, self._then = True, None
+
+    def set_result(self, answer: Answer) -> None:
+        self._answer = answer
+        if self._then is not None:
+            self._then(self)
+
+    def result(self) -> Answer:
+        assert self._answer is not None
+        return self._answer
+
+    def add_done_callback(self, then: Callable[[Reply], None]) -> None:
+        """Only one; never called from here."""
+        if self.done():
+            asyncio.get_running_loop().call_soon(then, self)
+        else:
+            self._then = then
+
+
 class _Asked(NamedTuple):
     ask: Ask
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[Answer] | Reply
     deaths: int = 0  # controllers that went while they were asked this
 
 
@@ -172,6 +214,7 @@ class CatalogLink:
         self._connections: dict[str, ConnectionInfo] = {}
         self._next_id = 1
         self._sent: dict[int, _Asked] = {}  # in the order of asking
+        self._sent_things = self._waiting_things = 0
         self._waiting: deque[_Asked] = deque()
         self._stream: _Stream | None = None
         self._told: set[str] = set()  # connections the last hello named
@@ -189,15 +232,25 @@ class CatalogLink:
         Cancelling the future takes back what has not been sent; what was sent is done, its answer is lost.
         """
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._ask(request, owner, user, answer)
+        return answer
+
+    def request(self, request: AnyRequest, owner: str, user: str) -> Reply:
+        """The same for who does not wait, but is called."""
+        answer = Reply()
+        self._ask(request, owner, user, answer)
+        return answer
+
+    def _ask(self, request: AnyRequest, owner: str, user: str, answer: asyncio.Future[Answer] | Reply) -> None:
         asked = _Asked(Ask(self._next_id, request, owner, user), answer)
         self._next_id += 1
-        if self.up and not self._waiting and len(self._sent) < SENT_MAX:
+        if self.up and not self._waiting and self._sent_things < SENT_MAX:
             self._send_asked(asked)
-        elif len(self._waiting) < WAITING_MAX:
+        elif self._waiting_things < WAITING_MAX:
             self._waiting.append(asked)
+            self._waiting_things += things_asked(request)
         else:
             answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, "too many requests wait for the controller"))
-        return answer
 
     def connection_up(self, info: ConnectionInfo) -> None:
         self._connections[info.owner] = info
@@ -290,12 +343,17 @@ class CatalogLink:
         if stream is not self._stream:
             return  # its end is known already: what it asked is asked again
         self._flush_planned = True
+        self._listener.receiving()
         try:
             for message in self._split(stream.unread):
+                if type(message) is Answer:
+                    self._answered(message)
+                    continue
                 for _ in self._handle(message):
                     pass
         finally:
             self._flush()
+            self._listener.received()
 
     def _handle(self, message: AnyControl) -> Iterator[None]:
         """Comes back from what takes long where others may have their turn."""
@@ -350,8 +408,7 @@ class CatalogLink:
     def _apply(self, message: Changes) -> Iterator[None]:
         for start in range(0, len(message.changes), SLICE):
             part = message.changes[start : start + SLICE]
-            for change in part:
-                self.catalog.apply(change)
+            self.catalog.apply_all(part)
             # The callbacks come with each slice: what a slice changed must not be routed by an old memory.
             self._has_changed(part)
             if start + SLICE < len(message.changes):
@@ -363,7 +420,7 @@ class CatalogLink:
             self._say_applied_later()
 
     def _say_applied_later(self) -> None:
-        """With the next words, or soon."""
+        """Soon: once for many, since each such word takes both sides as long as a part of what it is about."""
         self._applied_unsaid = True
         if not self._applied_planned:
             self._applied_planned = True
@@ -410,6 +467,7 @@ class CatalogLink:
             self._send(ConnectionUp(self._connections[owner]))
         self._send(ConsumersHere(self._listener.consumers_here()))
         self._sent = {number: _outlived(asked) for number, asked in self._sent.items() if not asked.answer.done()}
+        self._sent_things = sum(things_asked(asked.ask.what) for asked in self._sent.values())
         for asked in list(self._sent.values()):
             if asked.deaths >= DEATHS_MAX:
                 self._answered(Answer(asked.ask.id, INTERNAL_ERROR, f"{DEATHS_MAX} controllers went while asked this"))
@@ -423,19 +481,26 @@ class CatalogLink:
         asked = self._sent.pop(answer.id, None)
         if asked is None:
             log.warning("the controller answers %d, which nobody asked", answer.id)
-        elif not asked.answer.done():
-            asked.answer.set_result(answer)
+        else:
+            self._sent_things -= things_asked(asked.ask.what)
+            if not asked.answer.done():
+                try:
+                    asked.answer.set_result(answer)
+                except Exception:  # of one connection; the others' answers come the same way
+                    log.exception("who asked %s could not take the answer", type(asked.ask.what).__name__)
         if self._waiting:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
-        while self._waiting and len(self._sent) < SENT_MAX:
+        while self._waiting and self._sent_things < SENT_MAX:
             asked = self._waiting.popleft()
+            self._waiting_things -= things_asked(asked.ask.what)
             if not asked.answer.done():
                 self._send_asked(asked)
 
     def _send_asked(self, asked: _Asked) -> None:
         self._sent[asked.ask.id] = asked
+        self._sent_things += things_asked(asked.ask.what)
         self._send(asked.ask)
 
     # -- bytes out -------------------------------------------------------------------------------------------
@@ -444,10 +509,8 @@ class CatalogLink:
         """Leaves with everything else said in this turn of the loop, in one write."""
         if self._stream is None:
             return  # said again, or made needless, by the next hello
-        if self._applied_unsaid:
+        if type(message) is Applied:
             self._applied_unsaid = False
-            if not isinstance(message, Applied):
-                self._out.append(self._encode(Applied(self._version)))
         self._out.append(self._encode(message))
         if not self._flush_planned:
             self._flush_planned = True

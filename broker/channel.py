@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from pamqp import base, commands
 
 from broker import transactions
-from broker.amqp import ChannelException, ConnectionException
+from broker.amqp import Binds, ChannelException, ConnectionException
 from broker.confirms import Confirms
 from broker.consumers import Consumer, Virtual
+from broker.pipeline import Pipeline
 from broker.publisher import Held
-from broker.topology import Pipeline
 from broker.transactions import Transaction
 from broker.unacked import Run, Unacked
 
@@ -29,7 +29,7 @@ TX_COMMIT = 20
 TX_ROLLBACK = 30
 
 # A topology method, or what to do; the coroutine ends when what follows may begin.
-Work = base.Frame | Callable[[], Coroutine[None, None, None] | None]
+Work = base.Frame | Binds | Callable[[], Coroutine[None, None, None] | None]
 Handler = Callable[["Client", "Channel", Any], Coroutine[None, None, None] | None]
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from pamqp import base
 
-from broker import topology
-from broker.amqp import ChannelException, Connection, ConnectionException
+from broker.amqp import Binds, ChannelException, Connection, ConnectionException
 from broker.channel import Channel, Work
 from broker.output import Stream
+from broker.pipeline import Pipeline
 from broker.transport import PAUSE_WORK, Transport
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ log = logging.getLogger("broker.client")
 # Work queued behind a busy channel past which the client is not read any more.
 WORK_MAX = 4096
 WORK_BYTES_MAX = 4 << 20
+
+# What goes through a channel's Pipeline.
+METHODS = (base.Frame, Binds)
 
 
 class ChannelWork(Transport):
@@ -47,7 +50,7 @@ class ChannelWork(Transport):
         """Answer what the client did wrong."""
 
     @abstractmethod
-    def _pipeline(self, channel: Channel) -> topology.Pipeline:
+    def _pipeline(self, channel: Channel) -> Pipeline:
         """Of the channel's declares, binds and deletes."""
 
     @abstractmethod
@@ -56,7 +59,7 @@ class ChannelWork(Transport):
 
     def _do(self, channel: Channel, work: Work, size: int = 0) -> None:
         """Now, if nothing is before it; else in its turn. `size`: bytes it keeps meanwhile."""
-        if isinstance(work, base.Frame) and not channel.running and not channel.work:
+        if isinstance(work, METHODS) and not channel.running and not channel.work:
             pipeline = self._pipeline(channel)
             pipeline.receive(work)  # overlaps what it may overlap
             self._waiting.add(channel)
@@ -77,7 +80,7 @@ class ChannelWork(Transport):
         """Do queued work until some has to wait."""
         while channel.work and not self.lost:
             work = channel.work[0]
-            if isinstance(work, base.Frame):
+            if isinstance(work, METHODS):
                 if channel.running:
                     return
                 self._waiting.add(channel)

@@ -19,6 +19,7 @@ from pamqp import base, commands
 
 from broker import checks, login, topology
 from broker.amqp import (
+    Binds,
     ChannelException,
     Connection,
     ConnectionException,
@@ -38,6 +39,7 @@ from broker.channel_work import ChannelWork
 from broker.control import ChannelClose, ChannelOpen, ConnectionInfo, ConnectionOpen
 from broker.logins import TakesLong
 from broker.output import Stream, close_behind_output
+from broker.pipeline import Pipeline
 from broker.scope import Scope
 from broker.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_TURN
 from shardd.wire import messages as wire
@@ -62,6 +64,8 @@ FULL_READ_BYTES = 64 << 10
 AGAIN_BYTES_MAX = 64 << 10
 # What one range of a queued Settles event takes.
 RANGE_BYTES = 160
+# What one bind of a queued Binds event takes.
+BIND_BYTES = 320
 # Events of one client before the others get their turn.
 TURN_EVENTS = 512
 # As how many of them it counts that many frames brought no event.
@@ -204,6 +208,8 @@ class Client(ChannelWork):
                 self._do(channel, lambda: self._settle(channel, event.ranges), len(event.ranges) * RANGE_BYTES)
         elif isinstance(event, Method):
             self._on_method(event.channel, event.method)
+        elif isinstance(event, Binds):
+            self._on_binds(event)
         elif isinstance(event, Failed):
             self.fail(event.exception, event.channel)
         elif isinstance(event, StartOk):
@@ -235,9 +241,9 @@ class Client(ChannelWork):
             return publishing.publish_once(client, channel, rest)
         return None
 
-    def _pipeline(self, channel: Channel) -> topology.Pipeline:
+    def _pipeline(self, channel: Channel) -> Pipeline:
         if channel.pipeline is None:
-            channel.pipeline = topology.Pipeline(
+            channel.pipeline = Pipeline(
                 self,
                 channel,
                 idle=lambda: self._go_on(channel),
@@ -278,6 +284,11 @@ class Client(ChannelWork):
             self._do(channel, method)
         else:
             self._do(channel, lambda: self._channel_method(channel, method))
+
+    def _on_binds(self, binds: Binds) -> None:
+        channel = self.channels.get(binds.channel)
+        if channel is not None and channel.is_open:
+            self._do(channel, binds, len(binds.ends) * BIND_BYTES)
 
     def _on_connection_method(self, method: base.Frame) -> None:
         if isinstance(method, commands.Connection.Close):

@@ -221,6 +221,13 @@ class Bind(Request, tag="bind", frozen=True):
     arguments: dict[str, Any]
 
 
+class BindMany(Request, tag="bind.many", frozen=True):
+    """Queues, without arguments, in this order: (source, queue, routing key) of each. The first that is refused ends
+    it; what was done before stays. Answer.result, if `code` is not 0: {"done": how many were}."""
+
+    binds: list[tuple[str, str, str]]
+
+
 class Unbind(Request, tag="unbind", frozen=True):
     source: str
     kind: str
@@ -266,9 +273,14 @@ class ChannelClose(Request, tag="channel.close", frozen=True):
 
 
 AnyRequest = (
-    ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | Unbind | ConnectionOpen | ChannelOpen
-    | ChannelClose | ConsumerJoin | VirtualLook
+    ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | BindMany | Unbind | ConnectionOpen
+    | ChannelOpen | ChannelClose | ConsumerJoin | VirtualLook
 )  # fmt: skip
+
+
+def things_asked(request: Any) -> int:
+    """For the bounds on requests: what many are asked with at once counts as many."""
+    return len(request.binds) if type(request) is BindMany else 1
 
 
 # -- controller to front door ---------------------------------------------------------------------------

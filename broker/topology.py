@@ -2,7 +2,7 @@
 
 The door checks names and rights against its copy; existence, equivalence, exclusivity and limits are the controller's,
 so that two doors cannot both be right. Counts and purges go to the queue's shard. A handler gives the method to reply
-with; `Pipeline` sends the replies of one channel in the order its methods came.
+with; pipeline.py sends the replies of one channel in the order its methods came.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from pamqp import base, commands
 
@@ -31,11 +30,7 @@ from broker.control import (
     Unbind,
     VirtualLook,
 )
-from broker.routing import delaying, hidden, keeping
-from broker.routing.types import TYPES
-
-PIPELINED_MAX = 1024  # methods of one channel that are asked at once
-WAITING_MAX = 4096  # methods of one channel behind them; beyond it the client is not read
+from broker.routing import delaying, hidden
 
 ACCESS_REFUSED = 403
 NOT_FOUND = 404
@@ -44,9 +39,20 @@ HARD_CODES = frozenset((320, 402, 501, 502, 503, 504, 505, 506, 530, 540, 541)) 
 # The name a server-named queue will have is not known here; rights to it are those to a name of its shape.
 SERVER_NAMED = "amq.gen-" + 22 * "A"
 REPLY_NAME_BYTES = 16  # at random, of each of two parts
+BIND_OK: Final = commands.Queue.BindOk()
+
+
+class Reply(Protocol):
+    """See catalog_link."""
+
+    def done(self) -> bool: ...
+    def cancel(self) -> Any: ...
+    def result(self) -> Any: ...
+    def add_done_callback(self, then: Callable[[Any], None], /) -> None: ...
 
 
 class Asking(Protocol):
+    def request(self, request: AnyRequest, owner: str, user: str) -> Reply: ...
     def ask(self, request: AnyRequest, owner: str, user: str) -> asyncio.Future[Answer]: ...
 
 
@@ -77,7 +83,8 @@ class Session(Protocol):
     def catalog(self) -> Catalog: ...
     @property
     def catalog_link(self) -> Asking: ...
-    def reply(self, channel_number: int, method: base.Frame) -> None: ...
+    def reply(self, channel_number: int, method: base.Frame, count: int = 1) -> None:
+        """So often."""
 
 
 class Channel(Protocol):
@@ -194,7 +201,7 @@ async def _queue_look(session: Session, channel: Channel, method: commands.Queue
     name = checks.clean_name(method.queue)  # here no name is no name, not the last queue's
     if checks.is_reply_queue(name):
         return _reply_to_look(session, name)
-    if shards := _shards_of(session, name):
+    if shards := shards_of(session, name):
         channel.last_queue = name
         return _declare_ok(name, *await _count_shards(session, name, shards))
     queue = _owned_queue(session, name)
@@ -217,7 +224,7 @@ async def queue_delete(session: Session, channel: Channel, method: commands.Queu
     if checks.is_hidden_queue(name):
         return commands.Queue.DeleteOk(0)  # goes with its consumer, or its exchange
     _check_right(session, "configure", "queue", name)
-    if shards := _shards_of(session, name):
+    if shards := shards_of(session, name):
         return await _delete_shards(session, name, shards, method)
     queue = session.catalog.queue(session.vhost, name)
     if queue is not None and (method.if_empty or method.if_unused):
@@ -262,7 +269,7 @@ def _prepare_queue_unbind(session: Session, channel: Channel, method: commands.Q
 
 
 def _bound(answer: Answer) -> base.Frame:
-    return commands.Queue.BindOk()
+    return BIND_OK
 
 
 def _unbound(answer: Answer) -> base.Frame:
@@ -272,7 +279,7 @@ def _unbound(answer: Answer) -> base.Frame:
 async def queue_purge(session: Session, channel: Channel, method: commands.Queue.Purge) -> base.Frame:
     name = _queue_name(channel, method.queue)
     _check_right(session, "read", "queue", name)
-    if shards := _shards_of(session, name):
+    if shards := shards_of(session, name):
         return commands.Queue.PurgeOk(sum(await asyncio.gather(*map(session.shards.purge, shards))))
     return commands.Queue.PurgeOk(await session.shards.purge(_owned_queue(session, name)))
 
@@ -289,7 +296,7 @@ def readable_queue(session: Session, name: str) -> QueuePut:
 # -- virtual queues: all shard queues of a stream exchange, by its name ----------------------------------
 
 
-def _shards_of(session: Session, name: str) -> tuple[QueuePut, ...]:
+def shards_of(session: Session, name: str) -> tuple[QueuePut, ...]:
     """None: the name is not that of a stream exchange. If it is, a queue of the same name cannot be reached."""
     vhost = session.catalog.vhost(session.vhost)
     return () if vhost is None else tuple(vhost.queues[queue] for queue in vhost.shard_queues(name))
@@ -297,7 +304,7 @@ def _shards_of(session: Session, name: str) -> tuple[QueuePut, ...]:
 
 def readable_shards(session: Session, name: str) -> tuple[QueuePut, ...]:
     """Of the virtual queue that a consume or get names, if it is one and this user may read it."""
-    shards = _shards_of(session, name)
+    shards = shards_of(session, name)
     if shards:
         _check_right(session, "read", "queue", name)
     return shards
@@ -305,7 +312,7 @@ def readable_shards(session: Session, name: str) -> tuple[QueuePut, ...]:
 
 def _check_not_virtual(session: Session, name: str, act: str) -> None:
     """Texts of RabbitMQ's sharding plugin, and of the one before it."""
-    if _shards_of(session, name):
+    if shards_of(session, name):
         raise checks.Refusal(PRECONDITION_FAILED, f"Can't {act} sharded queue: {checks.erlang_term(name)}")
 
 
@@ -415,16 +422,16 @@ async def _prepared(session: Session, channel: Channel, method: base.Frame) -> b
 
 
 async def _ask(session: Session, request: AnyRequest) -> Answer:
-    return _granted(await session.catalog_link.ask(request, session.owner, session.user))
+    return granted(await session.catalog_link.ask(request, session.owner, session.user))
 
 
-def _granted(answer: Answer) -> Answer:
+def granted(answer: Answer) -> Answer:
     if answer.code:
         raise checks.Refusal(answer.code, answer.text)
     return answer
 
 
-# What needs nothing but the controller's answer, when nothing speaks against it (Pipeline._surely_done).
+# What needs nothing but the controller's answer, when nothing speaks against it (pipeline.Pipeline).
 PREPARE: Final[dict[type[base.Frame], Callable[[Session, Channel, Any], Prepared]]] = {
     commands.Exchange.Declare: _prepare_exchange_declare,
     commands.Exchange.Delete: _prepare_exchange_delete,
@@ -455,208 +462,9 @@ async def handle(session: Session, channel: Channel, method: base.Frame) -> base
     try:
         return await HANDLERS[type(method)](session, channel, method)
     except checks.Refusal as refusal:
-        raise _failure(method, refusal) from None
+        raise failure(method, refusal) from None
 
 
-def _failure(method: base.Frame, refusal: checks.Refusal) -> Exception:
+def failure(method: base.Frame | type[base.Frame], refusal: checks.Refusal) -> Exception:
     kind = ConnectionException if refusal.code in HARD_CODES else ChannelException
     return kind(refusal.code, refusal.text, method.index >> 16, method.index & 0xFFFF)
-
-
-class _Running(NamedTuple):
-    """A method that is on its way: `reply` makes the reply of an Answer, without it `outcome` is the reply."""
-
-    method: base.Frame
-    outcome: asyncio.Future[Any]
-    reply: Callable[[Answer], base.Frame] | None
-
-    def result(self) -> base.Frame:
-        """When it is done. Raises what the channel or connection is to be closed with."""
-        if self.reply is None:
-            return self.outcome.result()  # type: ignore[no-any-return] # a task of `handle`
-        try:
-            return self.reply(_granted(self.outcome.result()))
-        except checks.Refusal as refusal:
-            raise _failure(self.method, refusal) from None
-
-
-# -- one channel's methods, in order ------------------------------------------------------------------------
-
-
-class Pipeline:
-    """The declares, binds and deletes of one channel: asked in order, answered in order, overlapping where safe.
-
-    A method that comes while others are unanswered is asked at once only if the copy says that neither they nor it can
-    fail: what follows a failed method must not happen. While `busy`, the caller holds back whatever else the channel
-    says.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        channel: Channel,
-        *,
-        idle: Callable[[], None],
-        failed: Callable[[Exception], None],
-    ) -> None:
-        """`idle`: nothing is unanswered any more. `failed`: close the channel or connection; what came later is
-        forgotten. Both are called from the loop, never from within `receive`."""
-        self._session, self._channel = session, channel
-        self._idle, self._failed = idle, failed
-        self._waiting: deque[base.Frame] = deque()
-        self._running: deque[_Running] = deque()
-        # Kind and name of what the running ones will have made (True) or deleted (False).
-        self._foreseen: dict[tuple[str, str], bool] = {}
-        self._barrier = False  # the one running might fail
-        self._closed = False
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._running)
-
-    @property
-    def full(self) -> bool:
-        """Stop reading this client until some are answered."""
-        return len(self._waiting) >= WAITING_MAX
-
-    def receive(self, method: base.Frame) -> None:
-        if not self._closed:
-            self._waiting.append(method)
-            self._start()
-
-    def close(self) -> None:
-        """Channel or connection gone: what was not asked is forgotten, replies are not sent."""
-        self._closed = True
-        self._waiting.clear()
-        running, self._running = self._running, deque()
-        for each in running:
-            each.outcome.cancel()
-
-    def _start(self) -> None:
-        while self._waiting and len(self._running) < PIPELINED_MAX:
-            if self._running and self._barrier:
-                return
-            sure = self._surely_done(self._waiting[0])
-            if self._running and not sure:
-                return
-            self._barrier = not sure
-            running = self._run(self._waiting.popleft(), sure)
-            self._running.append(running)
-            running.outcome.add_done_callback(self._done)
-
-    def _run(self, method: base.Frame, sure: bool) -> _Running:
-        """Without a task where there is nothing to wait for but one answer: binds come by the ten thousand."""
-        prepare = PREPARE.get(type(method)) if sure else None
-        if prepare is not None:
-            try:
-                request, reply = prepare(self._session, self._channel, method)
-            except checks.Refusal:
-                self._barrier = True  # it fails below, by the way that is not from within `receive`
-            else:
-                asked = self._session.catalog_link.ask(request, self._session.owner, self._session.user)
-                return _Running(method, asked, reply)
-        task = asyncio.get_running_loop().create_task(handle(self._session, self._channel, method))
-        return _Running(method, task, None)
-
-    def _done(self, done: asyncio.Future[Any]) -> None:
-        if self._closed:
-            if not done.cancelled():
-                done.exception()  # looked at: nobody is left to be told
-            return
-        if not self._running:
-            return  # replied together with one before it
-        while self._running and self._running[0].outcome.done():
-            running = self._running.popleft()
-            try:
-                reply = running.result()
-            except asyncio.CancelledError:  # not by close(): the whole process ends
-                self.close()
-                return
-            except Exception as error:
-                self.close()
-                self._failed(error)
-                return
-            if not getattr(running.method, "nowait", False):
-                self._session.reply(self._channel.number, reply)
-        if not self._running:
-            self._foreseen.clear()
-        if len(self._running) <= PIPELINED_MAX // 2:
-            self._start()
-        if not self._running:
-            self._idle()
-
-    def _surely_done(self, method: base.Frame) -> bool:
-        """Whether nothing here speaks against it: the next may be asked without its answer. Another connection may
-        still prove this wrong, as if it had come between the two."""
-        if self._session.catalog.has_topic_permissions(self._session.user, self._session.vhost):
-            return False
-        match method:
-            case commands.Queue.Bind() if self._gets_history(method):
-                return False
-            case commands.Queue.Bind() | commands.Queue.Unbind():
-                there = self._is_there("queue", method.queue) and self._is_there("exchange", method.exchange)
-                return there and self._takes(method.exchange, method.arguments)
-            case commands.Exchange.Bind() | commands.Exchange.Unbind():
-                there = self._is_there("exchange", method.source) and self._is_there("exchange", method.destination)
-                return there and self._takes(method.source, method.arguments)
-            case commands.Queue.Declare(passive=False):
-                return not method.arguments and self._will_be("queue", method.queue)
-            case commands.Exchange.Declare(passive=False, auto_delete=False):
-                known = method.exchange_type in TYPES and checks.takes_any_binding(method.exchange_type, {})
-                known = known and method.exchange_type != delaying.DELAYED_TYPE
-                return known and not method.arguments and self._will_be("exchange", method.exchange)
-            case commands.Queue.Delete(if_unused=False, if_empty=False):
-                return not _shards_of(self._session, method.queue) and self._will_be_gone("queue", method.queue)
-            case commands.Exchange.Delete(if_unused=False):
-                return self._will_be_gone("exchange", method.exchange)
-        return False
-
-    def _takes(self, exchange: str, arguments: dict[str, Any] | None) -> bool:
-        """Whether any binding to it will do. One that is only foreseen takes any key, or would not be foreseen."""
-        found = self._session.catalog.exchange(self._session.vhost, exchange)
-        if found is None:
-            return checks.takes_any_binding("", arguments or {})
-        type = delaying.inner_type(found.type, found.arguments)
-        return checks.takes_any_binding(type, arguments or {}) and not keeping.keeps(type, found.arguments)
-
-    def _gets_history(self, bind: commands.Queue.Bind) -> bool:
-        vhost = self._session.catalog.vhost(self._session.vhost)
-        return rewinding.wants_history(vhost, bind.exchange, bind.arguments or {})
-
-    def _is_there(self, kind: str, name: str) -> bool:
-        if not name or not self._has_all_rights(name):
-            return False
-        foreseen = self._foreseen.get((kind, name))
-        return self._in_copy(kind, name) if foreseen is None else foreseen
-
-    def _will_be(self, kind: str, name: str) -> bool:
-        """A declare of a name that nobody has: the next methods may count on it."""
-        if not self._is_ordinary(name) or (kind, name) in self._foreseen or self._in_copy(kind, name, owned=False):
-            return False
-        self._foreseen[kind, name] = True
-        return True
-
-    def _will_be_gone(self, kind: str, name: str) -> bool:
-        if not self._is_ordinary(name) or not self._is_there(kind, name):
-            return False
-        self._foreseen[kind, name] = False
-        return True
-
-    def _in_copy(self, kind: str, name: str, owned: bool = True) -> bool:
-        """`owned`: there, and to be counted on by this connection."""
-        session = self._session
-        if kind == "exchange":
-            exchange = session.catalog.exchange(session.vhost, name)
-            # An auto-delete exchange goes with its last binding: what runs may take it away.
-            return exchange is not None and not (owned and exchange.auto_delete)
-        queue = session.catalog.queue(session.vhost, name)
-        return queue is not None and (not owned or queue.owner in ("", session.owner))
-
-    def _is_ordinary(self, name: str) -> bool:
-        """Neither reserved nor empty, nothing to be cleaned, and this user's to deal with."""
-        ordinary = name != "" and not name.startswith("amq.") and checks.clean_name(name) == name
-        return ordinary and self._has_all_rights(name)
-
-    def _has_all_rights(self, name: str) -> bool:
-        session = self._session
-        return session.catalog.may_all(session.user, session.vhost, name)

@@ -122,8 +122,9 @@ class Transport(ABC):
 
     # -- out ------------------------------------------------------------------------------------------------
 
-    def send(self, channel: int, method: base.Frame) -> None:
-        self.amqp.send_method(channel, method)
+    def send(self, channel: int, method: base.Frame, count: int = 1) -> None:
+        """So often."""
+        self.amqp.send_method(channel, method, count)
         self._gather()
 
     reply = send

@@ -3,6 +3,7 @@
 from broker.amqp.connection import Connection
 from broker.amqp.errors import ChannelException, ConnectionException
 from broker.amqp.events import (
+    Binds,
     Event,
     Failed,
     Method,
@@ -16,6 +17,7 @@ from broker.amqp.events import (
 )
 
 __all__ = [
+    "Binds",
     "ChannelException",
     "Connection",
     "ConnectionException",

@@ -18,7 +18,7 @@ from pamqp import base, commands
 
 from broker.amqp import frames, properties, spec
 from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.events import Event, Failed, Method, Nothing, Open, Publishes, Settles, StartOk
+from broker.amqp.events import Binds, Event, Failed, Method, Nothing, Open, Publishes, Settles, StartOk
 from broker.amqp.methods import AccessRequest, AccessRequestOk, decode_method, encode_method
 from broker.amqp.states import (
     CHANNEL_DISCARDS,
@@ -33,6 +33,8 @@ from broker.amqp.states import (
 _FRAME_HEAD = struct.Struct(">BHI")
 _CONTENT_HEAD = struct.Struct(">HHQ")
 _IDS = struct.Struct(">HH")  # of a method
+_IDS_AT, _IDS_END = _FRAME_HEAD.size, _FRAME_HEAD.size + _IDS.size
+_BIND: Final = struct.pack(">I", commands.Queue.Bind.index)
 _FRAME_END = bytes([spec.FRAME_END])
 _FRAME_KINDS = frozenset({spec.METHOD_FRAME, spec.HEADER_FRAME, spec.BODY_FRAME, spec.HEARTBEAT_FRAME})
 _HEARTBEAT: Final = _FRAME_HEAD.pack(spec.HEARTBEAT_FRAME, 0, 0) + _FRAME_END
@@ -262,6 +264,11 @@ class Connection:
             if ranges:
                 self._at = at
                 return Settles(channel, ranges)
+        if why == frames.OTHER and bytes(buffer[self._at + _IDS_AT : self._at + _IDS_END]) == _BIND:
+            at, channel, ends, nowait = frames.binds(buffer, self._at, len(buffer), self._channels)
+            if ends:
+                self._at = at
+                return Binds(channel, ends, nowait)
         return self._read_frame()
 
     def _read_protocol_header(self) -> None:
@@ -511,8 +518,8 @@ class Connection:
         """The client is who it says: offer our limits."""
         self.send_method(0, commands.Connection.Tune(self.channels_max, self.frame_bytes_max, self.heartbeat_s))
 
-    def send_method(self, channel: int, method: base.Frame) -> None:
-        """Nothing is sent on what we have closed, but close-ok."""
+    def send_method(self, channel: int, method: base.Frame, count: int = 1) -> None:
+        """So often. Nothing is sent on what we have closed, but close-ok."""
         if channel == 0:
             if self._state in CONNECTION_DISCARDS and not isinstance(method, commands.Connection.CloseOk):
                 return
@@ -522,7 +529,7 @@ class Connection:
                 self._set_channel(channel, ChannelState.CLOSED)
         elif self._close_sent or self._channel_state(channel) in (ChannelState.CLOSED, ChannelState.CLOSING):
             return
-        self._put(channel, method)
+        self._put(channel, method, count)
 
     def send_bytes(self, data: bytes) -> None:
         """Ready-made frames."""
@@ -564,9 +571,10 @@ class Connection:
             self._content_bytes -= content.kept
         self._channels[channel] = state
 
-    def _put(self, channel: int, method: base.Frame) -> None:
+    def _put(self, channel: int, method: base.Frame, count: int = 1) -> None:
         payload = encode_method(method)
-        self._out.append(_FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + _FRAME_END)
+        frame = _FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + _FRAME_END
+        self._out.append(frame if count == 1 else frame * count)
 
     # -- what it is like ------------------------------------------------------------------------------------------
 

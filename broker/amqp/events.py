@@ -40,7 +40,7 @@ class Open:
 
 @dataclass(slots=True)
 class Method:
-    """Any other method, but basic.publish, ack, nack and reject."""
+    """Any other method, but basic.publish, ack, nack and reject, and most of queue.bind."""
 
     channel: int
     method: base.Frame
@@ -66,6 +66,16 @@ class Settles:
 
     channel: int
     ranges: list[tuple[int, int, int, bool]]
+
+
+@dataclass(slots=True)
+class Binds:
+    """A run of queue.bind of one channel, none with arguments: (exchange, queue, routing key) of each. Equal names of
+    neighbours are one object. `nowait`: none of them wants an answer; else all."""
+
+    channel: int
+    ends: list[tuple[str, str, str]]
+    nowait: bool
 
 
 @dataclass(slots=True)
@@ -100,13 +110,15 @@ def copies_by_channel(event: Publishes, channels: AbstractSet[int], first: int =
     return {number: Publishes(data, bytes(table), len(table) // _ROW.size) for number, (data, table) in found.items()}
 
 
-Event = StartOk | Open | Method | Publishes | Settles | Failed | Nothing
+Event = StartOk | Open | Method | Publishes | Settles | Binds | Failed | Nothing
 
 
 def things_in(event: Event) -> int:
-    """How many a client said with it: publishes, settles (a multiple is one), or one."""
+    """How many a client said with it: publishes, settles (a multiple is one), binds, or one."""
     if isinstance(event, Publishes):
         return event.count
     if isinstance(event, Settles):
         return sum(last - first + 1 for _, first, last, _ in event.ranges)
+    if isinstance(event, Binds):
+        return len(event.ends)
     return 1

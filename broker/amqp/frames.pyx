@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The loops over AMQP frames: whole publishes and runs of settles out of a read.
+"""The loops over AMQP frames: whole publishes, runs of settles and of binds out of a read.
 
 A frame:      u8 type | u16 channel | u32 size | payload[size] | 0xCE                              (big endian)
 A publish:    method frame  60,40 | u16 ticket | u8 n, exchange[n] | u8 m, key[m] | u8 bits
@@ -14,6 +14,7 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 from broker.amqp.octets cimport Row, get16, get32, get64, put, put16, put64
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
+from cpython.unicode cimport PyUnicode_DecodeUTF8
 
 # Why scan() stopped.
 INCOMPLETE = 0
@@ -51,6 +52,9 @@ cdef enum:
     NO_TTL = 0xffffffff
     ROWS_MAX = 2048         # of one event: 96 KiB of rows, which stay in the cache
     RANGES_MAX = 4096       # of one Settles event
+    BINDS_MAX = 256         # of one Binds event: they are one request to the controller
+    QUEUE_BIND = 0x320014   # class and method
+    BIND_BYTES_MIN = 22     # of a frame, with three names of no byte
     WHOLE_BYTES_MAX = 65536 # a publish not larger is waited for in one piece; of a larger one each frame is taken as it comes
 
 cdef extern from *:
@@ -409,6 +413,60 @@ def settles(const uint8_t[::1] data not None, size_t at, size_t end, uint32_t fr
         ranges.append((run_kind, first, last, False))
     return at, channel, ranges
 
+
+# -- binds --------------------------------------------------------------------------------------------------------------
+
+cdef size_t short_behind(const uint8_t *p, size_t at, size_t end) noexcept nogil:
+    """Where the short string at `at` ends, or 0 when that is behind `end`."""
+    return at + 1 + p[at] if at < end and at + 1 + p[at] <= end else 0
+
+cdef object text_again(const uint8_t *p, object text, const uint8_t **bytes, Py_ssize_t *size):
+    """The short string at `p`: `text` itself, if its `bytes` are the same; else they are this one's afterwards."""
+    if text is not None and p[0] == size[0] and memcmp(p + 1, bytes[0], p[0]) == 0:
+        return text
+    bytes[0], size[0] = p + 1, p[0]
+    return PyUnicode_DecodeUTF8(<const char *>(p + 1), p[0], NULL)
+
+def binds(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None):
+    """(position, channel, (exchange, queue, key) of each, nowait) of the whole queue.bind frames without arguments of one
+    channel that begin at `at`, as long as they are alike in nowait; at most BINDS_MAX. A frame whose names are no UTF-8
+    ends the run. `states`: see scan."""
+    cdef const uint8_t *p
+    cdef const uint8_t *last_queue = NULL
+    cdef const uint8_t *last_exchange = NULL
+    cdef Py_ssize_t queue_len = 0, exchange_len = 0
+    cdef size_t size, exchange_at, key_at, behind
+    cdef uint32_t channel = 0
+    cdef int nowait = 0
+    cdef list found = []
+    cdef object queue = None, exchange = None, key
+    if end > <size_t>data.shape[0] or at > end:
+        raise ValueError("outside of the buffer")
+    while end - at >= BIND_BYTES_MIN and len(found) < BINDS_MAX:
+        p = &data[at]
+        size = <size_t>get32(p + 3) + 8
+        if p[0] != 1 or size < BIND_BYTES_MIN or size > end - at or get32(p + 7) != QUEUE_BIND or p[size - 1] != 0xCE:
+            break
+        exchange_at = short_behind(p, 13, size - 6)
+        key_at = short_behind(p, exchange_at, size - 6) if exchange_at else 0
+        behind = short_behind(p, key_at, size - 6) if key_at else 0
+        if behind == 0 or behind != size - 6 or get32(p + behind + 1) != 0:
+            break
+        if found:
+            if get16(p + 1) != channel or (p[behind] & 1) != nowait:
+                break
+        elif get16(p + 1) >= <size_t>states.shape[0] or states[get16(p + 1)] != C_OPEN:
+            break
+        try:
+            queue = text_again(p + 13, queue, &last_queue, &queue_len)
+            exchange = text_again(p + exchange_at, exchange, &last_exchange, &exchange_len)
+            key = PyUnicode_DecodeUTF8(<const char *>(p + key_at + 1), p[key_at], NULL)
+        except UnicodeDecodeError:
+            break
+        channel, nowait = get16(p + 1), p[behind] & 1
+        found.append((exchange, queue, key))
+        at += size
+    return at, channel, found, bool(nowait)
 
 # -- properties put in --------------------------------------------------------------------------------------------------
 

@@ -20,12 +20,14 @@ import time
 from asyncio import Future
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol, cast
 
 from broker.catalog import Catalog, Vhost
 from broker.changes import (
     OPEN,
     AnyChange,
+    BindingPut,
     ParameterDelete,
     ParameterPut,
     PermissionDelete,
@@ -40,7 +42,17 @@ from broker.changes import (
     VhostPut,
 )
 from broker.checks import DELAYS_FOR, SERVER_NAMED_PREFIX, Refusal, no_queue
-from broker.control import Answer, AnyRequest, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from broker.control import (
+    Answer,
+    AnyRequest,
+    Bind,
+    ExchangeDeclare,
+    ExchangeRemove,
+    QueueDeclare,
+    QueueRemove,
+    Unbind,
+    things_asked,
+)
 from broker.controller.access import hash_password
 from broker.controller.decisions import (
     RESHAPING,
@@ -140,7 +152,7 @@ class _Asked:
     def one_came(self) -> None:
         self.waits -= 1
         if self.waits == 0:
-            self.answer(self.code, self.text, {} if self.code else self.decision.result)
+            self.answer(self.code, self.text, {} if self.code == INTERNAL_ERROR else self.decision.result)
 
     def shard_came(self, reply: Future[Any]) -> None:
         """A shard's part is done, or it is known that it will not be: the request succeeds or says why not."""
@@ -183,6 +195,7 @@ class Authority:
         self._shards = shards
         self._connections = connections
         self._inbox: deque[_Asked] = deque()
+        self._inbox_things = 0
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -203,8 +216,9 @@ class Authority:
     def submit(self, request: AnyAsk, owner: str, answer: AnswerTo) -> None:
         """Take a request; `answer(code, text, result)` is called once. Of one owner they are decided in this order."""
         self._inbox.append(_Asked(request, owner, answer))
+        self._inbox_things += things_asked(request)
         self._arrived.set()
-        if len(self._inbox) >= INBOX_MAX:
+        if self._inbox_things >= INBOX_MAX:
             self._room.clear()
 
     def has_room(self) -> bool:
@@ -266,10 +280,15 @@ class Authority:
             self._doors.when_in_force(version, lambda: self._in_force(later))
 
     def _take_batch(self) -> list[_Asked]:
-        batch = [self._inbox.popleft() for _ in range(min(BATCH_MAX, len(self._inbox)))]
+        batch: list[_Asked] = []
+        things = 0
+        while self._inbox and things < BATCH_MAX:
+            batch.append(self._inbox.popleft())
+            things += things_asked(batch[-1].request)
+        self._inbox_things -= things
         if not self._inbox:
             self._arrived.clear()
-        if len(self._inbox) < INBOX_MAX // 2:
+        if self._inbox_things < INBOX_MAX // 2:
             self._room.set()
         return batch
 
@@ -293,6 +312,8 @@ class Authority:
                 log.exception("%s cannot be decided", type(asked.request).__name__)
                 asked.refuse(INTERNAL_ERROR, "internal error")
                 continue
+            if decision.refused is not None:
+                asked.refuse(decision.refused.code, decision.refused.text)
             before = self._policies(decision.policies_of)
             self.churn[type(asked.request)] += 1
             self._apply(decision.changes)
@@ -319,10 +340,17 @@ class Authority:
         return changes, decided
 
     def _apply(self, changes: list[AnyChange]) -> None:
-        for change in changes:
-            self.churn[type(change)] += 1
-            self._definitions.add(change, self.catalog)
-            self.catalog.apply(change)
+        for kind, run in groupby(changes, type):
+            same = list(run)
+            self.churn[kind] += len(same)
+            if kind is BindingPut:
+                puts = cast(list[BindingPut], same)
+                self._definitions.add_bindings(puts, self.catalog)
+                self.catalog.put_bindings(puts)
+                continue
+            for change in same:
+                self._definitions.add(change, self.catalog)
+                self.catalog.apply(change)
 
     def _reshape(self, decision: Decision, before: Policies) -> None:
         """Stream exchanges follow what was decided, in the same step."""
@@ -400,6 +428,7 @@ class Authority:
             refused = reply.exception() is None and isinstance(reply.result(), wire.Refused)
             if refused and asked.missed != queue.id:
                 self._inbox.append(_Asked(asked.request, asked.owner, asked.answer, missed=queue.id))
+                self._inbox_things += 1
                 self._arrived.set()
                 asked.answer = _no_answer
             asked.shard_came(reply)
@@ -439,6 +468,7 @@ class Authority:
             asked.request = Removal([queue.id], at_shard=True, messages=messages)
             held.appendleft(asked)
         self._inbox.extendleft(reversed(held))
+        self._inbox_things += sum(things_asked(each.request) for each in held)
         self._arrived.set()
 
     def _answered_leaving(self, queue: QueuePut, stays: bool) -> None:

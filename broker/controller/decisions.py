@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from broker import checks, patterns, tables
-from broker.catalog import Catalog, Vhost
+from broker.catalog import BindingKey, Catalog, Vhost
 from broker.changes import (
     ACTIVE,
     CLOSED,
@@ -40,7 +42,7 @@ from broker.changes import (
     VhostPut,
 )
 from broker.checks import Refusal
-from broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from broker.control import Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller import cuts, policies, shard_sets
 from broker.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies, exchange_arguments
 from broker.routing import delaying, hidden, keeping
@@ -150,6 +152,7 @@ class Decision:
     policies_of: str = ""  # the vhost whose policies change: queues with other effective arguments are told so
     close_vhost: str = ""
     close_user: str = ""
+    refused: Refusal | None = None  # of many, after those that `result` says are done
     notes: list[str] = field(default_factory=list)  # for the log
 
 
@@ -253,13 +256,41 @@ class Decisions:
 
     def _bind(self, ask: Bind, owner: str) -> Decision:
         vhost = self._vhost(ask.vhost)
+        queue = self._check_bind(vhost, ask, owner)
+        put = BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
+        return Decision([] if vhost.has_binding(put) else [put], uses=[] if queue is None else [queue])
+
+    def _check_bind(self, vhost: Vhost, ask: Bind, owner: str) -> QueuePut | None:
+        """Its queue."""
         queue = self._check_ends(vhost, ask, owner)
         source = vhost.exchanges[ask.source]
         type = delaying.inner_type(source.type, source.arguments)
         checks.check_binding(type, ask.routing_key, ask.arguments)
         checks.check_keeping_bind(type, source.arguments, ask.kind, ask.arguments)
-        put = BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
-        return Decision([] if vhost.has_binding(put) else [put], uses=[] if queue is None else [queue])
+        return queue
+
+    def _bind_many(self, ask: BindMany, owner: str) -> Decision:
+        """As one by one, up to the first that is refused. Of those between the same two only the first is looked at in
+        all respects, if any key will do."""
+        vhost, decision = self._vhost(ask.vhost), Decision()
+        new: dict[BindingKey, BindingPut] = {}
+        done = 0
+        try:
+            for (source, destination), run in groupby(ask.binds, itemgetter(0, 1)):
+                known, queue, any_key = vhost.bindings_by_key(source), None, False
+                for _, _, key in run:
+                    if not any_key:
+                        bind = Bind(ask.vhost, source, "queue", destination, key, {})
+                        queue, any_key = self._check_bind(vhost, bind, owner), _takes_any_key(vhost, source)
+                    identity = (source, "queue", destination, key, b"")
+                    if identity not in known:
+                        new[identity] = BindingPut(ask.vhost, source, "queue", destination, key)
+                    done += 1
+                decision.uses += [] if queue is None else [queue]
+        except Refusal as refusal:
+            decision.refused, decision.result = refusal, {"done": done}
+        decision.changes.extend(new.values())
+        return decision
 
     def _unbind(self, ask: Unbind, owner: str) -> Decision:
         """What is not there, binding or end, is unbound already."""
@@ -633,6 +664,7 @@ _DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
     QueueDeclare: Decisions._declare_queue,
     QueueRemove: Decisions._remove_queue,
     Bind: Decisions._bind,
+    BindMany: Decisions._bind_many,
     Unbind: Decisions._unbind,
     Removal: Decisions._removal,
     Pause: Decisions._pause,
@@ -655,11 +687,23 @@ _DECIDE: Final[dict[type, Callable[[Decisions, Any, str], Decision]]] = {
 }
 
 
-def _check_values(request: Any) -> None:
-    """Before anything else: what cannot be kept would end whoever tries, at each start anew."""
-    key = getattr(request, "routing_key", "")
+def _takes_any_key(vhost: Vhost, source: str) -> bool:
+    exchange = vhost.exchanges[source]
+    return checks.takes_any_binding(delaying.inner_type(exchange.type, exchange.arguments), {})
+
+
+def _check_key(key: str) -> None:
     if len(key) > tables.KEY_BYTES_MAX // 4 and len(key.encode()) > tables.KEY_BYTES_MAX:
         raise Refusal(checks.PRECONDITION_FAILED, f"a routing key of more than {tables.KEY_BYTES_MAX} bytes")
+
+
+def _check_values(request: Any) -> None:
+    """Before anything else: what cannot be kept would end whoever tries, at each start anew."""
+    if isinstance(request, BindMany):
+        for _, _, key in request.binds:
+            _check_key(key)
+        return
+    _check_key(getattr(request, "routing_key", ""))
     if arguments := getattr(request, "arguments", None):
         fault = tables.fault_in(arguments)
     elif isinstance(request, ParameterPut):  # kept as JSON, but as integers of 64 bits too

@@ -27,6 +27,8 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +39,7 @@ from broker.changes import (
     OPEN,
     AnyChange,
     BindingDelete,
+    BindingPut,
     Cut,
     ExchangeDelete,
     ExchangePut,
@@ -54,7 +57,7 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.controller.method_frames import Definition, decode_method, encode_method
+from broker.controller.method_frames import Definition, decode_method, encode_bindings, encode_method
 
 MAGIC = b"SHARDDEF"
 FORMAT = 1
@@ -73,9 +76,13 @@ _HEADER: Final = struct.Struct("<8sII QI")
 _CHECKED_FROM = 16  # the header's checksum covers what follows it
 _RECORD: Final = struct.Struct("<II QIHB")
 _LENGTHS = 8
+_CHECKSUM: Final = struct.Struct("<II")  # a record's first fields, and those that it is of
+_CHECKED: Final = struct.Struct("<QIHB")
 _INDEX: Final = struct.Struct("<H")
 _COUNT: Final = struct.Struct("<H")
 _CUT: Final = struct.Struct("<IQ?")
+
+_ends_of = attrgetter("vhost", "source", "kind", "destination")
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +200,18 @@ class Definitions:
             self._dead += 2
         self._live += 1
 
+    def add_bindings(self, puts: list[BindingPut], catalog: Catalog) -> None:
+        """The same of many that may be between the same two."""
+        version = catalog.version
+        for _, run in groupby(puts, _ends_of):
+            of_ends = list(run)
+            if of_ends[0].vhost in catalog.vhosts:
+                durable = is_lasting(of_ends[0], catalog)
+                self._pending += _encode_bindings(of_ends, version + 1, durable)
+                self._durable_pending |= durable
+                self._live += len(of_ends)
+            version += len(of_ends)
+
     def flush(self, catalog: Catalog) -> None:
         """Hand what was added to the operating system: from here it outlives this process."""
         if self._dead > max(DEAD_RECORDS_MAX, self._live // 2):
@@ -209,6 +228,8 @@ class Definitions:
 
         The next `add` comes after its end. It raises OSError when stable storage refuses; then the process must end.
         """
+        if not (self._dirty or self._rewrite or self._durable_pending):
+            return None
         jobs: list[Callable[[], None]] = []
         for name in sorted(self._dirty):
             jobs.append(self._json_job(name, catalog))
@@ -303,6 +324,17 @@ def _encode_record(change: Definition, version: int, durable: bool, queue: Any) 
     flags = DURABLE * durable | PART * (part is not None) | CUTS * bool(cuts)
     record = _RECORD.pack(length, 0, version, id, shard, flags)[_LENGTHS:] + rest
     return struct.pack("<II", length, zlib.crc32(record)) + record
+
+
+def _encode_bindings(puts: list[BindingPut], version: int, durable: bool) -> list[bytes]:
+    """Records of bindings between the same two. `version`: of the first."""
+    vhost = puts[0].vhost.encode()
+    names = bytes((len(vhost),)) + vhost + b"\0"
+    records = []
+    for at, frame in enumerate(encode_bindings(puts), version):
+        record = _CHECKED.pack(at, 0, 0, DURABLE * durable) + names + frame
+        records.append(_CHECKSUM.pack(len(record), zlib.crc32(record)) + record)
+    return records
 
 
 def _encode_part(part: ShardOf | None) -> bytes:

@@ -313,7 +313,7 @@ class DoorLinks:
                 door.send(Alarmed(reason))
 
     def _settle(self) -> None:
-        if self._expected:
+        if self._expected or not self._waiting:
             return
         in_force = min((door.applied for door in self._doors.values()), default=self._handed_out)
         in_force = min(in_force, self._handed_out)

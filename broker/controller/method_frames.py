@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import struct
+from collections.abc import Iterator
 from typing import Any, Final
 
 from broker.amqp.methods import decode_table
@@ -64,15 +65,23 @@ def encode_method(change: Definition) -> bytes:
 
 
 def _encode_binding(change: BindingPut | BindingDelete) -> bytes:
-    put = isinstance(change, BindingPut)
-    source, destination = _short(change.source), _short(change.destination)
+    if isinstance(change, BindingPut):
+        return next(encode_bindings([change]))
+    ends = _short(change.destination) + _short(change.source)
     key, table = _short(change.routing_key), encode_table(change.arguments)
     if change.kind == "exchange":
-        return _frame(EXCHANGE, BIND_EXCHANGE if put else UNBIND_EXCHANGE, destination + source + key + b"\0" + table)
-    # queue.unbind alone has no no-wait bit.
-    if put:
-        return _frame(QUEUE, BIND_QUEUE, destination + source + key + b"\0" + table)
-    return _frame(QUEUE, UNBIND_QUEUE, destination + source + key + table)
+        return _frame(EXCHANGE, UNBIND_EXCHANGE, ends + key + b"\0" + table)
+    return _frame(QUEUE, UNBIND_QUEUE, ends + key + table)  # it alone has no no-wait bit
+
+
+def encode_bindings(puts: list[BindingPut]) -> Iterator[bytes]:
+    """The frames of bindings between the same two."""
+    ends = _short(puts[0].destination) + _short(puts[0].source)
+    ids = (EXCHANGE, BIND_EXCHANGE) if puts[0].kind == "exchange" else (QUEUE, BIND_QUEUE)
+    for put in puts:
+        key = put.routing_key.encode()
+        body = b"%b%c%b\0%b" % (ends, len(key), key, encode_table(put.arguments) if put.arguments else _NO_TABLE)
+        yield _frame(*ids, body)
 
 
 def decode_method(

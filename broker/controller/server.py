@@ -55,6 +55,8 @@ from supervisor.logs import set_level
 WATCHDOG_S = 1.0
 # After a restart of the controller: front doors that have not come back by then are gone with their connections.
 DOORS_RETURN_S_MAX = 30.0
+# Requests that change nothing of what exists.
+NOT_OF_THE_CATALOG = frozenset((ConnectionOpen, ConsumerJoin, VirtualLook, ChannelOpen, ChannelClose))
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +186,9 @@ class Controller:
         self.authority.connection_gone(owner)
 
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None:
-        if isinstance(ask.what, ConnectionOpen):
+        if type(ask.what) not in NOT_OF_THE_CATALOG:
+            self.authority.submit(ask.what, ask.owner, answer)
+        elif isinstance(ask.what, ConnectionOpen):
             answer(*self._may_open(ask.what, ask.owner), {})
         elif isinstance(ask.what, ConsumerJoin | VirtualLook):
             self.memberships.asked(ask, answer)
@@ -193,8 +197,6 @@ class Controller:
         elif isinstance(ask.what, ChannelClose):
             self.presence.has_channels(ask.owner, ask.what.channels)
             answer(0, "", {})
-        else:
-            self.authority.submit(ask.what, ask.owner, answer)
 
     def _may_open(self, ask: ConnectionOpen, owner: str) -> tuple[int, str]:
         """By the catalog as it is: a limit that is being set holds for whoever comes after its answer."""

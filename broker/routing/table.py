@@ -294,16 +294,28 @@ class RoutingTable:
         self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
     ) -> RoutingTable:
         """To the default exchange nothing is bound."""
+        return self.with_bindings(source, kind, destination, ((key, arguments),))
+
+    def with_bindings(
+        self, source: str, kind: str, destination: str, keys: Iterable[tuple[str, Mapping[str, Any] | None]]
+    ) -> RoutingTable:
+        """By these keys and arguments, all between the same two."""
         assert source != DEFAULT_EXCHANGE
         state = self._reached()
-        binding = Binding.of(source, kind, destination, key, arguments)
-        identity = binding.identity()
-        if identity in self.exchange(source).bindings:
-            return self
-        if destination not in (state.queues if kind == "queue" else state.exchanges):
-            raise NoSuchDestination(destination)
-        state.bind(identity, binding)
-        return self._followed(state, [SetBinding(identity, binding, False)])
+        exchange, target = self.exchange(source), Target(kind, destination)
+        is_there = destination in (state.queues if kind == "queue" else state.exchanges)
+        back: list[Step] = []
+        for key, arguments in keys:
+            binding = Binding(source, target, key, dict(arguments) if arguments else NO_ARGUMENTS)
+            identity = binding.identity()
+            if identity in exchange.bindings:
+                continue
+            if not is_there:
+                raise NoSuchDestination(destination)
+            state.bind(identity, binding)
+            back.append(SetBinding(identity, binding, False))
+        back.reverse()
+        return self._followed(state, back) if back else self
 
     def without_binding(
         self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
@@ -353,7 +365,7 @@ class NoTable(RoutingTable):
     def _changed(self, steps: list[Step]) -> RoutingTable:
         return self
 
-    def with_binding(
-        self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
+    def with_bindings(
+        self, source: str, kind: str, destination: str, keys: Iterable[tuple[str, Mapping[str, Any] | None]]
     ) -> RoutingTable:
         return self

@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker.amqp import ChannelException, Connection, ConnectionException, Failed, Method, Publishes, Settles, contents
+from broker.amqp import (
+    Binds,
+    ChannelException,
+    Connection,
+    ConnectionException,
+    Failed,
+    Method,
+    Publishes,
+    Settles,
+    contents,
+)
 from tests.amqp.bytes_of import HEADER, facts, method, publish, received, shake_hands
 
 
@@ -178,6 +188,25 @@ def test_runs_of_acks_become_ranges() -> None:
     data += method(1, commands.Basic.Reject(11, True)) + method(1, commands.Basic.Reject(12, False))
     ranges = [(0, 1, 3, False), (0, 7, 7, False), (0, 9, 9, True), (2, 10, 11, False), (1, 12, 12, False)]
     assert received(made, data) == [Settles(1, ranges)]
+
+
+def test_runs_of_binds_are_one_event_and_what_is_odd_about_one_ends_the_run() -> None:
+    made = connection(1)
+    Bind = commands.Queue.Bind
+    binds = [Bind(queue="q", exchange="e", routing_key=key) for key in "abc"]
+    with_arguments = Bind(queue="q", exchange="e", arguments={"x-match": "all"})
+    unanswered = Bind(queue="q", exchange="e", routing_key="d", nowait=True)
+    data = b"".join(method(1, each) for each in [*binds, with_arguments, unanswered])
+    first, odd, last = received(made, data)
+    assert first == Binds(1, [("e", "q", "a"), ("e", "q", "b"), ("e", "q", "c")], False)
+    assert isinstance(odd, Method) and odd.method.arguments == {"x-match": "all"}
+    assert last == Binds(1, [("e", "q", "d")], True)
+
+
+def test_a_bind_on_a_channel_that_is_not_open_ends_the_connection() -> None:
+    made = connection(1)
+    (event,) = received(made, method(2, commands.Queue.Bind(queue="q", exchange="e")))
+    assert isinstance(event, Failed) and event.exception.code == 504
 
 
 def test_old_clients_get_a_ticket() -> None:

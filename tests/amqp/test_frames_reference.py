@@ -154,6 +154,42 @@ def test_ranges_are_bounded() -> None:
     assert [tag for _, tag, _, _ in first[2] + rest[2]] == [2 * n for n in range(1, 5001)]
 
 
+BIND = st.builds(
+    lambda channel, queue, exchange, key, nowait, arguments: method(
+        channel,
+        commands.Queue.Bind(queue=queue, exchange=exchange, routing_key=key, nowait=nowait, arguments=arguments),
+    ),
+    st.just(1) | CHANNEL, SHORT, SHORT, st.sampled_from(["k", "", "grüße"]), st.booleans(),
+    st.sampled_from([{}, {"a": 1}]),
+)  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(BIND | streams(), max_size=8).map(b"".join),
+    STATES | st.just(b"\0\1\1\1"),
+    st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=2),
+    st.data(),
+)
+def test_binds(data: bytes, states: bytes, wrong: list[tuple[int, int]], more: st.DataObject) -> None:
+    broken = bytearray(data)
+    for at, value in wrong:
+        if data:
+            broken[at % len(data)] = value
+    end = more.draw(st.integers(0, len(data)) | st.just(len(data)))
+    assert frames.binds(broken, 0, end, states) == reference.binds(bytes(broken), 0, end, states)
+
+
+def test_a_run_of_binds_is_bounded_and_goes_on() -> None:
+    data = b"".join(method(1, commands.Queue.Bind(queue="q", exchange="e", routing_key=str(n))) for n in range(600))
+    at, found = 0, []
+    while at < len(data):
+        at, _, some, _ = frames.binds(data, at, len(data), b"\0\1")
+        assert 0 < len(some) <= 256
+        found += some
+    assert found == [("e", "q", str(n)) for n in range(600)]
+
+
 STORED = st.builds(
     lambda exchange, key, props, body: struct.pack("<II", len(body), len(props))
     + bytes([len(exchange)]) + exchange + bytes([len(key)]) + key + props + body,

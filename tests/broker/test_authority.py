@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from broker.catalog import Catalog
 from broker.changes import ParameterDelete, ParameterPut, ShardOf, VhostPut
-from broker.control import Answer, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from broker.control import Answer, Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller.authority import Authority
 from broker.controller.decisions import Drained, Restore
 from broker.controller.definitions import Definitions
@@ -190,6 +190,28 @@ async def test_pipelined_requests_share_one_sync_and_one_message(world: World) -
     assert all(answer.code == 0 for answer in answers)
     assert world.definitions.syncs - before <= 2
     assert len(world.doors.told) <= 2
+    assert world.agree()
+
+
+async def test_many_binds_are_one_request_that_ends_at_the_first_that_is_refused(world: World) -> None:
+    await world.ask(declare())
+    before = len(world.doors.told)
+    binds = [("amq.topic", "q", str(n)) for n in range(200)]
+    assert await world.ask(BindMany("/", binds)) == Answer(0)
+    assert len(world.doors.told) == before + 1
+    refused = await world.ask(BindMany("/", [("amq.direct", "q", "a"), ("no", "q", "b"), ("amq.direct", "q", "c")]))
+    assert refused == Answer(0, 404, "no exchange 'no' in vhost '/'", {"done": 1})
+    bound = {binding.routing_key for binding in world.catalog.vhosts["/"].bindings_to("queue", "q")}
+    assert bound == {str(n) for n in range(200)} | {"a"}
+    assert world.agree()
+
+
+async def test_requests_of_a_batch_are_bounded_by_what_they_ask_for(world: World) -> None:
+    await world.ask(declare())
+    before = len(world.doors.told)
+    asks = [world.ask(BindMany("/", [("amq.topic", "q", f"{m}.{n}") for n in range(256)])) for m in range(40)]
+    assert all(answer.code == 0 for answer in await asyncio.gather(*asks))
+    assert len(world.doors.told) - before == 5  # of 2,048 binds each
     assert world.agree()
 
 

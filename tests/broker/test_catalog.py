@@ -17,7 +17,7 @@ from broker.changes import (
     UserPut,
     VhostPut,
 )
-from tests.support.changes import any_change
+from tests.support.changes import any_change, bindings
 
 
 def catalog_of(*changes: AnyChange) -> Catalog:
@@ -46,7 +46,20 @@ def test_a_door_that_joins_late_ends_up_equal(history: list[AnyChange], joins_at
     assert late.version == early.version
 
 
-@given(st.lists(any_change(), max_size=60))
+@given(st.lists(any_change() | bindings(), max_size=60))
+def test_changes_applied_together_are_those_applied_one_by_one(history: list[AnyChange]) -> None:
+    history = [VhostPut("/"), *history]
+    one_by_one, together = catalog_of(*history), Catalog()
+    together.apply_all(history)
+    assert together.state() == one_by_one.state()
+    assert together.version == one_by_one.version
+    for name, vhost in together.vhosts.items():
+        for exchange in vhost.exchanges:
+            same = one_by_one.vhosts[name].table.exchange(exchange)
+            assert vhost.table.exchange(exchange).bindings == same.bindings
+
+
+@given(st.lists(any_change() | bindings(), max_size=60))
 def test_indexes_agree_with_what_exists(history: list[AnyChange]) -> None:
     catalog = catalog_of(VhostPut("/"), *history)
     queues = [queue for vhost in catalog.vhosts.values() for queue in vhost.queues.values()]

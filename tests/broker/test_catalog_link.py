@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from broker import catalog_link
-from broker.catalog_link import CatalogLink
+from broker.catalog_link import CatalogLink, Reply
 from broker.changes import AnyChange, ExchangePut, QueueDelete, QueuePut, VhostPut
 from broker.control import (
     Alarmed,
@@ -93,6 +93,7 @@ class Heard:
     def __init__(self) -> None:
         self.changes: list[list[AnyChange] | None] = []
         self.closed: list[tuple[str, int, str]] = []
+        self.passes: list[str] = []
         self.alarm, self.is_outlived = asyncio.Event(), asyncio.Event()
 
     def alarmed(self, reason: str) -> None:
@@ -106,6 +107,12 @@ class Heard:
 
     def seat_orders(self, orders: list[SeatOrder]) -> None:
         self.orders = orders
+
+    def receiving(self) -> None:
+        self.passes.append("begun")
+
+    def received(self) -> None:
+        self.passes.append("ended")
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         self.changes.append(changes)
@@ -195,6 +202,33 @@ def test_a_change_is_in_force_when_the_answer_to_its_asker_arrives(tmp_path: Pat
     run(tmp_path, play)
 
 
+def test_who_is_called_with_an_answer_is_called_in_the_turn_that_has_it_and_harms_no_other(tmp_path: Path) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        called: list[tuple[int, str]] = []
+
+        def fail(reply: Reply) -> None:
+            raise RuntimeError("ours")
+
+        replies = [s.link.request(declare(name), "0.1.1", "u") for name in "abcd"]
+        replies[0].add_done_callback(fail)
+        for reply in replies[1:]:
+            reply.add_done_callback(lambda reply: called.append((reply.result().id, s.heard.passes[-1])))
+        replies[2].cancel()
+        for number in (1, 2, 3, 4):
+            asked = await stream.hear()
+            assert isinstance(asked, Ask)
+            assert asked.id == number
+        waited = s.link.ask(declare("e"), "0.1.1", "u")
+        await stream.hear()
+        stream.say(*(Answer(number) for number in (1, 2, 3, 4, 5)))
+        await waited
+        assert called == [(2, "begun"), (4, "begun")]
+        assert s.heard.passes[-1] == "ended"
+
+    run(tmp_path, play)
+
+
 def test_who_waits_for_queues_to_go_waits_for_all_of_them_but_not_for_a_controller_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,16 +299,20 @@ def test_that_changes_nobody_waits_for_are_in_force_is_said_soon(tmp_path: Path)
     run(tmp_path, play)
 
 
-def test_or_with_the_next_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_it_is_said_once_and_with_what_somebody_waits_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(catalog_link, "APPLIED_WAITS_S", 60.0)
 
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
-        stream.say(Changes(2, [ExchangePut("/", "a", "direct")], waited=False), Alarmed("x"))
+        unwaited = [Changes(version, [ExchangePut("/", f"e{version}", "direct")], waited=False) for version in (2, 3)]
+        stream.say(*unwaited, Alarmed("x"))
         await s.heard.alarm.wait()
         asking = s.link.ask(declare("q"), "3.7.1", "guest")
-        assert await stream.hear() == Applied(2)
         assert isinstance(await stream.hear(), Ask)
+        stream.say(Changes(4, [ExchangePut("/", "e4", "direct")]))
+        assert await stream.hear() == Applied(4)
         asking.cancel()
 
     run(tmp_path, play)

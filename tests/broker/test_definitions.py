@@ -25,7 +25,7 @@ from broker.controller.config import ControllerConfig
 from broker.controller.definitions import DEAD_RECORDS_MAX, Definitions, DefinitionsError
 from broker.controller.method_frames import decode_method, encode_method
 from broker.controller.server import load_or_begin
-from tests.support.changes import any_change, definition
+from tests.support.changes import any_change, bindings, definition
 
 
 def write(definitions: Definitions, catalog: Catalog, changes: list[AnyChange]) -> None:
@@ -193,6 +193,27 @@ def test_users_are_readable_json(tmp_path: Path) -> None:
     write(definitions, catalog, [UserPut("u", "", tags=["administrator"])])
     definitions.close()
     assert '"name": "u"' in (tmp_path / "users.json").read_text()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(definition(), max_size=20), st.lists(bindings(), max_size=20))
+def test_bindings_noted_together_are_in_the_log_as_those_noted_one_by_one(
+    things: list[AnyChange], bound: list[AnyChange]
+) -> None:
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as many:
+        logs = []
+        for name in (one, many):
+            definitions, catalog = opened(Path(name))
+            write(definitions, catalog, [VhostPut("/"), *things])
+            if name == one:
+                write(definitions, catalog, bound)
+            else:
+                definitions.add_bindings(bound, catalog)  # type: ignore[arg-type]
+                catalog.put_bindings(bound)  # type: ignore[arg-type]
+                write(definitions, catalog, [])
+            definitions.close()
+            logs.append((Path(name) / "definitions.amqp").read_bytes())
+        assert logs[0] == logs[1]
 
 
 @given(definition())

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from broker import checks, topology
+from broker import checks, pipeline, topology
 from broker.amqp.errors import ChannelException, ConnectionException
+from broker.amqp.events import Binds
 from broker.catalog import Catalog
+from broker.catalog_link import Reply
 from broker.changes import (
     AnyChange,
     BindingPut,
@@ -25,7 +27,16 @@ from broker.changes import (
     UserPut,
     VhostPut,
 )
-from broker.control import Answer, AnyRequest, Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
+from broker.control import (
+    Answer,
+    AnyRequest,
+    Bind,
+    BindMany,
+    ExchangeDeclare,
+    ExchangeRemove,
+    QueueDeclare,
+    QueueRemove,
+)
 
 Exchange, Queue = commands.Exchange, commands.Queue
 EVERYTHING = PermissionPut("/", "u", ".*", ".*", ".*")
@@ -37,16 +48,24 @@ class FakeController:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.asked: list[AnyRequest] = []
-        self.open: list[tuple[AnyRequest, asyncio.Future[Answer]]] = []
+        self.open: list[tuple[AnyRequest, asyncio.Future[Answer] | Reply]] = []
         self.at_once = True
 
     def ask(self, request: AnyRequest, owner: str, user: str) -> asyncio.Future[Answer]:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._take(request, future)
+        return future
+
+    def request(self, request: AnyRequest, owner: str, user: str) -> Reply:
+        reply = Reply()
+        self._take(request, reply)
+        return reply
+
+    def _take(self, request: AnyRequest, answer: asyncio.Future[Answer] | Reply) -> None:
         self.asked.append(request)
-        self.open.append((request, future))
+        self.open.append((request, answer))
         if self.at_once:
             self.answer_all()
-        return future
 
     def answer_all(self) -> None:
         opened, self.open = self.open, []
@@ -56,6 +75,11 @@ class FakeController:
 
     def _do(self, request: AnyRequest) -> Answer:
         match request:
+            case BindMany():
+                for done, (source, queue, key) in enumerate(request.binds):
+                    answer = self._do(Bind(request.vhost, source, "queue", queue, key, {}))
+                    if answer.code:
+                        return Answer(1, answer.code, answer.text, {"done": done})
             case QueueDeclare():
                 name = request.name or "amq.gen-made"
                 id = self.catalog.version + 1
@@ -101,8 +125,8 @@ class FakeSession:
         self.shards: topology.Counting = FakeShards()
         self.replies: list[tuple[int, base.Frame]] = []
 
-    def reply(self, channel_number: int, method: base.Frame) -> None:
-        self.replies.append((channel_number, method))
+    def reply(self, channel_number: int, method: base.Frame, count: int = 1) -> None:
+        self.replies += [(channel_number, method)] * count
 
 
 class FakeChannel:
@@ -348,12 +372,12 @@ class Driver:
         self.controller.at_once = False
         self.failures: list[Exception] = []
         self.idle = 0
-        self.pipeline = topology.Pipeline(self.session, FakeChannel(), idle=self._idle, failed=self.failures.append)
+        self.pipeline = pipeline.Pipeline(self.session, FakeChannel(), idle=self._idle, failed=self.failures.append)
 
     def _idle(self) -> None:
         self.idle += 1
 
-    def receive(self, *methods: base.Frame) -> None:
+    def receive(self, *methods: base.Frame | Binds) -> None:
         for method in methods:
             self.pipeline.receive(method)
 
@@ -388,6 +412,65 @@ def test_binds_of_what_exists_are_asked_without_waiting_for_answers() -> None:
         assert driver.replies == ["Queue.BindOk"] * 100
         assert driver.idle == 1
         assert not driver.pipeline.busy
+
+    run(scenario)
+
+
+def test_a_run_of_binds_is_one_request() -> None:
+    async def scenario() -> None:
+        driver = Driver(SOURCE, PLAIN)
+        ends = [("e", "q", str(n)) for n in range(100)]
+        driver.receive(Binds(1, ends, nowait=False), Binds(1, ends, nowait=True))
+        await driver.settle()
+        assert driver.controller.asked == [BindMany("/", ends), BindMany("/", ends)]
+        await driver.finish()
+        assert driver.replies == ["Queue.BindOk"] * 100
+
+    run(scenario)
+
+
+def test_those_of_a_run_that_were_done_are_answered_before_the_failure() -> None:
+    async def scenario() -> None:
+        driver = Driver(SOURCE, PLAIN)
+        driver.receive(Binds(1, [("e", "q", "a"), ("e", "q", "b")], False), Queue.Declare(queue="later"))
+        driver.controller.catalog = Catalog()  # another connection was quicker
+        for change in (VhostPut("/"), SOURCE):
+            driver.controller.catalog.apply(change)
+        await driver.finish()
+        assert driver.replies == []
+        (error,) = driver.failures
+        assert isinstance(error, ChannelException)
+        assert (error.code, error.text, error.class_id, error.method_id) == (404, "no queue 'q' in vhost '/'", 50, 20)
+        assert driver.session.catalog.queue("/", "later") is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_run_that_ends_early_is_answered_as_far_as_it_went(done: int) -> None:
+    async def scenario() -> None:
+        driver = Driver(SOURCE, PLAIN)
+        driver.receive(Binds(1, [("e", "q", "a"), ("e", "q", "b"), ("e", "q", "c")], False))
+        (_, outcome) = driver.controller.open.pop()
+        outcome.set_result(Answer(1, 404, "no queue", {"done": done}))
+        await driver.settle()
+        assert driver.replies == ["Queue.BindOk"] * done
+        assert [str(error.text) for error in driver.failures] == ["no queue"]  # type: ignore[attr-defined]
+
+    run(scenario)
+
+
+def test_who_binds_more_than_may_wait_is_not_read() -> None:
+    async def scenario() -> None:
+        driver = Driver(SOURCE, PLAIN)
+        run_of = Binds(1, [("e", "q", str(n)) for n in range(256)], nowait=False)
+        sent = 0
+        while not driver.pipeline.full:
+            driver.receive(run_of)
+            sent += 1
+        assert sent * 256 <= pipeline.PIPELINED_MAX + pipeline.WAITING_MAX + 512
+        await driver.finish()
+        assert driver.replies == ["Queue.BindOk"] * 256 * sent
 
     run(scenario)
 
@@ -460,12 +543,40 @@ def test_names_may_be_of_any_letters() -> None:
     run(scenario)
 
 
+def in_runs(history: list[base.Frame]) -> list[base.Frame | Binds]:
+    """As the codec tells them."""
+    told: list[base.Frame | Binds] = []
+    for method in history:
+        if not isinstance(method, Queue.Bind):
+            told.append(method)
+        elif told and isinstance(told[-1], Binds) and told[-1].nowait == method.nowait:
+            told[-1].ends.append((method.exchange, method.queue, method.routing_key))
+        else:
+            told.append(Binds(1, [(method.exchange, method.queue, method.routing_key)], method.nowait))
+    return told
+
+
+def singly(asked: list[AnyRequest]) -> list[AnyRequest]:
+    return [
+        each
+        for request in asked
+        for each in (
+            [Bind(request.vhost, source, "queue", queue, key, {}) for source, queue, key in request.binds]
+            if isinstance(request, BindMany)
+            else [request]
+        )
+    ]
+
+
 names = st.sampled_from(["q", "new", "other", "missing", ""])
 exchanges = st.sampled_from(["e", "missing", "new"])
 methods = st.one_of(
     st.builds(Queue.Declare, queue=names, passive=st.booleans(), nowait=st.booleans()),
     st.builds(Exchange.Declare, exchange=exchanges, passive=st.booleans()),
-    st.builds(Queue.Bind, queue=names, exchange=exchanges, nowait=st.booleans()),
+    st.builds(
+        Queue.Bind, queue=names, exchange=exchanges, routing_key=st.sampled_from(["", "k"]), nowait=st.booleans()
+    ),
+    st.builds(Queue.Bind, queue=st.just("q"), exchange=st.just("e"), routing_key=st.sampled_from(["a", "b"])),
     st.builds(Exchange.Bind, destination=exchanges, source=exchanges),
     st.builds(Queue.Delete, queue=names),
     st.builds(Exchange.Delete, exchange=exchanges),
@@ -479,10 +590,10 @@ methods = st.one_of(
 def test_pipelined_methods_end_as_if_each_had_waited_for_the_one_before(history: list[base.Frame]) -> None:
     async def overlapping() -> tuple[Any, ...]:
         driver = Driver(SOURCE, PLAIN)
-        driver.receive(*history)
+        driver.receive(*in_runs(history))
         await driver.finish()
         return (
-            driver.controller.asked,
+            singly(driver.controller.asked),
             driver.replies,
             [str(e) for e in driver.failures],
             driver.session.catalog.state(),

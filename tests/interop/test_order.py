@@ -11,6 +11,9 @@ import pytest
 from pamqp import commands
 
 from tests.amqp.bytes_of import HEADER, method, publish
+
+
+from tests.support.raw_client import RawClient, method, publish
 from tests.support.real_broker import RealBroker
 
 Channel = pika.adapters.blocking_connection.BlockingChannel
@@ -205,11 +208,12 @@ def test_what_is_sent_without_a_pause_arrives_whole_and_in_order_wherever_a_read
     channel = connection.channel()
     channel.queue_declare(name)
     said = [
-        HEADER,
-        method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
-        method(0, commands.Connection.TuneOk(2047, 131072, 60)) + method(0, commands.Connection.Open("/")),
-        method(1, commands.Channel.Open()),
-        *(frame for body in sent for frame in publish(1, "", name, body, part=131064)),
+        bytes_of.HEADER,
+        bytes_of.method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
+        bytes_of.method(0, commands.Connection.TuneOk(2047, 131072, 60))
+        + bytes_of.method(0, commands.Connection.Open("/")),
+        bytes_of.method(1, commands.Channel.Open()),
+        *(frame for body in sent for frame in bytes_of.publish(1, "", name, body, part=131064)),
     ]
     with socket.create_connection((broker.host, broker.port)) as sock:
         sock.settimeout(60)
@@ -217,3 +221,37 @@ def test_what_is_sent_without_a_pause_arrives_whole_and_in_order_wherever_a_read
         taken = bodies(channel, name, auto_ack=True)
         work(connection, lambda: len(taken) >= len(sent))
     assert taken == sent
+
+
+def test_binds_sent_at_once_are_done_up_to_the_first_that_cannot_be(broker: RealBroker, name: str) -> None:
+    Bind = commands.Queue.Bind
+    binds = [Bind(queue=name, exchange="amq.direct", routing_key=f"{name}.{n}") for n in range(700)]
+    binds[400] = Bind(queue=name, exchange="missing")
+    with RawClient(broker.port) as client, RawClient(broker.port) as other:
+        client.shake_hands()
+        other.shake_hands()
+        client.ask(1, commands.Queue.Declare(queue=name), commands.Queue.DeclareOk)
+        client.send(b"".join(method(1, bind) for bind in binds))
+        for n in range(400):
+            client.expect(commands.Queue.BindOk)
+            if n % 50 == 0:  # who hears of the answer may count on the binding, whoever it is
+                other.send(publish(1, "amq.direct", f"{name}.{n}", b"%d" % n))
+        closed = client.expect(commands.Channel.Close)
+        assert (closed.reply_code, closed.class_id, closed.method_id) == (404, 50, 20)
+        other.send(publish(1, "amq.direct", f"{name}.401", b"lost"))
+        # Counted behind what was published on the same channel.
+        assert (
+            other.ask(1, commands.Queue.Declare(queue=name, passive=True), commands.Queue.DeclareOk).message_count == 8
+        )
+        assert other.ask(1, commands.Queue.Delete(queue=name), commands.Queue.DeleteOk).message_count == 8
+
+
+def test_binds_without_answers_are_done_before_what_follows_them(broker: RealBroker, name: str) -> None:
+    Bind = commands.Queue.Bind
+    binds = [Bind(queue=name, exchange="amq.topic", routing_key=f"{name}.{n}", nowait=True) for n in range(300)]
+    with RawClient(broker.port) as client:
+        client.shake_hands()
+        declare = method(1, commands.Queue.Declare(queue=name, nowait=True))
+        published = publish(1, "amq.topic", f"{name}.299", b"x")
+        client.send(declare + b"".join(method(1, bind) for bind in binds) + published)
+        assert client.ask(1, commands.Queue.Delete(queue=name), commands.Queue.DeleteOk).message_count == 1

@@ -203,6 +203,37 @@ def _joined(found: list[tuple[int, int, int, bool]]) -> list[tuple[int, int, int
     return ranges
 
 
+# -- binds ------------------------------------------------------------------------------------------------------------
+
+
+def binds(data: bytes, at: int, end: int, states: bytes) -> tuple[int, int, list[tuple[str, str, str]], bool]:
+    """As frames.binds, without the bound on how many."""
+    found: list[tuple[str, str, str]] = []
+    alike = None
+    while end - at >= 22:
+        kind, number, size = _frame(data, at)
+        payload, mark = data[at + 7 : min(at + 7 + size, end)], data[at + 7 + size : at + 8 + size]
+        if kind != 1 or at + 8 + size > end or mark != bytes([END]) or payload[:4] != b"\0\x32\0\x14":
+            break
+        if number >= len(states) or states[number] != 1:
+            break
+        names, rest = [], payload[6:]
+        for _ in range(3):
+            names.append(rest[1 : 1 + rest[0]] if rest else b"")
+            rest = rest[1 + rest[0] :] if rest else rest
+        if len(rest) != 5 or rest[1:] != bytes(4) or alike not in (None, (number, rest[0] & 1)):
+            break
+        try:
+            queue, exchange, key = (name.decode() for name in names)
+        except UnicodeDecodeError:
+            break
+        alike = number, rest[0] & 1
+        found.append((exchange, queue, key))
+        at += size + 8
+    number, nowait = alike or (0, 0)
+    return at, number, found, bool(nowait)
+
+
 # -- stored messages --------------------------------------------------------------------------------------------------
 
 

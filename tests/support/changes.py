@@ -85,3 +85,7 @@ def definition() -> st.SearchStrategy[c.AnyChange]:
         st.builds(c.BindingPut, *binding),
         st.builds(c.BindingDelete, *binding),
     )
+
+
+def bindings() -> st.SearchStrategy[c.AnyChange]:
+    return st.builds(c.BindingPut, VHOSTS, SOURCES, KINDS, NAMES, KEYS, ARGUMENTS)
