@@ -10,9 +10,7 @@ import pika
 import pytest
 from pamqp import commands
 
-from tests.amqp.bytes_of import HEADER, method, publish
-
-
+from tests.amqp import bytes_of
 from tests.support.raw_client import RawClient, method, publish
 from tests.support.real_broker import RealBroker
 
