@@ -5,22 +5,10 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
+from broker.amqp.octets cimport get32, put, put32
+
 cdef enum:
     HEADERS = 1 << 13
-
-cdef inline uint32_t be32(const uint8_t *p) noexcept nogil:
-    return (<uint32_t> p[0] << 24) | (<uint32_t> p[1] << 16) | (<uint32_t> p[2] << 8) | p[3]
-
-cdef inline uint8_t *put32(uint8_t *p, uint32_t value) noexcept nogil:
-    p[0] = <uint8_t>(value >> 24)
-    p[1] = <uint8_t>(value >> 16)
-    p[2] = <uint8_t>(value >> 8)
-    p[3] = <uint8_t>value
-    return p + 4
-
-cdef inline uint8_t *put(uint8_t *p, const uint8_t *data, uint64_t size) noexcept nogil:
-    memcpy(p, data, size)
-    return p + size
 
 cdef bint has(const uint8_t *data, uint64_t size, const uint8_t *name, uint64_t name_size) noexcept nogil:
     cdef const uint8_t *end = data + size
@@ -43,7 +31,7 @@ cdef uint64_t headers_at(const uint8_t *props, uint64_t size, uint32_t flags) no
                 return 0
             at += 1 + <uint64_t>props[at]
     if flags & HEADERS:
-        if at + 4 > size or at + 4 + be32(props + at) > size:
+        if at + 4 > size or at + 4 + get32(props + at) > size:
             return 0
     return at if at <= size else 0
 
@@ -94,7 +82,7 @@ def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not No
         p += 2
         if props_size > 2:
             p = put(p, props + 2, here - 2)
-        table = be32(props + here) if flags & HEADERS else 0
+        table = get32(props + here) if flags & HEADERS else 0
         p = put32(p, <uint32_t>(table + pair))
         if flags & HEADERS:
             p = put(p, props + here + 4, table)

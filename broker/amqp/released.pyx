@@ -10,6 +10,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
+from broker.amqp.octets cimport get32
+
 cdef enum:
     HEADERS = 13
     MODE = 12
@@ -26,10 +28,6 @@ cdef struct Look:  # all that decides where a message goes, and how
     uint8_t mode
     uint8_t priority
     bint alone  # has more keys
-
-
-cdef inline uint32_t big32(const uint8_t *p) noexcept nogil:
-    return (<uint32_t> p[0] << 24) | (<uint32_t> p[1] << 16) | (<uint32_t> p[2] << 8) | p[3]
 
 
 cdef int64_t value_bytes(const uint8_t *p, size_t left) noexcept nogil:
@@ -54,7 +52,7 @@ cdef int64_t value_bytes(const uint8_t *p, size_t left) noexcept nogil:
     elif kind == b'S' or kind == b'x' or kind == b'A' or kind == b'F':
         if left < 5:
             return -1
-        size = 4 + <uint64_t> big32(p + 1)
+        size = 4 + <uint64_t> get32(p + 1)
     else:
         return -1
     return <int64_t> (1 + size) if size < left else -1
@@ -128,7 +126,7 @@ cdef int look_at(uint8_t *props, size_t left, Look *look) noexcept nogil:
         if bit == HEADERS:
             if left - at < 4:
                 return -1
-            size = 4 + <uint64_t> big32(props + at)
+            size = 4 + <uint64_t> get32(props + at)
         elif bit == MODE or bit == PRIORITY:
             size = 1
         elif bit == TIMESTAMP:

@@ -16,9 +16,10 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
 from shardd.grown cimport Grown, reserve
+from shardd.octets cimport be32, copy_short
 from shardd.store.chunk_shape cimport CHUNK_HEADER, CUT_OFF, FILTERS, chunk_bytes
 from shardd.store.growing cimport (
-    Number, Text, clear_text, copy_short, fill32, fill_bits, fill_number, fill_text, free_text, is_ascii, push32, push64,
+    Number, Text, clear_text, fill32, fill_bits, fill_number, fill_text, free_text, is_ascii, push32, push64,
     push_bytes, put_end, put_number, set_bit,
 )
 from shardd.store.layout cimport RECORD_HEADER, message_bytes, u16, u32, u64
@@ -122,12 +123,8 @@ cdef inline int put_name(Text *text, const uint8_t *at, size_t size) except -1 n
     return 0
 
 
-cdef inline uint32_t big32(const uint8_t *at) noexcept nogil:
-    return <uint32_t>at[0] << 24 | <uint32_t>at[1] << 16 | <uint32_t>at[2] << 8 | at[3]
-
-
 cdef inline uint64_t big64(const uint8_t *at) noexcept nogil:
-    return <uint64_t>big32(at) << 32 | big32(at + 4)
+    return <uint64_t>be32(at) << 32 | be32(at + 4)
 
 
 cdef int64_t value_bytes(uint8_t type, const uint8_t *at, size_t room, int *length_bytes) noexcept nogil:
@@ -139,7 +136,7 @@ cdef int64_t value_bytes(uint8_t type, const uint8_t *at, size_t room, int *leng
         if room < 4:
             return -1
         length_bytes[0] = 4
-        size = 4 + <int64_t>big32(at)
+        size = 4 + <int64_t>be32(at)
     elif type == c"t" or type == c"b" or type == c"B":
         size = 1
     elif type == c"s" or type == c"u":
@@ -603,7 +600,7 @@ cdef class Columns:
         elif kind == SHORT:
             size = 1 + <uint64_t>at[0] if room else 1
         else:
-            size = 4 + <uint64_t>big32(at) if room >= 4 else 4
+            size = 4 + <uint64_t>be32(at) if room >= 4 else 4
         return size if size <= room else 0
 
     cdef int _add_property(self, int i, const uint8_t *at, size_t length) except -1 nogil:

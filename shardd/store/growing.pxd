@@ -10,7 +10,8 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from shardd.grown cimport Grown, reserve
-from shardd.store.layout cimport put32, put64, u32, u64
+from shardd.octets cimport copy_short
+from shardd.store.layout cimport u32, u64
 
 
 cdef struct Text:
@@ -83,23 +84,6 @@ cdef inline bint is_ascii(const uint8_t *at, size_t size) noexcept nogil:
     elif size:
         seen = at[0] | at[size >> 1] | at[size - 1]
     return seen & <uint64_t>0x8080808080808080 == 0
-
-
-cdef inline void copy_short(uint8_t *to, const uint8_t *at, size_t size) noexcept nogil:
-    """As memcpy, without a call for what names are long."""
-    cdef uint64_t low, high
-    if size > 16:
-        memcpy(to, at, size)
-    elif size >= 8:
-        low, high = u64(at), u64(at + size - 8)
-        put64(to, low)
-        put64(to + size - 8, high)
-    elif size >= 4:
-        low, high = u32(at), u32(at + size - 4)
-        put32(to, <uint32_t>low)
-        put32(to + size - 4, <uint32_t>high)
-    elif size:
-        to[0], to[size >> 1], to[size - 1] = at[0], at[size >> 1], at[size - 1]
 
 
 cdef inline int clear_text(Text *text) except -1 nogil:

@@ -13,6 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
+from shardd.octets cimport be32
 from shardd.store.layout cimport RECORD_HEADER, message_bytes, record_bytes, u16, u32
 
 cdef extern from "../crc32c.h" nogil:
@@ -47,10 +48,6 @@ cdef uint32_t ANY_FILTER = 0xFFFFFFFF
 
 cdef array.array _Q = array.array("Q")
 cdef array.array _I = array.array("I")
-
-
-cdef inline uint32_t be32(const uint8_t *p) noexcept nogil:
-    return (<uint32_t> p[0] << 24) | (<uint32_t> p[1] << 16) | (<uint32_t> p[2] << 8) | p[3]
 
 
 cdef bint names(const uint8_t *record, uint32_t queue_id) noexcept nogil:

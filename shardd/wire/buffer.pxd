@@ -47,27 +47,6 @@ cdef inline void write_header(uint8_t *p, uint8_t kind, uint16_t peer, uint32_t 
     memcpy(p + 8, &epoch, 4)
     memcpy(p + 12, &shard, 4)
 
-cdef inline void copy_short(uint8_t *to, const uint8_t *data, size_t size) noexcept nogil:
-    """As memcpy(), for what is mostly short: a call costs more than that. The pieces of a copy overlap in the middle."""
-    if size > 64:
-        memcpy(to, data, size)
-    elif size >= 32:
-        memcpy(to, data, 32)
-        memcpy(to + size - 32, data + size - 32, 32)
-    elif size >= 16:
-        memcpy(to, data, 16)
-        memcpy(to + size - 16, data + size - 16, 16)
-    elif size >= 8:
-        memcpy(to, data, 8)
-        memcpy(to + size - 8, data + size - 8, 8)
-    elif size >= 4:
-        memcpy(to, data, 4)
-        memcpy(to + size - 4, data + size - 4, 4)
-    elif size:
-        to[0] = data[0]
-        to[size // 2] = data[size // 2]
-        to[size - 1] = data[size - 1]
-
 cdef inline bint same(const uint8_t *one, const uint8_t *other, size_t size) noexcept nogil:
     """Whether these are the same bytes, for what is mostly short and the same."""
     cdef uint64_t a, b

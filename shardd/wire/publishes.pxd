@@ -5,7 +5,8 @@ table that the AMQP library makes of a read."""
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from shardd.wire.buffer cimport Bytes, copy_short, regain, reserve
+from shardd.octets cimport be32, copy_short
+from shardd.wire.buffer cimport Bytes, regain, reserve
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
@@ -73,9 +74,6 @@ cdef struct Writer:  # the next PUBLISH of one shard
     uint32_t count  # in the record
     uint32_t counted  # of these, in runs that are complete
     size_t elsewhere  # bytes of large bodies that belong between the records and are not copied
-
-cdef inline uint32_t be32(const uint8_t *p) noexcept nogil:
-    return (<uint32_t> p[0] << 24) | (<uint32_t> p[1] << 16) | (<uint32_t> p[2] << 8) | p[3]
 
 cdef inline size_t seal(Writer *w, const uint8_t *body, size_t body_len) noexcept nogil:
     """Finish the open record: length, count, checksum, and padding, of which there are so many bytes. `body`: what comes
