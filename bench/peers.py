@@ -94,6 +94,7 @@ def settings(directory: Path, port: int) -> dict[str, str]:
         "RABBITMQ_DIST_PORT": str(port + 1),
         "ERL_EPMD_PORT": str(port + 2),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "ERL_CRASH_DUMP": str(directory / "erl_crash.dump"),
     }
 
 
