@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 import urllib.request
+from collections.abc import AsyncIterator
 
 import aio_pika
 import aiormq
 import pytest
 
 from tests.support.crash_clients import Publishing, connected, connected_to_both_doors, drained, wait_for
-from tests.support.real_broker import PATIENCE_S, RealBroker
+from tests.support.real_broker import PATIENCE_S, RealBroker, is_running
 
 HELD_UP_S_MAX = 5.0  # a publish on a crowded machine; one that waited for an end that never comes would be longer
 
@@ -31,17 +33,32 @@ async def test_while_the_controller_is_away_messages_flow_and_declares_wait(
         for queue in (exclusive, transient):
             await channel.default_exchange.publish(aio_pika.Message(b"kept"), queue.name)
         publishing = Publishing(channel, name, 5)
-        await asyncio.sleep(0.1)
-        os.kill(broker.pid("controller"), how)
-        before = len(publishing.confirmed)
-        declared = await asyncio.wait_for(other.declare_queue(f"{name}-new", durable=True), PATIENCE_S)
-        assert len(publishing.confirmed) > before + 5, "more than were on their way when it was killed"
+        await wait_for(lambda: publishing.confirmed, "the first confirms")
+        async with _no_new_controller(broker, how):
+            before = len(publishing.confirmed)
+            declaring = asyncio.create_task(other.declare_queue(f"{name}-new", durable=True))
+            await wait_for(lambda: len(publishing.confirmed) > before + 5, "more than were on their way")
+            assert not declaring.done()
+        declared = await asyncio.wait_for(declaring, PATIENCE_S)
         await publishing.finish()
         assert not publishing.nacked and publishing.slowest_s < HELD_UP_S_MAX
         await other.default_exchange.publish(aio_pika.Message(b"new"), declared.name)
         for queue, body in ((exclusive.name, b"kept"), (transient.name, b"kept"), (declared.name, b"new")):
             assert await drained(channel, queue) == [body]
         await asyncio.to_thread(_http_answers, broker)
+
+
+@contextlib.asynccontextmanager
+async def _no_new_controller(broker: RealBroker, how: signal.Signals) -> AsyncIterator[None]:
+    """It has ended, and the supervisor, who would start another one, is stopped."""
+    controller, supervisor = broker.pid("controller"), broker.process.pid
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        os.kill(controller, how)
+        await wait_for(lambda: not is_running(controller), "the end of the controller")
+        yield
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
 
 
 def _http_answers(broker: RealBroker) -> None:
