@@ -80,7 +80,7 @@ class Windows:
         self.windows: list[Window] = []  # last read last
         self._found: Window | None = None  # the last one
         self._left = 0  # the segment last read of those that are gone
-        self._spare: bytearray | None = None  # of a window that was let go of: as large as they get
+        self._spare: list[bytearray] = []  # of windows that were let go of: as large as they get
         self._stray = bytearray(STRAY_BYTES_MAX)
         self._stray_view = memoryview(self._stray)
         self._stray_bytes = STRAY_BYTES_MIN
@@ -180,10 +180,7 @@ class Windows:
 
     def _buffer(self, size: int) -> bytearray:
         """Not a new one, where it can be helped: that would be filled with zeros first."""
-        if size != WINDOW_BYTES_MAX or self._spare is None:
-            return bytearray(size)
-        spare, self._spare = self._spare, None
-        return spare
+        return self._spare.pop() if size == WINDOW_BYTES_MAX and self._spare else bytearray(size)
 
     def _make_room(self) -> None:
         if len(self.windows) >= WINDOWS_MAX:
@@ -192,8 +189,8 @@ class Windows:
 
     def _drop(self, at: int) -> None:
         data = self.windows.pop(at).data
-        if len(data) == WINDOW_BYTES_MAX:
-            self._spare = data
+        if len(data) == WINDOW_BYTES_MAX and len(self.windows) + len(self._spare) < WINDOWS_MAX:
+            self._spare.append(data)
 
     def _keep(self, window: Window) -> Window:
         # A huge message is not worth the memory of keeping.
@@ -210,7 +207,8 @@ class Windows:
 
     def release(self) -> None:
         self.windows.clear()
-        self._found = self._spare = None
+        self._spare.clear()
+        self._found = None
 
     def _next_bytes(self, segment: Segment, position: int) -> int:
         """How much to read; makes room for it among the windows."""
