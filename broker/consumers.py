@@ -78,6 +78,7 @@ class Virtual:
         self.granted = 0  # deliveries let through but not yet here; of lent prefetches, their sum
         # Shards that were lent some, each with the part by which it is; first who had a turn longest ago.
         self.turns: dict[int, Part | None] = {}
+        self.turn_ends = 0.0  # of the last one; loop time
 
     @property
     def is_member(self) -> bool:

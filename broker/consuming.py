@@ -503,7 +503,7 @@ class Consuming:
                 if run.consumer.whole is not None:
                     self.virtual.settled(run.consumer, run.last_tag - run.first_tag + 1)
         for whole in wholes:
-            self.grants.take_turns(whole)
+            self.grants.take_turns(whole, whole.client.door.now)
         if runs and (channel := runs[0].consumer.channel).limit and channel.wanting:
             self.grants.share(channel)
 

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 # where the limit is large, so that a grant's own cost stays small beside that of its messages.
 GRANT_MAX = 64
 GRANTS_OF_LIMIT = 4
+# Of a virtual consumer each shard that waits for its turn has it within so long: one that goes on has in the caches of
+# its processor what it needs, and each that is woken in between fetches all of that again, which takes half a
+# millisecond. At the least a turn is the prefetch.
+ROUND_S = 0.04
 
 
 class Limited(Protocol):
@@ -128,9 +132,10 @@ class Grants:
             self.use(part, count)
             self.share(part.channel)
 
-    def take_turns(self, whole: Virtual) -> None:
+    def take_turns(self, whole: Virtual, now: float) -> None:
         """Acks of it were added to those that wait. When they are worth a batch, the room they make goes to one shard,
-        of those that want it to who had it longest ago: few large pieces cost less than many small ones."""
+        of those that want it to who had it longest ago: few large pieces cost less than many small ones. Until a
+        turn is over it goes to who has it, as long as that one wants it."""
         links, number = self._links.links, whole.number
         room = 0
         for shard in whole.turns:
@@ -139,7 +144,7 @@ class Grants:
             return
         whose: Part | None = None
         others, moved = False, 0
-        for shard in whole.turns:
+        for shard in self._in_turn(whole, now):
             settles = links[shard].settles
             room = settles.room_made(number)
             if room > 0 or settles.lowered(number) or self._wants(whole, shard):
@@ -152,11 +157,21 @@ class Grants:
         if whose is not None:
             links[whose.shard].settles.fall_due()
             if others:
-                self._take_turn(whose, moved)
+                self._take_turn(whose, moved, now)
 
-    def _take_turn(self, part: Part, moved: int) -> None:
+    @staticmethod
+    def _in_turn(whole: Virtual, now: float) -> list[int]:
+        """Its shards; first whose turn is not over, then who had one longest ago."""
+        shards = list(whole.turns)
+        if now < whole.turn_ends:
+            shards.insert(0, shards.pop())
+        return shards
+
+    def _take_turn(self, part: Part, moved: int, now: float) -> None:
         """It is its shard's, which gets so much more: first what it was to be lowered by, and was not told of yet."""
         whole, shard = part.whole, part.shard
+        if now >= whole.turn_ends or shard != next(reversed(whole.turns)):
+            whole.turn_ends = now + ROUND_S / len(whole.turns)
         settles = self._links.links[shard].settles
         back = settles.raise_again(whole.number, part.number, moved)
         self._add(part, moved)

@@ -160,8 +160,9 @@ class Loan(Turns):
 
     def begin_turn_of_shard(self, part: Consumer, count: int) -> None:
         """It may use all it has now, and `count` more. What it does not use it gives back."""
-        part.prefetch += count
-        self._reckon()
+        if count:
+            part.prefetch += count
+            self._reckon()
         self.has_turns = True
         self.turn_ends = self.given + max(self.lent - self.used, 1)
         self.wake(self._next() if self.waiting else part.queue)
@@ -195,9 +196,10 @@ class Loan(Turns):
             self._reckon()
         return found
 
-    def _turn_max(self) -> int:
-        """With a small prefetch the stretch would take long."""
-        return max(self.lent, 1) if self.parts else ENDLESS
+    def goes_on(self, queue: Queue) -> bool:
+        if self.used < self.lent or not self.asked:
+            return False  # some may be given back or passed on, or more is asked for
+        return queue is self._current and queue in self.waiting and not self._is_over(queue)
 
     def _reckon(self) -> None:
         """Anew, after what parts were lent, or may keep, has changed."""
@@ -207,6 +209,8 @@ class Loan(Turns):
             self.lent += part.prefetch
             self.keep += part.prefetch if part.recalled is None else min(part.prefetch, part.recalled)
             self.recalled = self.recalled or part.recalled is not None
+        # With a small prefetch the stretch would take long.
+        self.turn_max = max(self.lent, 1) if self.parts else ENDLESS
 
 
 class Consumer:

@@ -147,7 +147,7 @@ class Queue(Backlog):
         if self._facts and not self.expire(now - 1, EXPIRED_MAX):
             return True
         turns = self.turns
-        until = ENDLESS if turns is None else turns.begin_turn(self)
+        until = ENDLESS if turns is None else turns.begin_turn(self, now)
         while self.ready_count:
             if turns is not None and self.head() >= until:
                 break
@@ -164,7 +164,9 @@ class Queue(Backlog):
                     break
                 given += dealt
             elif len(takers) == 1:
-                given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now, until)
+                # What was lent is handed out in one piece, though the last of it lies behind the end of the turn.
+                end = ENDLESS if consumers.borrow else until
+                given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now, end)
             else:
                 given += self._deal(takers, level, bytes_max - given, outlet, now)
             if self._facts and not self.expire(now - 1, EXPIRED_MAX):
@@ -174,6 +176,8 @@ class Queue(Backlog):
         if self._is_bounded:
             self.enforce()
             self.expire(now)  # behind what was dropped
+        if turns is not None and turns.goes_on(self):
+            return False
         if consumers.borrow:
             self._settle_grants(outlet)
         if turns is not None:

@@ -22,28 +22,40 @@ STRETCH = STRETCH_BYTES << 4  # in entries, which have flags below the position
 ENDLESS = 1 << 64  # above all entries
 # One that gets as much more than another stays near it in the log.
 PASSES_MAX = 8
+# A turn that could end for what was handed out goes on for so long, ms: each change costs as much as a batch.
+STAY_MS = 4
 
 
 class Turns:
     """`wake`: has a queue look what it can hand out. Whoever looks wants a turn until it has had one that ended for
-    another reason than want of room. `taken`: deliveries in this turn."""
+    another reason than want of room. `taken`: deliveries in this turn; `turn_max`: after so many it ends before the
+    stretch does, if it has lasted STAY_MS."""
 
-    __slots__ = ("_chosen", "_current", "_passes", "_until", "_wanting", "taken", "wake")
+    __slots__ = ("_began", "_chosen", "_current", "_now", "_passes", "_until", "_wanting", "taken", "turn_max", "wake")
 
     def __init__(self, wake: Callable[[Queue], None]) -> None:
         self.wake = wake
         self.taken = 0
+        self.turn_max = ENDLESS
         self._wanting: dict[Queue, None] = {}
         self._current: Queue | None = None
         self._until = 0
+        self._now = self._began = 0  # ms
         self._passes = 0  # in a row, over who has waited longest
         # By who was chosen last, last: what is below that entry was handed out before, and came back.
         self._chosen: dict[Queue, int] = {}
 
-    def begin_turn(self, queue: Queue) -> int:
+    def begin_turn(self, queue: Queue, now: int) -> int:
         """The entry before which it is to stop; 0 while it is another's turn."""
+        self._now = now
         self._wanting[queue] = None
+        if queue is self._current and not self._is_over(queue):
+            return self._until
         return self._until if self._whose() is queue else 0
+
+    def goes_on(self, queue: Queue) -> bool:
+        """After it has looked, whether it only waits for acks to go on with its turn: nothing else is to be done."""
+        return False
 
     def end_turn(self, queue: Queue, until: int) -> None:
         """It has looked, and handed out what it could up to that entry."""
@@ -75,7 +87,9 @@ class Turns:
         return current
 
     def _is_over(self, current: Queue) -> bool:
-        return self.taken >= self._turn_max() or current.head() >= self._until
+        if current.head() >= self._until:
+            return True
+        return self.taken >= self.turn_max and not 0 <= self._now - self._began < STAY_MS  # clocks are set back, too
 
     def _choose(self) -> Queue:
         """Who waits longest, or one that has some a little older, which did not come back."""
@@ -92,9 +106,6 @@ class Turns:
         chosen.pop(found, None)
         chosen[found] = (head | 15) + 1
         self._until = head + STRETCH
+        self._began = self._now
         self.taken = 0
         return found
-
-    def _turn_max(self) -> int:
-        """Deliveries after which a turn ends before the stretch does."""
-        return ENDLESS

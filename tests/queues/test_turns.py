@@ -36,6 +36,7 @@ class Bench:
         self.got: list[tuple[int, int]] = []  # queue, entry
         self.held: list[tuple[Consumer, int]] = []
         self.entries: dict[int, list[int]] = {}
+        self.now = 0
         for number in range(1, queues + 1):
             queue = Queue(number, self.store, limits_of({}))
             lent = max(1, prefetch // queues) if prefetch else 0
@@ -59,7 +60,7 @@ class Bench:
                 return
             queue = next(iter(self.dirty))
             del self.dirty[queue]
-            if queue.deliver(0, self, bytes_max):  # type: ignore[arg-type]
+            if queue.deliver(self.now, self, bytes_max):  # type: ignore[arg-type]
                 self.dirty[queue] = None
 
     def deliver(self, part: Consumer, first: int, redelivered: bool, count: int, blob: bytes) -> None:
@@ -88,7 +89,9 @@ class Bench:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["publish", "publish", "serve", "settle", "requeue", "credit"]), st.integers(0, 40)),
+    st.tuples(
+        st.sampled_from(["publish", "publish", "serve", "settle", "requeue", "credit", "wait"]), st.integers(0, 40)
+    ),
     max_size=60,
 )
 
@@ -106,6 +109,8 @@ def test_all_comes_once_settled_and_each_queue_in_its_order(
             bench.serve(1 + n % 4, 1 + 20 * n)
         elif step == "credit":
             bench.credit(n)
+        elif step == "wait":
+            bench.now += n
         else:
             came_back |= step == "requeue" and bool(bench.held[:n])
             bench.settle(n, requeue=step == "requeue")
@@ -133,6 +138,19 @@ def test_nothing_is_handed_out_long_before_what_is_older(order: list[list[int]],
         assert entry <= left[0] + 2 * STRETCH
         left.remove(entry)
     assert not left
+
+
+def test_what_there_is_room_for_is_handed_out_in_one_piece() -> None:
+    """Though its end lies behind the stretch of the log that the turn is for; then the other has its turn."""
+    bench = Bench(2, 20)
+    for _ in range(40):
+        bench.publish(1)
+        bench.publish(2)
+    for _ in range(4):
+        bench.serve()
+        bench.settle(ROOM)
+    whose = [number for number, _ in bench.got]
+    assert whose == [1] * 20 + [2] * 20 + [1] * 20 + [2] * 20
 
 
 def test_messages_that_come_back_again_and_again_hold_up_nobody() -> None:

@@ -4,6 +4,7 @@ other. The queues are the shards', the grants the front door's; between them lie
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from broker.channel import Channel
 from broker.consumers import Part, Virtual
 from broker.consuming import Consuming
 from broker.control import SeatName
+from broker.grants import ROUND_S
 from broker.settling import Settles
 from shardd.controls import Controls
 from shardd.queues import Consumer, Loan, Queue, Window, limits_of
@@ -24,6 +26,7 @@ from shardd.wire import messages as wire
 from tests.support.dict_store import DictArrival, DictStore
 
 ROOM = 1 << 30
+ROUND_MS = round(ROUND_S * 1000)
 MESSAGE = (1).to_bytes(4, "little") + bytes(4) + b"\0\0x"
 
 
@@ -37,6 +40,7 @@ class Shard:
         self.parts: dict[int, Consumer] = {}
         self.heard: deque[Callable[[], None]] = deque()
         self.said: deque[Callable[[], None]] = deque()
+        self.now_ms = 0
 
     def publish(self, number: int, count: int) -> None:
         queue = self.parts[number].queue
@@ -51,7 +55,7 @@ class Shard:
             if self.dirty:
                 queue = next(iter(self.dirty))
                 del self.dirty[queue]
-                assert not queue.deliver(0, self.outlet, ROOM)  # type: ignore[arg-type] # as much of it as is used
+                assert not queue.deliver(self.now_ms, self.outlet, ROOM)  # type: ignore[arg-type] # as much as is used
 
     outlet: Any = None
 
@@ -70,7 +74,8 @@ class Bench:
         )
         self.consuming = Consuming(links, lambda said: None)
         self.channel = Channel(1)
-        client: Any = SimpleNamespace()
+        client: Any = SimpleNamespace(door=SimpleNamespace(now=0.0))
+        self.door = client.door
         self.whole = Virtual(client, self.channel, 100, "virtual")
         self.whole.announced, self.whole.limit = True, limit
         self.channel.consumers["virtual"] = self.whole
@@ -185,6 +190,11 @@ class Bench:
 
     # -- what happens ----------------------------------------------------------------------------------------
 
+    def wait(self, ms: int) -> None:
+        self.door.now += ms / 1000
+        for shard in self.shards:
+            shard.now_ms += ms
+
     def settle(self, share: int = 1) -> None:
         """The first of those that are not, by ack(multiple)."""
         if self.channel.unacked.count:
@@ -276,7 +286,7 @@ LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["publish", "publish", "ack", "ack one", "shard", "door", "tick", "rest", "stop", "away", "back"]
+            ["publish", "publish", "ack", "ack one", "shard", "door", "tick", "wait", "rest", "stop", "away", "back"]
         ),
         st.integers(0, 60),
     ),
@@ -299,6 +309,8 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
             bench.shards[n % len(layout)].turn(1 + n % 5)
         elif step == "tick":
             bench.tell_all()
+        elif step == "wait":
+            bench.wait(n)
         elif step == "door":
             bench.door_turn(n % len(layout), 1 + n % 5)
         elif step == "stop":
@@ -323,22 +335,26 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
 
 
 @settings(max_examples=30)
-@given(LAYOUTS, st.integers(1, 20))
-def test_no_queue_waits_for_another_to_be_empty(layout: list[int], limit: int) -> None:
+@given(LAYOUTS, st.integers(1, 20), st.integers(1, ROUND_MS))
+def test_no_queue_waits_for_another_to_be_empty(layout: list[int], limit: int, pace_ms: int) -> None:
     bench = Bench(layout, limit)
+    # So many as a turn of the whole broker lasts, at that pace.
+    most = limit * (ROUND_MS // pace_ms + 20) * len(bench.numbers)
     for number, shard in bench.numbers.items():
-        shard.publish(number, 1000)  # all of one before the next
-    while max(bench.given.values()) < 900:
+        shard.publish(number, most)  # all of one before the next
+    while max(bench.given.values()) < most - limit:
         bench.rest()
         bench.settle()
+        bench.wait(pace_ms)
     assert min(bench.given.values()) > 0, bench.given
 
 
-def given_by_turns(bench: Bench, times: int) -> list[list[int]]:
-    """What each shard gave, each time that all was settled."""
+def given_by_turns(bench: Bench, times: int, pace_ms: int = ROUND_MS) -> list[list[int]]:
+    """What each shard gave, each time that all was settled: by a client that takes so long for it."""
     found = []
     for _ in range(times):
         before = dict(bench.given)
+        bench.wait(pace_ms)
         bench.settle()
         bench.rest()
         of_shard = [0] * len(bench.shards)
@@ -357,7 +373,19 @@ def test_what_is_settled_at_once_makes_room_for_one_shard_in_turn() -> None:
     assert sorted(bench.given.values()) == [0] * 6 + [200] * 2
     turns = given_by_turns(bench, 6)
     assert turns in ([[400, 0], [0, 400]] * 3, [[0, 400], [400, 0]] * 3)
-    assert max(bench.given.values()) - min(bench.given.values()) <= 400
+    assert max(bench.given.values()) - min(bench.given.values()) < 2 * 400  # it ends when a whole prefetch was taken
+
+
+def test_the_turn_of_a_shard_lasts_while_its_client_is_fast() -> None:
+    bench = Bench([1, 1], 400)
+    for number, shard in bench.numbers.items():
+        shard.publish(number, 40_000)
+    bench.rest()
+    given_by_turns(bench, 2)
+    turns = given_by_turns(bench, 80, 1)
+    who = [turn.index(400) for turn in turns]
+    changes = [at for at in range(1, len(who)) if who[at] != who[at - 1]]
+    assert {after - before for before, after in itertools.pairwise(changes)} == {ROUND_MS // 2}
 
 
 def test_room_that_is_given_back_and_given_away_at_once_is_counted_once() -> None:
