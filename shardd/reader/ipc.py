@@ -16,33 +16,35 @@ Buffers begin at multiples of ALIGNMENT in the body.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from typing import NamedTuple
 
 ALIGNMENT = 8
 CONTINUED = 0xFFFFFFFF
 # Behind the last batch.
 END = struct.pack("<Ii", CONTINUED, 0)
-_FIXED_BYTES = 80  # of the metadata, without nodes and buffers
+_PREFIX = struct.Struct("<Ii")
+_FIXED = struct.Struct("<I6H iIqhBx 5H2x iIqI I")  # of the metadata, up to the first node
 
 
-class BatchHead:
-    """Of the batches of one schema, which have so many nodes and buffers."""
+class BatchHead(NamedTuple):
+    """Of the batches of one schema; where in it the numbers go, as i64."""
 
-    def __init__(self, nodes: int, buffers: int) -> None:
-        self._head = struct.Struct(f"<Ii I6H iIqhBx 5H2x iIqI I{2 * nodes}q 4xI{2 * buffers}q")
-        self._before = (
-            CONTINUED,
-            _FIXED_BYTES + 16 * (nodes + buffers),
-            *(16, 12, 20, 16, 18, 4, 8),
-            *(12, 28),
-        )
-        self._between = (4, 3, *(10, 20, 8, 4, 16), *(12, 16))
-        self._buffers_at = 12 + 16 * nodes
-        self._nodes, self._buffers = nodes, buffers
+    data: bytes
+    body_bytes_at: int
+    rows_at: int
+    nodes_at: int  # rows and nulls of each array, parents first
+    buffers_at: int  # offset in the body and bytes of each
 
-    def encode(self, rows: int, nodes: Sequence[int], buffers: Sequence[int], body_bytes: int) -> bytes:
-        """`nodes`: rows and nulls of each array, parents first; `buffers`: offset in the body and bytes of each."""
-        return self._head.pack(
-            *self._before, body_bytes, *self._between, rows, self._buffers_at, self._nodes, *nodes,
-            self._buffers, *buffers,
-        )  # fmt: skip
+
+def batch_head(nodes: int, buffers: int) -> BatchHead:
+    fixed = _FIXED.pack(
+        *(16, 12, 20, 16, 18, 4, 8),
+        *(12, 28, 0, 4, 3),
+        *(10, 20, 8, 4, 16),
+        *(12, 16, 0, 12 + 16 * nodes),
+        nodes,
+    )
+    metadata = fixed + bytes(16 * nodes) + struct.pack("<4xI", buffers) + bytes(16 * buffers)
+    prefix = _PREFIX.pack(CONTINUED, len(metadata))
+    nodes_at = len(prefix) + len(fixed)
+    return BatchHead(prefix + metadata, 32, 64, nodes_at, nodes_at + 16 * nodes + 8)

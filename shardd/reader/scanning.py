@@ -6,12 +6,14 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from types import ModuleType
 
 from shardd.directories import shard_directory, stream_directory, vhost_directory
+from shardd.reader.ipc import END, batch_head
 from shardd.reader.pace import Pace
-from shardd.store.columns import Columns, Filter, Memory
+from shardd.reader.sending import Sender
+from shardd.store.columns import Columns, Filter
 from shardd.store.errors import Corrupt, FormatTooNew
 from shardd.store.files import OsFiles
 from shardd.store.stream_scan import Places, Truncated, find
@@ -19,15 +21,12 @@ from shardd.store.stream_scan import Scan as StreamScan
 from shardd.wire.board import BoardView, Range, path_of
 from shardd.wire.reading import LENGTH, Answer, Find, Scan
 
-if TYPE_CHECKING:
-    from shardd.reader.arrow import Encoder
-
-BATCH_ROWS_MAX = 20_000
-BATCH_BYTES_MAX = 4 << 20
+# A batch stays in a core's own cache from when its columns are written to when they are sent.
+BATCH_ROWS_MAX = 5_000
+BATCH_BYTES_MAX = 1 << 20
+# Bytes sent from one look at the pace to the next.
+PAUSE_BYTES = 4 << 20
 NO_ARROW = "pyarrow is not installed where the broker runs: pip install pyarrow, then restart the broker"
-
-# Of what is sent, one behind the other.
-Piece = bytes | memoryview | Memory
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +81,10 @@ class Scanning:
         there = streams.range_of(asked.shard, asked.queue_id)
         self._start, self._stop = bounds(asked, there)
         self._there = there
-        self._encoder = encoder_of(asked)
-        from shardd.reader.arrow import bits_of
-
-        self._columns = Columns(bits_of(asked.columns), filter_of(asked))
+        arrow = arrow_of()
+        self._schema = arrow.schema_of(asked.columns)
+        self._columns = Columns(arrow.bits_of(asked.columns), filter_of(asked))
+        self._arrays = arrow.arrays_of(asked.columns, self._columns, asked.queue, asked.part)
         directory = streams.directory(asked.shard, asked.vhost, asked.queue_id)
         self._scan = StreamScan(streams.files, directory, self._start, self._stop, self._columns, streams.places)
 
@@ -99,17 +98,25 @@ class Scanning:
         except (Corrupt, FormatTooNew) as error:
             raise Refused(Answer(500, "unreadable", str(error))) from None
         told = {"from": self._start, "to": self._stop, "first": self._there.first, "next": self._there.next}
-        return Answer(200, more=told, begin=self._encoder.begin())
+        return Answer(200, more=told, begin=bytes(self._schema.serialize()))
 
-    def run(self, send: Callable[[Sequence[Piece]], int], pace: Callable[[int], None]) -> None:
-        """All batches, then the end of the IPC stream. Raises what `send` raises, Truncated or Corrupt: cut off."""
-        while self._columns.rows:
-            pace(send(self._encoder.encode(self._columns)))
-            self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX)
+    def run(self, client: socket.socket, chunked: bool, pace: Callable[[int], None]) -> None:
+        """All batches, then the end of the IPC stream, as chunks of HTTP or as parts. Raises OSError of `client`,
+        Truncated or Corrupt: cut off."""
+        head = batch_head(self._arrays.nodes, self._arrays.buffers)
+        timeout_ms = int((client.gettimeout() or 0.0) * 1000)
+        sender = Sender(self._arrays, head, client.fileno(), chunked, timeout_ms, PAUSE_BYTES)
+        while True:
+            if self._columns.rows:
+                self._columns.flush(sender)
+            pace(sender.take_sent())
+            if self._scan.offset >= self._stop:
+                break
+            self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX, sender)
         if self._scan.damaged_bytes:
             where = f"{self._asked.queue} of vhost {self._asked.vhost}"
             log.error("%d damaged bytes passed over in stream %s", self._scan.damaged_bytes, where)
-        send([memoryview(self._encoder.end())])
+        client.sendall(as_chunk(END) if chunked else as_part(END))
 
     def close(self) -> None:
         self._scan.close()
@@ -132,12 +139,12 @@ def truncated(start: int, there: Range) -> Answer:
     return Answer(410, "truncated", reason, there._asdict())
 
 
-def encoder_of(asked: Scan) -> Encoder:
+def arrow_of() -> ModuleType:
     try:
-        from shardd.reader.arrow import Encoder
+        from shardd.reader import arrow
     except ImportError:
         raise Refused(Answer(501, "not_implemented", NO_ARROW)) from None
-    return Encoder(asked.columns, asked.queue, asked.part)
+    return arrow
 
 
 def filter_of(asked: Scan) -> Filter | None:
@@ -163,35 +170,11 @@ class Pacer:
             time.sleep(wait_s)
 
 
-def send_all(sock: socket.socket, pieces: Sequence[Piece]) -> int:
-    """All of them; the time out is the socket's, for each step. Bytes sent."""
-    total = sum(map(len, pieces))
-    done = sock.sendmsg(pieces)
-    if done < total:
-        _send_rest(sock, [memoryview(piece) for piece in pieces if len(piece)], done)
-    return total
-
-
-def _send_rest(sock: socket.socket, left: list[memoryview], done: int) -> None:
-    """What follows the first `done` bytes. The views are let go of as they are sent."""
-    while left:
-        gone = 0
-        while gone < len(left) and done >= len(left[gone]):
-            done -= len(left[gone])
-            left[gone].release()
-            gone += 1
-        del left[:gone]
-        if left:
-            with left[0] as first:
-                left[0] = first[done:]
-            done = sock.sendmsg(left)
-
-
-def as_chunk(pieces: Sequence[Piece]) -> list[Piece]:
+def as_chunk(data: bytes) -> bytes:
     """Of HTTP."""
-    return [b"%x\r\n" % sum(map(len, pieces)), *pieces, b"\r\n"]
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def as_part(pieces: Sequence[Piece]) -> list[Piece]:
+def as_part(data: bytes) -> bytes:
     """Of what a proxy is given."""
-    return [LENGTH.pack(sum(map(len, pieces))), *pieces]
+    return LENGTH.pack(len(data)) + data

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from shardd.reader.config import ReaderConfig, read
-from shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams, as_chunk, as_part, send_all
+from shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams
 from shardd.signals import Signals
 from shardd.store.errors import Corrupt
 from shardd.store.stream_scan import Truncated
@@ -158,10 +158,10 @@ class Server:
         if way == DIRECT and fds:
             with socket.socket(fileno=fds[0]) as client:
                 client.settimeout(SEND_S_MAX)
-                scanning.run(lambda pieces: send_all(client, as_chunk(pieces)), self._pacer)
+                scanning.run(client, True, self._pacer)
             caller.sendall(DONE)
         elif way == PROXY:
-            scanning.run(lambda pieces: send_all(caller, as_part(pieces)), self._pacer)
+            scanning.run(caller, False, self._pacer)
             caller.sendall(LENGTH.pack(0))
 
 

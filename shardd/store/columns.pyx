@@ -9,7 +9,6 @@ nothing of files but how to read on in one, and nothing of Arrow but how its arr
     headers        i32 ends[rows + 1] of the entries | bits; the entries' key, type and value are columns of their own
 """
 
-from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
@@ -17,6 +16,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from shardd.grown cimport Grown, reserve
 from shardd.octets cimport be32, copy_short
+from shardd.store.arrays cimport Arrays, Sink
 from shardd.store.chunk_shape cimport CHUNK_HEADER, CUT_OFF, FILTERS, chunk_bytes
 from shardd.store.growing cimport (
     Number, Text, clear_text, fill32, fill_bits, fill_number, fill_text, free_text, is_ascii, push32, push64,
@@ -69,8 +69,6 @@ PROPERTY_COLUMNS = (
     "message_id", "timestamp", "type", "user_id", "app_id",
 )
 
-# What a buffer without bytes points to.
-cdef uint64_t NOTHING = 0
 # Seconds beyond which microseconds do not fit.
 cdef uint64_t SECONDS_MAX = 9223372036854
 
@@ -156,24 +154,6 @@ cdef int64_t value_bytes(uint8_t type, const uint8_t *at, size_t room, int *leng
 
 cdef int _not_well_made() except -1 with gil:
     raise ValueError("a chunk with a good crc is not well made")
-
-
-cdef class Memory:
-    """A part of the columns' memory, as a buffer: good until it is let go of; before that nothing may be cleared."""
-
-    cdef Columns owner
-    cdef uint8_t *data
-    cdef Py_ssize_t size
-
-    def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.data if self.data != NULL else <uint8_t*>&NOTHING, self.size, 1, flags)
-        self.owner.shown += 1
-
-    def __releasebuffer__(self, Py_buffer *view):
-        self.owner.shown -= 1
-
-    def __len__(self):
-        return self.size
 
 
 cdef class Filter:
@@ -287,7 +267,6 @@ cdef class Columns:
     cdef uint64_t headers_nulls
     cdef Text[TEXTS] texts
     cdef Number[NUMBERS] numbers
-    cdef int shown  # buffers that somebody holds
     # Where the batch before became full: of the chunk at that position the message with that offset begins there.
     cdef uint64_t left_position, left_offset, left_at
     cdef readonly unsigned long long rows
@@ -324,10 +303,11 @@ cdef class Columns:
             free(self.numbers[i].valid.data)
 
     def clear(self) -> None:
-        """No rows. What was made of the old ones must have been let go of."""
+        """No rows."""
+        self._clear()
+
+    cdef int _clear(self) except -1 nogil:
         cdef int i
-        if self.shown:
-            raise BufferError(f"{self.shown} buffers of the last batch are still held")
         self.rows = self.bytes = self.headers_nulls = self.headers_rows = 0
         self.offsets.used = self.timestamps.used = self.headers.used = self.headers_valid.used = 0
         push32(&self.headers, 0)
@@ -342,11 +322,12 @@ cdef class Columns:
         for i in range(NUMBERS):
             self.numbers[i].values.used = self.numbers[i].valid.used = 0
             self.numbers[i].rows = self.numbers[i].nulls = 0
+        return 0
 
     def take(self, bytearray window, unsigned long long base, unsigned long long used, unsigned long long position,
              unsigned long long checked, uint32_t salt, unsigned long long offset, unsigned long long limit,
              unsigned long long rows_max, unsigned long long bytes_max, int handle=-1, unsigned long long end=0,
-             unsigned long long piece=0) -> None:
+             unsigned long long piece=0, Sink sink=None) -> None:
         """Add messages from `offset` on and below `limit`, until there are `rows_max` rows or the next would make it more than
         `bytes_max`, out of the chunks from `position` on in `window`, which holds `used` bytes of the file from `base`. The
         chunk at `checked` is known to be good.
@@ -354,6 +335,8 @@ cdef class Columns:
         `handle`: a descriptor of the file, of which the first `end` bytes may be read: what follows is read into the window,
         a chunk at a time, or `piece` bytes where chunks are smaller, so that it is still in the cache when it is looked at.
         What does not fit or cannot be read is left to the caller, as without one. `base` and `used` say what there is then.
+
+        `sink`: full batches go there, until it wants no more at once; then there are no rows, and `full` is said.
         """
         cdef uint8_t *data = <uint8_t*>PyByteArray_AS_STRING(window)
         cdef uint64_t size = PyByteArray_GET_SIZE(window)
@@ -362,9 +345,32 @@ cdef class Columns:
         self.position, self.offset, self.checked = position, offset, checked
         self.base, self.used = base, used
         with nogil:
-            self._walk(data, salt, limit, rows_max, bytes_max)
-            while handle >= 0 and self._is_cut_off(end, limit) and self._read_on(handle, end, piece, data, size):
+            while True:
                 self._walk(data, salt, limit, rows_max, bytes_max)
+                while handle >= 0 and self._is_cut_off(end, limit) and self._read_on(handle, end, piece, data, size):
+                    self._walk(data, salt, limit, rows_max, bytes_max)
+                if not self.full or sink is None or not self._hand_over(sink):
+                    break
+
+    def flush(self, Sink sink not None) -> None:
+        """The rows there are, to the sink."""
+        with nogil:
+            self._hand_over(sink)
+
+    cdef bint _hand_over(self, Sink sink) except -1 nogil:
+        cdef bint more
+        cdef int i
+        if self.wanted & C_HEADERS:
+            self._fill_headers(self.rows)
+        if self.wanted & C_PROPERTIES:
+            for i in range(TEXTS):
+                fill_text(&self.texts[i], self.rows)
+            for i in range(KINDS):
+                if place_of[i] >= 0 and kind_of[i] != SHORT:
+                    fill_number(&self.numbers[place_of[i]], self.rows, 8 if kind_of[i] == TIME else 4)
+        more = sink.take()
+        self._clear()
+        return more
 
     cdef bint _is_cut_off(self, uint64_t end, uint64_t limit) noexcept nogil:
         """The file has more, and the window was all that was missing."""
@@ -657,49 +663,54 @@ cdef class Columns:
             at += n + 2 + length
         return push32(&self.headers, <int32_t>self.header_key.rows)
 
-    # -- what came of it -------------------------------------------------------------------------------
+    # -- what comes of it ------------------------------------------------------------------------------
 
-    def offset_buffers(self) -> tuple:
-        return self._memory(&self.offsets),
+    @property
+    def first_offset(self) -> int:
+        """Of the first row, where offsets are wanted and there is one."""
+        return (<int64_t*>self.offsets.data)[0]
 
-    def timestamp_buffers(self) -> tuple:
-        return self._memory(&self.timestamps),
+    def arrays(self) -> Arrays:
+        """Of these rows; those of the columns are for `lay_out` to add."""
+        cdef Arrays found = Arrays.__new__(Arrays)
+        found.owner, found.rows = self, <const uint64_t*>&self.rows
+        return found
 
-    def text_buffers(self, int column) -> tuple:
-        """(ends, data) of EXCHANGE, ROUTING_KEY or VALUE."""
-        return self._of(&self.exchange if column == C_EXCHANGE else &self.key if column == C_KEY else &self.value)
+    def lay_out(self, int column, Arrays to not None) -> None:
+        """One more column."""
+        cdef const uint64_t *rows = <const uint64_t*>&self.rows
+        if column == C_OFFSET or column == C_TIMESTAMP:
+            to.add_node(rows, NULL, NULL)
+            to.add_buffer(&self.offsets if column == C_OFFSET else &self.timestamps)
+        elif column == C_HEADERS:
+            self._lay_out_headers(to)
+        elif column == C_PROPERTIES:
+            self._lay_out_properties(to)
+        else:
+            to.add_text(rows, &self.exchange if column == C_EXCHANGE else &self.key if column == C_KEY else &self.value, False)
 
-    def header_buffers(self) -> tuple:
-        """(nulls, bits, ends, entries, then (ends, data) of key, type and value)"""
-        self._fill_headers(self.rows)
-        return (
-            self.headers_nulls, self._memory(&self.headers_valid), self._memory(&self.headers), self.header_key.rows,
-            self._of(&self.header_key), self._of(&self.header_type), self._of(&self.header_value),
-        )
+    cdef int _lay_out_headers(self, Arrays to) except -1:
+        cdef const uint64_t *entries = &self.header_key.rows
+        to.add_node(<const uint64_t*>&self.rows, &self.headers_nulls, &self.headers_valid)
+        to.add_buffer(&self.headers)
+        to.add_node(entries, NULL, NULL)
+        to.add_text(entries, &self.header_key, False)
+        to.add_text(entries, &self.header_type, False)
+        return to.add_text(entries, &self.header_value, False)
 
-    def property_buffers(self) -> list:
-        """(nulls, bits, values) of a number, (nulls, bits, ends, data) of a text: as PROPERTY_COLUMNS names them."""
-        cdef int i
-        cdef Text *text
+    cdef int _lay_out_properties(self, Arrays to) except -1:
+        """As PROPERTY_COLUMNS names them."""
+        cdef const uint64_t *rows = <const uint64_t*>&self.rows
         cdef Number *number
-        found = []
+        cdef int i
+        to.add_node(rows, NULL, NULL)
         for i in range(KINDS):
             if place_of[i] < 0:
                 continue
             if kind_of[i] == SHORT:
-                text = &self.texts[place_of[i]]
-                fill_text(text, self.rows)
-                found.append((text.nulls, self._memory(&text.valid), *self._of(text)))
+                to.add_text(rows, &self.texts[place_of[i]], True)
             else:
                 number = &self.numbers[place_of[i]]
-                fill_number(number, self.rows, 8 if kind_of[i] == TIME else 4)
-                found.append((number.nulls, self._memory(&number.valid), self._memory(&number.values)))
-        return found
-
-    cdef tuple _of(self, Text *text):
-        return self._memory(&text.ends), self._memory(&text.data)
-
-    cdef Memory _memory(self, Grown *grown):
-        cdef Memory memory = Memory.__new__(Memory)
-        memory.owner, memory.data, memory.size = self, grown.data, grown.used
-        return memory
+                to.add_node(rows, &number.nulls, &number.valid)
+                to.add_buffer(&number.values)
+        return 0

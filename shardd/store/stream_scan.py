@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 
+from shardd.store.arrays import Sink
 from shardd.store.chunk import Scanner
 from shardd.store.columns import OFFSET, Columns, Filter
 from shardd.store.errors import Corrupt
@@ -102,9 +103,13 @@ class Scan:
             self._files.close(self._handle)
         self._segment, self._handle, self._descriptor = None, -1, -1
 
-    def fill(self, rows_max: int, bytes_max: int) -> int:
+    def fill(self, rows_max: int, bytes_max: int, sink: Sink | None = None) -> int:
         """The rows of the next batch, now in `columns`; 0: that was all. Raises Truncated, or Corrupt when the disk
-        cannot be read."""
+        cannot be read.
+
+        With a `sink` full batches go there until it pauses, and rows are left at the end only: with `offset` at `stop`
+        that was all.
+        """
         self.columns.clear()
         try:
             while self.offset < self.stop:
@@ -112,7 +117,7 @@ class Scan:
                     self._enter()
                 elif self._position >= self._segment.synced:
                     self._leave()
-                elif self._take(self._segment, rows_max, bytes_max):
+                elif self._take(self._segment, rows_max, bytes_max, sink):
                     break
         except Truncated:
             if not self.columns.rows:  # what was there is given first; the next call meets it again
@@ -123,8 +128,8 @@ class Scan:
 
     # -- within a segment ------------------------------------------------------------------------------
 
-    def _take(self, segment: StreamSegment, rows_max: int, bytes_max: int) -> bool:
-        """Whether the batch is full."""
+    def _take(self, segment: StreamSegment, rows_max: int, bytes_max: int, sink: Sink | None) -> bool:
+        """Whether the batch is full, or the sink pauses."""
         columns, position = self.columns, self._position
         if not self._base <= position < self._base + self._used:
             self._base, self._used = position, 0
@@ -132,7 +137,7 @@ class Scan:
                 self._load(segment, position, WINDOW_BYTES)
         columns.take(
             self._window, self._base, self._used, position, self._checked, segment.salt, self.offset, self.stop,
-            rows_max, bytes_max, self._descriptor, segment.synced, PIECE_BYTES,
+            rows_max, bytes_max, self._descriptor, segment.synced, PIECE_BYTES, sink,
         )  # fmt: skip
         self._position, self.offset, self._checked = columns.position, columns.offset, columns.checked
         self._base, self._used = columns.base, columns.used
@@ -259,8 +264,7 @@ def find(files: Files, directory: str, timestamp: int, stop: int, places: Places
     try:
         if not scan.fill(1, 1):
             return stop
-        (offsets,) = scan.columns.offset_buffers()
-        return int.from_bytes(bytes(memoryview(offsets)), "little")
+        return scan.columns.first_offset
     finally:
         scan.close()
 

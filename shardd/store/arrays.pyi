@@ -1,0 +1,6 @@
+class Arrays:
+    nodes: int
+    buffers: int
+    def repeat(self, value: bytes, is_text: bool) -> None: ...
+
+class Sink: ...
