@@ -13,9 +13,10 @@ from shardd.directories import shard_directory, stream_directory, vhost_director
 from shardd.reader.ipc import END, batch_head
 from shardd.reader.pace import Pace
 from shardd.reader.sending import Sender
-from shardd.store.columns import Columns, Filter
+from shardd.store.columns import Columns
 from shardd.store.errors import Corrupt, FormatTooNew
 from shardd.store.files import OsFiles
+from shardd.store.filtering import Filter
 from shardd.store.stream_scan import Places, Truncated, find
 from shardd.store.stream_scan import Scan as StreamScan
 from shardd.wire.board import BoardView, Range, path_of

@@ -1,4 +1,5 @@
 from shardd.store.arrays import Arrays, Sink
+from shardd.store.filtering import Filter
 
 OFFSET: int
 TIMESTAMP: int
@@ -8,16 +9,6 @@ VALUE: int
 HEADERS: int
 PROPERTIES: int
 PROPERTY_COLUMNS: tuple[str, ...]
-
-class Filter:
-    def __init__(
-        self,
-        pattern: bytes | None = None,
-        key: bytes | None = None,
-        exchange: bytes | None = None,
-        since: int = 0,
-        until: int = ...,
-    ) -> None: ...
 
 class Columns:
     rows: int

@@ -15,9 +15,10 @@ from collections import OrderedDict
 
 from shardd.store.arrays import Sink
 from shardd.store.chunk import Scanner
-from shardd.store.columns import OFFSET, Columns, Filter
+from shardd.store.columns import OFFSET, Columns
 from shardd.store.errors import Corrupt
 from shardd.store.files import Files, is_missing
+from shardd.store.filtering import Filter
 from shardd.store.recovery import Reader
 from shardd.store.stream_reading import OFFSET_MAX
 from shardd.store.stream_segment import (

@@ -17,9 +17,10 @@ from shardd.reader.arrow import TYPES, arrays_of, bits_of, schema_of
 from shardd.reader.ipc import END, batch_head
 from shardd.reader.sending import Sender
 from shardd.store import StreamLog, stream_scan
-from shardd.store.columns import OFFSET, VALUE, Columns, Filter
+from shardd.store.columns import OFFSET, VALUE, Columns
 from shardd.store.errors import Corrupt
 from shardd.store.files import OsFiles
+from shardd.store.filtering import Filter
 from shardd.store.stream_scan import Places, Scan, Truncated, find, segments_of
 from shardd.store.stream_segment import file_name
 from shardd.store.told_log import ToldLog
