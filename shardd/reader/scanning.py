@@ -6,7 +6,6 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
 from types import ModuleType
 
 from shardd.directories import shard_directory, stream_directory, vhost_directory
@@ -25,8 +24,9 @@ from shardd.wire.reading import LENGTH, Answer, Find, Scan
 # A batch stays in a core's own cache from when its columns are written to when they are sent.
 BATCH_ROWS_MAX = 5_000
 BATCH_BYTES_MAX = 1 << 20
-# Bytes sent from one look at the pace to the next.
-PAUSE_BYTES = 4 << 20
+# A look at the pace so many times a second, or after so many bytes where there is no bound.
+LOOKS_PER_S = 32
+UNSEEN_BYTES_MAX = 64 << 20
 NO_ARROW = "pyarrow is not installed where the broker runs: pip install pyarrow, then restart the broker"
 
 log = logging.getLogger(__name__)
@@ -101,12 +101,12 @@ class Scanning:
         told = {"from": self._start, "to": self._stop, "first": self._there.first, "next": self._there.next}
         return Answer(200, more=told, begin=bytes(self._schema.serialize()))
 
-    def run(self, client: socket.socket, chunked: bool, pace: Callable[[int], None]) -> None:
+    def run(self, client: socket.socket, chunked: bool, pace: Pacer) -> None:
         """All batches, then the end of the IPC stream, as chunks of HTTP or as parts. Raises OSError of `client`,
         Truncated or Corrupt: cut off."""
         head = batch_head(self._arrays.nodes, self._arrays.buffers)
         timeout_ms = int((client.gettimeout() or 0.0) * 1000)
-        sender = Sender(self._arrays, head, client.fileno(), chunked, timeout_ms, PAUSE_BYTES)
+        sender = Sender(self._arrays, head, client.fileno(), chunked, timeout_ms, pace.unseen_bytes)
         while True:
             if self._columns.rows:
                 self._columns.flush(sender)
@@ -161,6 +161,8 @@ class Pacer:
     """One Pace for all threads."""
 
     def __init__(self, bytes_per_s: int) -> None:
+        # From one call to the next.
+        self.unseen_bytes = min(bytes_per_s // LOOKS_PER_S, UNSEEN_BYTES_MAX) if bytes_per_s else UNSEEN_BYTES_MAX
         self._pace = Pace(bytes_per_s)
         self._lock = threading.Lock()
 
