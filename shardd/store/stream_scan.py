@@ -135,7 +135,7 @@ class Scan:
         if not self._base <= position < self._base + self._used:
             self._base, self._used = position, 0
             if self._descriptor < 0:
-                self._load(segment, position, WINDOW_BYTES)
+                self._load(segment, position, 1)
         columns.take(
             self._window, self._base, self._used, position, self._checked, segment.salt, self.offset, self.stop,
             rows_max, bytes_max, self._descriptor, segment.synced, PIECE_BYTES, sink,
@@ -143,16 +143,17 @@ class Scan:
         self._position, self.offset, self._checked = columns.position, columns.offset, columns.checked
         self._base, self._used = columns.base, columns.used
         if (columns.need or not self._used) and self._base + self._used < segment.synced:
-            self._load(segment, self._position, max(columns.need, WINDOW_BYTES))
+            self._load(segment, self._position, columns.need)
         elif columns.need or columns.damaged:
             self._skip(segment)
         if not segment.has_index:
             self._places.note(segment, self.offset, self._position)
         return columns.full
 
-    def _load(self, segment: StreamSegment, position: int, size: int) -> None:
-        """From `position` on, as far as the segment lasts. What the window has of it already is not read again."""
-        size = min(size, segment.synced - position)
+    def _load(self, segment: StreamSegment, position: int, least: int) -> None:
+        """A window from `position` on, of `least` bytes where that is more, as far as the segment lasts. What there is
+        of it already is not read again. Raises Corrupt when the file ends before `least`, or at once."""
+        size = min(max(least, WINDOW_BYTES), segment.synced - position)
         within = position - self._base
         kept = min(max(self._used - within, 0), size) if within >= 0 else 0
         source = self._window
@@ -162,15 +163,15 @@ class Scan:
             view[:kept] = old[within : within + kept]
             got = self._files.read_into(self._handle, part, position + kept)
         self._base, self._used = position, kept + got
-        if got == 0 and kept < size:
-            raise Corrupt(f"{segment.path} ends at byte {position + kept}, {segment.synced} bytes were there")
+        if kept + got < min(max(least, 1), size) or (got == 0 and kept < size):
+            raise Corrupt(f"{segment.path} ends at byte {position + kept + got}, {segment.synced} bytes were there")
 
     def _skip(self, segment: StreamSegment) -> None:
         """To the next good chunk behind damage."""
         before = self._position
         scanner = Scanner(segment.salt, before, segment.first, 0, OFFSET_MAX, INDEX_EVERY_BYTES)
         while scanner.cursor < segment.synced and not scanner.holes:
-            self._load(segment, scanner.cursor, max(scanner.need, WINDOW_BYTES))
+            self._load(segment, scanner.cursor, scanner.need)
             scanner.feed(self._window, self._used, self._base + self._used >= segment.synced)
         self._position = scanner.holes[0][1] if scanner.holes else segment.synced
         self._checked = self._used = 0

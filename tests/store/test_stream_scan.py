@@ -241,6 +241,24 @@ def test_the_offset_for_a_time_is_the_logs(tmp_path_factory: pytest.TempPathFact
         assert found == stream.log.find(timestamp), timestamp - T0
 
 
+@pytest.mark.parametrize("kept", [0, 4096, 9000, 300_000])
+def test_a_file_that_ends_within_a_chunk_is_corrupt_behind_what_is_there(tmp_path: Path, kept: int) -> None:
+    stream = Stream(tmp_path, 6, segment_bytes=1 << 20)
+    for _ in range(300):
+        stream.append(BATCH_ROWS_MAX)
+    sync(stream.log)
+    columns = Columns(OFFSET)
+    scan = Scan(OsFiles(), stream.directory, 0, len(stream.rows), columns)
+    rows = scan.fill(1, 1 << 20)
+    os.truncate(Path(stream.directory) / file_name("log", 0), kept)
+    with pytest.raises(Corrupt):
+        while got := scan.fill(10, 1 << 20):
+            assert columns.first_offset == rows
+            rows += got
+    scan.close()
+    assert rows < len(stream.rows)
+
+
 def test_what_retention_took_is_truncated_with_what_is_left(tmp_path: Path) -> None:
     stream = Stream(tmp_path, 1)
     stream.fill(60)
@@ -271,6 +289,7 @@ def test_a_segment_taken_away_under_a_scan_is_read_to_its_end_and_the_next_is_tr
 
 @given(st.integers(0, 2**32 - 1))
 def test_damage_costs_its_own_chunks_only(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    """Whatever columns are read."""
     stream = Stream(tmp_path_factory.mktemp("scan"), seed)
     stream.fill(20)
     firsts = segments_of(OsFiles(), stream.directory)
@@ -279,13 +298,14 @@ def test_damage_costs_its_own_chunks_only(tmp_path_factory: pytest.TempPathFacto
     at = stream.rng.randrange(64, len(data))
     data[at] ^= 1 << stream.rng.randrange(8)
     path.write_bytes(data)
-    found = stream.scan(0, len(stream.rows))
+    names = stream.rng.choice((COLUMNS, ["offset", "value"]))
+    found = stream.scan(0, len(stream.rows), names=names)
     expected: list[dict[str, object]] = []
     offset = 0
     while offset < stream.log.committed_offset:
         read = stream.log.read(offset, 1 << 20)
         for first, count in zip(read.runs[::2], read.runs[1::2], strict=True):
-            expected += stream.rows[first : first + count]
+            expected += [{name: row[name] for name in names} for row in stream.rows[first : first + count]]
         offset = read.next_offset
     assert found == expected
     assert len(found) >= len(stream.rows) - BATCH_ROWS_MAX
