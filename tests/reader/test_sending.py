@@ -122,7 +122,7 @@ def test_who_has_hung_up_is_an_error(tmp_path: Path) -> None:
         send_all(directory, 1, here)
 
 
-def test_a_head_of_other_columns_is_refused(tmp_path: Path) -> None:
+def test_a_head_of_other_columns_is_refused() -> None:
     columns = Columns(bits_of(NAMES))
     arrays = arrays_of(NAMES, columns, "q", 1)
     with pytest.raises(ValueError, match="head"):
