@@ -114,10 +114,15 @@ class Loan(Turns):
 
     def served(self, queue: Queue) -> None:
         """It has handed out what it could. If that is not all there is room for, it waits for something else."""
-        if self.waiting and self.free > 0:
+        if not self.waiting:
+            return
+        if self.free > 0:
             if self._next() is queue:
                 del self.waiting[queue]
             self._pass_on()
+        elif not self.asked and self.lent <= self.used:  # or it would have asked for more
+            self.waiting.pop(queue, None)
+            self._have_one_ask()
 
     def _pass_on(self) -> None:
         if self.waiting and self.free > 0:
@@ -171,6 +176,7 @@ class Loan(Turns):
         """By room that acks made."""
         part.prefetch -= count
         self._reckon()
+        self._have_one_ask()
 
     def recall(self, part: Consumer, keep: int) -> None:
         part.recalled = keep
@@ -194,7 +200,13 @@ class Loan(Turns):
                     found.append((part, back))
         if found:
             self._reckon()
+            self._have_one_ask()
         return found
+
+    def _have_one_ask(self) -> None:
+        """For more, where others had room to spare when it looked, and have not now."""
+        if self.waiting and not self.asked and self.lent <= self.used:
+            self.wake(next(iter(self.waiting)))
 
     def goes_on(self, queue: Queue) -> bool:
         if self.used < self.lent or not self.asked:

@@ -25,7 +25,7 @@ from shardd.queues.limits import DELIVERY_LIMIT, MAXLEN, REFUSED, REJECTED, Limi
 from shardd.queues.overdue import handed, take_overdue
 from shardd.queues.ready import Ready, marked, same_mark, total
 from shardd.queues.resting import Resting, Retry
-from shardd.queues.turns import ENDLESS, Turns
+from shardd.queues.turns import ENDLESS, LEEWAY, Turns
 from shardd.queues.unacked import Getter
 
 if TYPE_CHECKING:
@@ -164,8 +164,8 @@ class Queue(Backlog):
                     break
                 given += dealt
             elif len(takers) == 1:
-                # What was lent is handed out in one piece, though the last of it lies behind the end of the turn.
-                end = ENDLESS if consumers.borrow else until
+                # What was lent goes in one piece, though the last of it may lie a little behind the end of the turn.
+                end = until + LEEWAY if consumers.borrow else until
                 given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now, end)
             else:
                 given += self._deal(takers, level, bytes_max - given, outlet, now)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Bytes of the log in a stretch: as much as is read of it at once (shardd/store/reading.py).
 STRETCH_BYTES = 1 << 20
 STRETCH = STRETCH_BYTES << 4  # in entries, which have flags below the position
+# What is handed out in one piece may go so far beyond it; what is read of the log is kept for about four stretches.
+LEEWAY = STRETCH // 4
 ENDLESS = 1 << 64  # above all entries
 # One that gets as much more than another stays near it in the log.
 PASSES_MAX = 8
@@ -106,6 +108,7 @@ class Turns:
         chosen.pop(found, None)
         chosen[found] = (head | 15) + 1
         self._until = head + STRETCH
-        self._began = self._now
+        if found is not self._current:
+            self._began = self._now
         self.taken = 0
         return found

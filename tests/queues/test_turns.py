@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardd.queues import Consumer, Loan, Queue, Window, limits_of
-from shardd.queues.turns import PASSES_MAX, STRETCH
+from shardd.queues.turns import LEEWAY, PASSES_MAX, STAY_MS, STRETCH
 from tests.support.dict_store import DictArrival, DictStore
 
 ROOM = 1 << 30
@@ -18,16 +18,20 @@ STEP = STRETCH // 16
 
 
 class SpacedStore(DictStore):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
     def put(self, queue_ids: object, message: bytes) -> int:
-        self.last += STEP - 16
+        self.last += self.step - 16
         return super().put(queue_ids, message)  # type: ignore[arg-type]
 
 
 class Bench:
     """`prefetch`: lent to all together; 0: without acks."""
 
-    def __init__(self, queues: int, prefetch: int = 0, window: int = ROOM) -> None:
-        self.store = SpacedStore()
+    def __init__(self, queues: int, prefetch: int = 0, window: int = ROOM, step: int = STEP) -> None:
+        self.store = SpacedStore(step)
         self.dirty: dict[Queue, None] = {}
         self.loan = Loan(lambda queue: self.dirty.update({queue: None}))
         self.window = Window(window)
@@ -125,32 +129,69 @@ def test_all_comes_once_settled_and_each_queue_in_its_order(
         assert own == entries if not came_back else set(own) == set(entries)
 
 
-@given(st.lists(st.permutations([1, 2, 3, 4]), min_size=1, max_size=40), st.integers(1, 300))
-def test_nothing_is_handed_out_long_before_what_is_older(order: list[list[int]], window: int) -> None:
-    bench = Bench(4, 0, window)
+@given(
+    st.lists(st.permutations([1, 2, 3, 4]), min_size=1, max_size=40), st.sampled_from([0, 3, 40]), st.integers(1, 300)
+)
+def test_nothing_is_handed_out_long_before_what_is_older(order: list[list[int]], prefetch: int, window: int) -> None:
+    bench = Bench(4, prefetch, window)
     for number in [number for four in order for number in four]:
         bench.publish(number)
     while any(queue.ready_count for queue in bench.queues):
         bench.serve()
+        bench.settle(ROOM)
         bench.credit(ROOM)
     left = sorted(entry for _, entry in bench.got)
     for _, entry in bench.got:
-        assert entry <= left[0] + 2 * STRETCH
+        assert entry <= left[0] + 2 * STRETCH + (LEEWAY if prefetch else 0)
         left.remove(entry)
     assert not left
 
 
 def test_what_there_is_room_for_is_handed_out_in_one_piece() -> None:
-    """Though its end lies behind the stretch of the log that the turn is for; then the other has its turn."""
-    bench = Bench(2, 20)
-    for _ in range(40):
+    """Though its end lies a little behind the stretch of the log that the turn is for; then the other has its turn."""
+    bench = Bench(2, 10)  # of a stretch each has 8
+    for _ in range(20):
         bench.publish(1)
         bench.publish(2)
     for _ in range(4):
         bench.serve()
         bench.settle(ROOM)
     whose = [number for number, _ in bench.got]
-    assert whose == [1] * 20 + [2] * 20 + [1] * 20 + [2] * 20
+    assert whose == [1] * 10 + [2] * 10 + [1] * 10 + [2] * 10
+
+
+def test_a_turn_lasts_while_the_client_is_fast() -> None:
+    """Within a stretch, though with each prefetch another could have it."""
+    bench = Bench(2, 2, step=STEP // 16)
+    for _ in range(40):
+        bench.publish(1)
+        bench.publish(2)
+    for _ in range(4 * STAY_MS):
+        bench.serve()
+        bench.settle(ROOM)
+        bench.now += 1
+    whose = [number for number, _ in bench.got]
+    assert whose == ([1] * 2 * STAY_MS + [2] * 2 * STAY_MS) * 2
+
+
+@given(st.integers(1, 20), st.integers(2, 4), st.integers(0, 30))
+def test_a_message_beside_backlogs_waits_for_a_few_turns_only(prefetch: int, queues: int, pause: int) -> None:
+    bench = Bench(queues, prefetch)
+    for _ in range(100 * prefetch):
+        for number in range(2, queues + 1):
+            bench.publish(number)
+    for _ in range(3):
+        for _ in range(pause):
+            bench.serve()
+            bench.settle(ROOM)
+            bench.now += 1
+        bench.publish(1)
+        since = bench.now
+        while bench.queues[0].ready_count:
+            bench.serve()
+            bench.settle(ROOM)
+            bench.now += 1
+        assert bench.now - since <= (PASSES_MAX + 1) * (1 if queues == 2 else STAY_MS) + STAY_MS
 
 
 def test_messages_that_come_back_again_and_again_hold_up_nobody() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.channel import Channel
@@ -70,6 +70,7 @@ class Bench:
             links=self.links,
             tell=self.tell,
             ack=lambda at, epoch, number, *rest: epoch == self.links[at].epoch and self.settles[at].ack(number, *rest),
+            settle=lambda at, epoch, *rest: epoch == self.links[at].epoch and self.settles[at].add(*rest),
             tell_settled=self.tell_settled,
         )
         self.consuming = Consuming(links, lambda said: None)
@@ -93,6 +94,9 @@ class Bench:
         self.given = dict.fromkeys(self.numbers, 0)
         self.on_way = 0
         self.away: set[int] = set()
+        # Consumers of single queues beside it, by queue, and what they hold.
+        self.others: dict[int, Consumer] = {}
+        self.of_others: list[tuple[Shard, Consumer, int, int]] = []
         self.stopping: set[int] = set()
 
     def attach(self, part: Part, again: Queue | None = None) -> None:
@@ -137,13 +141,15 @@ class Bench:
         def hear() -> None:
             for number, kind, first, last in told:
                 consumer = shard.parts[number]
-                if kind != wire.ACK:
+                if kind > wire.RETURN:
                     Controls._on_turn(consumer, kind, first)
                     continue
                 entries, size = consumer.unacked.settle(first, last)
                 assert len(entries) == last + 1 - first
-                consumer.queue.ack(entries, size)
-                shard.dirty[consumer.queue] = None
+                queue = consumer.queue
+                (queue.ack if kind == wire.ACK else queue.requeue)(entries, size)
+                if kind != wire.ACK or queue.turns is None:  # else the loan wakes who is next
+                    shard.dirty[queue] = None
 
         if told:
             self.send(at, hear)
@@ -160,6 +166,9 @@ class Bench:
             self.tell_settled(at)
 
     def deliver(self, shard: Shard, consumer: Consumer, first: int, count: int) -> None:
+        if consumer.number not in self.numbers:
+            self.of_others.append((shard, consumer, first, count))
+            return
         self.on_way += count
 
         def hear() -> None:
@@ -202,6 +211,30 @@ class Bench:
             self.consuming.settles(self.channel, [(wire.ACK, tag, tag, True)])
             self.tell_due()
 
+    def requeue(self) -> None:
+        if self.channel.unacked.count:
+            tag = self.channel.next_tag - self.channel.unacked.count
+            self.consuming.settles(self.channel, [(wire.REQUEUE, tag, tag, True)])
+            self.tell_due()
+
+    def other(self, number: int) -> None:
+        """Another consumer of that queue comes, or goes."""
+        shard = self.numbers[number]
+        queue = shard.parts[number].queue
+        if number in self.others:
+            queue.release(self.others.pop(number), shard.now_ms)
+            self.of_others = [held for held in self.of_others if held[1].queue is not queue]
+        else:
+            self.others[number] = Consumer(queue, None, 0, Window(ROOM), prefetch=1)
+            queue.attach(self.others[number])
+        shard.dirty[queue] = None
+
+    def others_settle(self) -> None:
+        for shard, consumer, first, count in self.of_others:
+            consumer.queue.ack(*consumer.unacked.settle(first, first + count - 1))
+            shard.dirty[consumer.queue] = None
+        self.of_others.clear()
+
     def stop(self, number: int) -> None:
         part, shard = self.consuming.consumers[number], self.numbers[number]
         consumer = shard.parts[number]
@@ -232,6 +265,8 @@ class Bench:
         while shard.said:
             shard.said.popleft()()
         self.away.add(at)
+        for number in [number for number in self.others if self.numbers[number] is shard]:
+            self.other(number)
         for number in [number for number, of in self.numbers.items() if of is shard]:
             shard.parts[number].queue.release(shard.parts[number], 0)  # for the next process all of it is ready
         shard.said.clear()
@@ -286,14 +321,39 @@ LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["publish", "publish", "ack", "ack one", "shard", "door", "tick", "wait", "rest", "stop", "away", "back"]
-        ),
+            [
+                "publish",
+                "publish",
+                "ack",
+                "ack one",
+                "requeue",
+                "shard",
+                "door",
+                "tick",
+                "wait",
+                "rest",
+                "other",
+                "others ack",
+                "stop",
+                "away",
+                "back",
+            ]
+        ),  # fmt: skip
         st.integers(0, 60),
     ),
     max_size=60,
 )
 
 
+# Its last queue had looked for room when others there had some to spare, and was never told that they gave it back.
+NEVER_ASKED = [
+    *(("publish", n) for n in (2, 2, 4, 10, 12, 20, 54, 59)),
+    *(("rest", 0), ("ack", 0), ("rest", 0), ("other", 0), ("publish", 5)),
+    *(("ack one", 0), ("ack one", 0), ("rest", 0), ("ack", 0), ("wait", 20)),
+]
+
+
+@example([2, 2], 3, NEVER_ASKED)
 @given(LAYOUTS, st.integers(1, 20), STEPS)
 def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
     layout: list[int], limit: int, steps: list[tuple[str, int]]
@@ -313,6 +373,13 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
             bench.wait(n)
         elif step == "door":
             bench.door_turn(n % len(layout), 1 + n % 5)
+        elif step == "requeue":
+            bench.requeue()
+        elif step == "other":
+            if bench.numbers[number] not in [bench.shards[at] for at in bench.away]:
+                bench.other(number)
+        elif step == "others ack":
+            bench.others_settle()
         elif step == "stop":
             bench.stop(number)
         elif step == "away":
@@ -327,8 +394,9 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
         bench.come_back(at)
     while True:
         bench.rest()
-        if not bench.channel.unacked.count:
+        if not bench.channel.unacked.count and not bench.of_others:
             break
+        bench.others_settle()
         bench.settle()
     assert not bench.waiting()
     assert bench.whole.outstanding == 0 <= bench.whole.granted <= limit
