@@ -54,20 +54,9 @@ from broker.control import (
     things_asked,
 )
 from broker.controller.access import hash_password
-from broker.controller.decisions import (
-    RESHAPING,
-    Closed,
-    CutOff,
-    Decision,
-    Decisions,
-    Drained,
-    OwnerGone,
-    Pause,
-    Removal,
-    Restore,
-    Settled,
-)
+from broker.controller.decisions import RESHAPING, Decision, Decisions
 from broker.controller.definitions import Definitions
+from broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
 from broker.routing import hidden
