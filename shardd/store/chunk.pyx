@@ -21,7 +21,7 @@ from cpython cimport array
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, qsort
 from libc.string cimport memcpy, memset
 
@@ -57,7 +57,6 @@ cdef uint64_t NO_COUNT = <uint64_t>-1
 
 UNFILTERED = 0
 ANY = 0xFFFFFFFF
-CHUNK_MESSAGES_BYTES = MESSAGES_BYTES
 FILTERS_MAX = FILTERS
 
 cdef array.array _Q = array.array("Q")

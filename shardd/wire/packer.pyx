@@ -27,7 +27,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
 from shardd.wire.publishes cimport (
-    IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, RECORD_HEADER, RUN, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
+    IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
     close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, sequence_read, sequence_t,
     stored_bytes,
 )
