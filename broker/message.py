@@ -20,7 +20,6 @@ from shardd.wire import packer
 PUBLISH = (60, 40)
 NO_ROUTE = 312
 ROW = 48
-FLAG_USER_ID = 4
 FLAG_BAD_EXPIRATION = 8
 FLAG_REPLY_TO = 16
 FLAG_SEQUENCE = 64

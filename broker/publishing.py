@@ -37,7 +37,6 @@ from shardd.wire import packer, routes
 if TYPE_CHECKING:
     from broker.tracing import Tracing
 
-FLAG_CC = 2
 # Queue ids in one record: their count is a u16.
 QUEUES_MAX = 65535
 EXCHANGE, QUEUE = "exchange", "queue"
