@@ -24,7 +24,6 @@ from broker.unacked import Run, Unacked
 if TYPE_CHECKING:
     from broker.client import Client
 
-TX = 90
 TX_COMMIT = 20
 TX_ROLLBACK = 30
 

@@ -17,7 +17,6 @@ FRAME_BYTES_FLOOR = 8192  # clients may count on this much before they have nego
 FRAME_BYTES_CEILING = 16 << 20
 MESSAGE_BYTES_CEILING = 512 << 20
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 

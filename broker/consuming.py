@@ -41,7 +41,6 @@ CONSUME = (60, 20)
 GET = (60, 70)
 ACK = (60, 80)
 NACK = (60, 120)
-CANCEL = (60, 30)
 # Virtual queues of which it is remembered at which shard the last basic.get began.
 GET_TURNS_MAX = 1024
 # Of up to so many shards basic.get tells how many messages are left in all, else in one that has some.

@@ -10,7 +10,7 @@ import struct
 from typing import Any, Protocol
 
 from broker import checks
-from broker.amqp import ChannelException, Publishes, contents, properties
+from broker.amqp import ChannelException, Publishes, contents, frames, properties
 from broker.checks import type_name
 from broker.routing import Message as Routable
 from broker.routing import delaying
@@ -20,14 +20,10 @@ from shardd.wire import packer
 PUBLISH = (60, 40)
 NO_ROUTE = 312
 ROW = 48
-FLAG_USER_ID = 4
-FLAG_BAD_EXPIRATION = 8
-FLAG_REPLY_TO = 16
-FLAG_SEQUENCE = 64
 MANDATORY = 1
 
 _LINE = struct.Struct("<IH")
-# ttl_ms, delivery mode, priority, flags
+# ttl_ms, delivery mode, priority, flags (amqp/frames.pyx)
 FACTS = struct.Struct("<32xIBBB")
 
 
@@ -73,7 +69,7 @@ class Message:
     def check(self, user: str, may_impersonate: bool) -> None:
         """What only this message's properties tell: expiration, user_id, sequence, CC and BCC."""
         expiration = self._properties.expiration
-        if self._row_flags & FLAG_BAD_EXPIRATION and expiration is not None:
+        if self._row_flags & frames.BAD_EXPIRATION and expiration is not None:
             if not (expiration.isascii() and expiration.isdigit()) or int(expiration) > checks.EXPIRY_MS_MAX:
                 raise ChannelException(406, _bad_expiration(expiration), *PUBLISH)
             self.late_ms, self.ttl_ms = checks.in_record(int(expiration))
@@ -81,7 +77,7 @@ class Message:
         if claimed is not None and claimed != user and not may_impersonate:
             text = f"user_id property set to '{claimed}' but authenticated user was '{user}'"
             raise ChannelException(406, text, *PUBLISH)
-        if self._row_flags & FLAG_SEQUENCE:
+        if self._row_flags & frames.MAY_HAVE_SEQUENCE:
             try:
                 self.in_sequence = packer.place_of(contents.read_stored(self.stored)[2]) is not None
             except ValueError as error:
@@ -116,7 +112,7 @@ class Message:
 
     def direct_replies_to(self, channel: ReplyChannel) -> None:
         """A reply_to that means the publisher's channel gets the name by which others reach it."""
-        if self._row_flags & FLAG_REPLY_TO:
+        if self._row_flags & frames.DIRECT_REPLY_TO:
             if not channel.reply_to:
                 raise ChannelException(406, "fast reply consumer does not exist", *PUBLISH)
             self.stored = properties.with_reply_to(self.stored, channel.reply_to)

@@ -26,7 +26,7 @@ SIGNATURE_2 = b"\r\n\r\n\x00\r\nQUIT\n"
 LINE_BYTES_MAX = 107
 HEAD_2 = struct.Struct("!12sBBH")
 BODY_2_BYTES_MAX = 4096  # addresses and TLVs; a balancer's with a certificate's names are some hundreds
-VERSION_2, LOCAL, PROXY = 0x20, 0x20, 0x21
+LOCAL, PROXY = 0x20, 0x21
 TCP4, TCP6 = 0x11, 0x21
 READ_BYTES = HEAD_2.size + BODY_2_BYTES_MAX
 

@@ -24,7 +24,7 @@ from broker.changes import ExchangePut, QueuePut
 from broker.confirms import Confirms
 from broker.counts import Counts
 from broker.deduplication import Copy, Rule, Seen
-from broker.message import FACTS, FLAG_REPLY_TO, MANDATORY, PUBLISH, ROW, Message, exchange_and_key, line_of
+from broker.message import FACTS, MANDATORY, PUBLISH, ROW, Message, exchange_and_key, line_of
 from broker.once import Asked, Once, Wanted
 from broker.publisher import Committed, Held, Publisher, PublishingChannel, Targets
 from broker.reading import is_stream
@@ -37,7 +37,6 @@ from shardd.wire import packer, routes
 if TYPE_CHECKING:
     from broker.tracing import Tracing
 
-FLAG_CC = 2
 # Queue ids in one record: their count is a u16.
 QUEUES_MAX = 65535
 EXCHANGE, QUEUE = "exchange", "queue"
@@ -653,7 +652,7 @@ def _rule(thing: ExchangePut | QueuePut | None) -> Rule | None:
 def _asks_for_replies(event: Publishes, at: int) -> bool:
     """And can be rewritten: with broken properties it is refused, one by one."""
     flags = FACTS.unpack_from(event.table, at * ROW)[3]
-    return bool(flags & FLAG_REPLY_TO) and not flags & frames.BAD_PROPERTIES
+    return bool(flags & frames.DIRECT_REPLY_TO) and not flags & frames.BAD_PROPERTIES
 
 
 def _name_repliers(client: Publisher, event: Publishes) -> None:

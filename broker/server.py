@@ -58,7 +58,6 @@ INSIDE_BACKLOG = 128
 TICK_S = 1.0
 JOIN_S = 0.1
 DRAIN_S = 5.0
-WATCHDOG_S = 2.0
 # While all reads are full a shard's batch waits until it has that many bytes: what it costs whatever is in it is then
 # little beside what each message costs. Where a read has something for several shards each waits for more: half of it
 # is about the former.

@@ -17,6 +17,7 @@ from pamqp import base, commands
 
 from broker import checks, rewinding
 from broker.amqp.errors import ChannelException, ConnectionException
+from broker.amqp.spec import HARD_CODES
 from broker.catalog import Catalog, Right
 from broker.changes import QueuePut
 from broker.control import (
@@ -35,7 +36,6 @@ from broker.routing import delaying, hidden
 ACCESS_REFUSED = 403
 NOT_FOUND = 404
 PRECONDITION_FAILED = 406
-HARD_CODES = frozenset((320, 402, 501, 502, 503, 504, 505, 506, 530, 540, 541))  # end the connection
 # The name a server-named queue will have is not known here; rights to it are those to a name of its shape.
 SERVER_NAMED = "amq.gen-" + 22 * "A"
 REPLY_NAME_BYTES = 16  # at random, of each of two parts

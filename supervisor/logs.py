@@ -19,9 +19,7 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
-from typing import Any, Final, Literal
-
-Format = Literal["auto", "text", "json", "journal"]
+from typing import Any, Final
 
 JOURNAL: Final = "/run/systemd/journal/socket"
 IDENTIFIER: Final = "shardmq"

@@ -198,7 +198,7 @@ class Path:
     def _settle(self, acks: bytes) -> None:
         at = 0
         while at < len(acks):
-            at, _, ranges = frames.settles(acks, at, len(acks), FRAME_BYTES_MAX)
+            at, _, ranges = frames.settles(acks, at, len(acks))
             settled = [(CONSUMER, wire.ACK, self._acked + 1 if not i else ranges[i - 1][1] + 1, each[1])
                        for i, each in enumerate(ranges)]  # fmt: skip
             self._shard.receive(envelope.settles(*WHO, settled), self._now())

@@ -260,7 +260,7 @@ class Connection:
             self._needed = needed
             return None
         if why == frames.SETTLE:
-            at, channel, ranges = frames.settles(buffer, self._at, len(buffer), self._received_frame_bytes_max)
+            at, channel, ranges = frames.settles(buffer, self._at, len(buffer))
             if ranges:
                 self._at = at
                 return Settles(channel, ranges)

@@ -370,7 +370,7 @@ cdef class Sizes:
 
 # -- settles ------------------------------------------------------------------------------------------------------------
 
-def settles(const uint8_t[::1] data not None, size_t at, size_t end, uint32_t frame_bytes_max):
+def settles(const uint8_t[::1] data not None, size_t at, size_t end):
     """(position, channel, ranges) of the whole ack, nack and reject frames of one channel that begin at `at`."""
     cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
     cdef const uint8_t *p

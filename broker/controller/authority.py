@@ -54,20 +54,9 @@ from broker.control import (
     things_asked,
 )
 from broker.controller.access import hash_password
-from broker.controller.decisions import (
-    RESHAPING,
-    Closed,
-    CutOff,
-    Decision,
-    Decisions,
-    Drained,
-    OwnerGone,
-    Pause,
-    Removal,
-    Restore,
-    Settled,
-)
+from broker.controller.decisions import RESHAPING, Decision, Decisions
 from broker.controller.definitions import Definitions
+from broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
 from broker.passwords import DEFAULT_ALGORITHM
 from broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
 from broker.routing import hidden
@@ -87,7 +76,6 @@ INTERNAL_ERROR = 541
 
 AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone | Pause | Drained | Restore | CutOff | Closed | Settled
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
-ShardReply = wire.Done | wire.Refused
 
 log = logging.getLogger(__name__)
 
@@ -228,8 +216,8 @@ class Authority:
         """Wait until requests may be submitted: what keeps the inbox within its bound."""
         await self._room.wait()
 
-    async def ask(self, request: AnyAsk, owner: str = "", user: str = "") -> Answer:
-        """Returns when the outcome is in force at all front doors. `user` is for the log: rights were checked."""
+    async def ask(self, request: AnyAsk, owner: str = "") -> Answer:
+        """Returns when the outcome is in force at all front doors. Rights were checked."""
         await self.room()
         answered: Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -247,7 +235,7 @@ class Authority:
             await self._arrived.wait()
             batch = self._take_batch()
             changes, decided = self._decide(batch)
-            self._definitions.flush(self.catalog)
+            self._definitions.flush()
             await self._sync(len(batch))
             self._doors.say_together(lambda changes=changes, decided=decided: self._tell(changes, decided))  # type: ignore[misc]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -44,6 +44,7 @@ from broker.changes import (
 from broker.checks import Refusal
 from broker.control import Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller import cuts, policies, shard_sets
+from broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
 from broker.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies, exchange_arguments
 from broker.routing import delaying, hidden, keeping
 
@@ -59,80 +60,6 @@ NOT_FOUND = 404
 BAD_REQUEST = 400
 PRECONDITION_FAILED = 412  # HTTP's
 PARAMETER_KEY_BYTES_MAX = 65_535  # AMQP has nothing to say about them
-
-
-@dataclass(slots=True)
-class Removal:
-    """Queues that must go, asked for by no client: their shard or their connection said so.
-
-    `at_shard`: they are already gone there (it was asked first), with so many messages.
-    """
-
-    queues: list[int]
-    at_shard: bool = False
-    messages: int = 0
-
-
-@dataclass(slots=True)
-class Pause:
-    """A queue is to give no messages, or to give them again."""
-
-    vhost: str
-    name: str
-    paused: bool
-
-
-@dataclass(slots=True)
-class OwnerGone:
-    """A connection ended: the queues it held exclusively go."""
-
-    connection: str
-
-
-@dataclass(slots=True)
-class Drained:
-    """A shard queue that is to go when it is empty was found so. Its shard has the last word, if it still is to go."""
-
-    queue: int
-    if_unused: ClassVar = False
-    if_empty: ClassVar = True
-
-
-@dataclass(slots=True)
-class Restore:
-    """The shard queues of one exchange, as they are to be: behind a Drained, which may have crossed a change."""
-
-    vhost: str
-    exchange: str
-
-
-@dataclass(slots=True)
-class CutOff:
-    """What these streams, shard queues of one exchange, have before they gain keys: offsets by queue id."""
-
-    vhost: str
-    exchange: str
-    number: int
-    offsets: dict[int, int]
-
-
-@dataclass(slots=True)
-class Closed:
-    """These shard queues of one exchange keep back what arrives: their shards have said so."""
-
-    vhost: str
-    exchange: str
-    queues: frozenset[int]
-
-
-@dataclass(slots=True)
-class Settled:
-    """What one exchange's shard queues kept back may go: what was to go before it has gone, or is not waited for.
-    `offsets`: of those that may have lost keys and are streams, the end of what came before, by queue id."""
-
-    vhost: str
-    exchange: str
-    offsets: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -212,7 +212,7 @@ class Definitions:
                 self._live += len(of_ends)
             version += len(of_ends)
 
-    def flush(self, catalog: Catalog) -> None:
+    def flush(self) -> None:
         """Hand what was added to the operating system: from here it outlives this process."""
         if self._dead > max(DEAD_RECORDS_MAX, self._live // 2):
             self._rewrite = True

@@ -14,7 +14,7 @@ from typing import Protocol
 from broker.catalog import Catalog
 from broker.changes import QueuePut
 from broker.control import Answer
-from broker.controller.decisions import Drained, Restore
+from broker.controller.requests import Drained, Restore
 from broker.controller.shard_sets import draining
 
 LOOK_S_FIRST = 2.0

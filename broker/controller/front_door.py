@@ -39,7 +39,6 @@ PRODUCER_ID = "x-producer-id"
 
 METHOD, HEADER, BODY, END = 1, 2, 3, b"\xce"
 CHANNEL = 1
-NO_ROUTE = 312
 
 _HEAD = struct.Struct(">BHI")
 _CONTENT = struct.Struct(">HHQ")

@@ -18,12 +18,11 @@ got over the change (cuts.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from broker.controller.cuts import FREE, Bounds, Crossing, Move
 
 GROUP, RANDOM, LEAST = "group", "random", "least"
-ASSIGNMENTS: Final = (GROUP, RANDOM, LEAST)
 
 GIVE, TAKE, BOUND, CLOSE = "give", "take", "bound", "close"
 

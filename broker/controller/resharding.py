@@ -16,7 +16,7 @@ from broker.changes import SETTLING, QueuePut
 from broker.control import Answer
 from broker.controller import cuts, settling, shard_sets
 from broker.controller.authority import ShardSilent
-from broker.controller.decisions import Closed, CutOff, Restore, Settled
+from broker.controller.requests import Closed, CutOff, Restore, Settled
 from broker.controller.settling import BREAK_ORDER, DEAD_LETTER, Question, Settling
 from shardd.wire import messages as wire
 

@@ -281,7 +281,7 @@ def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog
     load_given(given, decisions, definitions, catalog, config)
     restored = decisions.restore()
     _apply(restored, definitions, catalog)
-    definitions.flush(catalog)
+    definitions.flush()
     job = definitions.sync_job(catalog)
     if job is not None:
         job()

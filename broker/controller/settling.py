@@ -13,13 +13,12 @@ again after a restart of the controller: which queues must settle what they had,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from broker.changes import CLOSING, KEPT, SETTLING, QueuePut
 from broker.controller.shard_sets import held_of
 
 BREAK_ORDER, DEAD_LETTER = "break-order", "dead-letter"  # else: wait
-STEPS: Final = ("closing", "passing", "settling", "settled")
 
 
 class Mark(NamedTuple):

@@ -13,12 +13,10 @@ from broker.routing.table import Exchange, RoutingTable
 
 
 class Routed(NamedTuple):
-    """`queues`: each once, in an order that depends only on their names. `exact`: exchange and key alone decided,
-    so the same pair gives the same queues as long as the table is the same. `kept`: streams of exchanges on the way
+    """`queues`: each once, in an order that depends only on their names. `kept`: streams of exchanges on the way
     that keep what comes to them; a message that goes nowhere else is not routed."""
 
     queues: tuple[str, ...]
-    exact: bool
     kept: tuple[str, ...] = ()
 
 
@@ -45,14 +43,12 @@ def route_message(table: RoutingTable, exchange: str, message: Message, trace: l
     visited = {exchange}
     waiting = [exchange]
     kept: list[str] = []
-    exact = True
     while waiting:
         at = waiting.pop()
         here = table.exchange(at)
         matcher = here.matcher
         if here.keeps and _is_kept(here, message):
             kept.append(queue_name(at))
-        exact = exact and matcher.by_key
         targets = _matched(matcher, message) if message.more_keys else matcher.match(message)
         # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
         following = [] if targets or here.attributes.alternate is None else [here.attributes.alternate]
@@ -67,7 +63,7 @@ def route_message(table: RoutingTable, exchange: str, message: Message, trace: l
             if name not in visited and table.has_exchange(name):
                 visited.add(name)
                 waiting.append(name)
-    return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), exact, tuple(kept))
+    return Routed(tuple(sorted(queues)) if len(queues) > 1 else tuple(queues), tuple(kept))
 
 
 def _is_kept(here: Exchange, message: Message) -> bool:

@@ -1,4 +1,4 @@
-"""When a consumer was handed what it holds, for queues that do not wait for ever (x-consumer-timeout).
+"""Who has held what for too long, for queues that do not wait for ever (x-consumer-timeout).
 
 One stamp stands for all that was handed over within a step of time, so that a consumer costs a handful of them however
 much it holds. What is overdue is noticed at most a step late, never early.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from shardd.queues.unacked import Getter
 
 if TYPE_CHECKING:
     from shardd.queues.consumers import Consumer
+    from shardd.queues.queue import Queue
 
 # Stamps of one consumer, about, with one timeout's worth of deliveries held.
 STEPS = 16
@@ -67,6 +71,32 @@ def handed(consumer: Consumer, now: int, timeout: int) -> Handed:
     return consumer.handed
 
 
-def take_overdue(consumer: Consumer, now: int, timeout: int) -> tuple[array[int], int]:
-    """What it has held for longer than that, and the sum of its sizes."""
-    return consumer.unacked.settle(1, handed(consumer, now, timeout).overdue(now, timeout) - 1)
+def taken_from(holder: Consumer | Getter, queue: Queue, now: int, timeout: int) -> tuple[array[int], int]:
+    """What it has held of that queue for longer than that, and the sum of its sizes."""
+    if isinstance(holder, Getter):
+        return holder.take_overdue(queue, now - timeout)
+    return holder.unacked.settle(1, handed(holder, now, timeout).overdue(now, timeout) - 1)
+
+
+def is_late(holder: Consumer | Getter, queue: Queue, now: int, timeout: int) -> bool:
+    """Whether it has held something of that queue for longer than that."""
+    if isinstance(holder, Getter):
+        since = holder.since(queue)
+        return since is not None and since <= now - timeout
+    return not holder.no_ack and handed(holder, now, timeout).overdue(now, timeout) > holder.unacked.first_number
+
+
+def due_at(holders: Iterable[Consumer | Getter], queue: Queue, timeout: int) -> int | None:
+    """When the first of them will have held something for too long, but for those who were told so."""
+    found: list[int] = []
+    for holder in holders:
+        if holder.told_late:
+            continue
+        if isinstance(holder, Getter):
+            since = holder.since(queue)
+            due = None if since is None else since + timeout
+        else:
+            due = holder.handed.due(timeout) if holder.handed is not None and holder.unacked.count else None
+        if due is not None:
+            found.append(due)
+    return min(found, default=None)

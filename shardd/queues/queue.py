@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
+from shardd.queues import overdue
 from shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
 from shardd.queues.backlog import ALL, STEP_MESSAGES, Backlog
 from shardd.queues.consumers import Consumer, Consumers, Loan
 from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED
 from shardd.queues.limits import DELIVERY_LIMIT, MAXLEN, REFUSED, REJECTED, Limits
-from shardd.queues.overdue import handed, take_overdue
 from shardd.queues.ready import Ready, marked, same_mark, total
 from shardd.queues.resting import Resting, Retry
 from shardd.queues.turns import ENDLESS, LEEWAY, Turns
@@ -492,9 +492,9 @@ class Queue(Backlog):
             due += [expiry for expiry in expiries if expiry]
         if self.limits.expires is not None and not self.consumers and not self.closed:
             due.append(self.last_used + self.limits.expires)
-        overdue = self._overdue_at()
-        if overdue is not None:
-            due.append(overdue)
+        timeout = self.limits.consumer_timeout
+        if timeout is not None and (late := overdue.due_at(self._holders, self, timeout)) is not None:
+            due.append(late)
         return min(due, default=None)
 
     def expired_itself(self, now: int) -> bool:
@@ -523,10 +523,7 @@ class Queue(Backlog):
             return False
         found = False
         for holder in list(self._holders):
-            if isinstance(holder, Getter):
-                entries, size = holder.take_overdue(self, now - timeout)
-            else:
-                entries, size = take_overdue(holder, now, timeout)
+            entries, size = overdue.taken_from(holder, self, now, timeout)
             if entries:
                 self.requeue(entries, size)
                 found = True
@@ -538,33 +535,11 @@ class Queue(Backlog):
         timeout = self.limits.consumer_timeout
         if timeout is None or not self.limits.timeout_closes:
             return []
-        found = [holder for holder in self._holders if not holder.told_late and self._is_late(holder, now, timeout)]
+        holders = [holder for holder in self._holders if not holder.told_late]
+        found = [holder for holder in holders if overdue.is_late(holder, self, now, timeout)]
         for holder in found:
             holder.told_late = True
         return found
-
-    def _is_late(self, holder: Consumer | Getter, now: int, timeout: int) -> bool:
-        if isinstance(holder, Getter):
-            since = holder.since(self)
-            return since is not None and since <= now - timeout
-        return not holder.no_ack and handed(holder, now, timeout).overdue(now, timeout) > holder.unacked.first_number
-
-    def _overdue_at(self) -> int | None:
-        timeout = self.limits.consumer_timeout
-        if timeout is None:
-            return None
-        found: list[int] = []
-        for holder in self._holders:
-            if holder.told_late:
-                continue
-            if isinstance(holder, Getter):
-                since = holder.since(self)
-                due = None if since is None else since + timeout
-            else:
-                due = holder.handed.due(timeout) if holder.handed is not None and holder.unacked.count else None
-            if due is not None:
-                found.append(due)
-        return min(found, default=None)
 
     # -- consumers -------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@ from array import array
 
 UNFILTERED: int
 ANY: int
-CHUNK_MESSAGES_BYTES: int
 FILTERS_MAX: int
 
 class Packer:

@@ -21,7 +21,7 @@ from cpython cimport array
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, qsort
 from libc.string cimport memcpy, memset
 
@@ -49,7 +49,7 @@ cdef extern from *:
 cdef enum:
     # Room that stays for the next batch.
     KEPT_BYTES = 4 << 20
-    # As in record.pyx: the search for good chunks behind a bad one must end.
+    # As in scanning.pyx: the search for good chunks behind a bad one must end.
     RESYNC_CRC_SHARE = 8
 
 cdef uint32_t ANY_FILTER = 0xFFFFFFFF
@@ -57,7 +57,6 @@ cdef uint64_t NO_COUNT = <uint64_t>-1
 
 UNFILTERED = 0
 ANY = 0xFFFFFFFF
-CHUNK_MESSAGES_BYTES = MESSAGES_BYTES
 FILTERS_MAX = FILTERS
 
 cdef array.array _Q = array.array("Q")

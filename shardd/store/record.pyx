@@ -24,7 +24,7 @@ from cpython cimport array
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -33,7 +33,6 @@ from shardd.store.id_table cimport IdTable, id_table_add, id_table_clear
 from shardd.store.layout cimport MARKS, RECORD_HEADER, fact_of, message_bytes, put32, record_bytes, u16, u32, walk
 
 cdef extern from "../crc32c.h" nogil:
-    int crc32c_hardware
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
     uint32_t c_crc32c_narrow "crc32c_narrow"(uint32_t crc, const uint8_t *p, size_t n)
     uint32_t c_crc32c_tables "crc32c_tables"(uint32_t crc, const uint8_t *p, size_t n)
@@ -92,10 +91,6 @@ def crc32c_narrow(const uint8_t[::1] data not None, uint32_t crc=0) -> int:
 def crc32c_tables(const uint8_t[::1] data not None, uint32_t crc=0) -> int:
     """The way without the instruction; the same answer."""
     return c_crc32c_tables(crc, &data[0] if data.shape[0] else NULL, data.shape[0])
-
-
-def crc32c_uses_hardware() -> bool:
-    return crc32c_hardware != 0
 
 
 # -- append -------------------------------------------------------------------------------------------

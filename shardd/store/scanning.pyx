@@ -14,6 +14,7 @@ from libc.string cimport memcpy, memset
 from shardd.grown cimport Grown, reserve
 from shardd.store.id_table cimport IdTable, id_table_add, id_table_clear, id_table_place
 from shardd.store.layout cimport MARKS, RECORD_HEADER, fact_of, put32, record_bytes, u16, u32, u64, walk
+from shardd.store.pair_set cimport PairSet, pair_set_fill, pair_set_has
 
 from shardd.store.record import Arrival
 
@@ -119,33 +120,6 @@ def torn_bytes(bytearray segment, unsigned long long end, unsigned long long sto
     return min(max(length, <uint64_t>8), stop - end)
 
 
-cdef struct PairSet:
-    uint64_t *pairs  # 0: free; no message is at position 0
-    uint64_t mask
-
-
-cdef inline uint64_t pair_place(PairSet *known, uint64_t pair) noexcept nogil:
-    cdef uint64_t at = ((pair * <uint64_t>0x9E3779B97F4A7C15) >> 20) & known.mask
-    while known.pairs[at] != 0 and known.pairs[at] != pair:
-        at = (at + 1) & known.mask
-    return at
-
-
-cdef int pair_set_fill(PairSet *known, const uint64_t *pairs, size_t count) except -1:
-    cdef uint64_t size = 16
-    cdef size_t i
-    while size < count * 2:
-        size *= 2
-    known.pairs = <uint64_t*>calloc(size, 8)
-    if known.pairs == NULL:
-        raise MemoryError
-    known.mask = size - 1
-    for i in range(count):
-        if pairs[i] != 0:
-            known.pairs[pair_place(known, pairs[i])] = pairs[i]
-    return 0
-
-
 cdef struct Found:  # what recovery found for one queue
     uint64_t *entries
     uint64_t *facts  # NULL until one has something to say
@@ -221,7 +195,7 @@ cdef class Collector:
         cdef uint64_t base = segment << 32 | flags
         settled.pairs = NULL
         if len(pairs) >= 8:
-            pair_set_fill(&settled, <const uint64_t*>PyBytes_AS_STRING(pairs), len(pairs) // 8)
+            pair_set_fill(&settled, <const uint8_t*>PyBytes_AS_STRING(pairs), len(pairs) // 8)
         try:
             while at < stop:
                 if stop - at < 20:
@@ -244,7 +218,7 @@ cdef class Collector:
                       uint64_t base, PairSet *settled) except -1:
         cdef uint32_t slot = self.table.slots[id_table_place(&self.table, queue_id)]
         cdef Found *found
-        cdef uint64_t fact, pair, position
+        cdef uint64_t fact, position
         cdef size_t i, at, before
         if slot == 0:
             return 0
@@ -262,10 +236,8 @@ cdef class Collector:
         before = at = found.count
         for i in range(count):
             position = u32(places + 8 * i)
-            if settled.pairs != NULL:
-                pair = <uint64_t>queue_id << 32 | position
-                if settled.pairs[pair_place(settled, pair)] != 0:
-                    continue
+            if settled.pairs != NULL and pair_set_has(settled, <uint64_t>queue_id << 32 | position):
+                continue
             found.entries[at] = base + (position << 4)
             found.body_bytes += u32(places + 8 * i + 4)
             at += 1

@@ -8,7 +8,6 @@ class Screened:
     refused: list[int]
 
 class Sequences:
-    change_count: int
     def __len__(self) -> int: ...
     def screen(
         self,

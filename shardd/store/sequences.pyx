@@ -129,11 +129,6 @@ cdef class Sequences:
     def __len__(self):
         return self.count
 
-    @property
-    def change_count(self) -> int:
-        """Places that changed since they were last taken."""
-        return self.changed.used // 4
-
     # -- the table -------------------------------------------------------------------------------------
 
     cdef int64_t find(self, uint32_t queue_id, const uint8_t *producer, uint32_t length) except -1 nogil:

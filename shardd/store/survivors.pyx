@@ -9,11 +9,12 @@ from cpython cimport array
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
 from shardd.grown cimport Grown, reserve
 from shardd.store.layout cimport RECORD_HEADER, message_bytes, put16, put32, u16, u32
+from shardd.store.pair_set cimport PairSet, pair_set_fill, pair_set_has
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
@@ -34,35 +35,6 @@ cdef inline int put64(Grown *grown, uint64_t value) except -1 nogil:
     reserve(grown, 8)
     memcpy(grown.data + grown.used, &value, 8)
     grown.used += 8
-    return 0
-
-
-cdef struct PairSet:
-    uint64_t *pairs  # 0: free; no message is at position 0
-    uint64_t mask
-
-
-cdef inline uint64_t pair_place(PairSet *known, uint64_t pair) noexcept nogil:
-    cdef uint64_t at = ((pair * <uint64_t>0x9E3779B97F4A7C15) >> 20) & known.mask
-    while known.pairs[at] != 0 and known.pairs[at] != pair:
-        at = (at + 1) & known.mask
-    return at
-
-
-cdef int pair_set_fill(PairSet *known, const uint8_t *pairs, size_t count) except -1 nogil:
-    cdef uint64_t size = 16, pair
-    cdef size_t i
-    while size < count * 2:
-        size *= 2
-    known.pairs = <uint64_t*>calloc(size, 8)
-    if known.pairs == NULL:
-        with gil:
-            raise MemoryError
-    known.mask = size - 1
-    for i in range(count):
-        memcpy(&pair, pairs + 8 * i, 8)
-        if pair != 0:
-            known.pairs[pair_place(known, pair)] = pair
     return 0
 
 
@@ -250,7 +222,7 @@ cdef class Survivors:
         for i in range(queues):
             queue_id = u32(abstract + ABSTRACT_HEADER + 4 * i)
             pair = <uint64_t>queue_id << 32 | position
-            if gone.pairs[pair_place(gone, pair)] == 0 and (all_wanted or is_among(wanted, wanted_count, queue_id)):
+            if not pair_set_has(gone, pair) and (all_wanted or is_among(wanted, wanted_count, queue_id)):
                 put32(self.ids.data + 4 * live, queue_id)
                 live += 1
         return live

@@ -525,7 +525,7 @@ class Get(Message, tag="get", frozen=True):
 
 
 class Got(Message, tag="got", frozen=True):
-    """`message` is one stored message (drawn in codec.pyx), or b"" when the queue is empty."""
+    """`message` is one stored message (drawn in packer.pyx), or b"" when the queue is empty."""
 
     request: int
     message: bytes

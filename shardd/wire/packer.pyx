@@ -10,7 +10,8 @@ Little endian throughout. After the 16-byte header (messages.py):
              .. records, each a multiple of 8 bytes:
                  0 u32 length with padding   4 u32 crc32c of [8, length)    8 u64 ms since epoch
                 16 u32 ttl_ms (0xffffffff none)    20 u32 messages   24 u16 queues   26 u8 priority (0xff none)
-                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.h), 4 = HAS_BCC, 8 = OWN_LETTERS (entry.py)     28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
+                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.h), 4 = HAS_BCC, 8 = OWN_LETTERS (entry.py)
+                28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
     stored message: u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m], properties, body
 
 A record holds publishes of one channel to the same queues with the same flags, priority and ttl, in their order; a
@@ -27,7 +28,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
 from shardd.wire.publishes cimport (
-    IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, RECORD_HEADER, RUN, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
+    IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
     close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, sequence_read, sequence_t,
     stored_bytes,
 )

@@ -18,9 +18,9 @@ from broker.catalog import Catalog
 from broker.changes import ParameterDelete, ParameterPut, ShardOf, VhostPut
 from broker.control import Answer, Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
 from broker.controller.authority import Authority
-from broker.controller.decisions import Drained, Restore
 from broker.controller.definitions import Definitions
 from broker.controller.presence import Presence
+from broker.controller.requests import Drained, Restore
 from shardd.wire import messages as wire
 from tests.support.fake_controller_peers import FakeDoors, FakeShards
 

@@ -32,7 +32,7 @@ def write(definitions: Definitions, catalog: Catalog, changes: list[AnyChange]) 
     for change in changes:
         definitions.add(change, catalog)
         catalog.apply(change)
-    definitions.flush(catalog)
+    definitions.flush()
     job = definitions.sync_job(catalog)
     if job is not None:
         job()

@@ -13,8 +13,8 @@ from broker.catalog import Catalog
 from broker.changes import DRAINING, QueuePut, ShardOf, VhostPut
 from broker.control import Answer
 from broker.controller import draining
-from broker.controller.decisions import Drained, Restore
 from broker.controller.draining import LOOK_S_FIRST, LOOK_S_MAX, Looks
+from broker.controller.requests import Drained, Restore
 
 QUEUES = [QueuePut("/", f"q{i}", i, 0, part=ShardOf("e", i, "", DRAINING)) for i in range(3)]
 

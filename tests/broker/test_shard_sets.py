@@ -24,8 +24,9 @@ from broker.changes import (
 )
 from broker.checks import Refusal
 from broker.control import ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
-from broker.controller.decisions import Closed, Decision, Decisions, Settled
+from broker.controller.decisions import Decision, Decisions
 from broker.controller.policies import SHARDS_PER_EXCHANGE_MAX
+from broker.controller.requests import Closed, Settled
 from broker.controller.shard_sets import NODE, held_of
 from broker.routing import route
 

@@ -240,7 +240,6 @@ def test_limits_are_not_negotiated_away(broker: RealBroker, tuned: tuple[int, in
 
 # -- broken frames ------------------------------------------------------------------------------------------------
 
-OPEN_TWO = method(2, commands.Channel.Open())
 PUBLISH = method(1, commands.Basic.Publish(exchange="", routing_key="q"))
 NESTED = 10_000
 

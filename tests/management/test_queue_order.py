@@ -16,7 +16,6 @@ from tests.management.conftest import Api
 
 QUEUES = 60
 PAGE = 5
-MADE_MAX = 2 * PAGE
 COUNTED = [f"message_stats.{name}{end}" for name in queue_order.COUNTERS for end in ("", "_details.rate")]
 COLUMNS = [*queue_order.NUMBERS, *queue_order.TEXTS, *queue_order.POLICIES, "state", "name", "shard", *COUNTED]
 

@@ -1,4 +1,5 @@
-"""Records as shardd/store/record.pyx reads them, in plain Python: slow, obvious, and the tests' way to make them."""
+"""Records as shardd/store/record.pyx and scanning.pyx read them, in plain Python: slow, obvious, and the tests' way to
+make them."""
 
 from __future__ import annotations
 

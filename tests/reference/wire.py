@@ -1,4 +1,4 @@
-"""shardd/wire/codec.pyx in plain, slow, obvious Python: what a batch of publishes must come out as."""
+"""shardd/wire/packer.pyx and codec.pyx in plain, slow, obvious Python: what a batch of publishes must come out as."""
 
 from __future__ import annotations
 

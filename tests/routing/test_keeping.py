@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.routing import RoutingTable, route, route_message, spread_of
+from broker.routing import RoutingTable, goes_by_key, route, route_message, spread_of
 from broker.routing.hidden import NAME_BYTES_MAX
 from broker.routing.keeping import (
     Kept,
@@ -99,7 +99,8 @@ def test_a_history_leaves_out_what_says_so() -> None:
         ({"x-recent-history-no-store": 1}, True),
     ):
         routed = route_message(table, "h", Message("k", headers))
-        assert (routed.queues, bool(routed.kept), routed.exact) == (("q",), kept, False)
+        assert (routed.queues, bool(routed.kept)) == (("q",), kept)
+    assert not goes_by_key(table, "h")
 
 
 def test_a_spread_that_keeps_messages_is_no_short_cut() -> None:

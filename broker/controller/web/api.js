@@ -88,7 +88,7 @@ export const post = (where, body, options) => call("POST", where, { ...options, 
 export const remove = (where, options) => call("DELETE", where, options);
 
 /** The decoded answer, null for none. `query`: names and values; those that are "", null or undefined are left out. */
-export async function call(method, where, { body, query, signal, timeoutMs = TIMEOUT_MS } = {}) {
+async function call(method, where, { body, query, signal, timeoutMs = TIMEOUT_MS } = {}) {
   const answer = await send(method, where, { body, query, signal, timeoutMs });
   const text = await answer.text();
   const found = text && answer.headers.get("Content-Type")?.startsWith("application/json") ? JSON.parse(text) : null;

@@ -13,7 +13,7 @@ const HEAT_STEPS = 8;
 const SPAN_MS_MIN = 60_000; // a chart that has just begun is not all empty
 
 /** A round number not below `most`, and the step between `TICKS` lines. */
-export function scale(most) {
+function scale(most) {
   const rough = Math.max(most, 1e-9) / TICKS;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= rough - 1e-12);

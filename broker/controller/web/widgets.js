@@ -175,7 +175,7 @@ function read({ type = "text", label }, control) {
 }
 
 /** Lines "name = value" to an object: a value that is JSON is that, any other a string. */
-export function argumentsOf(text, label = "Arguments") {
+function argumentsOf(text, label = "Arguments") {
   const found = {};
   for (const line of text.split("\n").filter((one) => one.trim())) {
     const at = line.indexOf("=");
