@@ -141,8 +141,9 @@ def test_nothing_is_handed_out_long_before_what_is_older(order: list[list[int]],
         bench.settle(ROOM)
         bench.credit(ROOM)
     left = sorted(entry for _, entry in bench.got)
+    turn = STRETCH + (LEEWAY if prefetch else 0)
     for _, entry in bench.got:
-        assert entry <= left[0] + 2 * STRETCH + (LEEWAY if prefetch else 0)
+        assert entry <= left[0] + 2 * turn
         left.remove(entry)
     assert not left
 

@@ -338,7 +338,7 @@ STEPS = st.lists(
                 "away",
                 "back",
             ]
-        ),  # fmt: skip
+        ),
         st.integers(0, 60),
     ),
     max_size=60,
