@@ -318,29 +318,10 @@ class Bench:
 
 
 LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+OF_CLIENTS = st.sampled_from(["publish", "publish", "ack", "ack one", "requeue", "other", "others ack", "stop", "wait"])
+OF_PROCESSES = st.sampled_from(["shard", "door", "tick", "rest", "away", "back"])
 STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            [
-                "publish",
-                "publish",
-                "ack",
-                "ack one",
-                "requeue",
-                "shard",
-                "door",
-                "tick",
-                "wait",
-                "rest",
-                "other",
-                "others ack",
-                "stop",
-                "away",
-                "back",
-            ]
-        ),
-        st.integers(0, 60),
-    ),
+    st.tuples(OF_CLIENTS | OF_PROCESSES, st.integers(0, 60)),
     max_size=60,
 )
 
