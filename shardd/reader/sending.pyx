@@ -5,10 +5,9 @@ makes and sends batch after batch in one call.
 """
 
 from libc.errno cimport EAGAIN, EINTR, ETIMEDOUT, errno
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memcpy, memset
-from os import strerror
+from libc.string cimport memcpy, memset, strerror
 
 from shardd.store.arrays cimport BUFFERS_MAX, NODES_MAX, Arrays, Buffer, Node, Sink
 from shardd.store.layout cimport put32, put64
@@ -67,7 +66,7 @@ cdef class Sender(Sink):
         long: some of a batch may be gone then, and nothing more can follow."""
         cdef uint64_t sent = self.sent
         if self.failed:
-            raise OSError(self.failed, strerror(self.failed))
+            raise OSError(self.failed, (<const char*>strerror(self.failed)).decode())
         self.sent = 0
         return sent
 
