@@ -300,7 +300,9 @@ cdef class Columns:
             room = base + used - self.position
             length = chunk_bytes(chunk, room)
             if length == CUT_OFF or length > room:
-                self.need = room + HEAD_BYTES_MAX if length == CUT_OFF else length
+                if length == CUT_OFF:  # of a long one the length is checked by what the head of its message says
+                    length = room + HEAD_BYTES_MAX if room >= CHUNK_HEADER else CHUNK_HEADER
+                self.need = length
                 break
             if length == 0 or (
                 self.position != self.checked and c_crc32c(0, chunk + 8, length - 8) ^ salt != u32(chunk + 4)
@@ -561,6 +563,8 @@ cdef class Columns:
     @property
     def first_offset(self) -> int:
         """Of the first row, where offsets are wanted and there is one."""
+        if not self.rows or not self.wanted & C_OFFSET:
+            raise ValueError("there is no offset")
         return (<int64_t*>self.offsets.data)[0]
 
     def arrays(self) -> Arrays:

@@ -37,7 +37,7 @@ from shardd.store.stream_segment import (
 WINDOW_BYTES = 1 << 20
 # What is read into it at once where chunks are no longer: it and the columns stay in a core's own cache.
 PIECE_BYTES = 128 << 10
-# Hints in memory: segments, and places in each (one for each batch of a scan).
+# Hints in memory: segments, and places in each (one for each pause of a scan).
 HINTED_MAX = 256
 HINTS_MAX = 8192
 

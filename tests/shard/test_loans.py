@@ -264,6 +264,7 @@ class Bench:
         shard.heard.clear()
         while shard.said:
             shard.said.popleft()()
+        shard.heard.clear()  # what was answered to that comes too late
         self.away.add(at)
         for number in [number for number in self.others if self.numbers[number] is shard]:
             self.other(number)

@@ -21,8 +21,8 @@ from shardd.store.columns import OFFSET, VALUE, Columns
 from shardd.store.errors import Corrupt
 from shardd.store.files import OsFiles
 from shardd.store.filtering import Filter
-from shardd.store.stream_scan import Places, Scan, Truncated, find, segments_of
-from shardd.store.stream_segment import file_name
+from shardd.store.stream_scan import PIECE_BYTES, Places, Scan, Truncated, find, segments_of
+from shardd.store.stream_segment import HEADER_BYTES, file_name
 from shardd.store.told_log import ToldLog
 from tests.reader.rows import KEYS, plain, random_values
 from tests.reference import topic
@@ -257,6 +257,35 @@ def test_a_file_that_ends_within_a_chunk_is_corrupt_behind_what_is_there(tmp_pat
             rows += got
     scan.close()
     assert rows < len(stream.rows)
+
+
+def test_a_scan_reads_all_of_a_segment_that_is_sealed_under_it(tmp_path: Path) -> None:
+    """It was longer before; and what a scan reads at once may end within the header of a chunk near its end."""
+    for ahead in range(0, 128, 8):
+        stream = Stream(tmp_path / str(ahead), 6, segment_bytes=1 << 18)
+        path = Path(stream.directory) / file_name("log", 0)
+
+        def append(body_bytes: int, stream: Stream = stream) -> None:
+            message = encode_message(bytes(body_bytes), b"", b"k", encode_props({}))
+            stream.log.append(Record((1,), (message,), T0).encode())
+            sync(stream.log)
+
+        append(0)
+        chunk_bytes = int.from_bytes(path.read_bytes()[HEADER_BYTES:][:4], "little")
+        end, count = HEADER_BYTES + chunk_bytes, 1
+        while (left := HEADER_BYTES + PIECE_BYTES - ahead - end) > 0:
+            body_bytes = left - chunk_bytes if left < 4096 else 1024
+            append(body_bytes)
+            end, count = end + chunk_bytes + (body_bytes + 7) // 8 * 8, count + 1
+        for _ in range(3):
+            append(16)
+        scan = Scan(OsFiles(), stream.directory, 0, count + 3, Columns(OFFSET))
+        rows = scan.fill(1, 1 << 20)
+        stream.log.seal()
+        while got := scan.fill(100, 1 << 20):
+            rows += got
+        scan.close()
+        assert rows == count + 3
 
 
 def test_what_retention_took_is_truncated_with_what_is_left(tmp_path: Path) -> None:
