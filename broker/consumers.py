@@ -90,7 +90,7 @@ class Virtual:
 class Part(Consumer):
     """A virtual consumer's share of one shard queue."""
 
-    __slots__ = ("bounds", "held", "leaving", "lowered", "recalled", "seat", "settled", "wanted")
+    __slots__ = ("bounds", "held", "leaving", "lost", "lowered", "recalled", "seat", "settled", "wanted")
 
     def __init__(self, whole: Virtual, number: int, seat: SeatName) -> None:
         super().__init__(whole.client, whole.channel, number, whole.tag)
@@ -107,6 +107,7 @@ class Part(Consumer):
         self.lowered = 0  # by so much, in turns of others, since its lent prefetch began anew
         self.leaving = False  # on its way to give the seat up
         self.held = 0  # deliveries that are not settled; in a transaction, not committed
+        self.lost = 0  # of those, by a process of its shard that is gone: they come again, and use nothing it is lent
         self.settled = asyncio.Event()  # it holds nothing, while it is leaving
 
     @property

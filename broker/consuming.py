@@ -500,7 +500,7 @@ class Consuming:
             if run.consumer.tag:  # what basic.get took does not count
                 run.consumer.channel.outstanding -= run.last_tag - run.first_tag + 1
                 if run.consumer.whole is not None:
-                    self.virtual.settled(run.consumer, run.last_tag - run.first_tag + 1)
+                    self.virtual.settled(run.consumer, run.last_tag - run.first_tag + 1, run.epoch)
         for whole in wholes:
             self.grants.take_turns(whole, whole.client.door.now)
         if runs and (channel := runs[0].consumer.channel).limit and channel.wanting:

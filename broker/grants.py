@@ -68,6 +68,8 @@ class Grants:
     def begin(self, consumer: Consumer) -> None:
         """Before it is attached: whether it lives by grants (`lent` or the channel has a limit), and its prefetch."""
         self.drop(consumer)
+        if isinstance(consumer, Part):
+            consumer.lost = consumer.held
         if isinstance(consumer, Part) and consumer.whole.limit and consumer.reading is None:
             whole = consumer.whole
             consumer.lent = not consumer.channel.limit
@@ -124,6 +126,7 @@ class Grants:
         """Its shard is gone, and with it what it was to give. What is unsettled of that will come again."""
         self.drop(consumer)
         if isinstance(consumer, Part):
+            consumer.lost = consumer.held
             consumer.whole.turns.pop(consumer.shard, None)
 
     def settled(self, part: Part, count: int) -> None:
@@ -291,8 +294,8 @@ class Grants:
     def _cover_others(self, part: Part) -> None:
         """What the others at its shard use of what it had stays lent to them, also to those that are about to stop."""
         others = [each for each in part.whole.parts.values() if each.shard == part.shard and each is not part]
-        used = sum(each.held for each in others) - sum(each.granted for each in others)
-        users = [each for each in others if each.held > 0 and each.lent]
+        used = sum(each.held - each.lost for each in others) - sum(each.granted for each in others)
+        users = [each for each in others if each.held > each.lost and each.lent]
         if used > 0 and users:
             user = next((each for each in users if each.wanted), None)
             if user is not None:
@@ -302,4 +305,4 @@ class Grants:
 
     def _hold(self, part: Part) -> None:
         if part.lent:
-            self._lend(part, max(0, part.held))
+            self._lend(part, max(0, part.held - part.lost))

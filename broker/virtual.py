@@ -153,11 +153,14 @@ class VirtualConsuming:
         part.held += count
         part.whole.outstanding += count
 
-    def settled(self, part: Consumer, count: int) -> None:
+    def settled(self, part: Consumer, count: int, epoch: int) -> None:
+        """`epoch`: of the process that they came from."""
         assert isinstance(part, Part)
         part.whole.outstanding -= count
         part.held -= count
-        if not part.wanted:
+        if part.lost and (epoch != self._links.links[part.shard].epoch or part.lost > part.held):
+            part.lost -= min(count, part.lost)
+        elif not part.wanted:
             self._grants.settled(part, count)
         if part.held <= 0:
             if part.leaving:

@@ -335,7 +335,12 @@ NEVER_ASKED = [
 ]
 
 
+# What the others there hold of the process that is gone was taken for what they use of the prefetch.
+HELD_OF_THE_DEAD = [("publish", 19), ("publish", 28), ("rest", 0), ("away", 22), ("stop", 8)]
+
+
 @example([2, 2], 3, NEVER_ASKED)
+@example([1, 2, 3], 6, HELD_OF_THE_DEAD)
 @given(LAYOUTS, st.integers(1, 20), STEPS)
 def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
     layout: list[int], limit: int, steps: list[tuple[str, int]]
