@@ -60,8 +60,8 @@ class Store(Protocol):
     """Where messages lie."""
 
     def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]: ...
-    def look(self, entries: array[int], bytes_max: int) -> tuple[bytes | memoryview, array[int]]:
-        """As read(); a view is good until messages are appended."""
+    def look(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes | memoryview, array[int]]:
+        """As read(); a view is good until messages are appended. Not `whole`: it may end sooner."""
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None: ...
     def count_returns(self, queue_id: int, entries: array[int]) -> list[int]: ...

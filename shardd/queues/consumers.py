@@ -182,12 +182,12 @@ class Loan(Turns):
         part.recalled = keep
         self._reckon()
 
-    def give_back(self) -> list[tuple[Consumer, int]]:
-        """What may go of that which others want: all that is free if nothing waits here."""
+    def give_back(self, queue: Queue) -> list[tuple[Consumer, int]]:
+        """What may go of that which others want, after it has looked: all that is free if nothing waits here."""
         left = self.lent - self.used
-        if not (self.recalled or self.has_turns) or left <= 0:
+        if left <= 0 or not (self.recalled or self.has_turns):
             return []
-        needed = any(part.queue.ready_count for part in self.parts)
+        needed = queue.ready_count > 0 or any(part.queue.ready_count for part in self.parts)
         if needed and self.given < self.turn_ends:
             return []
         found: list[tuple[Consumer, int]] = []

@@ -25,7 +25,7 @@ from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED
 from shardd.queues.limits import DELIVERY_LIMIT, MAXLEN, REFUSED, REJECTED, Limits
 from shardd.queues.ready import Ready, marked, same_mark, total
 from shardd.queues.resting import Resting, Retry
-from shardd.queues.turns import ENDLESS, LEEWAY, Turns
+from shardd.queues.turns import ENDLESS, LEEWAY, TURN_BYTES, Turns
 from shardd.queues.unacked import Getter
 
 if TYPE_CHECKING:
@@ -147,14 +147,16 @@ class Queue(Backlog):
         if self._facts and not self.expire(now - 1, EXPIRED_MAX):
             return True
         turns = self.turns
-        until = ENDLESS if turns is None else turns.begin_turn(self, now)
-        while self.ready_count:
-            if turns is not None and self.head() >= until:
+        until = ENDLESS
+        if turns is not None:
+            until, bytes_max = turns.begin_turn(self, now), max(bytes_max, TURN_BYTES)
+        while self.ready_count and until:
+            if given and turns is not None and self.head() >= until:
                 break
             takers = consumers.takers()
             if not takers:
                 break
-            if given >= bytes_max:
+            if given > bytes_max - (bytes_max >> 3):  # a message or two more would cost as much as many
                 return True
             levels = self._levels
             level = levels[0] if len(levels) == 1 else self._first_level()
@@ -210,7 +212,7 @@ class Queue(Backlog):
         if self._facts:
             block = self._before_old(block, now - 1)
         given = 0
-        for entries, sizes, blob in self._read(block, room):
+        for entries, sizes, blob in self._read(block, room, False):
             level.drop(len(entries))
             self.ready_count -= len(entries)
             self._hand_over(taker, entries, sizes, blob, outlet)
@@ -280,8 +282,9 @@ class Queue(Backlog):
     def _mark(self, entry: int) -> int:
         return 1 + self._times(entry) if entry & REDELIVERED else 0
 
-    def _read(self, entries: array[int], room: int) -> list[tuple[array[int], array[int], Blob]]:
-        """As many as fit, at least one, in pieces that are all redelivered or all not: (entries, sizes, blob)."""
+    def _read(self, entries: array[int], room: int, whole: bool = True) -> list[tuple[array[int], array[int], Blob]]:
+        """As many as fit, at least one, in pieces that are all redelivered or all not: (entries, sizes, blob). Not
+        `whole`: it may end sooner."""
         if len(entries) == 1:
             blob, sizes = self.store.look(entries, max(room, 1))
             return [(entries, sizes, blob)]
@@ -292,7 +295,7 @@ class Queue(Backlog):
             if entries[at] & REDELIVERED and self._counts_returns:
                 stop = self._as_often(entries, at, stop)
             some = entries if stop - at == len(entries) else entries[at:stop]
-            blob, sizes = self.store.look(some, max(room, 1))
+            blob, sizes = self.store.look(some, max(room, 1), whole)
             pieces.append((some if len(sizes) == len(some) else some[: len(sizes)], sizes, blob))
             room -= len(blob)
             at += len(sizes)
@@ -365,7 +368,7 @@ class Queue(Backlog):
 
     def _settle_loan(self, consumer: Consumer, loan: Loan, outlet: Outlet) -> None:
         """Give back what others want and the loan can spare; ask for more if it is used up."""
-        for part, count in loan.give_back():
+        for part, count in loan.give_back(self):
             outlet.ungranted(part, count, False)
         useful = self.ready_count and self.consumers.active(consumer) and not self.consumers.paused
         if useful and loan.lent <= loan.used and not loan.asked:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Bytes of the log in a stretch: as much as is read of it at once (shardd/store/reading.py).
 STRETCH_BYTES = 1 << 20
 STRETCH = STRETCH_BYTES << 4  # in entries, which have flags below the position
+# At most so much goes in one pass: the share of one of two queues.
+TURN_BYTES = STRETCH_BYTES // 2
 # What is handed out in one piece may go so far beyond it; what is read of the log is kept for about four stretches.
 LEEWAY = STRETCH // 4
 ENDLESS = 1 << 64  # above all entries
@@ -61,8 +63,8 @@ class Turns:
 
     def end_turn(self, queue: Queue, until: int) -> None:
         """It has looked, and handed out what it could up to that entry."""
-        waits = queue.waits_for_room()
-        if not queue.ready_count or (queue.head() < until and not waits):
+        waits, head = queue.waits_for_room(), queue.head()
+        if head == ENDLESS or (head < until and not waits):
             del self._wanting[queue]
         if self._wanting:
             alone = len(self._wanting) == 1 and queue in self._wanting  # others may be about to look
@@ -93,14 +95,21 @@ class Turns:
             return True
         return self.taken >= self.turn_max and not 0 <= self._now - self._began < STAY_MS  # clocks are set back, too
 
+    def _longest_waiting(self) -> Queue:
+        for queue in self._wanting:
+            if queue not in self._chosen:
+                return queue
+        for queue in self._chosen:
+            if queue in self._wanting:
+                return queue
+        raise AssertionError("nobody wants a turn")
+
     def _choose(self) -> Queue:
         """Who waits longest, or one that has some a little older, which did not come back."""
-        chosen, wanting = self._chosen, self._wanting
-        first = next((queue for queue in wanting if queue not in chosen), None)
-        if first is None:
-            first = next(queue for queue in chosen if queue in wanting)
+        chosen = self._chosen
+        first = self._longest_waiting()
         found, head = first, first.head()
-        for queue in wanting if self._passes < PASSES_MAX else ():
+        for queue in self._wanting if self._passes < PASSES_MAX else ():
             own = queue.head()
             if own < head and own >= chosen.get(queue, 0):
                 found, head = queue, own

@@ -37,6 +37,8 @@ RENEW_BYTES = 256 << 10
 SCATTERED_MIN = 16
 # Indexes that wait for a sync; beyond this, recovery scans.
 INDEX_BYTES_MAX = 1 << 20
+# What was read is handed on as it is from this size on, where the rest lies elsewhere: joined it would be copied again.
+PIECE_BYTES_MIN = 64 << 10
 # Written segments that wait for somebody's sync.
 UNSYNCED_MAX = 64
 
@@ -347,9 +349,10 @@ class SegmentStore(Segments):
 
     # -- read and settle ------------------------------------------------------------------------------
 
-    def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
+    def read(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes, array[int]]:
         """Stored messages of entries[:n], back to back, and the body_bytes of each: as many as fit in `bytes_max`, but
-        at least one. After Corrupt close the store: the next recovery reads every record and leaves out what is bad."""
+        at least one. Not `whole`: it may end sooner, behind PIECE_BYTES_MIN, where it would have to be joined.
+        After Corrupt close the store: the next recovery reads every record and leaves out what is bad."""
         if self._state != "open":
             raise Closed("the store is not open")
         runs = segment_runs(entries)
@@ -359,12 +362,14 @@ class SegmentStore(Segments):
             if segment.buffer is not None and segment.moves is None:
                 return copy_out(segment.buffer, 0, segment.used, entries, start, stop, bytes_max, True)
         try:
-            return self._read(runs, entries, bytes_max)
+            return self._read(runs, entries, bytes_max, whole)
         except Corrupt:
             self._distrust()
             raise
 
-    def _read(self, runs: list[tuple[int, int, int]], entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
+    def _read(
+        self, runs: list[tuple[int, int, int]], entries: array[int], bytes_max: int, whole: bool
+    ) -> tuple[bytes, array[int]]:
         blobs: list[bytes] = []
         sizes: array[int] = array("I")
         if len(entries) >= SCATTERED_MIN and are_scattered(runs, entries):
@@ -388,7 +393,7 @@ class SegmentStore(Segments):
                     return b"".join(blobs), sizes
                 if segment.buffer is None:
                     self._windows.took(len(blob))
-                if len(some) == len(entries) and not blobs:
+                if not blobs and (len(some) == len(entries) or (len(blob) >= PIECE_BYTES_MIN and not whole)):
                     return blob, some
                 blobs.append(blob)
                 sizes.extend(some)
@@ -429,12 +434,12 @@ class SegmentStore(Segments):
         window = self._windows.find(segment, self._handles.of(segment), position)
         return window.data, window.start, window.used
 
-    def look(self, entries: array[int], bytes_max: int) -> tuple[bytes | memoryview, array[int]]:
+    def look(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes | memoryview, array[int]]:
         """As `read`, but large messages may be a view of the write buffer they lie in, good until the next append."""
         segment = self._segments.get(only_segment(entries))
         if segment is not None and segment.buffer is not None and segment.moves is None and self._state == "open":
             return look_at(segment.buffer, segment.used, entries, 0, len(entries), bytes_max)
-        return self.read(entries, bytes_max)
+        return self.read(entries, bytes_max, whole)
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         """The queue needs these no more. `durable`: a recovery should know it too; written with the next flush."""

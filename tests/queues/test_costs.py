@@ -24,7 +24,7 @@ SIZE = 16
 class Store:
     """All messages are alike, nothing is kept."""
 
-    def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]:
+    def read(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes, array[int]]:
         count = max(1, min(len(entries), bytes_max // SIZE))
         return bytes(SIZE * count), array("I", [SIZE]) * count
 

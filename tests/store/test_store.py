@@ -165,6 +165,32 @@ def test_a_sequential_backlog_is_read_in_large_pieces() -> None:
     assert files.calls.count("read") <= 40
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=20), st.integers(1, 400_000), st.integers(0, 3))
+def test_looks_that_need_not_be_whole_give_all_of_it_in_order(sizes: list[int], bytes_max: int, kept: int) -> None:
+    """Of the disk, of memory, and of both."""
+    files = FaultyFiles()
+    store = opened(files, segment_bytes=1 << 20)
+    entries: array[int] = array("Q")
+    bodies = [bytes([n % 251]) * sizes[n % len(sizes)] for n in range(3000)]
+    for n in range(0, len(bodies), 30):
+        record = Record((1,), tuple(encode_message(body) for body in bodies[n : n + 30]))
+        entries.extend(store.append(record.encode())[0].entries)
+        if n % 300 == 0 and n < kept * 1000:
+            sync(store)
+    found: list[bytes] = []
+    pieces = 0
+    while len(found) < len(entries):
+        blob, counted = store.look(entries[len(found) :], bytes_max, False)
+        messages = split_messages(bytes(blob))
+        assert len(counted) == len(messages) > 0 and (len(blob) <= bytes_max or len(messages) == 1)
+        found += messages
+        pieces += len(blob) < min(bytes_max, 64 << 10) // 2 and len(found) < len(entries)
+    assert found == [encode_message(body) for body in bodies]
+    longest = max(map(len, found)) + 1
+    assert pieces <= 8 or bytes_max < 2 * longest, "many small pieces"
+
+
 def test_delete_all_leaves_nothing() -> None:
     files = FaultyFiles()
     store = opened(files)

@@ -168,7 +168,7 @@ class ModelQueue:
             self.departed.append((message.id, reason))
 
     def requeue(self, messages: list[Message]) -> None:
-        for message in messages:
+        for message in sorted(messages, key=lambda each: each.id):  # handed out by priority, they go back by age
             message.redelivered = True
             message.returns += self.counts_returns
             if self.limits.delivery_limit is not None and message.returns > self.limits.delivery_limit:
