@@ -2,6 +2,7 @@
 """Numbers and lengths in a record and its messages, as record.pyx draws them: shared by all that walk through them."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 cdef extern from *:
     """
@@ -22,6 +23,7 @@ cdef extern from *:
 
 cdef enum:
     RECORD_HEADER = 28
+    ABSTRACT_HEADER = 20
     MESSAGE_BYTES_MIN = 10
     MARKS = 4 | 8  # flags of a record that its queues are told of (queues/entry.py)
     NO_TTL = 0xFFFFFFFF
@@ -80,3 +82,19 @@ cdef inline uint64_t fact_of(const uint8_t *record) noexcept nogil:
     if record[26] != 255:
         fact = fact & <uint64_t>0xFFFFFFFFFFFFFF | <uint64_t>record[26] << 56
     return fact
+
+
+cdef inline uint8_t *write_abstract(uint8_t *out, const uint8_t *record, const uint8_t *base, uint64_t position,
+                                    const uint64_t *offsets) noexcept nogil:
+    """Of a record whose messages are at `offsets` from `base`, where the segment is at `position`; where it ends."""
+    cdef uint32_t i, count = u32(record + 20), queues = u16(record + 24)
+    memcpy(out, record + 8, ABSTRACT_HEADER)
+    out += ABSTRACT_HEADER
+    for i in range(queues):
+        put32(out, u32(record + RECORD_HEADER + 4 * i))
+        out += 4
+    for i in range(count):
+        put32(out, <uint32_t>(position + offsets[i]))
+        put32(out + 4, u32(base + offsets[i]))
+        out += 8
+    return out

@@ -118,15 +118,14 @@ class Reclaimer:
         buffer = self.buffers.pop() if self.buffers else bytearray(self.segment_bytes)
         return Segment(number, self.files.salt(), self.segment_bytes, spare.path, spare.handle, buffer)
 
-    def give_back_buffer(self, buffer: bytearray) -> None:
-        if len(self.buffers) < BUFFERS_MAX and len(buffer) == self.segment_bytes:
+    def take_back_buffer(self, segment: Segment) -> None:
+        buffer = segment.take_buffer()
+        if buffer is not None and len(self.buffers) < BUFFERS_MAX and len(buffer) == self.segment_bytes:
             self.buffers.append(buffer)
 
     def dispose(self, segment: Segment) -> None:
         """Nobody needs anything of it. Messages go before acks: the other way round a crash would bring them back."""
-        if segment.buffer is not None:
-            self.give_back_buffer(segment.buffer)
-            segment.buffer = None
+        self.take_back_buffer(segment)
         self._dispose_file(segment)
         for path in self._companions(segment):
             self.doom(path, 0)

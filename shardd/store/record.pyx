@@ -25,12 +25,14 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from shardd.grown cimport Grown, reserve
+from shardd.grown cimport GROWN_AT_FIRST, Grown, reserve
 from shardd.store.id_table cimport IdTable, id_table_add, id_table_clear
-from shardd.store.layout cimport MARKS, RECORD_HEADER, fact_of, message_bytes, put32, record_bytes, u16, u32, walk
+from shardd.store.layout cimport (
+    ABSTRACT_HEADER, MARKS, RECORD_HEADER, fact_of, message_bytes, put32, record_bytes, u16, u32, walk, write_abstract,
+)
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
@@ -45,6 +47,9 @@ cdef uint64_t POSITION_LIMIT = 1 << 28
 cdef uint64_t SEGMENT_HEADER_MAX = 64
 # Less is sooner copied than a view is made.
 cdef uint64_t VIEW_BYTES_MIN = 16 << 10
+# So much more than what an index may take is collected before it is given up: the first messages of a segment need not
+# be like the rest, and one that is about worth its index must not lose what was collected for it over a few of them.
+cdef uint64_t ABSTRACTS_AHEAD = 4 << 10
 
 cdef array.array _Q = array.array("Q")
 cdef array.array _I = array.array("I")
@@ -114,6 +119,59 @@ cdef struct Seen:  # a record of the batch
     uint32_t refs
 
 
+cdef class Abstracts:
+    """The abstracts of a segment's records, collected while batches are put into it from position `start` on: what scan()
+    would find. Given up, and let go of, when others were put in between, or an index does not look worth its writing
+    (Segment.index_is_worth_it): it may take one byte for `share_max` of its segment, so never more than `bytes_max`."""
+
+    cdef Grown out
+    cdef uint64_t end  # of the records that are in it; 0: given up
+    cdef uint64_t share  # what an index takes of them, as its worth is judged: a message counts for each of its queues
+    cdef uint64_t bytes_max
+    cdef uint64_t share_max
+
+    def __cinit__(self, unsigned long long start, unsigned long long capacity, unsigned long long share_max):
+        self.end = start
+        self.bytes_max = capacity // share_max
+        self.share_max = share_max
+
+    def __dealloc__(self):
+        free(self.out.data)
+
+    def until(self, unsigned long long end):
+        """Of all records up to `end`, None when it has not just these."""
+        if self.end != end:
+            return None
+        return PyBytes_FromStringAndSize(<char*>self.out.data, self.out.used)
+
+    cdef void added(self, size_t size, uint64_t end, uint64_t share) noexcept:
+        self.out.used += size
+        self.end = end
+        self.share += share
+        if self.share > end // self.share_max + ABSTRACTS_AHEAD:
+            self.give_up()
+
+    cdef void give_up(self) noexcept:
+        free(self.out.data)
+        memset(&self.out, 0, sizeof(Grown))
+        self.end = 0
+
+    cdef uint8_t *room_for(self, size_t size) noexcept:
+        """Where the next ones go. NULL: there may be no more, or is no memory, for want of which no batch must fail."""
+        cdef size_t needed = self.out.used + size, room
+        cdef uint8_t *moved
+        if needed > self.bytes_max:
+            return NULL
+        if needed > self.out.room:
+            room = min(max(2 * self.out.room, needed + GROWN_AT_FIRST), <size_t>self.bytes_max)
+            moved = <uint8_t*>realloc(self.out.data, room)
+            if moved == NULL:
+                return NULL
+            self.out.data = moved
+            self.out.room = room
+        return self.out.data + self.out.used
+
+
 cdef class Batch:
     """A batch of records on its way into segments: `plan` checks it and counts, `fit` says how much of it a segment
     takes, `copy` copies that, `take` gives the entries; `put` does these at once where one segment takes all. The
@@ -154,11 +212,11 @@ cdef class Batch:
         return self.messages
 
     def put(self, records, bytearray target, Py_ssize_t position, unsigned long long segment, uint32_t salt,
-            bint indexes) -> tuple:
-        """The whole batch into one segment: copied to `target`; (one Arrival per queue, what counts() says of it all)."""
+            bint indexes, Abstracts abstracts=None) -> tuple:
+        """The whole batch into one segment, as `copy` does; (one Arrival per queue, what counts() says of it all)."""
         cdef list arrivals
         cdef size_t record
-        self.copy(records, 0, self.planned_bytes, target, position, salt)
+        self.copy(records, 0, self.planned_bytes, target, position, salt, abstracts)
         arrivals = self._arrivals(indexes)
         for record in range(self.seen.used // sizeof(Seen)):
             self._index(<Seen*>self.seen.data + record, (segment << 32) + (<uint64_t>position << 4), indexes)
@@ -229,17 +287,21 @@ cdef class Batch:
 
     def fit(self, unsigned long long start, unsigned long long room) -> int:
         """Offset behind the last whole record that `room` bytes from the record at `start` can take."""
-        cdef Seen *seen = <Seen*>self.seen.data
-        cdef Py_ssize_t low = 0, high = self.seen.used // sizeof(Seen), middle
         if <unsigned long long>self.planned_bytes - start <= room:
             return self.planned_bytes
-        while low < high:  # the first record that begins behind start + room
+        return (<Seen*>self.seen.data)[self._before(start + room + 1) - 1].offset
+
+    cdef size_t _before(self, uint64_t offset) noexcept:
+        """How many records begin before that."""
+        cdef Seen *seen = <Seen*>self.seen.data
+        cdef size_t low = 0, high = self.seen.used // sizeof(Seen), middle
+        while low < high:
             middle = (low + high) // 2
-            if seen[middle].offset <= start + room:
+            if seen[middle].offset < offset:
                 low = middle + 1
             else:
                 high = middle
-        return seen[low - 1].offset
+        return low
 
     cpdef tuple counts(self, unsigned long long start, unsigned long long stop):
         """(records, messages, references from queues) of the records from `start` to `stop`."""
@@ -253,8 +315,9 @@ cdef class Batch:
                 references += <uint64_t>seen[i].count * seen[i].refs
         return records, messages, references
 
-    cpdef copy(self, records, Py_ssize_t start, Py_ssize_t stop, bytearray target, Py_ssize_t position, uint32_t salt):
-        """Records [start, stop) to `target` at `position`, in one piece, salted."""
+    cpdef copy(self, records, Py_ssize_t start, Py_ssize_t stop, bytearray target, Py_ssize_t position, uint32_t salt,
+               Abstracts abstracts=None):
+        """Records [start, stop) to `target` at `position`, in one piece, salted; `abstracts`: of that segment."""
         cdef Py_buffer view
         cdef uint8_t *out = <uint8_t*>PyByteArray_AS_STRING(target) + position
         cdef uint64_t at = 0, total = stop - start
@@ -263,11 +326,32 @@ cdef class Batch:
         PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
         try:
             memcpy(out, <const uint8_t*>view.buf + start, total)
+            if abstracts is not None and abstracts.end != 0 and total != 0:
+                self._collect(<const uint8_t*>view.buf, start, stop, position, abstracts)
         finally:
             PyBuffer_Release(&view)
         while at < total:
             put32(out + at + 4, u32(out + at + 4) ^ salt)
             at += u32(out + at)
+
+    cdef void _collect(self, const uint8_t *records, uint64_t start, uint64_t stop, uint64_t position,
+                       Abstracts abstracts) noexcept:
+        """The abstracts of records [start, stop), which go to `position`."""
+        cdef Seen *seen = <Seen*>self.seen.data
+        cdef const uint64_t *offsets = <const uint64_t*>self.offsets.data
+        cdef size_t i, first = self._before(start), last = self._before(stop)
+        cdef bint is_rest = last == self.seen.used // sizeof(Seen)
+        cdef uint64_t refs = (self.refs.used // 4 if is_rest else seen[last].ref) - seen[first].ref
+        cdef uint64_t messages = (self.messages if is_rest else seen[last].message) - seen[first].message
+        cdef uint64_t size = ABSTRACT_HEADER * (last - first) + 4 * refs + 8 * messages, references = 0
+        cdef uint8_t *out = abstracts.room_for(size) if abstracts.end == position else NULL
+        if out == NULL:
+            abstracts.give_up()
+            return
+        for i in range(first, last):
+            out = write_abstract(out, records + seen[i].offset, records, position - start, offsets + seen[i].message)
+            references += <uint64_t>seen[i].count * seen[i].refs
+        abstracts.added(size, position + stop - start, ABSTRACT_HEADER * (last - first) + 4 * references + 8 * messages)
 
     def take(self, list pieces, bint indexes) -> list:
         """One Arrival per queue. `pieces`: (start, stop, segment, position of start), in order, of the whole batch."""

@@ -13,7 +13,9 @@ from libc.string cimport memcpy, memset
 
 from shardd.grown cimport Grown, reserve
 from shardd.store.id_table cimport IdTable, id_table_add, id_table_clear, id_table_place
-from shardd.store.layout cimport MARKS, RECORD_HEADER, fact_of, put32, record_bytes, u16, u32, u64, walk
+from shardd.store.layout cimport (
+    ABSTRACT_HEADER, MARKS, RECORD_HEADER, fact_of, record_bytes, u16, u32, u64, walk, write_abstract,
+)
 from shardd.store.pair_set cimport PairSet, pair_set_fill, pair_set_has
 
 from shardd.store.record import Arrival
@@ -32,17 +34,8 @@ cdef array.array _Q = array.array("Q")
 
 
 cdef int add_abstract(Grown *out, const uint8_t *record, uint64_t position, const uint64_t *offsets) except -1 nogil:
-    cdef uint32_t i, count = u32(record + 20), queues = u16(record + 24)
-    cdef uint8_t *at
-    reserve(out, 20 + 4 * <size_t>queues + 8 * <size_t>count)
-    at = out.data + out.used
-    memcpy(at, record + 8, 20 + 4 * <size_t>queues)
-    at += 20 + 4 * <size_t>queues
-    for i in range(count):
-        put32(at, <uint32_t>(position + offsets[i]))
-        put32(at + 4, u32(record + offsets[i]))
-        at += 8
-    out.used = at - out.data
+    reserve(out, ABSTRACT_HEADER + 4 * <size_t>u16(record + 24) + 8 * <size_t>u32(record + 20))
+    out.used = write_abstract(out.data + out.used, record, record, position, offsets) - out.data
     return 0
 
 

@@ -92,6 +92,7 @@ class Segment:
     measured_bytes: int = 0
     before: Segment | None = None  # its neighbours in publish order
     after: Segment | None = None
+    abstracts: record.Abstracts | None = None  # of what is in the buffer, and only as long as that
 
     def room(self) -> int:
         return self.capacity - self.used - END_BYTES
@@ -110,6 +111,15 @@ class Segment:
         self.references += references
         self.live += references
 
+    def collect_abstracts(self) -> None:
+        """What is appended from now on says at once what the index will say of it."""
+        self.abstracts = record.Abstracts(self.used, self.capacity, INDEX_SHARE_MAX)
+
+    def take_buffer(self) -> bytearray | None:
+        """For the records of another segment: it has none any more."""
+        buffer, self.buffer, self.abstracts = self.buffer, None, None
+        return buffer
+
     def write_out(self, files: Files) -> None:
         """What the file has not, from the buffer."""
         assert self.buffer is not None and self.handle is not None
@@ -126,12 +136,14 @@ class Segment:
         return share * INDEX_SHARE_MAX <= self.used
 
     def make_index(self) -> bytes | None:
-        """The index file's bytes from the buffer; None when it would not pay, or the buffer is not sound."""
+        """The index file's bytes; None when it would not pay."""
         assert self.buffer is not None
         if not self.index_is_worth_it():
             return None
-        abstracts, end, holes = scanning.scan(self.buffer, HEADER_BYTES, self.used, self.salt)
-        assert end == self.used and not holes, "the write buffer of a segment is damaged"
+        abstracts = self.abstracts.until(self.used) if self.abstracts is not None else None
+        if abstracts is None:  # they were given up over small messages before large ones came, or not asked for
+            abstracts, end, holes = scanning.scan(self.buffer, HEADER_BYTES, self.used, self.salt)
+            assert end == self.used and not holes, "the write buffer of a segment is damaged"
         return encode_index(self.number, self.salt, self.used, abstracts)
 
 

@@ -98,9 +98,8 @@ class Segments(Usable):
         self._forget_state(segment)
         if segment in self._in_memory:
             self._in_memory.remove(segment)
-        if segment.in_sequence and segment.buffer is not None:
-            self._reclaimer.give_back_buffer(segment.buffer)
-            segment.buffer = None
+        if segment.in_sequence:
+            self._reclaimer.take_back_buffer(segment)
         if self._failure or self._in_job(segment) or segment.in_sequence:
             self._dead.append(segment)
         else:

@@ -157,7 +157,7 @@ class SegmentStore(Segments):
             if segment.handle is not None:
                 self._files.close(segment.handle)
                 segment.handle = None
-            segment.buffer = None
+            segment.take_buffer()
         self._segments.clear()
         self._candidates.clear()
         self._replaced.clear()
@@ -203,7 +203,9 @@ class SegmentStore(Segments):
             used = segment.used
         if size > segment.capacity - used - END_BYTES or segment.buffer is None:
             return self._append_in_pieces(records, indexes, in_sequence)
-        arrivals, counts = batch.put(records, segment.buffer, used, segment.number, segment.salt, indexes)
+        arrivals, counts = batch.put(
+            records, segment.buffer, used, segment.number, segment.salt, indexes, segment.abstracts
+        )
         segment.add(size, counts)
         if in_sequence:
             self._producers.appended(segment)
@@ -239,7 +241,7 @@ class SegmentStore(Segments):
                 self._write_alone(segment, view[piece.start : piece.stop])
             else:
                 assert segment.buffer is not None
-                batch.copy(view, piece.start, piece.stop, segment.buffer, segment.used, segment.salt)
+                batch.copy(view, piece.start, piece.stop, segment.buffer, segment.used, segment.salt, segment.abstracts)
             segment.add(piece.stop - piece.start, counts)
         return placed
 
@@ -263,8 +265,7 @@ class SegmentStore(Segments):
             if piece.segment is not None:
                 assert piece.segment.number == number
                 return piece.segment
-            self._open = self._reclaimer.new_segment(number)
-            self._enlist(self._open)
+            self._begin(self._reclaimer.new_segment(number))
         assert self._open is not None
         return self._open
 
@@ -273,16 +274,23 @@ class SegmentStore(Segments):
         del self._segments[segment.number]
         self._candidates.remove(segment)
         self._settled.drop(segment)
-        renewed = self._open = Segment(
+        renewed = Segment(
             self._take_number(),
             self._files.salt(),
             segment.capacity,
             segment.path,
             segment.handle,
-            segment.buffer,
+            segment.take_buffer(),
         )
-        self._enlist(renewed)
+        self._begin(renewed)
         return renewed
+
+    def _begin(self, segment: Segment) -> None:
+        """It is the one that is written to."""
+        if self.sync:  # else indexes are made at a clean stop only, of the last ones
+            segment.collect_abstracts()
+        self._open = segment
+        self._enlist(segment)
 
     def _seal(self) -> None:
         segment, self._open = self._open, None
@@ -300,12 +308,10 @@ class SegmentStore(Segments):
         while len(self._in_memory) >= SEALED_BUFFERS_MAX:
             segment = self._in_memory[0]
             self._flush_segment(segment)
-            assert segment.buffer is not None
             if self.sync and self._index_bytes < INDEX_BYTES_MAX and not segment.has_index:
                 segment.index = segment.make_index()
                 self._index_bytes += len(segment.index or b"")
-            self._reclaimer.give_back_buffer(segment.buffer)
-            segment.buffer = None
+            self._reclaimer.take_back_buffer(segment)
             self._in_memory.pop(0)
             self._handles.keep(segment)
             self._candidates.look_at(segment)
