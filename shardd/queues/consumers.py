@@ -87,10 +87,11 @@ class Loan(Turns):
 
     def room(self, queue: Queue) -> int:
         """For that queue, now."""
-        free = self.free
-        if free > 0 and not self.waiting:
+        free = (self.lent if self.given < self.turn_ends else self.keep) - self.used
+        waiting = self.waiting
+        if free > 0 and (not waiting or (len(waiting) == 1 and queue in waiting)):
             return free
-        self.waiting.setdefault(queue)
+        waiting.setdefault(queue)
         return free if free > 0 and self._next() is queue else 0
 
     def take(self, queue: Queue, count: int) -> None:
@@ -211,7 +212,7 @@ class Loan(Turns):
     def goes_on(self, queue: Queue) -> bool:
         if self.used < self.lent or not self.asked:
             return False  # some may be given back or passed on, or more is asked for
-        return queue is self._current and queue in self.waiting and not self._is_over(queue)
+        return queue is self._current and queue in self.waiting and not self._is_over(queue.head())
 
     def _reckon(self) -> None:
         """Anew, after what parts were lent, or may keep, has changed."""
@@ -317,7 +318,7 @@ class Consumer:
 class Consumers:
     """The attached consumers of one queue."""
 
-    __slots__ = ("_levels", "_only", "affinity", "all", "borrow", "paused", "single_active")
+    __slots__ = ("_levels", "_only", "affinity", "all", "borrow", "paused", "room", "single_active")
 
     def __init__(self, single_active: bool = False, paused: bool = False) -> None:
         self.affinity = False  # one of them asked for it
@@ -327,6 +328,7 @@ class Consumers:
         self.all: list[Consumer] = []  # by arrival
         self._levels: list[list[Consumer]] = []  # by priority, highest first; each begins with whose turn it is
         self._only: list[Consumer] | None = None  # the one that may be given something, where there is one
+        self.room = 0  # messages that the taker found last may take, where it is the only one
 
     def __len__(self) -> int:
         return len(self.all)
@@ -376,14 +378,18 @@ class Consumers:
         or took something."""
         only = self._only
         if only is not None:
-            return only if only[0].room() > 0 else []
+            self.room = only[0].room()
+            return only if self.room > 0 else []
         for level in self._levels:
             if len(level) == 1:
-                if level[0].room() > 0:
+                self.room = level[0].room()
+                if self.room > 0:
                     return level
                 continue
-            found = [consumer for consumer in level if consumer.room() > 0]
+            rooms = [consumer.room() for consumer in level]
+            found = [consumer for consumer, room in zip(level, rooms, strict=True) if room > 0]
             if found:
+                self.room = max(rooms)
                 return found
         return []
 

@@ -206,7 +206,7 @@ class Queue(Backlog):
 
     def _deal_block(self, taker: Consumer, level: Ready, room: int, outlet: Outlet, now: int, until: int) -> int:
         average = self.ready_bytes // self.ready_count + 1
-        block = level.peek(min(STEP_MESSAGES, taker.room(), room // average + 1))
+        block = level.peek(min(STEP_MESSAGES, self.consumers.room, room // average + 1))
         if block[-1] >= until:
             block = block[: bisect_left(block, until)]
         if self._facts:

@@ -38,7 +38,7 @@ SCATTERED_MIN = 16
 # Indexes that wait for a sync; beyond this, recovery scans.
 INDEX_BYTES_MAX = 1 << 20
 # What was read is handed on as it is from this size on, where the rest lies elsewhere: joined it would be copied again.
-PIECE_BYTES_MIN = 64 << 10
+PIECE_BYTES_MIN = 128 << 10
 # Written segments that wait for somebody's sync.
 UNSYNCED_MAX = 64
 

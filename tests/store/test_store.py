@@ -185,7 +185,7 @@ def test_looks_that_need_not_be_whole_give_all_of_it_in_order(sizes: list[int], 
         messages = split_messages(bytes(blob))
         assert len(counted) == len(messages) > 0 and (len(blob) <= bytes_max or len(messages) == 1)
         found += messages
-        pieces += len(blob) < min(bytes_max, 64 << 10) // 2 and len(found) < len(entries)
+        pieces += len(blob) < min(bytes_max, 128 << 10) // 2 and len(found) < len(entries)
     assert found == [encode_message(body) for body in bodies]
     longest = max(map(len, found)) + 1
     assert pieces <= 8 or bytes_max < 2 * longest, "many small pieces"
