@@ -140,13 +140,10 @@ class Grants:
         of those that want it to who had it longest ago: few large pieces cost less than many small ones. Until a
         turn is over it goes to who has it, as long as that one wants it."""
         links, number = self._links.links, whole.number
-        room = own = 0
-        for shard in whole.turns:
-            own = links[shard].settles.room_made(number)
-            room += own
-        if room < acks_together(whole.limit, False):
+        rooms = [links[shard].settles.room_made(number) for shard in whole.turns]
+        if sum(rooms) < acks_together(whole.limit, False):
             return
-        if own == room and now < whole.turn_ends and self._goes_on(whole.turns[shard]):
+        if now < whole.turn_ends and not any(rooms[:-1]) and self._goes_on(whole.turns[next(reversed(whole.turns))]):
             return
         whose: Part | None = None
         others, moved = False, 0
@@ -166,11 +163,11 @@ class Grants:
                 self._take_turn(whose, moved, now)
 
     def _goes_on(self, part: Part | None) -> bool:
-        """Most acks are of whose turn it is, and all there is to do is to tell it; whether it is so."""
+        """All acks are of whose turn it is, and all there is to do is to tell it; whether it is so."""
         if part is None or not part.takes_turns:
             return False
         settles = self._links.links[part.shard].settles
-        if part.channel.wanting:
+        if any(each.whole is part.whole and each.shard != part.shard for each in part.channel.wanting):
             settles.lend(part.number, 0)
         else:
             settles.fall_due()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Bytes of the log in a stretch: as much as is read of it at once (shardd/store/reading.py).
 STRETCH_BYTES = 1 << 20
 STRETCH = STRETCH_BYTES << 4  # in entries, which have flags below the position
-# At most so much goes in one pass: the share of one of two queues.
+# So much goes in one pass, more than of other queues: what is left of a stretch would take another.
 TURN_BYTES = STRETCH_BYTES // 2
 # What is handed out in one piece may go so far beyond it; what is read of the log is kept for about four stretches.
 LEEWAY = STRETCH // 4

@@ -287,10 +287,10 @@ class SegmentStore(Segments):
 
     def _begin(self, segment: Segment) -> None:
         """It is the one that is written to."""
-        if self.sync:  # else indexes are made at a clean stop only, of the last ones
-            segment.collect_abstracts()
         self._open = segment
         self._enlist(segment)
+        if self.sync:  # else indexes are made at a clean stop only, of the last ones
+            segment.collect_abstracts()
 
     def _seal(self) -> None:
         segment, self._open = self._open, None
