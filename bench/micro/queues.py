@@ -43,7 +43,8 @@ class Nowhere:
         count = max(1, min(len(entries), bytes_max // BODY_BYTES))
         return self.blob * count, array("I", [BODY_BYTES]) * count
 
-    look = read
+    def look(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes, array[int]]:
+        return self.read(entries, bytes_max)
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         pass
