@@ -238,12 +238,12 @@ class Queue(Backlog):
         fits = [sum([len(sizes) for _, sizes, _ in pieces]) for pieces in found]
         stop = min([i + count * fit for i, fit in enumerate(fits) if fit < len(parts[i])], default=len(block))
         level.drop(stop)
-        self.ready_count -= stop
         given = 0
         for i, taker in enumerate(takers[:stop]):
             own = len(range(i, stop, count))
             pieces = found[i] if own == fits[i] else self._read(parts[i][:own], rooms[i])
             for entries, sizes, blob in pieces:
+                self.ready_count -= len(entries)  # not all before: without messages it forgets what it knows of them
                 self._hand_over(taker, entries, sizes, blob, outlet)
                 given += len(blob)
         self.consumers.took(takers[(stop - 1) % count])

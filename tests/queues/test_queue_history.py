@@ -7,7 +7,7 @@ from array import array
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardd.queues import Consumer, Getter, Queue, Window, limits_of
@@ -248,8 +248,24 @@ ACTS = [
 STEPS = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 30), st.integers(0, 30)), min_size=10, max_size=60)
 
 
+# Of two messages in one round the first needs no ack, and the second comes back: it still expires.
+NO_ACK_FIRST = [
+    ("publish", 0, 0),
+    ("attach", 1, 1),
+    ("attach", 1, 0),
+    ("turn", 0, 0),
+    ("publish", 0, 0),
+    ("publish", 0, 0),
+]
+NO_ACK_FIRST += [("settle", 0, 0), ("turn", 0, 0), ("settle", 0, 3), ("get", 0, 0)]
+# Handed out by priority, given up by age.
+BY_PRIORITY = [*[("publish", 0, 0)] * 6, ("publish", 1, 0), ("attach", 0, 2), ("turn", 0, 0), ("release", 0, 0)]
+
+
 @settings(max_examples=200, deadline=None)
 @given(ARGUMENTS, STEPS)
+@example({}, NO_ACK_FIRST)
+@example({"x-dead-letter-exchange": "dlx", "x-max-priority": 2, "x-delivery-limit": 0}, BY_PRIORITY)
 def test_a_queue_does_what_lists_do(arguments: dict[str, Any], steps: list[tuple[str, int, int]]) -> None:
     with patch("shardd.queues.entry.FACT_RUNS_MIN", 3):
         both = Both(arguments)
