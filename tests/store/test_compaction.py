@@ -16,6 +16,7 @@ from shardd.store.segment import decode_header
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 from tests.support.store_history import History
+from tests.support.syncing import sync
 
 SEGMENTS = 100
 
@@ -29,13 +30,6 @@ def opened(files: FaultyFiles, directory: str = "d") -> SegmentStore:
     store = SegmentStore(directory, files=files, segment_bytes=4096)
     store.recover([1, 2])
     return store
-
-
-def sync(store: SegmentStore) -> None:
-    job = store.begin_sync()
-    if job is not None:
-        job.run()
-        store.finish_sync(job)
 
 
 def merge_all(store: SegmentStore) -> None:

@@ -15,6 +15,7 @@ from shardd.store import Corrupt, DiskFull, FormatTooNew, SegmentStore, StoreFai
 from shardd.store.record import crc32c
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
+from tests.support.syncing import sync
 
 RECORD_BYTES = 3 * 200 + 64  # more than any of three short messages takes
 
@@ -27,13 +28,6 @@ def opened(files: FaultyFiles) -> SegmentStore:
     store = SegmentStore("d", files=files, segment_bytes=4096)
     store.recover([1])
     return store
-
-
-def sync(store: SegmentStore) -> None:
-    job = store.begin_sync()
-    if job is not None:
-        job.run()
-        store.finish_sync(job)
 
 
 def read_all(store: SegmentStore, entries: array[int]) -> list[bytes]:

@@ -13,6 +13,7 @@ from shardd.store.segment import HEADER_BYTES, INDEX_SHARE_MAX, decode_header, e
 from shardd.store.store import RENEW_BYTES
 from tests.reference.record import NONE, Record, decode_record, encode_message
 from tests.support.faulty_files import FaultyFiles
+from tests.support.syncing import sync
 
 QUEUES = tuple(range(1, 9))
 SEGMENT_BYTES = 4096
@@ -49,13 +50,6 @@ def opened(files: FaultyFiles, segment_bytes: int = SEGMENT_BYTES) -> SegmentSto
     store = SegmentStore("d", files=files, segment_bytes=segment_bytes)
     store.recover(QUEUES)
     return store
-
-
-def sync(store: SegmentStore) -> None:
-    job = store.begin_sync()
-    if job is not None:
-        job.run()
-        store.finish_sync(job)
 
 
 def play(store: SegmentStore, history: list[list[Record] | str]) -> None:

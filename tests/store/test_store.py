@@ -12,6 +12,7 @@ from shardd.store import Closed, OsFiles, SegmentStore
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 from tests.support.store_history import History
+from tests.support.syncing import sync
 
 SEEDS = st.integers(0, 1 << 32)
 
@@ -55,13 +56,6 @@ def opened(files: FaultyFiles, queues: tuple[int, ...] = (1,), segment_bytes: in
     store = SegmentStore("d", files=files, segment_bytes=segment_bytes)
     store.recover(queues)
     return store
-
-
-def sync(store: SegmentStore) -> None:
-    job = store.begin_sync()
-    if job is not None:
-        job.run()
-        store.finish_sync(job)
 
 
 def test_messages_consumed_before_a_flush_never_touch_the_disk() -> None:

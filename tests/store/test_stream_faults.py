@@ -14,6 +14,7 @@ from shardd.store import Closed, Corrupt, DiskFull, StoreFailed, StreamCache, St
 from shardd.store.stream_reading import HANDLES_MAX, INDEXES_BYTES_MAX
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
+from tests.support.syncing import sync
 
 
 def text(number: int, size: int = 300) -> bytes:
@@ -28,13 +29,6 @@ def opened(files: FaultyFiles, segment_bytes: int = 4096, cache: StreamCache | N
     log = StreamLog("d", files=files, segment_bytes=segment_bytes, cache=cache)
     log.recover()
     return log
-
-
-def sync(log: StreamLog) -> None:
-    job = log.begin_sync()
-    if job is not None:
-        job.run()
-        log.finish_sync(job)
 
 
 def filled(files: FaultyFiles, count: int, size: int = 300, segment_bytes: int = 4096) -> StreamLog:

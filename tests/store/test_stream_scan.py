@@ -28,17 +28,11 @@ from tests.reader.rows import KEYS, plain, random_values
 from tests.reference import topic
 from tests.reference.columns import encode_props, row
 from tests.reference.record import Record, encode_message
+from tests.support.syncing import sync
 
 COLUMNS = [name for name in TYPES if name not in ("queue", "shard")]
 T0 = 1_700_000_000_000
 BATCH_ROWS_MAX = 12
-
-
-def sync(log: StreamLog) -> None:
-    job = log.begin_sync()
-    if job is not None:
-        job.run()
-        log.finish_sync(job)
 
 
 OPEN: list[StreamLog] = []

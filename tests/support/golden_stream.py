@@ -15,6 +15,7 @@ from array import array
 from shardd.store import StreamLog, filter_of
 from tests.reference.record import Record, encode_message
 from tests.support.golden_store import FixedSalts
+from tests.support.syncing import sync
 
 SEGMENT_BYTES = 4096
 VALUES = (b"", b"north", b"south")
@@ -41,13 +42,6 @@ def make_v1(directory: str) -> dict[str, object]:
     log.forget_position(b"gone")
     sync(log)
     return {"first": log.first_offset, "next": log.next_offset, "positions": {"audit": 72}}
-
-
-def sync(log: StreamLog) -> None:
-    job = log.begin_sync()
-    if job is not None:
-        job.run()
-        log.finish_sync(job)
 
 
 MAKERS = {"v1": make_v1}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from shardd.store import SegmentStore
 from tests.reference.record import Record, encode_message
+from tests.support.syncing import sync
 
 MESSAGES = 10_000_000
 BODY_BYTES = 100
@@ -42,13 +43,6 @@ def fill(directory: str, *, clean: bool) -> None:
     print("filled", flush=True)
     if not clean:
         sys.stdin.read()
-
-
-def sync(store: SegmentStore) -> None:
-    job = store.begin_sync()
-    if job is not None:
-        job.run()
-        store.finish_sync(job)
 
 
 def measure(directory: str) -> None:
