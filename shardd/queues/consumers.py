@@ -87,8 +87,7 @@ class Loan(Turns):
 
     def room(self, queue: Queue) -> int:
         """For that queue, now."""
-        free = (self.lent if self.given < self.turn_ends else self.keep) - self.used
-        waiting = self.waiting
+        free, waiting = self.free, self.waiting
         if free > 0 and (not waiting or (len(waiting) == 1 and queue in waiting)):
             return free
         waiting.setdefault(queue)
@@ -212,7 +211,7 @@ class Loan(Turns):
     def goes_on(self, queue: Queue) -> bool:
         if self.used < self.lent or not self.asked:
             return False  # some may be given back or passed on, or more is asked for
-        return queue is self._current and queue in self.waiting and not self._is_over(queue.head())
+        return queue is self._current and queue in self.waiting and not self._is_over(queue)
 
     def _reckon(self) -> None:
         """Anew, after what parts were lent, or may keep, has changed."""

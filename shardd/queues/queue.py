@@ -212,7 +212,7 @@ class Queue(Backlog):
         if self._facts:
             block = self._before_old(block, now - 1)
         given = 0
-        for entries, sizes, blob in self._read(block, room, False):
+        for entries, sizes, blob in self._read(block, room, whole=False):
             level.drop(len(entries))
             self.ready_count -= len(entries)
             self._hand_over(taker, entries, sizes, blob, outlet)

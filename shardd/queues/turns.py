@@ -53,7 +53,7 @@ class Turns:
         """The entry before which it is to stop; 0 while it is another's turn."""
         self._now = now
         self._wanting[queue] = None
-        if queue is self._current and not self._is_over(queue.head()):
+        if queue is self._current and not self._is_over(queue):
             return self._until
         return self._until if self._whose() is queue else 0
 
@@ -86,31 +86,23 @@ class Turns:
     def _whose(self) -> Queue:
         """Of those that want one, of which there are some."""
         current = self._current
-        if current is None or current not in self._wanting or self._is_over(current.head()):
+        if current is None or current not in self._wanting or self._is_over(current):
             current = self._current = self._choose()
         return current
 
-    def _is_over(self, head: int) -> bool:
-        """The turn of whose next message that is."""
-        if head >= self._until:
+    def _is_over(self, current: Queue) -> bool:
+        if current.head() >= self._until:
             return True
         return self.taken >= self.turn_max and not 0 <= self._now - self._began < STAY_MS  # clocks are set back, too
 
-    def _longest_waiting(self) -> Queue:
-        for queue in self._wanting:
-            if queue not in self._chosen:
-                return queue
-        for queue in self._chosen:
-            if queue in self._wanting:
-                return queue
-        raise AssertionError("nobody wants a turn")
-
     def _choose(self) -> Queue:
         """Who waits longest, or one that has some a little older, which did not come back."""
-        chosen = self._chosen
-        first = self._longest_waiting()
+        chosen, wanting = self._chosen, self._wanting
+        first = next((queue for queue in wanting if queue not in chosen), None)
+        if first is None:
+            first = next(queue for queue in chosen if queue in wanting)
         found, head = first, first.head()
-        for queue in self._wanting if self._passes < PASSES_MAX else ():
+        for queue in wanting if self._passes < PASSES_MAX else ():
             own = queue.head()
             if own < head and own >= chosen.get(queue, 0):
                 found, head = queue, own
