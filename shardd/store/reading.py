@@ -1,7 +1,8 @@
 """Reading segments that are no longer in memory: a few windows of bytes, larger as reading goes on in sequence.
 
 A queue's backlog is read from front to back: one read of the disk should serve thousands of messages. A message here
-and there should not cost a megabyte each. So a window begins small and doubles each time the next one follows it.
+and there should not cost a megabyte each. So a window begins small, or with all that is asked for at once, and doubles
+each time the next one follows it.
 
 What was written may not be what is read. A crc covers a record of many messages, so who goes beyond what was checked
 takes the way through the records before it, once; after that any message of them is read alone.
@@ -20,7 +21,8 @@ from shardd.store.segment import Segment
 POSITION = 0xFFFFFFFF  # of an entry, << 4 with its flags
 WINDOWS_MAX = 4
 WINDOW_BYTES_MIN = 64 << 10
-WINDOW_BYTES_MAX = 1 << 20
+# A little more than a third of a segment, or each would have a fourth for what messages at the seams are read twice.
+WINDOW_BYTES_MAX = (1 << 20) + (64 << 10)
 # A message that begins this close behind a window counts as the next in sequence.
 SEQUENCE_GAP_BYTES = 256 << 10
 # Messages here and there, this far from each other: each is read alone, if it is not larger.
@@ -86,13 +88,13 @@ class Windows:
         self._stray_bytes = STRAY_BYTES_MIN
         self._stray_mean = 0  # bytes of one, of those read last
 
-    def find(self, segment: Segment, handle: int, position: int) -> Window:
-        """One that holds the whole message at `position`."""
+    def find(self, segment: Segment, handle: int, position: int, ahead: int = 0) -> Window:
+        """One that holds the whole message at `position`. Of the bytes behind it so many are about to be asked for."""
         for window in reversed(self.windows):
             if window.holds(segment.number, position):
                 self._found = window
                 return window
-        self._found = window = self._load(segment, handle, position)
+        self._found = window = self._load(segment, handle, position, ahead)
         return window
 
     def took(self, count: int) -> None:
@@ -100,10 +102,10 @@ class Windows:
         if self._found is not None:
             self._found.taken += count
 
-    def _load(self, segment: Segment, handle: int, position: int) -> Window:
+    def _load(self, segment: Segment, handle: int, position: int, ahead: int) -> Window:
         if position >= segment.checked:
-            return self._check_up_to(segment, handle, position)
-        window = self._read(segment, handle, position, self._next_bytes(segment, position))
+            return self._check_up_to(segment, handle, position, ahead)
+        window = self._read(segment, handle, position, self._next_bytes(segment, position, ahead))
         size = record.message_bytes_at(window.data, 0)
         if size == 0 or position + size > segment.checked:
             raise Corrupt(f"no message at byte {position} of {segment.path}")
@@ -161,11 +163,11 @@ class Windows:
         self._found = None
         return blob, sizes, fits
 
-    def _check_up_to(self, segment: Segment, handle: int, position: int) -> Window:
+    def _check_up_to(self, segment: Segment, handle: int, position: int, ahead: int) -> Window:
         """The window with the record that `position` is in; what lies between was found good."""
         while True:
             start = segment.checked
-            window = self._read(segment, handle, start, self._next_bytes(segment, start))
+            window = self._read(segment, handle, start, self._next_bytes(segment, start, position - start + ahead))
             end, needed = scanning.sound_until(window.data, 0, window.used, segment.salt)
             if end == 0 and start + needed <= segment.used and needed:
                 window = self._read(segment, handle, start, needed)
@@ -179,8 +181,10 @@ class Windows:
                 return window
 
     def _buffer(self, size: int) -> bytearray:
-        """Not a new one, where it can be helped: that would be filled with zeros first."""
-        return self._spare.pop() if size == WINDOW_BYTES_MAX and self._spare else bytearray(size)
+        """Not a new one, where it can be helped: that would be filled with zeros first. It may be larger."""
+        if not WINDOW_BYTES_MAX // 2 < size <= WINDOW_BYTES_MAX:
+            return bytearray(size)
+        return self._spare.pop() if self._spare else bytearray(WINDOW_BYTES_MAX)
 
     def _make_room(self) -> None:
         if len(self.windows) >= WINDOWS_MAX:
@@ -210,8 +214,9 @@ class Windows:
         self._spare.clear()
         self._found = None
 
-    def _next_bytes(self, segment: Segment, position: int) -> int:
+    def _next_bytes(self, segment: Segment, position: int, ahead: int) -> int:
         """How much to read; makes room for it among the windows."""
+        least = min(max(ahead, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
         for i in reversed(range(len(self.windows))):
             window = self.windows[i]
             end = window.start + window.used
@@ -219,19 +224,19 @@ class Windows:
                 if window.is_used_up:
                     self._drop(i)
                 self._make_room()
-                return min(2 * max(window.used, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
+                return min(max(2 * window.used, 2 * WINDOW_BYTES_MIN, least), WINDOW_BYTES_MAX)
         self._make_room()
         # The front of a segment, just after the end of the one before it: still the same walk.
         before = segment.number - 1
         walking = self._left == before or any(window.number == before for window in self.windows)
-        return WINDOW_BYTES_MAX if walking and position < SEQUENCE_GAP_BYTES else WINDOW_BYTES_MIN
+        return WINDOW_BYTES_MAX if walking and position < SEQUENCE_GAP_BYTES else least
 
     def _read(self, segment: Segment, handle: int, position: int, size: int) -> Window:
         known = segment.checked if position < segment.checked else segment.used
         size = max(min(size, known - position), 0)
         data = self._buffer(size)
         try:
-            with memoryview(data) as view:
+            with memoryview(data) as whole, whole[:size] as view:
                 got = self.files.read_into(handle, view, position)
         except OSError as error:
             raise Corrupt(f"cannot read byte {position} of {segment.path}: {error}") from error

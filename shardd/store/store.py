@@ -393,7 +393,9 @@ class SegmentStore(Segments):
             if segment.moves is not None:
                 wanted, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
             while start < stop:
-                source, base, used = self._source(segment, (wanted[start] & 0xFFFFFFFF) >> 4, scattered)
+                position = (wanted[start] & 0xFFFFFFFF) >> 4
+                ahead = ((wanted[stop - 1] & 0xFFFFFFFF) >> 4) - position
+                source, base, used = self._source(segment, position, ahead, scattered)
                 blob, some = copy_out(source, base, used, wanted, start, stop, bytes_max, not blobs)
                 if not some:
                     return b"".join(blobs), sizes
@@ -431,13 +433,14 @@ class SegmentStore(Segments):
             bytes_max -= len(blob)
         return blobs, sizes, fits
 
-    def _source(self, segment: Segment, position: int, scattered: bool) -> tuple[bytearray, int, int]:
-        """Bytes that hold the whole message at `position`, the position they begin at, how many."""
+    def _source(self, segment: Segment, position: int, ahead: int, scattered: bool) -> tuple[bytearray, int, int]:
+        """Bytes that hold the whole message at `position`, the position they begin at, how many. The last that is
+        asked for begins so many behind it."""
         if segment.buffer is not None:
             return segment.buffer, 0, segment.used
         if scattered:
             return self._windows.find_stray(segment, self._handles.of(segment), position)
-        window = self._windows.find(segment, self._handles.of(segment), position)
+        window = self._windows.find(segment, self._handles.of(segment), position, ahead)
         return window.data, window.start, window.used
 
     def look(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes | memoryview, array[int]]:
