@@ -532,6 +532,7 @@ class Controls(ABC):
             return
         self._catch_up(queue, now)
         peer.tell(m.Done(purge.request, queue.purge()))
+        self._dirty[queue] = None  # others may wait for its turn to end
         self.streams.purged(queue)
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 

@@ -41,7 +41,7 @@ class Turns:
         self.wake = wake
         self.taken = 0
         self.turn_max = ENDLESS
-        self._wanting: dict[Queue, None] = {}
+        self._wanting: dict[Queue, int] = {}  # with the entry that was next when it looked last
         self._current: Queue | None = None
         self._until = 0
         self._now = self._began = 0  # ms
@@ -52,8 +52,8 @@ class Turns:
     def begin_turn(self, queue: Queue, now: int) -> int:
         """The entry before which it is to stop; 0 while it is another's turn."""
         self._now = now
-        self._wanting[queue] = None
-        if queue is self._current and not self._is_over(queue):
+        self._wanting[queue] = head = queue.head()
+        if queue is self._current and head < self._until and not self._lasts_too_long():
             return self._until
         return self._until if self._whose() is queue else 0
 
@@ -66,6 +66,8 @@ class Turns:
         waits, head = queue.waits_for_room(), queue.head()
         if head == ENDLESS or (head < until and not waits):
             del self._wanting[queue]
+        else:
+            self._wanting[queue] = head
         if self._wanting:
             alone = len(self._wanting) == 1 and queue in self._wanting  # others may be about to look
             following = queue if alone else self._whose()
@@ -91,21 +93,24 @@ class Turns:
         return current
 
     def _is_over(self, current: Queue) -> bool:
-        if current.head() >= self._until:
-            return True
+        return current.head() >= self._until or self._lasts_too_long()
+
+    def _lasts_too_long(self) -> bool:
         return self.taken >= self.turn_max and not 0 <= self._now - self._began < STAY_MS  # clocks are set back, too
 
     def _choose(self) -> Queue:
         """Who waits longest, or one that has some a little older, which did not come back."""
-        chosen, wanting = self._chosen, self._wanting
+        chosen, wanting, last = self._chosen, self._wanting, self._current
+        if last is not None and last in wanting:  # it may have gone on without looking at what is next
+            wanting[last] = last.head()
         first = next((queue for queue in wanting if queue not in chosen), None)
         if first is None:
             first = next(queue for queue in chosen if queue in wanting)
         found, head = first, first.head()
-        for queue in wanting if self._passes < PASSES_MAX else ():
-            own = queue.head()
-            if own < head and own >= chosen.get(queue, 0):
-                found, head = queue, own
+        if self._passes < PASSES_MAX:
+            for queue, own in wanting.items():
+                if own < head and own >= chosen.get(queue, 0):
+                    found, head = queue, own
         self._passes = self._passes + 1 if found is not first else 0
         chosen.pop(found, None)
         chosen[found] = (head | 15) + 1
