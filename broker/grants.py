@@ -18,6 +18,7 @@ Whoever asked first gets first, so that a small limit is shared in turn.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 from typing import TYPE_CHECKING, Protocol
 
 from broker.consumers import Consumer, Part, Virtual
@@ -163,14 +164,10 @@ class Grants:
                 self._take_turn(whose, moved, now)
 
     def _goes_on(self, part: Part | None) -> bool:
-        """All acks are of whose turn it is, and all there is to do is to tell it; whether it is so."""
+        """All acks are of whose turn it is, which was told how long it lasts; whether it is so."""
         if part is None or not part.takes_turns:
             return False
-        settles = self._links.links[part.shard].settles
-        if any(each.whole is part.whole and each.shard != part.shard for each in part.channel.wanting):
-            settles.lend(part.number, 0)
-        else:
-            settles.fall_due()
+        self._links.links[part.shard].settles.fall_due()
         return True
 
     @staticmethod
@@ -189,7 +186,7 @@ class Grants:
         settles = self._links.links[shard].settles
         back = settles.raise_again(whole.number, part.number, moved)
         self._add(part, moved)
-        settles.lend(part.number, moved - back)
+        settles.lend(part.number, moved - back, ceil((whole.turn_ends - now) * 1000))
         whole.turns[shard] = whole.turns.pop(shard)
 
     @staticmethod

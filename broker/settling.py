@@ -57,7 +57,7 @@ class Settles:
         self._last_range: dict[int, int] = {}  # of acks, by consumer
         self._room: dict[int, int] = {}  # that acks make, by consumer or by the virtual consumer it is a part of
         self._lowered: dict[int, dict[int, int]] = {}  # by virtual consumer and part
-        self._lent: dict[int, int] = {}  # by part
+        self._lent: dict[int, tuple[int, int]] = {}  # by part; and for how long it is its shard's turn, ms
         self._waited = 0  # times ACKS_WAIT_S
         self.due = False
 
@@ -90,7 +90,7 @@ class Settles:
         ranges, self.ranges, self._last_range, self._room, self.due = self.ranges, [], {}, {}, False
         if self._lent or self._lowered:
             lowered = [(part, LOWERED, count, 0) for parts in self._lowered.values() for part, count in parts.items()]
-            ranges = [*lowered, *ranges, *((part, LENT, count, 0) for part, count in self._lent.items())]
+            ranges = [*lowered, *ranges, *((part, LENT, count, ms) for part, (count, ms) in self._lent.items())]
             self._lent, self._lowered = {}, {}
         self._waited = 0
         return ranges
@@ -131,6 +131,8 @@ class Settles:
                     del self._lowered[whole]
         return count
 
-    def lend(self, part: int, count: int) -> None:
-        self._lent[part] = self._lent.get(part, 0) + count
+    def lend(self, part: int, count: int, turn_ms: int = 0) -> None:
+        """`turn_ms`: so long it is its shard's turn."""
+        before, ms = self._lent.get(part, (0, 0))
+        self._lent[part] = before + count, max(ms, turn_ms)
         self.fall_due()

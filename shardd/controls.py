@@ -463,10 +463,10 @@ class Controls(ABC):
             self._dirty[consumer.queue] = None
 
     @staticmethod
-    def _on_turn(holder: Consumer | Getter | None, kind: int, count: int) -> None:
+    def _on_turn(holder: Consumer | Getter | None, kind: int, count: int, now: int, ms: int) -> None:
         if isinstance(holder, Consumer) and holder.lent and holder.loan is not None:
             if kind == m.LENT:
-                holder.loan.begin_turn_of_shard(holder, count)
+                holder.loan.begin_turn_of_shard(holder, count, now, ms)
             elif kind == m.LOWERED:
                 holder.loan.lower(holder, count)
 

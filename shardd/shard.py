@@ -171,7 +171,7 @@ class Shard(Controls):
         for number, kind, first, last in envelope.read_settles(message):
             holder = peer.holders.get(number)
             if kind > m.RETURN:
-                self._on_turn(holder, kind, first)
+                self._on_turn(holder, kind, first, now, last)
             elif isinstance(holder, Consumer):
                 entries, size = holder.unacked.settle(first, last)
                 if isinstance(holder, Reader):

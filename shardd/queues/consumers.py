@@ -61,8 +61,8 @@ class Loan(Turns):
     """
 
     __slots__ = (
-        "__weakref__", "asked", "given", "has_turns", "keep", "last", "lent", "parts", "recalled", "turn_ends", "used",
-        "waiting",
+        "__weakref__", "_turn_began", "_turn_ms", "asked", "given", "has_turns", "keep", "last", "lent", "parts",
+        "recalled", "turn_ends", "used", "waiting",
     )  # fmt: skip
 
     def __init__(self, wake: Callable[[Queue], None]) -> None:
@@ -74,6 +74,7 @@ class Loan(Turns):
         self.used = 0
         self.given = 0  # deliveries, ever
         self.turn_ends = 0  # as long as they are fewer, all that was lent may be used
+        self._turn_began = self._turn_ms = 0  # and for so long
         self.has_turns = False  # others, elsewhere, get what it has had when their turn comes
         self.asked = False  # for more, and none came yet
         self.waiting: dict[Queue, None] = {}
@@ -83,7 +84,12 @@ class Loan(Turns):
     def free(self) -> int:
         """What is given back unused would go round for ever, and one that is never idle would give nothing back, had it
         all."""
-        return (self.lent if self.given < self.turn_ends else self.keep) - self.used
+        return (self.lent if self.in_turn else self.keep) - self.used
+
+    @property
+    def in_turn(self) -> bool:
+        """By the clock of the queue that looked last."""
+        return self.given < self.turn_ends or 0 <= self._now - self._turn_began < self._turn_ms  # clocks are set back
 
     def room(self, queue: Queue) -> int:
         """For that queue, now."""
@@ -159,22 +165,26 @@ class Loan(Turns):
         part.prefetch += count
         part.recalled = None
         self.asked = self.has_turns = False
-        self.turn_ends = self.given + 1
+        self.turn_ends, self._turn_ms = self.given + 1, 0
         self._reckon()
         self._pass_on()
 
-    def begin_turn_of_shard(self, part: Consumer, count: int) -> None:
-        """It may use all it has now, and `count` more. What it does not use it gives back."""
+    def begin_turn_of_shard(self, part: Consumer, count: int, now: int, ms: int) -> None:
+        """It may use all it has now, and `count` more; what acks make room for too, for so long. What it does not use
+        it gives back."""
         if count:
             part.prefetch += count
             self._reckon()
         self.has_turns = True
         self.turn_ends = self.given + max(self.lent - self.used, 1)
+        self._now = self._turn_began = now
+        self._turn_ms = ms
         self.wake(self._next() if self.waiting else part.queue)
 
     def lower(self, part: Consumer, count: int) -> None:
-        """By room that acks made."""
+        """By room that acks made: it is another shard's turn."""
         part.prefetch -= count
+        self._turn_ms = 0
         self._reckon()
         self._have_one_ask()
 
@@ -188,7 +198,7 @@ class Loan(Turns):
         if left <= 0 or not (self.recalled or self.has_turns):
             return []
         needed = queue.ready_count > 0 or any(part.queue.ready_count for part in self.parts)
-        if needed and self.given < self.turn_ends:
+        if needed and self.in_turn:
             return []
         found: list[tuple[Consumer, int]] = []
         for part in self.parts:

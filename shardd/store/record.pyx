@@ -40,6 +40,9 @@ cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c_tables "crc32c_tables"(uint32_t crc, const uint8_t *p, size_t n)
     void crc32c_start()
 
+cdef extern from * nogil:
+    void prefetch "__builtin_prefetch" (const void *address)
+
 crc32c_start()
 
 cdef uint64_t POSITION_LIMIT = 1 << 28
@@ -47,6 +50,9 @@ cdef uint64_t POSITION_LIMIT = 1 << 28
 cdef uint64_t SEGMENT_HEADER_MAX = 64
 # Less is sooner copied than a view is made.
 cdef uint64_t VIEW_BYTES_MIN = 16 << 10
+# Of a backlog the beginning of each message is in no cache near by: that of the one so many behind is fetched meanwhile.
+cdef enum:
+    LOOK_AHEAD = 32
 # So much more than what an index may take is collected before it is given up: the first messages of a segment need not
 # be like the rest, and one that is about worth its index must not lose what was collected for it over a few of them.
 cdef uint64_t ABSTRACTS_AHEAD = 4 << 10
@@ -469,6 +475,8 @@ cdef tuple copied_out(bytearray source, uint64_t base, uint64_t used, array.arra
         raise MemoryError
     try:
         for i in range(start, stop):
+            if i + LOOK_AHEAD < stop:
+                prefetch(data + (position_of(wanted[i + LOOK_AHEAD]) - base))
             position = position_of(wanted[i]) - base
             if position >= used:
                 break

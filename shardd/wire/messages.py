@@ -48,7 +48,7 @@ REJECT = 1  # drop or dead-letter
 REQUEUE = 2  # back to the old place, redelivered
 RETURN = 3  # back to the old place, never seen by a client: not redelivered
 # What else a SETTLE says, of a consumer with a lent prefetch; `first` is how many. In the turn in which it is taken in:
-LENT = 4  # it has so many more, and may use all there is of it now, whatever was recalled: it is its shard's turn
+LENT = 4  # it has so many more, and may use all there is of it now and for `last` ms, whatever was recalled: its turn
 LOWERED = 5  # it has so many fewer: the room that acks in this message make is another's
 
 # What a message is to an exchange or queue that wants each once (ToldOnce).

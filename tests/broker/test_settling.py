@@ -86,10 +86,10 @@ def test_a_shard_hears_of_the_room_that_is_not_its_own_before_the_acks_and_of_it
     settles = Settles()
     settles.ack(1, 1, 5, ALL_TOGETHER, 100)
     settles.lower(100, 1, 4)
-    settles.lend(2, 6)
+    settles.lend(2, 6, 20)
     settles.lend(2, 1)
     assert settles and settles.due
-    assert settles.take() == [(1, wire.LOWERED, 4, 0), (1, wire.ACK, 1, 5), (2, wire.LENT, 7, 0)]
+    assert settles.take() == [(1, wire.LOWERED, 4, 0), (1, wire.ACK, 1, 5), (2, wire.LENT, 7, 20)]
     assert not settles and not settles.due and settles.take() == []
 
 

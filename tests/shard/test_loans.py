@@ -142,7 +142,7 @@ class Bench:
             for number, kind, first, last in told:
                 consumer = shard.parts[number]
                 if kind > wire.RETURN:
-                    Controls._on_turn(consumer, kind, first)
+                    Controls._on_turn(consumer, kind, first, shard.now_ms, last)
                     continue
                 entries, size = consumer.unacked.settle(first, last)
                 assert len(entries) == last + 1 - first
