@@ -36,7 +36,7 @@ GRANTS_OF_LIMIT = 4
 # Of a virtual consumer each shard that waits for its turn has it within so long: one that goes on has in the caches of
 # its processor what it needs, and each that is woken in between fetches all of that again, which takes half a
 # millisecond. At the least a turn is a batch of acks.
-ROUND_S = 0.04
+ROUND_S = 0.08
 
 
 class Limited(Protocol):
