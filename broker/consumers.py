@@ -79,6 +79,7 @@ class Virtual:
         # Shards that were lent some, each with the part by which it is; first who had a turn longest ago.
         self.turns: dict[int, Part | None] = {}
         self.turn_ends = 0.0  # of the last one; loop time
+        self.turn_is_over = True  # and what it had beyond its share was recalled
 
     @property
     def is_member(self) -> bool:

@@ -143,6 +143,8 @@ class Grants:
         links, number = self._links.links, whole.number
         rooms = [links[shard].settles.room_made(number) for shard in whole.turns]
         if sum(rooms) < acks_together(whole.limit, False):
+            if now >= whole.turn_ends and not whole.turn_is_over:
+                self._end_turn(whole)
             return
         if now < whole.turn_ends and not any(rooms[:-1]) and self._goes_on(whole.turns[next(reversed(whole.turns))]):
             return
@@ -181,6 +183,7 @@ class Grants:
     def _take_turn(self, part: Part, moved: int, now: float) -> None:
         """It is its shard's, which gets so much more: first what it was to be lowered by, and was not told of yet."""
         whole, shard = part.whole, part.shard
+        whole.turn_is_over = False
         if now >= whole.turn_ends or shard != next(reversed(whole.turns)):
             whole.turn_ends = now + ROUND_S / len(whole.turns)
         settles = self._links.links[shard].settles
@@ -188,6 +191,12 @@ class Grants:
         self._add(part, moved)
         settles.lend(part.number, moved - back, ceil((whole.turn_ends - now) * 1000))
         whole.turns[shard] = whole.turns.pop(shard)
+
+    def _end_turn(self, whole: Virtual) -> None:
+        """Acks trickle, and no turn follows: those that asked before it are not to wait for what it has got."""
+        whole.turn_is_over = True
+        if any(each.whole is whole for each in whole.channel.wanting):
+            self._recall(whole)
 
     @staticmethod
     def _wants(whole: Virtual, shard: int) -> bool:

@@ -177,8 +177,9 @@ class Loan(Turns):
             self._reckon()
         self.has_turns = True
         self.turn_ends = self.given + max(self.lent - self.used, 1)
-        self._now = self._turn_began = now
-        self._turn_ms = ms
+        if ms:
+            self._now = self._turn_began = now
+            self._turn_ms = ms
         self.wake(self._next() if self.waiting else part.queue)
 
     def lower(self, part: Consumer, count: int) -> None:
@@ -408,6 +409,12 @@ class Consumers:
             if len(level) > 1 and level[0].priority == last.priority:
                 at = level.index(last) + 1
                 level[:] = level[at:] + level[:at]
+
+    def look(self, now: int) -> None:
+        """What some of them were lent may be theirs only for a time."""
+        for consumer in self.all:
+            if consumer.loan is not None:
+                consumer.loan.look(now)
 
     def capacity(self) -> int:
         """Messages all of them together could take now."""

@@ -150,6 +150,8 @@ class Queue(Backlog):
         until = ENDLESS
         if turns is not None:
             until, bytes_max = turns.begin_turn(self, now), max(bytes_max, TURN_BYTES)
+        elif consumers.borrow:
+            consumers.look(now)
         while self.ready_count and until:
             if given and turns is not None and self.head() >= until:
                 break

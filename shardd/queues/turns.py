@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardd.queues.queue import Queue
 
-# Bytes of the log in a stretch: as much as is read of it at once (shardd/store/reading.py).
+# Bytes of the log in a stretch: about as much as is read of it at once (shardd/store/reading.py).
 STRETCH_BYTES = 1 << 20
 STRETCH = STRETCH_BYTES << 4  # in entries, which have flags below the position
 # So much goes in one pass, more than of other queues: what is left of a stretch would take another.
@@ -48,6 +48,10 @@ class Turns:
         self._passes = 0  # in a row, over who has waited longest
         # By who was chosen last, last: what is below that entry was handed out before, and came back.
         self._chosen: dict[Queue, int] = {}
+
+    def look(self, now: int) -> None:
+        """A queue does that is not alone with its consumer, and takes no turns."""
+        self._now = now
 
     def begin_turn(self, queue: Queue, now: int) -> int:
         """The entry before which it is to stop; 0 while it is another's turn."""

@@ -50,6 +50,12 @@ def are_scattered(runs: list[tuple[int, int, int]], entries: array[int]) -> bool
     return 2 * sum(stop - start for _, start, stop in runs if is_scattered(entries, start, stop)) > len(entries)
 
 
+def span(entries: array[int], start: int, stop: int) -> int:
+    """Bytes from the first to the last of those, if what lies between them is worth reading with them; else 0."""
+    found = ((entries[stop - 1] & POSITION) - (entries[start] & POSITION)) >> 4
+    return found if 0 < found <= STRAY_GAP_BYTES * (stop - start) else 0
+
+
 Place = tuple[Segment, int, int]  # with its handle and a position
 
 

@@ -18,7 +18,7 @@ from shardd.store import producers, recovery, returns
 from shardd.store.errors import Closed, Corrupt, DiskFull
 from shardd.store.files import Files, OsFiles, is_full
 from shardd.store.pieces import Piece, allocate_alone, cut
-from shardd.store.reading import Place, are_scattered, is_scattered
+from shardd.store.reading import Place, are_scattered, is_scattered, span
 from shardd.store.record import Arrival, Batch, copy_out, look_at, only_segment, segment_runs, settled_pairs
 from shardd.store.recovery import Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
@@ -394,8 +394,7 @@ class SegmentStore(Segments):
                 wanted, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
             while start < stop:
                 position = (wanted[start] & 0xFFFFFFFF) >> 4
-                ahead = ((wanted[stop - 1] & 0xFFFFFFFF) >> 4) - position
-                source, base, used = self._source(segment, position, ahead, scattered)
+                source, base, used = self._source(segment, position, span(wanted, start, stop), scattered)
                 blob, some = copy_out(source, base, used, wanted, start, stop, bytes_max, not blobs)
                 if not some:
                     return b"".join(blobs), sizes

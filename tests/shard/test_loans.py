@@ -5,6 +5,7 @@ other. The queues are the shards', the grants the front door's; between them lie
 from __future__ import annotations
 
 import itertools
+import random
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -502,3 +503,54 @@ def test_what_a_dead_shard_was_lent_is_for_the_others_until_it_is_back() -> None
     bench.rest()
     turns = given_by_turns(bench, 9)
     assert min(map(sum, zip(*turns, strict=True))) > 0
+
+
+def starved(seed: int, beside_others: bool) -> str:
+    """Clients that are fast and slow by turns, clocks that are set, parts that stop; "" or which shard had messages and
+    was given none, for more acks than all there is to lend and longer than turns take."""
+    rng = random.Random(seed)
+    bench = Bench([rng.randint(1, 3) for _ in range(rng.randint(2, 3))], rng.choice([2, 3, 7, 20, 60]))
+    for number, shard in bench.numbers.items():
+        if rng.random() < 0.8:
+            shard.publish(number, 3000)
+    bench.rest()
+    for number in bench.numbers if beside_others else ():
+        if rng.random() < 0.6:
+            bench.other(number)
+    bench.rest()
+    patience = 3 * (bench.whole.limit + len(bench.numbers))
+    now, acks, since, last = 0, [0] * len(bench.shards), [0] * len(bench.shards), dict(bench.given)
+    for _ in range(6):
+        gap, share = rng.choice([0, 1, 3, 30, 100, 200]), rng.choice([0, 1])
+        if rng.random() < 0.15:
+            for shard in bench.shards:
+                shard.now_ms += rng.choice([-100_000, -5, 50_000])
+        if rng.random() < 0.3:
+            bench.stop(rng.choice(list(bench.numbers)))
+        for _ in range(rng.choice([30, 120])):
+            now += gap
+            bench.wait(gap)
+            bench.settle(share)
+            bench.rest()
+            for at, shard in enumerate(bench.shards):
+                own = [number for number, of in bench.numbers.items() if of is shard]
+                parts = [shard.parts[number] for number in own]
+                acks[at] += 1
+                if not any(not part.detached and part.queue.ready_count for part in parts) or any(
+                    bench.given[number] != last[number] for number in own
+                ):
+                    acks[at], since[at] = 0, now
+                if acks[at] > patience and now - since[at] > max(1000, 2 * ROUND_MS + 4 * gap):
+                    return f"shard {at}: {acks[at]} acks, {now - since[at]} ms"
+            last = dict(bench.given)
+    return ""
+
+
+# In the second and the third a shard that had got everything by turns was never told that others had asked before.
+@settings(deadline=None, max_examples=25)
+@example(20, True)
+@example(135, False)
+@example(112, False)
+@given(st.integers(0, 1 << 20), st.booleans())
+def test_no_shard_waits_for_acks_that_make_room_elsewhere(seed: int, beside_others: bool) -> None:
+    assert not starved(seed, beside_others)

@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from shardd.store import SegmentStore
-from shardd.store.reading import STRAY_BYTES_MAX
+from shardd.store.reading import STRAY_BYTES_MAX, STRAY_GAP_BYTES, span
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 
@@ -102,3 +102,11 @@ def test_queues_emptied_side_by_side_do_not_each_read_their_segments(queues: int
     alone = read_side_by_side(1)
     assert alone > WRITTEN_BYTES // 4, "most of it was still in memory"
     assert read_side_by_side(queues) < 1.4 * alone
+
+
+def test_only_what_lies_close_is_asked_for_at_once() -> None:
+    near = array("Q", [1 << 32 | at * STRAY_GAP_BYTES << 4 for at in range(10)])
+    assert [span(near, 0, 10), span(near, 2, 3), span(near, 4, 6)] == [9 * STRAY_GAP_BYTES, 0, STRAY_GAP_BYTES]
+    far = array("Q", [near[0], near[9]])
+    assert span(far, 0, 2) == 0
+    assert span(array("Q", reversed(near)), 0, 10) == 0, "they were moved"
