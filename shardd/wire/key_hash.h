@@ -49,9 +49,16 @@ static inline uint32_t rendezvous_equal(uint64_t hashed, const uint64_t *seeds, 
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-/* The same, eight at a time. */
-__attribute__((target("avx512f,avx512dq")))
-static uint32_t rendezvous_eights(uint64_t hashed, const uint64_t *seeds, uint32_t count)
+#define EIGHTS __attribute__((target("avx512f,avx512dq")))
+
+static inline int has_eights(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
+}
+
+/* The same, eight seeds at a time. */
+EIGHTS
+static uint32_t rendezvous_among_eights(uint64_t hashed, const uint64_t *seeds, uint32_t count)
 {
     const __m512i one = _mm512_set1_epi64((long long)0xFF51AFD7ED558CCDULL);
     const __m512i two = _mm512_set1_epi64((long long)0xC4CEB9FE1A85EC53ULL);
@@ -81,8 +88,8 @@ static inline uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const 
     uint32_t best = 0;
     if (equal) {
 #if defined(__x86_64__) && defined(__GNUC__)
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
-            return rendezvous_eights(hashed, seeds, count);
+        if (has_eights())
+            return rendezvous_among_eights(hashed, seeds, count);
 #endif
         return rendezvous_equal(hashed, seeds, count);
     }
@@ -98,26 +105,37 @@ static inline uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const 
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-/* As rendezvous_equal() of each of `n` hashes, eight of them at a time. */
-__attribute__((target("avx512f,avx512dq")))
+/* mixed() from its first multiplication to its second. x ^ x >> 33 of a key with a seed is that of the key with that of the
+   seed: it is taken of each once, not of each pair. */
+EIGHTS
+static inline __m512i mixed_middle(__m512i bits)
+{
+    bits = _mm512_mullo_epi64(bits, _mm512_set1_epi64((long long)0xFF51AFD7ED558CCDULL));
+    return _mm512_mullo_epi64(_mm512_xor_si512(bits, _mm512_srli_epi64(bits, 33)),
+                              _mm512_set1_epi64((long long)0xC4CEB9FE1A85EC53ULL));
+}
+
+/* Numbers of queues that fit behind the 53 bits that are compared. */
+#define AMONG_MAX 2048
+
+/* As rendezvous_equal() of each of `n` hashes, eight of them at a time; `count` is at most AMONG_MAX. */
+EIGHTS
 static void rendezvous_of_eights(const uint64_t *hashed, uint32_t n, const uint64_t *seeds, uint32_t count, uint32_t *winners)
 {
-    const __m512i one = _mm512_set1_epi64((long long)0xFF51AFD7ED558CCDULL);
-    const __m512i two = _mm512_set1_epi64((long long)0xC4CEB9FE1A85EC53ULL);
+    const __m512i compared = _mm512_set1_epi64(-(long long)AMONG_MAX);
     for (uint32_t k = 0; k < n; k += 8) {
         __mmask8 there = n - k < 8 ? (__mmask8)((1u << (n - k)) - 1) : 0xFF;
-        __m512i key = _mm512_maskz_loadu_epi64(there, hashed + k);
-        __m512i most = _mm512_setzero_si512(), best = _mm512_setzero_si512();
+        __m512i key = _mm512_maskz_loadu_epi64(there, hashed + k), most = _mm512_setzero_si512();
+        key = _mm512_xor_si512(key, _mm512_srli_epi64(key, 33));
         for (uint32_t i = 0; i < count; i++) {
-            __m512i bits = _mm512_xor_si512(key, _mm512_set1_epi64((long long)seeds[i]));
-            bits = _mm512_mullo_epi64(_mm512_xor_si512(bits, _mm512_srli_epi64(bits, 33)), one);
-            bits = _mm512_mullo_epi64(_mm512_xor_si512(bits, _mm512_srli_epi64(bits, 33)), two);
-            bits = _mm512_srli_epi64(_mm512_xor_si512(bits, _mm512_srli_epi64(bits, 33)), 11);
-            __mmask8 more = _mm512_cmpgt_epu64_mask(bits, most);
-            most = _mm512_mask_mov_epi64(most, more, bits);
-            best = _mm512_mask_mov_epi64(best, more, _mm512_set1_epi64(i));
+            uint64_t seed = seeds[i] ^ (seeds[i] >> 33);
+            __m512i bits = mixed_middle(_mm512_xor_si512(key, _mm512_set1_epi64((long long)seed)));
+            /* (bits ^ bits >> 33) & compared; behind it its number, of equals the first the highest. */
+            bits = _mm512_ternarylogic_epi64(bits, _mm512_srli_epi64(bits, 33), compared, 0x28);
+            most = _mm512_max_epu64(most, _mm512_or_si512(bits, _mm512_set1_epi64(AMONG_MAX - 1 - (long long)i)));
         }
-        _mm512_mask_cvtepi64_storeu_epi32(winners + k, there, best);
+        most = _mm512_sub_epi64(_mm512_set1_epi64(AMONG_MAX - 1), _mm512_andnot_si512(compared, most));
+        _mm512_mask_cvtepi64_storeu_epi32(winners + k, there, most);
     }
 }
 #endif
@@ -127,7 +145,7 @@ static inline void rendezvous_each(const uint64_t *hashed, uint32_t n, const uin
                                    int equal, uint32_t *winners)
 {
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (equal && n > 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
+    if (equal && n > 1 && count <= AMONG_MAX && has_eights()) {
         rendezvous_of_eights(hashed, n, seeds, count, winners);
         return;
     }

@@ -16,7 +16,7 @@ Little endian throughout. After the 16-byte header (messages.py):
 
 A record holds publishes of one channel to the same queues with the same flags, priority and ttl, in their order; a
 run those of a record that are neighbours also among all of the channel, so that their confirm numbers follow each other.
-Of an exchange that spreads its messages over queues those of each queue are put together, as far as one read goes. The
+Of an exchange that spreads its messages over queues those of each queue in a read are put together. The
 table that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in octets.pxd).
 """
 
@@ -28,11 +28,11 @@ from libc.string cimport memcmp, memcpy, memset
 
 from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
 from shardd.wire.publishes cimport (
-    IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
-    close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, sequence_read, sequence_t,
+    IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, RUN, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
+    close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, seal, sequence_read, sequence_t,
     stored_bytes,
 )
-from shardd.wire.routes cimport H_ANY, Route, Routes, Spread, goes_to, hash_of, same_exchange
+from shardd.wire.routes cimport H_ANY, Route, Routes, Share, Spread, goes_to, hash_of, same_exchange
 
 crc32c_start()
 
@@ -43,6 +43,8 @@ cdef enum:
     RUN_BYTES_MAX = 1 << 20
     # Records of at least this much are not copied into their PUBLISH, but handed over with the memory they are in.
     LARGE_BYTES = 32 << 10
+    # So many rows for each queue are worth records of their own; fewer are put behind what is there of their queue.
+    OWN_RECORD_ROWS = 8
 
 # Flags of a record of which its queues remember that they have some.
 HAS_BCC = 4
@@ -90,6 +92,22 @@ cdef Records handed_over(Bytes *records):
     return taken
 
 
+cdef inline void close_filled(Share *share) noexcept nogil:
+    """The record of this share; others may lie behind it. None is open: what the writer says of one means nothing then."""
+    cdef Writer *w = share.writer
+    cdef size_t used = w.records.used
+    w.record_at, w.run_at, w.records.used = share.record_at, share.run_at, share.start + share.bytes
+    w.count, w.counted = share.count, 0
+    seal(w, NULL, 0)
+    w.records.used = used
+
+
+cdef inline void take_back(Writer *w, Share *share) noexcept nogil:
+    """The record that was laid out last, for want of memory for more."""
+    w.records.used, w.runs.used = share.record_at, share.run_at
+    w.run_count -= 1
+
+
 cdef class Packer:
     """The publishes of one front door on their way to its shards: a writer per shard and the routes learnt.
 
@@ -106,7 +124,8 @@ cdef class Packer:
     # Of the rows of the table that is packed, as far as a spread chooses:
     cdef uint64_t *hashes
     cdef uint32_t *chosen
-    cdef uint32_t *order  # by queue
+    cdef uint32_t *sharers  # queues that are chosen for some of them
+    cdef uint32_t *order  # of the rows by queue, where each is put by itself
     cdef bint alike  # they belong into the same record, but for the queue
     cdef size_t spread_room
     cdef list larges  # of each shard, bodies that were left: (records before it, view), ...
@@ -150,11 +169,12 @@ cdef class Packer:
         if routes.spread_count and rows > self.spread_room:
             free(self.hashes)
             self.spread_room = 0
-            self.hashes = <uint64_t *> malloc(16 * rows)
+            self.hashes = <uint64_t *> malloc(20 * rows)
             if self.hashes == NULL:
                 raise MemoryError("publish batch")
             self.chosen = <uint32_t *> (self.hashes + rows)
-            self.order = self.chosen + rows
+            self.sharers = self.chosen + rows
+            self.order = self.sharers + rows
             self.spread_room = rows
         row = <Row *> &table[0] + start
         if lasting and rows - start == 1 and row.body_len >= LARGE_BYTES and row.body_frames == 1:
@@ -196,7 +216,7 @@ cdef class Packer:
                     spread = routes.find_spread(buf + row.line_off, row.line_len)
                 if spread != NULL and spread.how != H_ANY:
                     count = self.collect(routes, spread, buf, row, rows - i)
-                    if self.put_groups(spread, buf, row, connection, channel, seq, now_ms, routes.generation):
+                    if self.put_collected(spread, buf, row, <uint32_t> count, connection, channel, seq, now_ms, routes.generation):
                         stopped[0] = i
                         return -1
                     if seq:
@@ -248,12 +268,9 @@ cdef class Packer:
         self.near_count = count
 
     cdef size_t collect(self, Routes routes, Spread *spread, const uint8_t *buf, Row *table, size_t rows) noexcept nogil:
-        """Of rows from the first of `table` on, which is the spread's, as many as are like it: their number. `order` then
-        has them by queue, those of each in their order: one record for all instead of one for each. A step for all rows at a
-        time: what one row has to wait for keeps no other from being begun."""
+        """Of rows from the first of `table` on, which is the spread's, as many as are like it: their number. `chosen` then
+        says the queue of each. A step for all rows at a time: what one row has to wait for keeps no other from being begun."""
         cdef size_t count = 0
-        cdef uint32_t i, chosen, at = 0
-        cdef uint32_t *ends = spread.ends
         cdef uint64_t facts = facts_of(table)
         cdef Row *row
         cdef int flags
@@ -272,65 +289,102 @@ cdef class Packer:
             self.hashes[count] = hash_of(routes, spread, buf + row.line_off)
             count += 1
         routes.choose(spread, self.hashes, <uint32_t> count, self.chosen)
-        memset(ends, 0, 4 * <size_t> spread.count)
-        for i in range(<uint32_t> count):
-            ends[self.chosen[i]] += 1
-        for chosen in range(spread.count):
-            i = ends[chosen]
-            ends[chosen] = at
-            at += i
-        for i in range(<uint32_t> count):
-            chosen = self.chosen[i]
-            self.order[ends[chosen]] = i
-            ends[chosen] += 1
         return count
 
-    cdef int put_groups(self, Spread *spread, const uint8_t *buf, Row *table, uint32_t connection, uint16_t channel,
-                        uint64_t first_seq, uint64_t now_ms, uint64_t generation) noexcept nogil:
-        """What was collected, queue after queue. `first_seq`: of the first row, or 0."""
-        cdef uint32_t chosen, at = 0, end
-        cdef Row *row
-        for chosen in range(spread.count):
-            end = spread.ends[chosen]
-            if at < end and self.alike and not first_seq:
-                if self.add_alike(&spread.routes[chosen], buf, table, self.order + at, end - at, connection, channel,
-                                  now_ms, generation):
-                    return -1
-                at = end
-            while at < end:
-                row = &table[self.order[at]]
-                if self.add(&spread.routes[chosen], buf, row, connection, channel,
-                            first_seq + self.order[at] if first_seq else 0, now_ms, <uint8_t> record_flags(buf, row), generation):
-                    return -1
-                at += 1
+    cdef int put_collected(self, Spread *spread, const uint8_t *buf, Row *table, uint32_t count, uint32_t connection,
+                           uint16_t channel, uint64_t first_seq, uint64_t now_ms, uint64_t generation) noexcept nogil:
+        """What was collected: one record for all of a queue, as far as they allow it. `first_seq`: of the first row, or 0."""
+        cdef uint32_t i, sharers = 0
+        cdef size_t most = 0
+        cdef Share *share
+        cdef int failed
+        cdef bint alike
+        if count == 1:
+            return self.add(&spread.routes[self.chosen[0]], buf, table, connection, channel, first_seq, now_ms,
+                            <uint8_t> record_flags(buf, table), generation)
+        for i in range(count):
+            share = &spread.shares[self.chosen[i]]
+            if not share.count:
+                self.sharers[sharers] = self.chosen[i]
+                sharers += 1
+            share.count += 1
+            share.bytes += stored_bytes(table + i)
+            most = max(most, share.bytes)
+        alike = self.alike and not first_seq and most < RUN_BYTES_MAX
+        if alike and sharers > 1 and count >= OWN_RECORD_ROWS * sharers:
+            failed = self.put_alike(spread, sharers, buf, table, count, connection, channel, now_ms)
+        else:
+            failed = self.put_each(spread, sharers, buf, table, count, connection, channel, first_seq, now_ms, generation)
+        for i in range(sharers):
+            share = &spread.shares[self.sharers[i]]
+            share.count, share.bytes = 0, 0
+        return failed
+
+    cdef int put_alike(self, Spread *spread, uint32_t sharers, const uint8_t *buf, Row *table, uint32_t count,
+                       uint32_t connection, uint16_t channel, uint64_t now_ms) noexcept nogil:
+        """Rows that want no confirms and differ in nothing but the queue. The record of each queue is laid out before one is
+        filled, so that the rows are read in their order, as they lie in memory."""
+        cdef uint32_t i
+        cdef Share *share
+        for i in range(sharers):
+            if self.lay_out(spread, self.sharers[i], table, connection, channel, now_ms):
+                while i:  # nothing of what was laid out may stay
+                    i -= 1
+                    share = &spread.shares[self.sharers[i]]
+                    take_back(share.writer, share)
+                    share.writer.messages -= share.count
+                return -1
+        for i in range(sharers):
+            share = &spread.shares[self.sharers[i]]
+            share.to = share.writer.records.data + share.start
+        for i in range(count):
+            share = &spread.shares[self.chosen[i]]
+            share.to = copied(share.to, buf, table + i)
+        for i in range(sharers):
+            close_filled(&spread.shares[self.sharers[i]])
         return 0
 
-    cdef int add_alike(self, Route *route, const uint8_t *buf, Row *table, const uint32_t *order, uint32_t count,
-                       uint32_t connection, uint16_t channel, uint64_t now_ms, uint64_t generation) noexcept nogil:
-        """As add(), of rows for one queue that want no confirms and differ in nothing that makes another record."""
+    cdef int lay_out(self, Spread *spread, uint32_t chosen, Row *like, uint32_t connection, uint16_t channel,
+                     uint64_t now_ms) noexcept nogil:
+        """The head of a record for this share, and room for the rest."""
+        cdef Share *share = &spread.shares[chosen]
+        cdef Route *route = &spread.routes[chosen]
         cdef Writer *w = &self.writers[route.targets.shard]
-        cdef Row *first = &table[order[0]]
-        cdef uint8_t flags = PERSISTENT if first.delivery_mode == 2 else 0
-        cdef size_t size = 8
-        cdef uint32_t i
-        cdef uint8_t *to
-        if self.add(route, buf, first, connection, channel, 0, now_ms, flags, generation):
+        cdef uint8_t flags = PERSISTENT if like.delivery_mode == 2 else 0
+        close_record(w)
+        if reserve(&w.runs, RUN) or open_record(w, route.targets, like, connection, channel, 0, now_ms, flags):
             return -1
-        for i in range(1, count):
-            size += stored_bytes(&table[order[i]])
-        if w.records.used - w.record_at + size >= RUN_BYTES_MAX:
-            for i in range(1, count):
-                if self.add(route, buf, &table[order[i]], connection, channel, 0, now_ms, flags, generation):
-                    return -1
-            return 0
-        if reserve(&w.records, size):
+        w.is_open = 0  # it is closed when it is filled
+        share.writer, share.record_at, share.run_at, share.start = w, w.record_at, w.run_at, w.records.used
+        if reserve(&w.records, share.bytes + 8):
+            take_back(w, share)
             return -1
-        to = w.records.data + w.records.used
-        for i in range(1, count):
-            to = copied(to, buf, &table[order[i]])
-        w.records.used = to - w.records.data
-        w.count += count - 1
-        w.messages += count - 1
+        w.records.used += share.bytes + (-(share.start + share.bytes - share.record_at) & 7)  # as seal() will pad it
+        w.messages += share.count
+        if flags & PERSISTENT and route.durable:
+            w.needs_sync = 1
+        self.touched |= <uint64_t> 1 << route.targets.shard
+        return 0
+
+    cdef int put_each(self, Spread *spread, uint32_t sharers, const uint8_t *buf, Row *table, uint32_t count,
+                      uint32_t connection, uint16_t channel, uint64_t first_seq, uint64_t now_ms,
+                      uint64_t generation) noexcept nogil:
+        """Any rows, queue after queue."""
+        cdef uint32_t i, k, at = 0
+        cdef Share *share
+        for i in range(sharers):
+            share = &spread.shares[self.sharers[i]]
+            share.next_row = at
+            at += share.count
+        for i in range(count):
+            share = &spread.shares[self.chosen[i]]
+            self.order[share.next_row] = i
+            share.next_row += 1
+        for k in range(count):
+            i = self.order[k]
+            if self.add(&spread.routes[self.chosen[i]], buf, &table[i], connection, channel, first_seq + i if first_seq else 0,
+                        now_ms, <uint8_t> record_flags(buf, &table[i]), generation):
+                return -1
         return 0
 
     cdef inline int add(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,

@@ -4,7 +4,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from shardd.wire.buffer cimport same
-from shardd.wire.publishes cimport Target
+from shardd.wire.publishes cimport Target, Writer
 
 cdef extern from "key_hash.h" nogil:
     uint64_t c_key_hash "key_hash"(const unsigned char *key, size_t length)
@@ -26,6 +26,17 @@ cdef struct Route:
     uint32_t line_len
     uint64_t hashed
 
+cdef struct Share:  # of one queue, of the rows of a table while that is packed
+    uint32_t count  # 0 before and after
+    size_t bytes  # of the stored messages
+    uint32_t next_row  # where each is put by itself: of those by queue
+    # Where its record is laid out before it is filled:
+    Writer *writer
+    size_t record_at
+    size_t run_at
+    size_t start  # of the stored messages in the writer's records
+    uint8_t *to
+
 cdef struct Spread:  # an exchange that gives each message to one of its queues, or all to the same
     int how
     int equal  # all weights are the same
@@ -33,7 +44,7 @@ cdef struct Spread:  # an exchange that gives each message to one of its queues,
     Route *routes  # one for each queue
     uint64_t *seeds  # of a jump hash: the sum of weights up to here
     double *weights
-    uint32_t *ends  # while a table is packed: of each route, where its rows end in Packer.order
+    Share *shares  # of each route
     uint8_t *exchange
     uint32_t exchange_len  # as on the line, with its length byte
 

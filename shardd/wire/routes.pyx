@@ -119,7 +119,7 @@ cdef class Routes:
             free(spread.routes)
             free(spread.seeds)
             free(spread.weights)
-            free(spread.ends)
+            free(spread.shares)
             free(spread.exchange)
         self.spread_count = 0
 
@@ -181,10 +181,10 @@ cdef class Routes:
         spread.routes = <Route *> calloc(count, sizeof(Route))
         spread.seeds = <uint64_t *> calloc(count, 8)
         spread.weights = <double *> calloc(count, 8)
-        spread.ends = <uint32_t *> calloc(count, 4)
+        spread.shares = <Share *> calloc(count, sizeof(Share))
         self.spread_count += 1
         if spread.exchange == NULL or spread.routes == NULL or spread.seeds == NULL or spread.weights == NULL or \
-                spread.ends == NULL:
+                spread.shares == NULL:
             raise MemoryError()
         spread.count = count
         spread.exchange[0] = <uint8_t> len(exchange)

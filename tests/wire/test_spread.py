@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -82,7 +85,11 @@ def test_each_key_goes_where_plain_routing_says() -> None:
 
 @given(
     st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1]), max_size=40),
-    st.lists(st.tuples(st.sampled_from([1, 1, 1, 7]), st.integers(0, 2**64 - 1)), min_size=1, max_size=20),
+    st.lists(
+        st.tuples(st.sampled_from([1, 1, 1, 7]), st.integers(0, 2**64 - 1) | st.sampled_from([5, 6])),
+        min_size=1,
+        max_size=20,
+    ),
     st.booleans(),
 )
 def test_many_keys_at_once_go_where_each_alone_would(
@@ -91,6 +98,61 @@ def test_many_keys_at_once_go_where_each_alone_would(
     if equal:
         members = [(1, seed) for _, seed in members]
     assert winners(hashes, members) == [rendezvous_weighted(hashed, members) for hashed in hashes]
+
+
+@pytest.mark.parametrize("count", [2047, 2048, 2049])
+def test_the_last_of_very_many_is_chosen_like_the_first(count: int) -> None:
+    members = [(1, seed) for seed in range(count)]
+    hashes = [key_hash(b"%d" % i) for i in range(12)] + [best_for(members[0][1]), best_for(members[-1][1])]
+    found = winners(hashes, members)
+    assert found == [rendezvous_weighted(hashed, members) for hashed in hashes]
+    assert found[-2:] == [0, count - 1]
+
+
+def best_for(seed: int) -> int:
+    """A hash that draws the highest number there is with this seed: what is mixed, turned back."""
+    bits = 2**64 - 1
+    bits ^= bits >> 33
+    for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
+        bits = bits * pow(factor, -1, 2**64) % 2**64
+        bits ^= bits >> 33
+    return bits ^ seed
+
+
+KEYS = st.binary(max_size=12) | st.sampled_from([b"", b"k", b"12345678", b"123456789", b"x" * 255])
+
+
+@given(
+    st.lists(KEYS, min_size=1, max_size=70),
+    st.sampled_from([RENDEZVOUS, MODULUS, JUMP]),
+    st.lists(st.sampled_from([1, 1, 1, 4]), min_size=1, max_size=12),
+    st.booleans(),
+)
+def test_keys_of_all_lengths_go_where_plain_routing_says(
+    keys: list[bytes], how: int, weights: list[int], confirms: bool
+) -> None:
+    """Also where there is nothing to read behind the last one."""
+    if how == MODULUS:
+        weights = [1] * len(weights)
+    lots = [(weight, 77 * i) for i, weight in enumerate(weights)]
+    plain = {
+        RENDEZVOUS: lambda hashed: rendezvous_weighted(hashed, lots),
+        MODULUS: lambda hashed: modulus(hashed, len(lots)),
+        JUMP: lambda hashed: jump_weighted(hashed, weights),
+    }[how]
+    routes, packing = Routes(7), packer.Packer(2)
+    members = [(weight, seed, i % 2, i, False) for i, (weight, seed) in enumerate(lots)]
+    assert routes.learn_spread(b"spread", how, members)
+    buffer, table = read_of([line_of(b"spread", key) for key in keys])
+    assert packing.pack(routes, buffer, table, 0, 9, confirms, 1000) == (len(keys), packer.DONE)
+    found: dict[int, list[bytes]] = {}
+    for message in (packing.take(shard, 0, 1, 1, 1) for shard in (0, 1)):
+        for (queue,), stored in records_of(codec.read_publish(message).records) if message else ():
+            found.setdefault(queue, []).extend(map(key_of, stored))
+    wanted: dict[int, list[bytes]] = {}
+    for key in keys:
+        wanted.setdefault(plain(key_hash(key)), []).append(key)
+    assert found == wanted
 
 
 def test_an_exchange_that_sends_all_the_same_way_does_not_look_at_the_key() -> None:
@@ -199,6 +261,20 @@ def test_of_random_keys_each_queue_has_one_record_not_one_for_each_message() -> 
     assert [len(records_of(codec.read_publish(message).records)) for message in messages if message] == [2, 2]
 
 
+@pytest.mark.parametrize("confirms", [0, 1])
+@pytest.mark.parametrize("rows", [1, 2, 8, 31])
+def test_small_reads_go_on_with_the_records_of_those_before(rows: int, confirms: int) -> None:
+    routes, packing = Routes(7), packer.Packer(4)
+    assert routes.learn_spread(b"spread", MODULUS, [(1, 0, i, i, False) for i in range(4)])
+    buffer, table = read_of([line_of(b"spread", b"%d" % i) for i in range(rows)])
+    for turn in range(100):
+        assert packing.pack(routes, buffer, table, 0, 9, confirms + turn * rows if confirms else 0, 1000)[0] == rows
+    messages = [packing.take(shard, 0, 1, 1, 1) for shard in range(4)]
+    records = [records_of(codec.read_publish(message).records) for message in messages if message]
+    assert {len(found) for found in records} == {1}
+    assert sum(len(stored) for ((_, stored),) in records) == 100 * rows
+
+
 Sent = tuple[bytes, int, int, int, int]  # key, ttl, delivery mode, priority, bytes of the body
 SENT = st.tuples(
     st.sampled_from([b"a", b"bb", b"ccc", b"a key that is longer than most others are"]),
@@ -255,3 +331,52 @@ def test_each_queue_gets_its_messages_in_order_and_as_they_were_sent(
 
 def record_bytes(head: memoryview) -> int:
     return int.from_bytes(head[:4], "little")
+
+
+WANT_OF_MEMORY = """
+import resource, sys
+from shardd.wire.packer import Packer
+from shardd.wire.routes import MODULUS, Routes
+from tests.wire.test_spread import frames_of, line_of
+
+routes, packing = Routes(7), Packer(2)
+assert routes.learn_spread(b"spread", MODULUS, [(1, 0, i % 2, i, True) for i in range(8)])
+few, many = (frames_of([(b"%d" % i, 0xFFFFFFFF, 2, 0xFF, size) for i in range(1200)]) for size in (0, 4000))
+packing.pack(routes, *few, 0, 9, 0, 1000)
+before = [(packing.pending(shard), packing.messages(shard)) for shard in (0, 1)]
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+room = resource.getrlimit(resource.RLIMIT_AS)
+refused = 0
+for more in range(0, 16 << 20, 512 << 10):
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, room[1]))
+    try:
+        packing.pack(routes, *many, 0, 9, 0, 1000)
+        break
+    except MemoryError:
+        refused += 1
+        assert [(packing.pending(shard), packing.messages(shard)) for shard in (0, 1)] == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, room)
+assert refused > 2, refused
+for shard in (0, 1):
+    sys.stdout.buffer.write(packing.take(shard, 0, 1, 1, 1))
+"""
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="its malloc does not fail, it ends the process")
+def test_for_want_of_memory_nothing_of_a_read_stays() -> None:
+    ended = subprocess.run([sys.executable, "-c", WANT_OF_MEMORY], capture_output=True, check=False)
+    assert ended.returncode == 0, ended.stderr.decode()
+    out, sizes = ended.stdout, []
+    while out:  # two batches, whole and true
+        size = 40 + 24 * int.from_bytes(out[24:28], "little") + int.from_bytes(out[28:32], "little")
+        batch = codec.read_publish(out[:size])
+        at = 0
+        while at < len(batch.records):
+            length = record_bytes(batch.records[at : at + 4])
+            told = int.from_bytes(batch.records[at + 4 : at + 8], "little")
+            assert told == packer.crc32c(batch.records[at + 8 : at + length])
+            at += length
+        sizes.append(sum(len(stored) for _, stored in records_of(batch.records)))
+        out = out[size:]
+    assert sum(sizes) == 2400 and len(sizes) == 2
