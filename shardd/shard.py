@@ -402,4 +402,4 @@ class Shard(Controls):
 
 def _may_refuse(queues: list[Queue]) -> bool:
     """Whether some of them may."""
-    return any(queue.may_refuse for queue in queues)
+    return True in [queue.may_refuse for queue in queues]

@@ -58,14 +58,10 @@ class Roster:
         """Those of them that there are."""
         if len(ids) == 1 and (alone := self._used.get(ids[0])) is not None:
             return [alone]
-        found = []
-        for id in ids:
-            queue = self._used.get(id)
-            if queue is None:
-                queue = self.get(id)
-            if queue is not None:
-                found.append(queue)
-        return found
+        found = list(map(self._used.get, ids))
+        if None not in found:
+            return found  # type: ignore[return-value] # just checked
+        return [queue for queue in map(self.get, ids) if queue is not None]
 
     def put(self, id: int, kind: Kind, now: int) -> Queue | None:
         """A new queue, or other limits for one that is there. The queue, if it is more than its kind."""
