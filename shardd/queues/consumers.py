@@ -84,7 +84,9 @@ class Loan(Turns):
     def free(self) -> int:
         """What is given back unused would go round for ever, and one that is never idle would give nothing back, had it
         all."""
-        return (self.lent if self.in_turn else self.keep) - self.used
+        if self.given < self.turn_ends or 0 <= self._now - self._turn_began < self._turn_ms:  # in_turn, less a call
+            return self.lent - self.used
+        return self.keep - self.used
 
     @property
     def in_turn(self) -> bool:
@@ -222,7 +224,7 @@ class Loan(Turns):
     def goes_on(self, queue: Queue) -> bool:
         if self.used < self.lent or not self.asked:
             return False  # some may be given back or passed on, or more is asked for
-        return queue is self._current and queue in self.waiting and not self._is_over(queue)
+        return queue is self._current and queue in self.waiting and not self._is_over(queue.head())
 
     def _reckon(self) -> None:
         """Anew, after what parts were lent, or may keep, has changed."""

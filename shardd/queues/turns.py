@@ -57,7 +57,7 @@ class Turns:
         """The entry before which it is to stop; 0 while it is another's turn."""
         self._now = now
         self._wanting[queue] = head = queue.head()
-        if queue is self._current and head < self._until and not self._lasts_too_long():
+        if queue is self._current and not self._is_over(head):
             return self._until
         return self._until if self._whose() is queue else 0
 
@@ -92,14 +92,14 @@ class Turns:
     def _whose(self) -> Queue:
         """Of those that want one, of which there are some."""
         current = self._current
-        if current is None or current not in self._wanting or self._is_over(current):
+        if current is None or current not in self._wanting or self._is_over(current.head()):
             current = self._current = self._choose()
         return current
 
-    def _is_over(self, current: Queue) -> bool:
-        return current.head() >= self._until or self._lasts_too_long()
-
-    def _lasts_too_long(self) -> bool:
+    def _is_over(self, head: int) -> bool:
+        """The turn of the one it is, which would go on with that entry."""
+        if head >= self._until:
+            return True
         return self.taken >= self.turn_max and not 0 <= self._now - self._began < STAY_MS  # clocks are set back, too
 
     def _choose(self) -> Queue:
