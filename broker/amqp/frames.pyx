@@ -219,6 +219,14 @@ cdef int read_body(const uint8_t *base, size_t start, size_t *at, size_t end, ui
         row.body_frames += 1
     return -1
 
+cdef inline bint ends_alike(const uint8_t *frame, const uint8_t *other, size_t size) noexcept nogil:
+    """By the last 8 bytes, of which there are some of the key: where keys differ, that is told before all is compared.
+    There are 8 at least."""
+    cdef uint64_t a, b
+    memcpy(&a, frame + size - 8, 8)
+    memcpy(&b, other + size - 8, 8)
+    return a == b
+
 cdef int read_publish(const uint8_t *base, size_t *position, size_t end, const uint8_t *states, size_t states_len,
                       uint32_t frame_max, uint64_t message_max, Memo *memo, Row *row, size_t *needed) noexcept nogil:
     """One publish at `position`; -1 when it is whole: the row is filled and `position` is behind it."""
@@ -238,7 +246,8 @@ cdef int read_publish(const uint8_t *base, size_t *position, size_t end, const u
     if left < <size_t>size + 8:
         needed[0] = <size_t>size + 8
         return C_INCOMPLETE
-    if memo.row != NULL and memo.method_len == size + 8 and memcmp(memo.method, p, size + 8) == 0:
+    if memo.row != NULL and memo.method_len == size + 8 and ends_alike(memo.method, p, size + 8) and \
+            memcmp(memo.method, p, size + 8) == 0:
         row.line_len = memo.row.line_len
     else:
         if p[size + 7] != 0xCE or size < 4 or get16(p + 7) != 60:
