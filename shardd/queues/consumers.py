@@ -84,9 +84,7 @@ class Loan(Turns):
     def free(self) -> int:
         """What is given back unused would go round for ever, and one that is never idle would give nothing back, had it
         all."""
-        if self.given < self.turn_ends or 0 <= self._now - self._turn_began < self._turn_ms:  # in_turn, less a call
-            return self.lent - self.used
-        return self.keep - self.used
+        return (self.lent if self.in_turn else self.keep) - self.used
 
     @property
     def in_turn(self) -> bool:
