@@ -52,7 +52,8 @@ from broker.control import (
 
 log = logging.getLogger(__name__)
 
-SENT_MAX = 16_384  # requests on their way at once: what the controller may have to buffer for this door
+# Requests on their way at once. Who asks for the first thing waits behind so many of the others, some 0.1 ms each.
+SENT_MAX = 1024
 WAITING_MAX = 262_144  # requests behind them, and while the controller is away
 MESSAGES_MAX = 100  # of the controller, taken in between two looks at the sockets: a read holds thousands of small ones
 # A read of no more is handled in the turn of the loop that has it.
@@ -214,7 +215,7 @@ class CatalogLink:
         self._next_id = 1
         self._sent: dict[int, _Asked] = {}  # in the order of asking
         self._sent_things = self._waiting_things = 0
-        self._waiting: deque[_Asked] = deque()
+        self._waiting: dict[str, deque[_Asked]] = {}  # by connection, the next one that is served first
         self._stream: _Stream | None = None
         self._told: set[str] = set()  # connections the last hello named
         self._out: list[bytes] = []
@@ -226,9 +227,10 @@ class CatalogLink:
     # -- for the front door ------------------------------------------------------------------------------
 
     def ask(self, request: AnyRequest, owner: str, user: str) -> asyncio.Future[Answer]:
-        """Ask the controller; the order of asking is the order of doing.
+        """Ask the controller; for one connection the order of asking is the order of doing.
 
-        Cancelling the future takes back what has not been sent; what was sent is done, its answer is lost.
+        Connections take turns when more is asked than may be on its way at once. Cancelling the future
+        takes back what has not been sent; what was sent is done, its answer is lost.
         """
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._ask(request, owner, user, answer)
@@ -246,7 +248,7 @@ class CatalogLink:
         if self.up and not self._waiting and self._sent_things < SENT_MAX:
             self._send_asked(asked)
         elif self._waiting_things < WAITING_MAX:
-            self._waiting.append(asked)
+            self._waiting.setdefault(owner, deque()).append(asked)
             self._waiting_things += things_asked(request)
         else:
             answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, "too many requests wait for the controller"))
@@ -491,8 +493,13 @@ class CatalogLink:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
+        """Send what waits, one request of each connection after the other."""
         while self._waiting and self._sent_things < SENT_MAX:
-            asked = self._waiting.popleft()
+            owner = next(iter(self._waiting))
+            its = self._waiting.pop(owner)
+            asked = its.popleft()
+            if its:
+                self._waiting[owner] = its
             self._waiting_things -= things_asked(asked.ask.what)
             if not asked.answer.done():
                 self._send_asked(asked)

@@ -26,7 +26,6 @@ from broker.amqp import (
     Event,
     Failed,
     Method,
-    Nothing,
     Open,
     Publishes,
     Settles,
@@ -41,7 +40,7 @@ from broker.logins import TakesLong
 from broker.output import Stream, close_behind_output
 from broker.pipeline import Pipeline
 from broker.scope import Scope
-from broker.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_TURN
+from broker.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_SLICE
 from shardd.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -66,10 +65,6 @@ AGAIN_BYTES_MAX = 64 << 10
 RANGE_BYTES = 160
 # What one bind of a queued Binds event takes.
 BIND_BYTES = 320
-# Events of one client before the others get their turn.
-TURN_EVENTS = 512
-# As how many of them it counts that many frames brought no event.
-NOTHING_EVENTS = 128
 # Messages one client is being got (basic.get) at once, on all its channels: each may be as large as messages may be.
 GETS_MAX = 16
 
@@ -78,8 +73,8 @@ class Client(ChannelWork):
     """One connection. `id`: used once in this front door's life; `tls`: what its handshake told, if it has one."""
 
     __slots__ = (
-        "_handshake", "_more_comes", "auth_mechanism", "channels", "connected_at", "gets", "owner", "received_bytes",
-        "scope", "tls", "trusted", "user", "vhost",
+        "_begun", "_handshake", "_more_comes", "auth_mechanism", "channels", "connected_at", "gets", "owner",
+        "received_bytes", "scope", "tls", "trusted", "user", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +102,7 @@ class Client(ChannelWork):
         self.connected_at = time.time()
         self.received_bytes = 0
         self._more_comes = False  # the last read filled the buffer
+        self._begun: Publishes | None = None  # of which some messages are still to be published
         self.gets = asyncio.Semaphore(GETS_MAX)
         self._handshake = door.loop.call_later(config.handshake_timeout_s, self._handshake_too_slow)
         door.loop.add_reader(self.fd, self._readable)
@@ -161,42 +157,49 @@ class Client(ChannelWork):
         self._handle_events()
 
     def _handle_events(self) -> None:
-        # What is left of the read when the turn is over is kept: the next client's bytes will overwrite the buffer.
-        turn, things, next_event = TURN_EVENTS, 0, self.amqp.next_event
-        while turn > 0:
-            event = next_event()
-            if event is None:
-                if self._paused:
-                    self.resume(PAUSE_TURN)
-                break
-            turn -= 1
+        """Handle what was read until nothing is left of it or the client's time slice is over."""
+        things, slices, next_event = 0, self.door.slices, self.amqp.next_event
+        slices.begin()
+        event = self._begun or next_event()
+        while event is not None:
             try:
                 if isinstance(event, Publishes) and not self.lost:
                     things += event.count
                     self._on_publishes(event)
                 else:
-                    if isinstance(event, Nothing):
-                        turn -= NOTHING_EVENTS - 1
                     things += things_in(event)
                     self._handle(event)
             except (ChannelException, ConnectionException) as error:
                 self.fail(error, 0)
             except Exception:
                 self._fail_internally()
-            if self._paused and self._paused & PAUSE_LOGIN:
-                turn = 0  # what it sent already is looked at once we know who it is
+            # What it sent already is looked at once we know who it is.
+            waits = self._paused and self._paused & PAUSE_LOGIN
+            if self._begun is not None or waits or slices.is_over():
+                self._end_slice()
+                break
+            event = next_event()
         else:
-            self.amqp.keep_unread()
-            self.pause(PAUSE_TURN)
-            self.door.loop.call_soon(self._next_turn)
+            if self._paused:
+                self.resume(PAUSE_SLICE)
         self.door.came(things)
         self._gather()
 
-    def _next_turn(self) -> None:
+    def _end_slice(self) -> None:
+        """Keep what is left of the read, whose bytes those of the next client will overwrite."""
+        if self._begun is not None:
+            self._begun.keep()
+        self.amqp.keep_unread()
+        self.pause(PAUSE_SLICE)
+        self.door.work_is_left()
+        self._schedule_slice()
+
+    def _next_slice(self) -> None:
         """Go on with what was read, unless there is another reason not to read: its end comes here again."""
-        if self._paused == PAUSE_TURN and not self.lost:
+        self._slice_scheduled = False
+        if self._paused == PAUSE_SLICE and not self.lost:
             self.door.begin_pass()
-            if self._paused == PAUSE_TURN and not self.lost:  # still
+            if self._paused == PAUSE_SLICE and not self.lost:  # still
                 self._handle_events()
 
     def _handle(self, event: Event) -> None:
@@ -218,15 +221,20 @@ class Client(ChannelWork):
             self._open(event.vhost)
 
     def _on_publishes(self, event: Publishes) -> None:
+        """Publish as many of the event's messages as the time slice lets; `_begun` is the event with the others."""
         self.published = True
         if self.door.alarm:
             self._block()
-        busy = {channel.number for channel in self._waiting} if self._waiting else frozenset()
-        for number, rest in self.door.publishing.publishes(self, event, busy):
+        busy = {channel.number for channel in self._waiting} if self._waiting and not event.done else frozenset()
+        event.without = event.without or busy
+        self._begun = None
+        for number, rest in self.door.publishing.publishes(self, event, self.door.slices.is_over):
             self._later(number, rest, self.door.publishing.publish_once)
         if busy:
             for number, copy in copies_by_channel(event, busy).items():
                 self._later(number, copy, self._publish_copy)
+        if event.done < event.count:
+            self._begun = event
 
     def _later(self, number: int, copy: Publishes, publish: Publish) -> None:
         """In its turn among the channel's work."""
@@ -235,11 +243,16 @@ class Client(ChannelWork):
             self._do(channel, partial(publish, self, channel, copy), len(copy.buffer) + len(copy.table))
 
     @staticmethod
-    def _publish_copy(client: Client, channel: Channel, copy: Publishes) -> Coroutine[None, None, None] | None:
-        publishing = client.door.publishing
-        for _, rest in publishing.publishes(client, copy):  # all is the channel's
-            return publishing.publish_once(client, channel, rest)
-        return None
+    async def _publish_copy(client: Client, channel: Channel, copy: Publishes) -> None:
+        """Publish what waited for its channel, slice by slice; nothing else of the channel is done meanwhile."""
+        door = client.door
+        while channel.is_open:
+            door.slices.begin()
+            for _, rest in door.publishing.publishes(client, copy, door.slices.is_over):  # all is the channel's
+                await door.publishing.publish_once(client, channel, rest)
+            if copy.done == copy.count:
+                return
+            await asyncio.sleep(0)
 
     def _pipeline(self, channel: Channel) -> Pipeline:
         if channel.pipeline is None:
@@ -535,7 +548,7 @@ class Client(ChannelWork):
         for channel in self.channels.values():
             self._end_channel(channel)
         self.amqp.close(error)
-        self.resume(~PAUSE_TURN)
+        self.resume(~PAUSE_SLICE)
         self._gather()
         self.door.loop.call_later(CLOSE_TIMEOUT_S, self.disconnect)
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Collection, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -58,6 +57,10 @@ class Copies(NamedTuple):
 
 
 NO_COPIES = Copies([], [])  # never changed
+
+
+def _never() -> bool:
+    return False
 
 
 class _AskFirst(Exception):
@@ -140,26 +143,26 @@ class Publishing:
     # -- a read's publishes -----------------------------------------------------------------------
 
     def publishes(
-        self, client: Publisher, event: Publishes, without: AbstractSet[int] = frozenset()
+        self, client: Publisher, event: Publishes, is_over: Callable[[], bool] = _never
     ) -> Collection[tuple[int, Publishes]]:
         """Route and pack the event's messages in order; errors end their channel and drop what it sent behind.
 
-        `without`: channels whose messages are left out. Gives, by channel, what has to be given to publish_once(),
-        before anything that the channel sends later.
+        Messages of the channels `event.without` are left out. Asks `is_over` behind each message that needed
+        a decision; if so, `event.done` says how far it came, and the next call goes on there. Gives, by
+        channel, what has to be given to publish_once(), before anything that the channel sends later.
         """
         to_ask: list[tuple[int, Publishes]] | None = None
         now_ms = time.time_ns() // 1_000_000
-        self._counts.received += event.count
-        self._counts.sizes.add(event.table)
-        if self._set_timestamp and (stamped := frames.stamped(event.buffer, event.table, now_ms // 1000)) is not None:
-            event = Publishes(*stamped, event.count)
-        at = 0
+        at = event.done
+        if not at:
+            self._take_in(event, now_ms)
         while at < event.count:
             number = _CHANNEL_OF.unpack_from(event.table, at * ROW)[0]
             channel = client.publishing_channel(number)
-            if channel is None or number in without:
+            if channel is None or number in event.without:
                 at += 1
-            elif channel.transaction is not None:
+                continue
+            if channel.transaction is not None:
                 self._decide(client, channel, event, at, now_ms)
                 at += 1
             else:
@@ -167,9 +170,19 @@ class Publishing:
                     at = self._pack(client, channel, event, at, now_ms)
                 except _AskFirst as ask:
                     to_ask = [*(to_ask or ()), *copies_by_channel(event, {number}, ask.at).items()]
-                    without = {*without, number}
+                    event.without = {*event.without, number}
                     at = ask.at + 1
+            if event.done < at < event.count and is_over():
+                break
+        event.done = at
         return to_ask or ()
+
+    def _take_in(self, event: Publishes, now_ms: int) -> None:
+        """Count an event that comes for the first time, and stamp its messages if that is asked for."""
+        self._counts.received += event.count
+        self._counts.sizes.add(event.table)
+        if self._set_timestamp and (stamped := frames.stamped(event.buffer, event.table, now_ms // 1000)) is not None:
+            event.buffer, event.table = stamped
 
     def _pack(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> int:
         """As many of the channel's messages as go without a decision, and the one that needs it."""

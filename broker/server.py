@@ -39,6 +39,7 @@ from broker.publishing import Publishing
 from broker.replies import Replies
 from broker.rewinding import Rewinding
 from broker.shard_link import ShardLinks
+from broker.time_slices import TimeSlices
 from broker.tls import Handshake
 from broker.tracing import Tracing
 from broker.transport import Transport
@@ -76,7 +77,7 @@ class Door:
         "_last_id", "_linking", "_listeners", "_memory", "_pace", "_tls_listeners", "alarm",
         "borrowers", "catalog_link", "clients", "config", "consuming", "counts", "dead_lettering", "delivery", "dirty",
         "incarnation", "links", "logins", "loop", "now", "publishing", "read_buffer", "reads", "replies", "rewinding",
-        "server_properties", "tracing",
+        "server_properties", "slices", "tracing",
     )  # fmt: skip
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -127,6 +128,7 @@ class Door:
         self._end_scheduled = False
         self._pace = Pace(config.tick_us / 1e6)
         self.reads = Reads()
+        self.slices = TimeSlices(time.perf_counter, self.loop.call_soon)
         self._listeners: list[socket.socket] = []
         self._tls_listeners: list[socket.socket] = []
         self._certificates = None if config.tls is None else Certificates(config.tls)
@@ -155,6 +157,10 @@ class Door:
             self.reads.full += 1
         else:
             self.reads.short += 1
+
+    def work_is_left(self) -> None:
+        """Of a client whose time slice is over: the next pass comes at once."""
+        self._pace.was_large()
 
     def came(self, things: int) -> None:
         self._pace.came(things)

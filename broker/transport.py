@@ -28,16 +28,16 @@ CLOSE_TIMEOUT_S = 5.0
 PAUSE_OUTPUT = 1 << 64
 PAUSE_WORK = 1 << 65
 PAUSE_ALARM = 1 << 66
-PAUSE_TURN = 1 << 67  # its turn is over, and not all that was read is handled
+PAUSE_SLICE = 1 << 67  # its time slice is over, and not all that was read is handled
 PAUSE_LOGIN = 1 << 68  # its password takes long to check
 
 
 class Transport(ABC):
     # With those of Client more than Python keeps in an object without a dictionary beside it.
     __slots__ = (
-        "_is_dirty", "_paused", "_writing", "amqp", "blocked", "closing", "closing_after_flush", "door", "fd", "host",
-        "id", "is_open", "last_received", "last_sent", "lost", "output", "peer_host", "peer_port", "port", "published",
-        "sock",
+        "_is_dirty", "_paused", "_slice_scheduled", "_writing", "amqp", "blocked", "closing",
+        "closing_after_flush", "door", "fd", "host", "id", "is_open", "last_received", "last_sent",
+        "lost", "output", "peer_host", "peer_port", "port", "published", "sock",
     )  # fmt: skip
 
     def __init__(self, door: Door, sock: Stream, peer: tuple[str, int], number: int, amqp: Connection) -> None:
@@ -57,6 +57,7 @@ class Transport(ABC):
         self.published = False
         self.blocked = False  # was told of an alarm
         self._paused = 0
+        self._slice_scheduled = False
         self.output = Output()
         self._is_dirty = False
         self._writing = False
@@ -74,7 +75,7 @@ class Transport(ABC):
         """There are bytes to be read, or the end."""
 
     @abstractmethod
-    def _next_turn(self) -> None:
+    def _next_slice(self) -> None:
         """Go on with what was read."""
 
     @abstractmethod
@@ -92,11 +93,17 @@ class Transport(ABC):
         before, self._paused = self._paused, self._paused & ~reasons
         if before == self._paused or self.lost:
             return
-        if self._paused == PAUSE_TURN:
-            self.door.loop.call_soon(self._next_turn)
+        if self._paused == PAUSE_SLICE:
+            self._schedule_slice()
         elif not self._paused:
             self.last_received = self.door.loop.time()  # its silence was ours
             self.door.loop.add_reader(self.fd, self._readable)
+
+    def _schedule_slice(self) -> None:
+        """Let the next slice come behind those of the others, and only one of them however often it is asked for."""
+        if not self._slice_scheduled:
+            self._slice_scheduled = True
+            self.door.loop.call_soon(self._next_slice)
 
     def _block(self) -> None:
         """A publisher during an alarm: told why, and not read until it is over."""

@@ -42,7 +42,7 @@ _IMMEDIATE = 2
 # Unfinished messages of one connection may have this much together, over one of the largest size.
 CONTENT_BYTES_MORE: Final = 32 << 20
 # Frames without an event (heartbeats, parts of bodies, what is discarded) before next_event() gives Nothing.
-EVENTLESS_FRAMES_MAX: Final = 256
+EVENTLESS_FRAMES_MAX: Final = 64
 # Of a broken frame, in the text about it.
 SHOWN_BYTES: Final = 16
 # Body frames of at least this much are not waited for in one piece.

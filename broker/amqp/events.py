@@ -48,13 +48,25 @@ class Method:
 
 @dataclass(slots=True)
 class Publishes:
-    """Whole publishes, a row of `table` (48 bytes, drawn in octets.pxd) for each. Valid until the next next_event();
-    `lasting`: as long as it is held, for nobody else has its bytes."""
+    """Whole publishes: `table` has a row of 48 bytes, drawn in octets.pxd, for each of them.
+
+    An event is valid until the next call of next_event(). One that is `lasting` is valid as long as it is
+    held, for nobody else has its bytes. `done` counts the messages, from the first on, that were handled;
+    those of the channels `without` were taken out of the event before the rest of it was handled.
+    """
 
     buffer: bytes | bytearray | memoryview
     table: bytes
     count: int
     lasting: bool = False
+    done: int = 0
+    without: AbstractSet[int] = frozenset()
+
+    def keep(self) -> None:
+        """Make the event lasting: copy its bytes, unless nobody else has them."""
+        if not self.lasting:
+            self.buffer = bytes(self.buffer)
+            self.lasting = True
 
 
 @dataclass(slots=True)

@@ -348,6 +348,32 @@ def test_requests_leave_in_the_order_of_asking_and_no_more_than_bounded_are_on_t
     run(tmp_path, play)
 
 
+def test_who_asks_for_little_does_not_wait_behind_all_of_who_asks_for_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_link, "SENT_MAX", 10)
+
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        for owner in ("0.1.1", "0.1.2"):
+            for n in range(100):
+                s.link.ask(declare(f"{owner} {n}"), owner, "u")
+        answer = s.link.ask(declare("little"), "0.1.3", "u")
+        heard: list[str] = []
+        while not answer.done():
+            asked = await stream.hear()
+            assert isinstance(asked, Ask)
+            heard.append(asked.what.name)  # type: ignore[union-attr]
+            stream.say(Answer(asked.id))
+            await asyncio.sleep(0)
+        assert heard.index("little") <= 10 + 3  # those on their way already, then one of each
+        for owner in ("0.1.1", "0.1.2"):
+            its = [name for name in heard if name.startswith(owner)]
+            assert its == [f"{owner} {n}" for n in range(len(its))]
+
+    run(tmp_path, play)
+
+
 def test_a_request_beyond_the_bound_is_refused_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_link, "WAITING_MAX", 1)
 

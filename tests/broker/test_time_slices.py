@@ -1,0 +1,242 @@
+"""No client waits long for others that have much to do, and work done in slices is the work done at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker import publishing as publishing_module
+from broker.amqp import ChannelException, Connection, Publishes
+from broker.catalog import Catalog
+from broker.changes import BindingPut, ExchangePut, PermissionPut, QueuePut, UserPut, VhostPut
+from broker.confirms import Confirms
+from broker.publishing import Publishing
+from broker.time_slices import ROUND_S, SLICE_S_MAX, SLICE_S_MIN, TimeSlices
+from shardd.wire import codec, packer
+from tests.amqp.bytes_of import publish, received, shake_hands
+from tests.wire.test_spread import records_of
+
+# -- the length of slices -------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """An event loop without sockets: what is called soon is called in order, and only work takes time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.ready: deque[Callable[[], None]] = deque()
+
+    def clock(self) -> float:
+        return self.now
+
+    def run_round(self) -> None:
+        for _ in range(len(self.ready)):
+            self.ready.popleft()()
+
+
+class Busy:
+    """A client that always has more to do: steps of a fixed time, as many as its slice lets."""
+
+    def __init__(self, loop: Loop, slices: TimeSlices, step_s: float) -> None:
+        self.loop, self.slices, self.step_s = loop, slices, step_s
+        self.served_s = 0.0
+        self.is_gone = False
+        loop.ready.append(self.work)
+
+    def work(self) -> None:
+        if self.is_gone:
+            return
+        self.slices.begin()
+        while True:
+            self.loop.now += self.step_s
+            self.served_s += self.step_s
+            if self.slices.is_over():
+                break
+        self.loop.ready.append(self.work)
+
+
+@given(st.lists(st.floats(1e-6, 2e-4), min_size=1, max_size=60))
+def test_a_round_over_busy_clients_takes_about_what_it_should(steps_s: list[float]) -> None:
+    loop = Loop()
+    slices = TimeSlices(loop.clock, loop.ready.append)
+    clients = [Busy(loop, slices, step_s) for step_s in steps_s]
+    for _ in range(3):
+        loop.run_round()
+    begun, served = loop.now, [client.served_s for client in clients]
+    loop.run_round()
+    # Each slice may end one step late.
+    assert loop.now - begun <= max(ROUND_S, len(clients) * SLICE_S_MIN) + sum(steps_s) + 1e-9
+    for client, before in zip(clients, served, strict=True):
+        had = client.served_s - before
+        assert min(SLICE_S_MAX, ROUND_S / len(clients)) - 1e-9 <= had <= SLICE_S_MAX + client.step_s + 1e-9
+
+
+def test_a_client_that_is_alone_again_has_long_slices_again() -> None:
+    loop = Loop()
+    slices = TimeSlices(loop.clock, loop.ready.append)
+    others = [Busy(loop, slices, 1e-5) for _ in range(40)]
+    for _ in range(3):
+        loop.run_round()
+    for other in others:
+        other.is_gone = True
+    alone = Busy(loop, slices, 1e-5)
+    for _ in range(3):
+        loop.run_round()
+    before = alone.served_s
+    loop.run_round()
+    assert alone.served_s - before >= SLICE_S_MAX - 1e-9
+
+
+# -- what is published slice by slice -------------------------------------------------------------------------------
+
+NOW_NS = 1_700_000_000_000_000_000
+
+
+class Links:
+    """As much of the shard links as publishing needs."""
+
+    def __init__(self) -> None:
+        self.packer = packer.Packer(2)
+        self.vhost = "/"
+        self.waiting: list[Any] = []
+
+    def use_vhost(self, vhost: str) -> None:
+        assert vhost == "/"
+
+    def wait_for(self, shards: int, waiting: Any) -> None:
+        self.waiting += [waiting] * shards.bit_count()
+
+    def stored(self) -> list[tuple[int, tuple[int, ...], bytes]]:
+        """Return (shard, queue ids, message) of all that was packed, in order for each shard."""
+        found = []
+        for shard in (0, 1):
+            message = self.packer.take(shard, 0, 1, 1, 1)
+            for queues, messages in records_of(codec.read_publish(message).records) if message else ():
+                found += [(shard, tuple(queues), one) for one in messages]
+        return found
+
+
+class Publisher:
+    """A client with three channels, the second of which wants confirms."""
+
+    id = 9
+    user = "guest"
+    vhost = "/"
+    name = "client"
+    frame_bytes_max = 131072
+
+    def __init__(self, publishing: Publishing) -> None:
+        self.scope = publishing.scope("/", "guest")
+        self.said: list[bytes] = []
+        self.failed: list[tuple[int, str]] = []
+        self.channels = {
+            number: SimpleNamespace(number=number, published=0, confirms=None, transaction=None, reply_to="")
+            for number in (1, 2, 3)
+        }
+        self.channels[2].confirms = Confirms(self, 2, publishing.answers_due)
+
+    def publishing_channel(self, number: int) -> Any:
+        return self.channels.get(number)
+
+    def feeds(self, shards: int) -> None:
+        pass
+
+    def write(self, data: bytes) -> None:
+        if data:
+            self.said.append(data)
+
+    def fail(self, error: Exception, channel: int) -> None:
+        assert isinstance(error, ChannelException)
+        self.failed.append((channel, str(error)))
+        self.channels.pop(channel, None)
+
+
+def catalog() -> Catalog:
+    made = Catalog()
+    for change in (
+        VhostPut("/"), UserPut("guest", ""), PermissionPut("/", "guest", ".*", ".*", ".*"),
+        ExchangePut("/", "direct", "direct"), ExchangePut("/", "headers", "headers"),
+        QueuePut("/", "a", 1, 0, durable=True), QueuePut("/", "b", 2, 1),
+        BindingPut("/", "direct", "queue", "a", "k1"), BindingPut("/", "direct", "queue", "b", "k1"),
+        BindingPut("/", "direct", "queue", "b", "k2"),
+        BindingPut("/", "headers", "queue", "a", "", {"x-match": "any", "one": 1}),
+    ):  # fmt: skip
+        made.apply(change)
+    return made
+
+
+MESSAGE = st.tuples(
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([("", "a"), ("", "nobody"), ("direct", "k1"), ("direct", "k2"), ("direct", "k3"), ("headers", "")]),
+    st.sampled_from([{}, {"headers": {"one": 1}}, {"headers": {"CC": ["k2"]}}, {"headers": {"CC": 5}}]),
+    st.booleans(),
+)
+
+
+def events_of(messages: list[tuple[int, tuple[str, str], dict[str, Any], bool]]) -> list[Publishes]:
+    data = b"".join(
+        frame if not (mandatory and at == 0) else frame[:-2] + bytes([frame[-2] | 1]) + frame[-1:]
+        for number, (channel, (exchange, key), props, mandatory) in enumerate(messages)
+        for at, frame in enumerate(publish(channel, exchange, key, str(number).encode(), **props))
+    )
+    connection = Connection(server_properties={})
+    shake_hands(connection, channels=3)
+    events = received(connection, data)
+    assert all(isinstance(event, Publishes) for event in events)
+    return events  # type: ignore[return-value]
+
+
+def outcome(messages: list[Any], is_over: Callable[[], bool] | None) -> tuple[Any, ...]:
+    """Publish them, at once or in slices between which the bytes that were read are overwritten."""
+    links = Links()
+    publishing = Publishing(SimpleNamespace(catalog=catalog()), links)  # type: ignore[arg-type]
+    client = Publisher(publishing)
+    for event in events_of(messages):
+        read = bytearray(event.buffer)
+        event = Publishes(memoryview(read), event.table, event.count)
+        if is_over is None:
+            publishing.publishes(client, event)  # type: ignore[arg-type]
+            continue
+        while event.done < event.count:
+            before = event.done
+            publishing.publishes(client, event, is_over)  # type: ignore[arg-type]
+            assert event.done > before  # a slice that is over at once gets on all the same
+            event.keep()
+            read[:] = bytes(len(read))
+    for waiting in links.waiting:
+        waiting.confirmed()
+    publishing.end_of_pass()
+    counts = publishing._counts
+    published = [channel.published for channel in client.channels.values()]
+    return links.stored(), client.said, client.failed, published, counts.received, counts.returned
+
+
+@settings(max_examples=150)
+@given(st.lists(MESSAGE, max_size=12), st.lists(st.booleans(), min_size=1, max_size=5))
+def test_what_is_published_in_slices_is_what_is_published_at_once(messages: list[Any], overs: list[bool]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing_module.time, "time_ns", lambda: NOW_NS)
+        turns = iter(overs * 100)
+        whole, sliced = outcome(messages, None), outcome(messages, lambda: next(turns))
+    stored, said, *rest = whole
+    assert sliced[0] == stored
+    assert b"".join(sliced[1]) == b"".join(said)
+    assert [*sliced[2:]] == rest
+
+
+def test_the_read_that_a_begun_event_lies_in_may_be_overwritten() -> None:
+    """The comparison above would notice an event that was not kept."""
+    messages = [(1, ("headers", ""), {"headers": {"one": 1}}, False)] * 4
+    whole = outcome(messages, None)
+    keep, Publishes.keep = Publishes.keep, lambda event: None  # type: ignore[method-assign,assignment]
+    try:
+        with pytest.raises(Exception):  # noqa: B017 # zeroes are no message, whatever that leads to
+            assert outcome(messages, lambda: True) == whole
+    finally:
+        Publishes.keep = keep  # type: ignore[method-assign]
