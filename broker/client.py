@@ -497,13 +497,22 @@ class Client(ChannelWork):
 
     def _drop_channel(self, channel: Channel) -> None:
         channel.is_open = False
-        channel.work.clear()
-        if channel.pipeline is not None:
-            channel.pipeline.close()
-        self._waiting.discard(channel)
+        self._let_go_of(channel)
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
             self.tell_channels()
+
+    def _let_go_of(self, channel: Channel) -> None:
+        """Forget the work of a channel that has ended.
+
+        What is queued refers to the client and the channel: left there, both would live until the garbage
+        collector finds them, which looks seldom.
+        """
+        channel.work.clear()
+        if channel.pipeline is not None:
+            channel.pipeline.close()
+            channel.pipeline = None
+        self._waiting.discard(channel)
 
     async def _close_politely(self) -> None:
         """connection.close by the client: everything of it goes, then the answer: whoever declares queues of the same
@@ -558,8 +567,10 @@ class Client(ChannelWork):
             return
         self.lost = True
         self._handshake.cancel()
+        self._begun = None
         for channel in list(self.channels.values()):
             self._end_channel(channel)
+            self._let_go_of(channel)
         self.channels.clear()
         self._say_down()
         self.door.loop.remove_reader(self.fd)

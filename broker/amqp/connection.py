@@ -202,7 +202,7 @@ class Connection:
                 if self._state in CONNECTION_DISCARDS:
                     continue
                 self._state = ConnectionState.CLOSING
-                return Failed(error)
+                return Failed(error.with_traceback(None))
             if event is not None:
                 return event
         return Nothing()
@@ -311,7 +311,7 @@ class Connection:
         except ChannelException as error:
             # Until the caller closes the channel, what else comes on it is discarded already.
             self._set_channel(channel, ChannelState.CLOSING)
-            return Failed(error, channel)
+            return Failed(error.with_traceback(None), channel)
 
     def _read_part(self, channel: int, content: _Content, size: int) -> Event | None:
         """A body frame that belongs where it is, from its head on."""
@@ -345,7 +345,7 @@ class Connection:
             return self._received(spec.BODY_FRAME, part.channel, b"")
         except ChannelException as error:
             self._set_channel(part.channel, ChannelState.CLOSING)
-            return Failed(error, part.channel)
+            return Failed(error.with_traceback(None), part.channel)
 
     def _broken_frame(self, kind: int, payload: bytes, what: str, size: int = 0) -> ConnectionException:
         """In RabbitMQ's words, which are Erlang's. `size`: of the whole payload, when that is more."""

@@ -92,7 +92,10 @@ class Binds:
 
 @dataclass(slots=True)
 class Failed:
-    """What is wrong at this place of the bytes; what was before it has been told before."""
+    """What is wrong at this place of the bytes; what was before it has been told before.
+
+    The exception has no traceback: its frames would hold this very event, and the connection with it.
+    """
 
     exception: ChannelException | ConnectionException
     channel: int = 0
