@@ -37,6 +37,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     load_definitions: str = ""
     listen: Listen = msgspec.field(default_factory=lambda: Listen())
     tls: Tls = msgspec.field(default_factory=lambda: Tls())
+    http: Http = msgspec.field(default_factory=lambda: Http())
     front_doors: FrontDoors = msgspec.field(default_factory=lambda: FrontDoors())
     shards: Shards = msgspec.field(default_factory=lambda: Shards())
     reader: Reader = msgspec.field(default_factory=lambda: Reader())
@@ -86,6 +87,18 @@ class Sni(Struct, frozen=True, forbid_unknown_fields=True):
     host: Text
     cert: Text
     key: str = ""
+
+
+class Http(Struct, frozen=True, forbid_unknown_fields=True):
+    connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    connections_per_address_max: Annotated[int, Meta(ge=1, le=100_000)] = 400
+    answers_max: Annotated[int, Meta(ge=1, le=100_000)] = 256
+    answers_per_address_max: Annotated[int, Meta(ge=1, le=100_000)] = 128
+    made_max: Annotated[int, Meta(ge=1, le=1000)] = 8
+    answer_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 64 << 20
+    answer_bytes_per_address_max: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 32 << 20
+    unread_timeout_s: Seconds = 10
+    answer_timeout_s: Seconds = 300
 
 
 class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):

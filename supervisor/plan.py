@@ -74,6 +74,7 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "tls": _tls(settings),
         "metrics_fds": listening.metrics_fds,
         "http_address": listening.http_address,
+        "http": msgspec.to_builtins(settings.http),
         "default_user": settings.users.default_user,
         "default_pass": settings.users.default_pass,
         "http_without_tls": settings.users.http_without_tls,

@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 
-from supervisor.config import Settings
+from supervisor.config import Http, Settings
 
 # The rest takes a restart: sockets, numbers of processes and what lies on the disk are decided once.
 RUN_TIME = frozenset({
     "log_level", "load_definitions", "listen.proxy_protocol_from",
+    *(f"http.{name}" for name in Http.__struct_fields__),
     "front_doors.heartbeat_s", "front_doors.frame_bytes_max", "front_doors.channels_max",
     "front_doors.channel_consumers_max", "front_doors.message_bytes_max", "front_doors.handshake_timeout_s",
     "front_doors.connections_max", "front_doors.channel_max_per_node",

@@ -11,6 +11,22 @@ from broker.config import Tls
 SHARDS_MAX = 64
 DOORS_MAX = 1024
 
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of the ports of HTTP and of metrics together. `deploy/broker.toml` says what each is for."""
+
+    connections_max: Count = 1000
+    connections_per_address_max: Count = 400
+    answers_max: Count = 256
+    answers_per_address_max: Count = 128
+    made_max: Count = 8
+    answer_bytes_max: Count = 64 << 20
+    answer_bytes_per_address_max: Count = 32 << 20
+    unread_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    answer_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+
 
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """`boot` names one life of the broker: what is not durable outlives a restart of the controller within it.
@@ -29,6 +45,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     https_fds: list[int] = []
     tls: Tls | None = None
     http_address: str = ""
+    http: HttpLimits = HttpLimits()
     default_user: str = "guest"
     default_pass: str = "guest"
     default_vhost: str = "/"

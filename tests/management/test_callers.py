@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
+import socket
 import zlib
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.controller.config import HttpLimits
 from broker.controller.management import call, callers
-from broker.controller.management.callers import CONNECTIONS_MAX, IDLE_S_MAX, Callers, superfluous
+from broker.controller.management.app import guarded_site, metrics_app
+from broker.controller.management.callers import IDLE_S_MAX, IDLE_S_MIN, Callers, superfluous
 from tests.management.conftest import Api
 
+LIMITS = HttpLimits()
+CONNECTIONS_MAX = LIMITS.connections_max
 ages = st.lists(st.floats(0, 2 * IDLE_S_MAX), max_size=50)
 
 
 @given(ages, st.integers(0, 2 * CONNECTIONS_MAX))
 def test_the_longest_idle_go_and_no_more_than_must(idle: list[float], calling: int) -> None:
     since: dict[Any, float] = {number: -age for number, age in enumerate(idle)}
-    gone = superfluous(since, len(idle) + calling, 0.0)
+    gone = superfluous(since, len(idle) + calling, CONNECTIONS_MAX, 0.0)
     stay = since.keys() - set(gone)
     assert len(gone) == len(set(gone))
     assert all(idle[number] <= IDLE_S_MAX for number in stay)
@@ -53,17 +60,125 @@ async def test_who_says_nothing_is_let_go_and_who_is_being_answered_is_not() -> 
     await called.wait()
     while len(server.runner.server.connections) < 3:
         await asyncio.sleep(0)
-    here.look(server.runner.server.connections)
+    here.look(server.runner.server.connections, LIMITS)
     now = IDLE_S_MAX + 1
-    here.look(server.runner.server.connections)
+    here.look(server.runner.server.connections, LIMITS)
     assert await silent[0].read() == b"" and await slow[0].read() == b""
     go_on.set()
     assert (await calling[0].readline()).startswith(b"HTTP/1.1 200")
-    here.look(server.runner.server.connections)  # its idle time has just begun
+    here.look(server.runner.server.connections, LIMITS)  # its idle time has just begun
     assert len(server.runner.server.connections) == 1
     for _, writer in (silent, slow, calling):
         writer.close()
     await server.close()
+
+
+class Line:
+    """A connection, as far as it is looked at."""
+
+    def __init__(self) -> None:
+        self.transport: Any = self
+        self.is_aborted = False
+
+    def force_close(self) -> None:
+        self.transport = None
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+limits = st.builds(HttpLimits, connections_max=st.integers(1, 8), connections_per_address_max=st.integers(1, 4))
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("comes"), st.sampled_from("abc")),
+        st.tuples(st.sampled_from(["calls", "is answered", "goes"]), st.integers(0, 20)),
+        st.tuples(st.just("passes"), st.floats(0.1, 2 * IDLE_S_MIN)),
+    ),
+    max_size=80,
+)
+
+
+@given(limits, events, st.booleans())
+def test_connections_stay_within_their_bounds_and_none_is_closed_without_need(
+    bounds: HttpLimits, history: list[tuple[str, Any]], reads: bool
+) -> None:
+    now = 0.0
+    here = Callers(lambda: now)
+    open_: dict[Line, tuple[str, float]] = {}  # address, and idle since when; below 0 while it calls
+
+    def cut_off(address: str | None) -> bool:
+        """One that calls and does not read makes room."""
+        calling = [one for one, (of, since) in open_.items() if since < 0 and address in (None, of)]
+        if reads or not calling:
+            return False
+        calling[0].transport = None
+        del open_[calling[0]]
+        return True
+
+    for what, which in history:
+        lines: list[Any] = list(open_)
+        if what == "passes":
+            now += which
+        elif what == "comes":
+            line: Any = Line()
+            before = dict(open_)
+            is_in = here.let_in(which, bounds, cut_off)
+            for one in lines:
+                if one.transport is None and one in open_:
+                    assert one.is_aborted and now - open_.pop(one)[1] >= IDLE_S_MIN
+            same = sum(of == which for of, _ in before.values())
+            is_full = same >= bounds.connections_per_address_max or len(before) >= bounds.connections_max
+            assert is_in or is_full
+            assert is_full or open_ == before, "nobody has to make room"
+            assert is_in or not any(
+                of == which and since >= 0 and now - since >= IDLE_S_MIN for of, since in open_.values()
+            ), "one of its own address could have made room"
+            if is_in:
+                here.here(line, which)
+                open_[line] = which, now
+        elif lines and what == "calls":
+            one = lines[which % len(lines)]
+            here._calling.add(one)
+            open_[one] = open_[one][0], -1.0
+        elif lines and what == "is answered":
+            one = lines[which % len(lines)]
+            here._calling.discard(one)
+            here._idle_since[one] = now
+            open_[one] = open_[one][0], now
+        elif lines:
+            one = lines[which % len(lines)]
+            one.transport = None
+            del open_[one]
+        assert len(open_) <= bounds.connections_max
+        for address in "abc":
+            assert sum(of == address for of, _ in open_.values()) <= bounds.connections_per_address_max
+
+
+async def test_a_connection_too_many_is_closed_before_anything_is_made_for_it(api: Api) -> None:
+    bounds = HttpLimits(connections_max=3, connections_per_address_max=2)
+    config = api.context.config
+    object.__setattr__(api.context, "config_now", lambda: msgspec.structs.replace(config, http=bounds))
+    runner = web.AppRunner(metrics_app(api.context), access_log=None, **callers.SERVER)
+    await runner.setup()
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    await guarded_site(api.context, runner, listening).start()
+    assert runner.server is not None
+    first, second = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+    while len(runner.server.connections) < 2:
+        await asyncio.sleep(0)
+    third = await asyncio.open_connection("127.0.0.1", port)
+    with contextlib.suppress(ConnectionResetError):
+        assert await third[0].read() == b""
+    assert len(runner.server.connections) == 2
+    assert api.context.callers.refused == {"address": 1}
+    for reader, writer in (first, second):
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200") and b'connections_refused_total{reason="address"} 1.0' in answer
+    for _, writer in (first, second, third):
+        writer.close()
+    await runner.cleanup()
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])

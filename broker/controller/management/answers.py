@@ -1,88 +1,65 @@
-"""Answers, as JSON but for metrics: whole, or written slice by slice where they may be long."""
+"""Answers as JSON: whole, or slice by slice where they may be long."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from broker.controller.management.call import to_json
 from broker.controller.management.turns import Turns
 
-SLICE_ROWS = 60  # made and written before others have a turn
+SLICE_ROWS = 60  # made before others have a turn
 JSON = "application/json"
+
+
+class Document(NamedTuple):
+    """An object whose long parts are iterators, which stand on their own; and headers beside it."""
+
+    parts: Mapping[str, Any]
+    headers: Mapping[str, str] = {}
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     return web.Response(body=to_json(value), status=status, content_type=JSON, headers=headers)
 
 
-async def streamed_list(request: web.Request, slices: AsyncIterator[list[Any]]) -> web.StreamResponse:
-    """A list as it comes; a short one whole."""
-    first: list[Any] = await anext(slices, [])
-    second = await anext(slices, None)
-    if second is None:
-        return json_response(first)
-    if request.method == "HEAD":
-        return web.Response(content_type=JSON)
-    response = await _begun(request)
-    await response.write(b"[" + _inner(first) + b"," + _inner(second))
+async def at_once(value: bytes) -> AsyncGenerator[bytes]:
+    """Yield what is not made in slices."""
+    yield value
+
+
+async def json_list(slices: AsyncIterator[list[Any]]) -> AsyncGenerator[bytes]:
+    """Yield a list whose rows come in slices."""
+    lead = b"["
     async for rows in slices:
-        await response.write(b"," + _inner(rows) if rows else b"")
-    await response.write(b"]")
-    await response.write_eof()
-    return response
+        if rows:
+            yield lead + _inner(rows)
+            lead = b","
+    yield b"[]" if lead == b"[" else b"]"
 
 
-async def streamed_object(
-    request: web.Request, parts: Mapping[str, Any], headers: Mapping[str, str] | None = None
-) -> web.StreamResponse:
-    """An object whose iterators are written as lists. What they yield must stand on its own."""
-    if request.method == "HEAD":
-        return web.Response(content_type=JSON, headers=headers)
-    response = await _begun(request, headers)
+async def json_object(parts: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+    """Yield an object. Its iterators are written as lists; their items must stand on their own."""
     lead, turns = b"{", Turns()
     for name, value in parts.items():
-        await response.write(lead + to_json(name) + b":")
+        yield lead + to_json(name) + b":"
         if isinstance(value, Iterator):
-            await _write_list(response, value, turns)
+            async for part in json_list(_slices(value, turns)):
+                yield part
         else:
-            await response.write(to_json(value))
+            yield to_json(value)
         lead = b","
-    await response.write(b"}" if lead == b"," else b"{}")
-    await response.write_eof()
-    return response
+    yield b"}" if lead == b"," else b"{}"
 
 
-async def streamed_text(request: web.Request, parts: AsyncIterator[bytes], content_type: str) -> web.StreamResponse:
-    first = await anext(parts, b"")  # what fails at once is an answer of its own
-    response = web.StreamResponse(headers={"Content-Type": content_type})
-    await response.prepare(request)
-    if request.method != "HEAD":
-        await response.write(first)
-    async for part in parts:
-        if request.method != "HEAD":
-            await response.write(part)
-    await response.write_eof()
-    return response
-
-
-async def _write_list(response: web.StreamResponse, rows: Iterable[Any], turns: Turns) -> None:
-    rest, lead = iter(rows), b"["
+async def _slices(rows: Iterable[Any], turns: Turns) -> AsyncIterator[list[Any]]:
+    rest = iter(rows)
     while part := list(itertools.islice(rest, SLICE_ROWS)):
-        await response.write(lead + _inner(part))
-        lead = b","
+        yield part
         await turns.others_first()
-    await response.write(b"[]" if lead == b"[" else b"]")
-
-
-async def _begun(request: web.Request, headers: Mapping[str, str] | None = None) -> web.StreamResponse:
-    response = web.StreamResponse(headers=headers)
-    response.content_type = JSON
-    await response.prepare(request)
-    return response
 
 
 def _inner(rows: list[Any]) -> bytes:

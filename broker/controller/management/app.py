@@ -9,7 +9,8 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Mapping
+from functools import partial
 from random import randrange
 
 from aiohttp import web
@@ -53,7 +54,7 @@ from broker.controller.management import (
     vhosts,
     virtual_queues,
 )
-from broker.controller.management.answers import json_response, streamed_list, streamed_text
+from broker.controller.management.answers import JSON, Document, at_once, json_list, json_object, json_response
 from broker.controller.management.call import (
     BODY_BYTES_MAX,
     TAGS,
@@ -62,10 +63,13 @@ from broker.controller.management.call import (
     Context,
     Route,
     not_authorised,
+    to_json,
     user_of,
 )
 from broker.controller.management.gathered import Gatherer
 from broker.controller.management.listing import Lazy, Listing, cut, shown
+from broker.controller.management.long_answers import Parts
+from broker.controller.management.object_metrics import FAMILIES
 from broker.controller.management.overview import product_version
 from broker.controller.memory import MemoryWatch
 from broker.controller.presence import Presence
@@ -111,7 +115,8 @@ RESOURCES = (
 
 log = logging.getLogger(__name__)
 
-Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Answer = web.StreamResponse
+Endpoint = Callable[[web.Request], Awaitable[Answer]]
 
 
 class Servers:
@@ -151,18 +156,32 @@ async def start(
         await runner.setup()
         runners.append(runner)
         for fd in fds:
-            await web.SockSite(runner, _patient(fd), backlog=BACKLOG).start()
+            await guarded_site(context, runner, socket.socket(fileno=fd)).start()
     for fd in config.https_fds:
-        await web.SockSite(runners[0], _patient(fd), backlog=BACKLOG, ssl_context=tls).start()
+        await guarded_site(context, runners[0], socket.socket(fileno=fd), tls).start()
     await _serve_here(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
-    return Servers(runners, asyncio.create_task(context.callers.watch(runners)))
+    return Servers(runners, asyncio.create_task(_watch(context, runners)))
 
 
-def _patient(fd: int) -> socket.socket:
-    """A listening socket; who is let in there and reads nothing for long is cut off by the kernel."""
-    listening = socket.socket(fileno=fd)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, callers.UNREAD_MS_MAX)
-    return listening
+def guarded_site(
+    context: Context, runner: web.AppRunner, listening: socket.socket, tls: ssl.SSLContext | None = None
+) -> web.BaseSite:
+    """Return what lets in by this socket as many connections as the settings say."""
+    server = runner.server
+    assert server is not None, "the runner is set up"
+
+    def entrance() -> callers.Entrance:
+        return callers.Entrance(context.callers, server, lambda: context.config.http, context.long_answers.cut_off)
+
+    return callers.GuardedSite(runner, listening, entrance, BACKLOG, tls)
+
+
+async def _watch(context: Context, runners: list[web.AppRunner]) -> None:
+    while True:
+        await asyncio.sleep(callers.LOOK_EACH_S)
+        servers = [runner.server for runner in runners if runner.server is not None]
+        context.callers.look((one for server in servers for one in server.connections), context.config.http)
+        context.long_answers.look()
 
 
 async def _serve_here(runner: web.AppRunner, path: str) -> None:
@@ -210,16 +229,26 @@ def options(methods: Iterable[str]) -> Endpoint:
 
 
 def metrics_app(context: Context) -> web.Application:
-    async def metrics(request: web.Request) -> web.Response:
-        body = await prometheus.text(context)
-        return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
+    async def answer(request: web.Request, key: Hashable, text: Callable[[], AsyncGenerator[bytes]]) -> Answer:
+        async def made() -> Parts:
+            return Parts(prometheus.CONTENT_TYPE, text())
 
-    async def per_object(request: web.Request) -> web.StreamResponse:
-        return await streamed_text(request, prometheus.per_object(context), prometheus.CONTENT_TYPE)
+        return await context.long_answers.answer(request, key, made, context.config.http)
 
-    async def detailed(request: web.Request) -> web.StreamResponse:
-        families, vhosts = request.query.getall("family", []), request.query.getall("vhost", [])
-        return await streamed_text(request, prometheus.detailed(context, families, vhosts), prometheus.CONTENT_TYPE)
+    async def metrics(request: web.Request) -> Answer:
+        return await answer(request, request.path, partial(prometheus.text, context))
+
+    async def per_object(request: web.Request) -> Answer:
+        return await answer(request, request.path, partial(prometheus.per_object, context))
+
+    async def detailed(request: web.Request) -> Answer:
+        # Names that nobody knows make no other answer.
+        families = tuple(dict.fromkeys(f for f in request.query.getall("family", []) if f in FAMILIES))
+        given = request.query.getall("vhost", [])
+        vhosts = frozenset(given).intersection(context.catalog.vhosts) if given else None
+        return await answer(
+            request, (request.path, families, vhosts), partial(prometheus.detailed, context, families, vhosts)
+        )
 
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[context.callers.middleware(), json_errors])
     app.on_response_prepare.append(guard.add_headers)
@@ -241,20 +270,31 @@ def endpoint(context: Context, route: Route) -> Endpoint:
         if not call.has(route.tag):
             tag = "monitor" if route.tag == "monitoring" else route.tag  # RabbitMQ's word
             raise not_authorised(f"Not {tag} user")
+        if route.is_long:
+            # All that the answer depends on but what there is, which is looked at when it is made.
+            key = (call.is_local, user.name, *user.tags, request.rel_url.raw_path_qs)
+            made = partial(_parts, route, call)
+            return await context.long_answers.answer(request, key, made, context.config.http)
         found = await route.handler(call)
         if found is None:
             return web.Response(status=204)
         if isinstance(found, web.StreamResponse):
             return found
-        if isinstance(found, Listing | Lazy):
-            found = await shown(found, request.query)
-            if not isinstance(found, dict):
-                return await streamed_list(request, found)
-        elif isinstance(found, dict) and request.method in ("GET", "HEAD"):
+        assert not isinstance(found, Listing | Lazy | Document), f"{route.path} is long"
+        if isinstance(found, dict) and request.method in ("GET", "HEAD"):
             found = cut(found, request.query)
         return json_response(found)
 
     return answer
+
+
+async def _parts(route: Route, call: Call) -> Parts:
+    """Return what a call of a route that `is_long` is answered, to be made slice by slice."""
+    found, query = await route.handler(call), call.request.query
+    if isinstance(found, Document):
+        return Parts(JSON, json_object(found.parts), found.headers)
+    found = await shown(found, query) if isinstance(found, Listing | Lazy) else cut(found, query)
+    return Parts(JSON, at_once(to_json(found)) if isinstance(found, dict) else json_list(found))
 
 
 @web.middleware
@@ -265,7 +305,7 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
     except health.Unhealthy as error:
         return json_response({"status": "failed", "reason": error.reason, **error.more}, error.status)
     except ApiError as error:
-        headers = {"WWW-Authenticate": 'Basic realm="shardmq Management"'} if error.status == 401 else None
+        headers = {"WWW-Authenticate": 'Basic realm="shardmq Management"'} if error.status == 401 else error.headers
         return json_response({"error": error.error, "reason": error.reason}, error.status, headers)
     except web.HTTPException as error:
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None

@@ -6,7 +6,8 @@ arguments. The default exchange's bindings are shown though nobody made them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -50,17 +51,19 @@ def row(binding: BindingPut) -> dict[str, Any]:
     }
 
 
-def implied(vhost: Vhost, queues: Iterable[str]) -> list[BindingPut]:
-    """What the default exchange binds, as far as it is shown."""
-    return [BindingPut(vhost.name, "", "queue", queue, queue) for queue in queues if not is_hidden_queue(queue)]
+def implied(vhost: Vhost, queues: Iterable[str]) -> Iterator[BindingPut]:
+    """Yield what the default exchange binds, as far as it is shown, to these queues as they are now."""
+    names = list(queues)
+    return (BindingPut(vhost.name, "", "queue", queue, queue) for queue in names if not is_hidden_queue(queue))
 
 
-def _listing(bindings: list[BindingPut]) -> Listing:
+def _listing(bindings: Iterable[BindingPut]) -> Listing:
     return Listing(row(binding) for binding in bindings)
 
 
 async def get_all(call: Call) -> Listing:
-    return _listing([b for vhost in call.vhosts() for b in (*implied(vhost, vhost.queues), *vhost.bindings())])
+    found = [(implied(vhost, vhost.queues), list(vhost.bindings())) for vhost in call.vhosts()]
+    return _listing(itertools.chain.from_iterable(itertools.chain(*both) for both in found))
 
 
 async def of_queue(call: Call) -> Listing:
@@ -93,7 +96,7 @@ def _ends(call: Call) -> tuple[Vhost, str, str, str]:
 def _between(call: Call) -> list[BindingPut]:
     vhost, source, kind, destination = _ends(call)
     if source == "":
-        return implied(vhost, [destination] if kind == "queue" else [])
+        return list(implied(vhost, [destination] if kind == "queue" else []))
     return [b for b in vhost.bindings_to(kind, destination) if b.source == source]
 
 
@@ -146,11 +149,11 @@ async def delete(call: Call) -> None:
 ENDS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
 
 ROUTES = [
-    Route("GET", "/api/bindings", get_all),
-    Route("GET", "/api/bindings/{vhost}", get_all),
-    Route("GET", "/api/queues/{vhost}/{queue}/bindings", of_queue),
-    Route("GET", "/api/exchanges/{vhost}/{exchange}/bindings/{end:source|destination}", of_exchange),
-    Route("GET", ENDS, between),
+    Route("GET", "/api/bindings", get_all, is_long=True),
+    Route("GET", "/api/bindings/{vhost}", get_all, is_long=True),
+    Route("GET", "/api/queues/{vhost}/{queue}/bindings", of_queue, is_long=True),
+    Route("GET", "/api/exchanges/{vhost}/{exchange}/bindings/{end:source|destination}", of_exchange, is_long=True),
+    Route("GET", ENDS, between, is_long=True),
     Route("POST", ENDS, post),
     Route("GET", ENDS + "/{properties}", get),
     Route("DELETE", ENDS + "/{properties}", delete),

@@ -1,7 +1,8 @@
 """One HTTP call: who makes it, what they may, what they sent; and the answers every resource gives alike.
 
-A resource file is a table of Routes and their handlers. A handler takes a Call and returns what is shown (anything
-JSON can hold), a Listing, a Response, or None for 204; it raises ApiError for everything else.
+A resource file is a table of Routes and their handlers. A handler takes a Call and returns what is
+shown (anything JSON can hold), a Response, or None for 204. Where the Route says `is_long` the
+handler may return a Listing, a Lazy or a Document too. It raises ApiError for everything else.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
+from broker.controller.management.api_error import ApiError as ApiError
 from broker.controller.management.callers import Callers
 from broker.controller.management.gathered import Gatherer, Rates
 from broker.controller.management.imports import Imports
+from broker.controller.management.long_answers import LongAnswers
 from broker.controller.management.queue_names import QueueNames
 from broker.controller.memory import MemoryWatch
 from broker.controller.policies import key_missing
@@ -65,14 +68,6 @@ T = TypeVar("T")
 Arguments = dict[str, Any] | list[Any]  # some languages write a table without values as []
 
 log = logging.getLogger(__name__)
-
-
-class ApiError(Exception):
-    def __init__(self, status: int, error: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.error = error
-        self.reason = reason
 
 
 def bad_request(reason: str) -> ApiError:
@@ -144,6 +139,7 @@ class Context:
     settling: Mapping[tuple[str, str], Settling] = field(default_factory=dict)  # changes of shard numbers
     imports: Imports = field(default_factory=Imports)
     callers: Callers = field(default_factory=Callers)
+    long_answers: LongAnswers = field(default_factory=LongAnswers)
     queue_names: QueueNames = field(default_factory=QueueNames)
     churn_rates: Rates = field(default_factory=Rates)
     node_rates: Rates = field(default_factory=lambda: Rates(may_fall=True))
@@ -264,10 +260,13 @@ Handler = Callable[[Call], Awaitable[Any]]
 
 
 class Route(NamedTuple):
+    """`is_long`: what the handler gives may be long, and is answered as `long_answers.py` says."""
+
     method: str
     path: str
     handler: Handler
     tag: str = "management"
+    is_long: bool = False
 
 
 def check(answer: Answer) -> Answer:

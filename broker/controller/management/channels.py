@@ -76,8 +76,8 @@ def _consumers(call: Call, stats: Stats, channel: dict[str, Any]) -> list[dict[s
 
 
 ROUTES = [
-    Route("GET", "/api/channels", get_all),
+    Route("GET", "/api/channels", get_all, is_long=True),
     Route("GET", "/api/channels/{channel}", get),
-    Route("GET", "/api/vhosts/{vhost}/channels", get_all),
-    Route("GET", "/api/connections/{connection}/channels", of_connection),
+    Route("GET", "/api/vhosts/{vhost}/channels", get_all, is_long=True),
+    Route("GET", "/api/connections/{connection}/channels", of_connection, is_long=True),
 ]

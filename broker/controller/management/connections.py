@@ -115,10 +115,10 @@ async def delete_of_user(call: Call) -> None:
 
 
 ROUTES = [
-    Route("GET", "/api/connections", get_all),
-    Route("GET", "/api/connections/username/{user}", get_of_user),
+    Route("GET", "/api/connections", get_all, is_long=True),
+    Route("GET", "/api/connections/username/{user}", get_of_user, is_long=True),
     Route("DELETE", "/api/connections/username/{user}", delete_of_user),
     Route("GET", "/api/connections/{connection}", get),
     Route("DELETE", "/api/connections/{connection}", delete),
-    Route("GET", "/api/vhosts/{vhost}/connections", get_all),
+    Route("GET", "/api/vhosts/{vhost}/connections", get_all, is_long=True),
 ]

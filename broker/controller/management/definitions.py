@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader
 
 from broker.catalog import PREDECLARED, Catalog, Vhost
 from broker.changes import BindingPut, ParameterPut, QueuePut
@@ -20,7 +20,7 @@ from broker.checks import Refusal, is_hidden_queue
 from broker.controller import imported
 from broker.controller.access import hash_new_password
 from broker.controller.management import bindings, exchanges, parameters, policies, users
-from broker.controller.management.answers import streamed_object
+from broker.controller.management.answers import Document
 from broker.controller.management.call import (
     ApiError,
     Call,
@@ -131,22 +131,20 @@ def _without(row: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in names}
 
 
-async def get(call: Call) -> Any:
-    return await _file(call, definitions(call.catalog))
+async def get(call: Call) -> Document:
+    return _file(call, definitions(call.catalog))
 
 
-async def get_vhost(call: Call) -> Any:
-    return await _file(call, definitions_of(call.vhost(), call.catalog))
+async def get_vhost(call: Call) -> Document:
+    return _file(call, definitions_of(call.vhost(), call.catalog))
 
 
-async def _file(call: Call, found: dict[str, Any]) -> web.StreamResponse:
+def _file(call: Call, found: dict[str, Any]) -> Document:
     """With ?download=NAME, as a file for a browser."""
     name = NAME_IN_HEADER.sub("_", call.request.query.get("download", ""))
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'} if name else None
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'} if name else {}
     columns = columns_of(call.request.query)
-    return await streamed_object(
-        call.request, {key: part for key, part in found.items() if not columns or key in columns}, headers
-    )
+    return Document({key: part for key, part in found.items() if not columns or key in columns}, headers)
 
 
 # -- in ---------------------------------------------------------------------------------------------------
@@ -222,12 +220,12 @@ async def imports(call: Call) -> list[dict[str, Any]]:
 
 ROUTES = [
     Route("GET", "/api/imports", imports, "administrator"),
-    Route("GET", "/api/all-configuration", get, "administrator"),
+    Route("GET", "/api/all-configuration", get, "administrator", is_long=True),
     Route("POST", "/api/all-configuration", post, "administrator"),
-    Route("GET", "/api/definitions", get, "administrator"),
+    Route("GET", "/api/definitions", get, "administrator", is_long=True),
     Route("POST", "/api/definitions", post, "administrator"),
     Route("POST", "/api/definitions/upload", post, "administrator"),
-    Route("GET", "/api/definitions/{vhost}", get_vhost, "administrator"),
+    Route("GET", "/api/definitions/{vhost}", get_vhost, "administrator", is_long=True),
     Route("POST", "/api/definitions/{vhost}", post_vhost, "administrator"),
     Route("POST", "/api/definitions/{vhost}/upload", post_vhost, "administrator"),
 ]

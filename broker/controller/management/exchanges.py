@@ -93,8 +93,8 @@ async def delete(call: Call) -> None:
 
 
 ROUTES = [
-    Route("GET", "/api/exchanges", get_all),
-    Route("GET", "/api/exchanges/{vhost}", get_all),
+    Route("GET", "/api/exchanges", get_all, is_long=True),
+    Route("GET", "/api/exchanges/{vhost}", get_all, is_long=True),
     Route("GET", "/api/exchanges/{vhost}/{exchange}", get),
     Route("PUT", "/api/exchanges/{vhost}/{exchange}", put),
     Route("DELETE", "/api/exchanges/{vhost}/{exchange}", delete),

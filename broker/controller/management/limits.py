@@ -97,12 +97,12 @@ async def delete_user(call: Call) -> None:
 
 
 ROUTES = [
-    Route("GET", "/api/vhost-limits", get_vhosts),
-    Route("GET", "/api/vhost-limits/{vhost}", get_vhosts),
+    Route("GET", "/api/vhost-limits", get_vhosts, is_long=True),
+    Route("GET", "/api/vhost-limits/{vhost}", get_vhosts, is_long=True),
     Route("PUT", "/api/vhost-limits/{vhost}/{name}", put_vhost, "administrator"),
     Route("DELETE", "/api/vhost-limits/{vhost}/{name}", delete_vhost, "administrator"),
-    Route("GET", "/api/user-limits", get_users),
-    Route("GET", "/api/user-limits/{user}", get_users),
+    Route("GET", "/api/user-limits", get_users, is_long=True),
+    Route("GET", "/api/user-limits/{user}", get_users, is_long=True),
     Route("PUT", "/api/user-limits/{user}/{name}", put_user, "administrator"),
     Route("DELETE", "/api/user-limits/{user}/{name}", delete_user, "administrator"),
 ]

@@ -18,7 +18,7 @@ from broker.controller.management.call import ApiError, bad_request
 from broker.controller.management.turns import Turns
 
 SLICE_ROWS = 60  # looked at, or put in order, before others have a turn
-MADE_ROWS = 100  # and made, which takes ten times as long
+MADE_ROWS = 20  # and made, which takes ten times as long
 FEW_SHARE = 8  # one page of so many, or the ones before it, is found without sorting all
 PAGE_ROWS = 100
 PAGE_ROWS_MAX = 500

@@ -63,5 +63,5 @@ async def queues_of(call: Call) -> Lazy[Any]:
 
 ROUTES = [
     Route("GET", "/api/shards/load", get_all, "monitoring"),
-    Route("GET", "/api/shards/{shard}/queues", queues_of, "monitoring"),
+    Route("GET", "/api/shards/{shard}/queues", queues_of, "monitoring", is_long=True),
 ]

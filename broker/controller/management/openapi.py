@@ -205,7 +205,8 @@ _ERRORS: Final = {
     "405": "Not with this method.",
     "412": "Not as long as something else holds.",
     "413": "The body is too large.",
-    "503": "A part of the broker is away, or a check found something.",
+    "429": "Too many long answers to the caller's address are under way; ask again after `Retry-After` seconds.",
+    "503": "A part of the broker is away, a check found something, or too many long answers are under way.",
 }
 
 

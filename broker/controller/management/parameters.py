@@ -88,13 +88,13 @@ async def delete_global(call: Call) -> None:
 
 
 ROUTES = [
-    Route("GET", "/api/parameters", get_all, "policymaker"),
-    Route("GET", "/api/parameters/{component}", get_all, "policymaker"),
-    Route("GET", "/api/parameters/{component}/{vhost}", get_all, "policymaker"),
+    Route("GET", "/api/parameters", get_all, "policymaker", is_long=True),
+    Route("GET", "/api/parameters/{component}", get_all, "policymaker", is_long=True),
+    Route("GET", "/api/parameters/{component}/{vhost}", get_all, "policymaker", is_long=True),
     Route("GET", "/api/parameters/{component}/{vhost}/{name}", get, "policymaker"),
     Route("PUT", "/api/parameters/{component}/{vhost}/{name}", put, "policymaker"),
     Route("DELETE", "/api/parameters/{component}/{vhost}/{name}", delete, "policymaker"),
-    Route("GET", "/api/global-parameters", get_globals, "policymaker"),
+    Route("GET", "/api/global-parameters", get_globals, "policymaker", is_long=True),
     Route("GET", "/api/global-parameters/{name}", get_global, "policymaker"),
     Route("PUT", "/api/global-parameters/{name}", put_global, "policymaker"),
     Route("DELETE", "/api/global-parameters/{name}", delete_global, "policymaker"),

@@ -56,8 +56,8 @@ def _routes(path: str, component: str, changes_tag: str) -> list[Route]:
 
     one = f"{path}/{{vhost}}/{{name}}"
     return [
-        Route("GET", path, get_all),
-        Route("GET", f"{path}/{{vhost}}", get_all),
+        Route("GET", path, get_all, is_long=True),
+        Route("GET", f"{path}/{{vhost}}", get_all, is_long=True),
         Route("GET", one, get),
         Route("PUT", one, put, changes_tag),
         Route("DELETE", one, delete, changes_tag),

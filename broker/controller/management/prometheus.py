@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from importlib.metadata import version
 from typing import Any
 
@@ -16,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from broker.controller.management import (
     attempts,
     headroom,
+    http_load,
     internals,
     node_metrics,
     object_metrics,
@@ -86,12 +88,13 @@ class _Once:
         return iter(self._metrics)
 
 
-async def text(context: Context) -> bytes:
-    """What does not grow with the number of queues."""
-    return await _text(context, await context.stats.now(totals_only=True), "aggregated", Turns())
+async def text(context: Context) -> AsyncGenerator[bytes]:
+    """Yield what does not grow with the number of queues."""
+    async for part in _text(context, await context.stats.now(totals_only=True), "aggregated", Turns()):
+        yield part
 
 
-async def _text(context: Context, stats: Stats, endpoint: str, turns: Turns) -> bytes:
+async def _text(context: Context, stats: Stats, endpoint: str, turns: Turns) -> AsyncGenerator[bytes]:
     """`endpoint`: "per-object" leaves out what is told of each queue."""
     found = processes.rows(context)
     metrics = [*_totals(context, stats), *_identity(context, endpoint), *_alarms(context, stats, found)]
@@ -100,28 +103,28 @@ async def _text(context: Context, stats: Stats, endpoint: str, turns: Turns) -> 
         *_streams(stats),
         *internals.metrics(stats),
         *headroom.metrics(context),
+        *http_load.metrics(context),
     ]
     if endpoint == "per-object":
         metrics = [metric for metric in metrics if metric.name not in TOLD_OF_EACH]
-    parts = []
     for start in range(0, len(metrics), SLICE_METRICS):
-        parts.append(generate_latest(_Once(metrics[start : start + SLICE_METRICS])))
+        yield generate_latest(_Once(metrics[start : start + SLICE_METRICS]))
         await turns.others_first()
-    return b"".join(parts)
 
 
-async def per_object(context: Context) -> AsyncIterator[bytes]:
+async def per_object(context: Context) -> AsyncGenerator[bytes]:
     stats = await context.stats.now()
     turns, families = Turns(), object_metrics.PER_OBJECT_FAMILIES
-    yield await _text(context, stats, "per-object", turns)
+    async for part in _text(context, stats, "per-object", turns):
+        yield part
     async for part in object_metrics.lines(context, stats, families, None, object_metrics.PER_OBJECT, turns):
         yield part
 
 
-async def detailed(context: Context, families: list[str], vhosts: list[str]) -> AsyncIterator[bytes]:
+async def detailed(context: Context, families: Iterable[str], vhosts: AbstractSet[str] | None) -> AsyncGenerator[bytes]:
     yield generate_latest(_Once([*_identity(context, "detailed")]))
-    stats, wanted = await context.stats.now(), set(vhosts) or None
-    async for part in object_metrics.lines(context, stats, families, wanted, object_metrics.DETAILED, Turns()):
+    stats = await context.stats.now()
+    async for part in object_metrics.lines(context, stats, families, vhosts, object_metrics.DETAILED, Turns()):
         yield part
 
 

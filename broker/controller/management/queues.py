@@ -260,11 +260,11 @@ async def purge(call: Call) -> None:
 
 
 ROUTES = [
-    Route("GET", "/api/queues", get_all),
-    Route("GET", "/api/queues/detailed", get_all),
-    Route("GET", "/api/queues/{vhost}", get_all),
+    Route("GET", "/api/queues", get_all, is_long=True),
+    Route("GET", "/api/queues/detailed", get_all, is_long=True),
+    Route("GET", "/api/queues/{vhost}", get_all, is_long=True),
     Route("GET", "/api/queues/{vhost}/{queue}", get),
-    Route("GET", "/api/queues/{vhost}/{queue}/unacked", unacked),
+    Route("GET", "/api/queues/{vhost}/{queue}/unacked", unacked, is_long=True),
     Route("PUT", "/api/queues/{vhost}/{queue}", put),
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge),

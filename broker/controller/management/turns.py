@@ -1,10 +1,15 @@
-"""Long work is done in slices; between two of them everybody else has a turn."""
+"""Long work is done in slices; between two of them everybody else has a turn.
+
+All long works together do one slice in a pass of the event loop, however many works there are. So a
+short call, which needs a few passes, waits for a few slices, and not for a few slices of each work.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 
 REST_SHARE = 3.0  # who works long rests so many times as long as he worked: it takes a quarter of a processor
@@ -13,7 +18,7 @@ REST_S_MIN = 0.002  # shorter ones are put together
 REST_S_MAX = 1.0  # at a time, however many work
 RESTS_S_MAX = 4.0  # of one answer, and of the look at all queues it may be made of half as long: who scrapes waits 10 s
 LOOK_RESTS_S_MAX = RESTS_S_MAX / 2
-LOOP_S = 0.001  # of work between two turns of the event loop; within them the processor alone is offered
+LOOP_S = 0.001  # of work in one pass of the event loop; within it the processor alone is offered
 # Who had to wait for the processor works on for this share of that time before it is offered again: where processors
 # are always wanted a long answer comes to its end, too.
 WAITED_SHARE = 0.05
@@ -35,11 +40,47 @@ class Budget:
         return max(0.0, -self._left_s / share)
 
 
+class Passes:
+    """Lets one slice of long work be done in each pass of the event loop, first come, first served.
+
+    A work asks before each slice, and holds nothing after the slice: a work that waits for something
+    else, or is cancelled, is in nobody's way.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_due = False  # `_next` runs in the next pass
+
+    async def mine(self) -> None:
+        """Wait for the pass in which the caller may do one slice, up to its next await."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._waiting, self._is_due = loop, deque(), False
+        granted = loop.create_future()
+        self._waiting.append(granted)
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._next, loop)
+        await granted
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Grant the pass after this one to whoever has waited longest."""
+        while self._waiting:
+            granted = self._waiting.popleft()
+            if not granted.done():
+                granted.set_result(None)
+                loop.call_soon(self._next, loop)
+                return
+        self._is_due = False
+
+
 class Turns:
     """Those of one long answer. What long answers do together does not keep a processor busy for long: what waits for
     one is woken on an idle one, rather than beside this."""
 
     budget = Budget()  # the controller's one thread's
+    passes = Passes()
 
     def __init__(
         self,
@@ -85,7 +126,9 @@ class Turns:
         only at the next tick. So it is asked often. Now and then the controller's other calls have their turn."""
         self._offer()
         if self._spent_s + self._worked() - self._since >= LOOP_S:
-            await asyncio.sleep(self.rest_s())
+            if rest_s := self.rest_s():
+                await asyncio.sleep(rest_s)
+            await self.passes.mine()
             self.go_on()
 
     def _offer(self) -> None:

@@ -121,11 +121,11 @@ async def start(call: Call) -> None:
 
 ROUTES = [
     Route("POST", "/api/vhosts/{vhost}/start/{node}", start, "administrator"),
-    Route("GET", "/api/vhosts", get_all),
-    Route("GET", "/api/vhosts/{vhost}", get),
+    Route("GET", "/api/vhosts", get_all, is_long=True),
+    Route("GET", "/api/vhosts/{vhost}", get, is_long=True),
     Route("PUT", "/api/vhosts/{vhost}", put, "administrator"),
     Route("DELETE", "/api/vhosts/{vhost}", delete, "administrator"),
     Route("POST", "/api/vhosts/{vhost}/deletion/protection", protect, "administrator"),
     Route("DELETE", "/api/vhosts/{vhost}/deletion/protection", unprotect, "administrator"),
-    Route("GET", "/api/vhosts/{vhost}/permissions", permissions, "administrator"),
+    Route("GET", "/api/vhosts/{vhost}/permissions", permissions, "administrator", is_long=True),
 ]

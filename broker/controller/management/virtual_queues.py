@@ -136,8 +136,8 @@ def _channel(call: Call, terms: Terms) -> dict[str, Any]:
 
 
 ROUTES = [
-    Route("GET", "/api/virtual-queues", get_all),
-    Route("GET", "/api/virtual-queues/{vhost}", get_all),
+    Route("GET", "/api/virtual-queues", get_all, is_long=True),
+    Route("GET", "/api/virtual-queues/{vhost}", get_all, is_long=True),
     Route("GET", "/api/virtual-queues/{vhost}/{name}", get),
     Route("DELETE", "/api/virtual-queues/{vhost}/{name}", delete),
     Route("DELETE", "/api/virtual-queues/{vhost}/{name}/contents", purge),

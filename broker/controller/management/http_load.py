@@ -1,0 +1,58 @@
+"""Metrics of the two HTTP ports: what is under way, and what was refused, held up or cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from broker.controller.management.call import Context
+
+# Why something was refused: a bound of all, or of one address.
+CONNECTIONS_REFUSED = ("connections", "address")
+ANSWERS_REFUSED = ("answers", "address", "bytes")
+
+
+def metrics(context: Context) -> Iterator[Metric]:
+    answers, callers = context.long_answers, context.callers
+    for name, what, value in (
+        ("connections", "Connections open to the ports of HTTP and metrics", callers.connected),
+        ("answers", "Clients that wait for a long answer or are being sent one", answers.under_way),
+        ("answers_waiting", "Long answers that wait to be made", answers.waiting),
+        ("answer_bytes", "Long answers in memory, compressed", answers.bytes_held),
+    ):
+        yield GaugeMetricFamily(f"shardmq_http_{name}", what, value=value)
+    for name, what, value in (
+        ("answers_made", "Long answers made", answers.made),
+        (
+            "answers_shared",
+            "Calls that got a long answer made for another one, too",
+            answers.shared,
+        ),
+        ("answers_queued", "Long answers that had to wait before they were made", answers.queued),
+        (
+            "answers_unread",
+            "Long answers broken off because their client did not read them",
+            answers.unread,
+        ),
+        ("connections_closed", "Connections closed because nothing came of them", callers.closed),
+    ):
+        yield CounterMetricFamily(f"shardmq_http_{name}", what, value=value)
+    for name, what, reasons, refused in (
+        (
+            "answers_refused",
+            "Calls answered 429 or 503, by the bound",
+            ANSWERS_REFUSED,
+            answers.refused,
+        ),
+        (
+            "connections_refused",
+            "Connections not let in, by the bound",
+            CONNECTIONS_REFUSED,
+            callers.refused,
+        ),
+    ):
+        family = CounterMetricFamily(f"shardmq_http_{name}", what, labels=["reason"])
+        for reason in reasons:
+            family.add_metric([reason], refused[reason])
+        yield family
