@@ -101,15 +101,17 @@ class Syncer:
 
     def _run(self) -> None:
         while True:
-            self.run(self._jobs.get())
-            os.eventfd_write(self.fd, 1)
+            try:
+                self.run(self._jobs.get())
+            finally:  # a thread that ends must not leave the owner waiting
+                os.eventfd_write(self.fd, 1)
 
     def run(self, job: Job) -> None:
-        """In whatever thread this is called."""
+        """Run the job in the thread of the caller. Whether it succeeded is the job's to say."""
         began = time.monotonic()
         try:
             job.run()
-        except Exception:  # the owner's thread finds it in the job: finish_sync raises
+        except Exception:  # whoever owns the job finds that it did not come to its end
             log.debug("%s failed", threading.current_thread().name, exc_info=True)
         took = time.monotonic() - began
         self.seconds += took
@@ -630,12 +632,11 @@ class Server:
     def _break_off(self, alarm: str, why: str) -> None:
         """Say so at once, before anything that may take long or fail again; then save what can be saved."""
         notify.failing(f"{alarm}: {why}")
-        self.shard.set_alarm(alarm)
-        self._send_all(self.shard.answers())
+        self._send_all(self.shard.break_off(alarm))
         try:
             self._await_sync(LAST_SYNC_S)
-        except StoreError as error:
-            log.error("and the sync under way: %s", error)
+        except Exception as error:
+            log.error("and the sync under way: %r", error)
         for trouble in self.shard.abandon():
             log.error("not closed well: %r", trouble)
 

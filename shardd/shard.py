@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from shardd.controls import Controls
-from shardd.peers import PUBLISH_CREDIT_BYTES, Outgoing, Peer, refused_runs
+from shardd.peers import PUBLISH_CREDIT_BYTES, Outgoing, Peer, Refused, refused_runs
 from shardd.queues import Arrival, Consumer, Queue, Reader, StreamQueue
 from shardd.stores import Home, NoRoom, Screened, Store, Sync, SyncJob
 from shardd.upkeep import Step
@@ -73,34 +73,59 @@ class Shard(Controls):
     def _on_publish(self, peer: Peer, message: envelope.Message, now: int) -> None:
         batch, messages, wanted, needs_sync, in_sequence, records, ids = codec.read_publish(message)
         size = len(message)
+        peer.arrived(batch)
         peer.taken += size
         self.batch_messages.add(messages)
         self.batch_bytes.add(size)
-        known = self.queues.named(ids)
         held = peer.hold(batch) if wanted else None
+        try:
+            refused, needs_sync = self._take_in(
+                records, self.queues.named(ids), len(ids) == 1, in_sequence, needs_sync, now
+            )
+            nacked = refused_runs(message, sorted(refused)) if refused and held is not None else ()
+        except self._no_room:
+            if held is not None:
+                held.need_no_sync(_all_of(message, messages))
+            # Publishes without confirms would be lost in silence: let the front doors hold them back.
+            self.set_alarm(m.LOW_ON_DISK)
+            return
+        except envelope.WireError:
+            # The message is dropped and the shard goes on: so must the confirms of this front door.
+            if held is not None:
+                held.need_no_sync(_all_of(message, messages))
+            raise
+        except BaseException:
+            if held is not None:
+                held.fail()
+            raise
+        if needs_sync:
+            self._sync_wanted = True
+        if held is not None:
+            if needs_sync:
+                held.wait_for(self._syncs_begun + 1, nacked)
+            else:
+                held.need_no_sync(nacked)
+
+    def _take_in(
+        self, records: memoryview, known: list[Queue], alone: bool, in_sequence: bool, needs_sync: bool, now: int
+    ) -> tuple[set[int] | None, bool]:
+        """Append a batch and hand its messages to their queues, of which some may be gone.
+
+        Returns the ordinals of messages that were refused, and whether the others need a sync. With an exception
+        nobody knows what was taken, but for NoRoom and WireError: the rest of the shard is as it was.
+        """
         if not known:
-            return  # all its queues were deleted meanwhile
+            return None, False
         first = known[0]
         store: Store = first.store  # type: ignore[assignment] # queues were made with a Store of ours
         refused: set[int] | None = None
         origins: Sequence[int] | None = None
-        try:
-            if in_sequence or self.streams.queues:
-                arrivals, refused, origins, streamed = self._append(store, records, known, len(ids) == 1, in_sequence)
-                needs_sync = needs_sync or streamed
-            else:
-                arrivals = store.append(records, first.may_refuse if len(known) == 1 else _may_refuse(known))
-                self._dirty_stores.add(store)
-        except self._no_room:
-            if held is not None:
-                held.refused = refused_runs(message, range(messages), unnumbered=True)
-            # Publishes without confirms would be lost in silence: let the front doors hold them back.
-            self.set_alarm(m.LOW_ON_DISK)
-            return
-        if needs_sync:
-            self._sync_wanted = True
-            if held is not None:
-                held.sync = self._syncs_begun + 1
+        if in_sequence or self.streams.queues:
+            arrivals, refused, origins, streamed = self._append(store, records, known, alone, in_sequence)
+            needs_sync = needs_sync or streamed
+        else:
+            arrivals = store.append(records, first.may_refuse if len(known) == 1 else _may_refuse(known))
+            self._dirty_stores.add(store)
         for arrival in arrivals:
             queue = first if arrival.queue_id == first.id else self.queues.get(arrival.queue_id)
             if queue is None:
@@ -112,8 +137,7 @@ class Shard(Controls):
                 refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
             if queue.consumers.all or not queue.is_asleep:
                 self._dirty[queue] = None
-        if refused and held is not None:
-            held.refused = refused_runs(message, sorted(refused))
+        return refused, needs_sync
 
     def _append(
         self, store: Store, records: memoryview, known: list[Queue], alone: bool, in_sequence: bool
@@ -133,7 +157,7 @@ class Shard(Controls):
                 kept = records if screened is None else screened.records
                 arrivals = store.append(kept, _may_refuse(known), in_sequence)
                 self._dirty_stores.add(store)
-        except self._no_room:
+        except Exception:
             if screened is not None:
                 store.unscreen()
             raise
@@ -215,6 +239,14 @@ class Shard(Controls):
             if peer.has_news or peer.taken >= PUBLISH_CREDIT_BYTES:
                 peer.take(outgoing)
         return outgoing
+
+    def break_off(self, alarm: str) -> list[Outgoing]:
+        """Return the last words of a shard that something broke: the alarm, and confirms of what lasts.
+
+        Batches that wait for a sync, or whose append broke off, stay without an answer.
+        """
+        self.set_alarm(alarm)
+        return self.answers()
 
     @property
     def has_work(self) -> bool:
@@ -323,6 +355,7 @@ class Shard(Controls):
         if self._sync is not None or not self._sync_wanted:
             return None
         jobs: list[tuple[Store | StreamQueue, SyncJob]] = []
+        number: int | None = None
         try:
             for store in [store for store in self.stores.values() if store in self._dirty_stores]:
                 job = store.begin_sync()
@@ -340,19 +373,20 @@ class Shard(Controls):
             self.set_alarm(m.LOW_ON_DISK)
         else:
             self._sync_wanted = False
-            self._syncs_begun += 1
+            number = self._syncs_begun = self._syncs_begun + 1
         if not jobs:
-            self._syncs_ended = self._syncs_begun
+            if number is not None:
+                self._syncs_ended = number
             return None
-        self._sync = Sync(jobs)
+        self._sync = Sync(jobs, number)
         return self._sync
 
     def sync_ended(self) -> None:
         """After `Sync.run`. Raises what the store raises when it failed."""
         assert self._sync is not None
-        jobs, self._sync = self._sync.jobs, None
+        sync, self._sync = self._sync, None
         full = False
-        for store, job in jobs:
+        for store, job in sync.jobs:
             try:
                 store.finish_sync(job)
             except self._no_room:
@@ -364,8 +398,8 @@ class Shard(Controls):
         if full:  # confirms wait for a sync that finds room
             self._sync_wanted = True
             self.set_alarm(m.LOW_ON_DISK)
-        else:
-            self._syncs_ended = self._syncs_begun
+        elif sync.number is not None:
+            self._syncs_ended = sync.number
 
     def begin_reclaim(self, now: int) -> Step | None:
         """Of one store, to be run when it is due and there is something to do."""
@@ -398,6 +432,11 @@ class Shard(Controls):
             except Exception as error:  # one store's trouble must not cost the others theirs
                 troubles.append(error)
         return troubles + self.streams.abandon()
+
+
+def _all_of(message: envelope.Message, messages: int) -> list[Refused]:
+    """The confirms wanted for all of a batch, which is refused."""
+    return refused_runs(message, range(messages), unnumbered=True)
 
 
 def _may_refuse(queues: list[Queue]) -> bool:
