@@ -94,7 +94,8 @@ class Syncer:
         self.took_us = Histogram()
         self.usual_s = QUICK_SYNC_S  # of late; not known to be quick at first
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
 
     def start(self, job: Job) -> None:
         self._jobs.put(job)
