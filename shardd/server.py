@@ -52,6 +52,7 @@ RECONNECT_MS = 10
 PROGRESS_EACH_S = 0.5
 # What is unsent at a drain may take this long.
 LINGER_MS = 500
+# What nobody waits for is synced this often: acks, positions in streams, publishes without confirms.
 TICK_MS = 1000
 # Between two looks for producers that are to be forgotten.
 SWEEP_MS = 60_000
@@ -278,6 +279,7 @@ class Server:
         self._next_tick = 0
         self._next_sweep = 0
         self._syncer = Syncer("sync")
+        self._settled_syncer = Syncer("sync of what is settled")
         self._reclaimer = Syncer("reclaim")
         self._step: Step | None = None  # under way there
         self._calls = Calls()
@@ -365,7 +367,8 @@ class Server:
         """What a turn waits for."""
         self._lifeline = notify.lifeline_fd()
         listener = self._listener.fileno() if self._listener is not None else None
-        for fd in (self._inbox_fd, listener, self._syncer.fd, self._reclaimer.fd, signals.fd, self._lifeline):
+        threads = (self._syncer.fd, self._settled_syncer.fd, self._reclaimer.fd)
+        for fd in (self._inbox_fd, listener, *threads, signals.fd, self._lifeline):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
 
@@ -379,6 +382,7 @@ class Server:
             self._tick(now)
         if now >= self.shard.upkeep.due:
             self._begin_reclaim(now)
+        self._begin_settled_sync()
         if 0 < taken <= FEW_MESSAGES and self._syncer.usual_s < QUICK_SYNC_S:
             self._send_all(self.shard.turn_end(now))
             if self.shard.wants_sync:
@@ -388,6 +392,7 @@ class Server:
             if self.shard.wants_sync:
                 self._begin_sync()
             self._send_all(self.shard.turn_end(now))
+        self._begin_settled_sync()
 
     def _wait(self) -> list[tuple[int, int]]:
         """The descriptor of the inbox tells of changes only: what is there already does not wake it. An inbox that was
@@ -416,6 +421,8 @@ class Server:
                 self._inbox_told = True
             elif fd == self._syncer.fd:
                 self._end_sync()
+            elif fd == self._settled_syncer.fd:
+                self._end_settled_sync()
             elif fd == self._reclaimer.fd:
                 self._end_reclaim(now)
             elif fd == signals.fd:
@@ -596,6 +603,15 @@ class Server:
         os.eventfd_read(self._syncer.fd)
         self._syncing = False
         self.shard.sync_ended()
+
+    def _begin_settled_sync(self) -> None:
+        sync = self.shard.begin_settled_sync()
+        if sync is not None:
+            self._settled_syncer.start(sync)
+
+    def _end_settled_sync(self) -> None:
+        os.eventfd_read(self._settled_syncer.fd)
+        self.shard.settled_sync_ended()
 
     def _begin_reclaim(self, now: int) -> None:
         step = self.shard.begin_reclaim(now)

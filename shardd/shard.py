@@ -46,6 +46,9 @@ class Shard(Controls):
         self._syncs_begun = 0
         self._sync_wanted = False
         self._now = 0
+        self._syncs_tried = 0
+        self._settled_sync: Sync | None = None
+        self._settled_after: int | None = 0  # syncs tried, until one may begin; None: none is wanted
         self._given = 0  # bytes handed out in this turn
         self._kinds: dict[int, Callable[[Peer, envelope.Message, int], None]] = {
             m.PUBLISH: self._on_publish,
@@ -342,8 +345,11 @@ class Shard(Controls):
     # -- stable storage --------------------------------------------------------------------------------
 
     def want_sync(self) -> None:
-        """Of what nobody waits for: persistent messages without confirms, acknowledgements."""
+        """Make last what nobody waits for: persistent messages without confirms, then what is settled
+        and where readers of streams are. To be called each second."""
         self._sync_wanted = self._sync_wanted or bool(self._dirty_stores or self.streams.dirty)
+        if self._settled_after is None:
+            self._settled_after = self._syncs_tried + self._sync_wanted
 
     @property
     def wants_sync(self) -> bool:
@@ -354,6 +360,7 @@ class Shard(Controls):
         """To be run, if there is something to do and no other runs. May confirm by itself: call before turn_end."""
         if self._sync is not None or not self._sync_wanted:
             return None
+        self._syncs_tried += 1
         jobs: list[tuple[Store | StreamQueue, SyncJob]] = []
         number: int | None = None
         try:
@@ -401,6 +408,38 @@ class Shard(Controls):
         elif sync.number is not None:
             self._syncs_ended = sync.number
 
+    def begin_settled_sync(self) -> Sync | None:
+        """Begin a sync of what is settled and of positions in streams, if it is wanted and needed.
+
+        It is to be run in a thread of its own, beside syncs of messages; then `settled_sync_ended`.
+        It begins behind the sync that `want_sync` asked for, and between two: what is settled of
+        segments that one has in hand, or that have not been written, cannot be told before.
+        """
+        if self._settled_after is None or self._syncs_tried < self._settled_after:
+            return None
+        if self._settled_sync is not None or self._sync is not None:
+            return None
+        self._settled_after = None
+        jobs: list[tuple[Store | StreamQueue, SyncJob]] = []
+        keepers: list[Store | StreamQueue] = [*self.stores.values(), *self.streams.queues.values()]
+        for each in keepers:
+            job = each.begin_settled_sync()
+            if job is not None:
+                jobs.append((each, job))
+                if job.more:
+                    self._settled_after = self._syncs_tried
+        if not jobs:
+            return None
+        self._settled_sync = Sync(jobs, None)
+        return self._settled_sync
+
+    def settled_sync_ended(self) -> None:
+        """After `Sync.run`. Raises what a store raises when it failed."""
+        assert self._settled_sync is not None
+        sync, self._settled_sync = self._settled_sync, None
+        for each, job in sync.jobs:
+            each.finish_settled_sync(job)
+
     def begin_reclaim(self, now: int) -> Step | None:
         """Of one store, to be run when it is due and there is something to do."""
         return self.upkeep.begin(self.stores.values(), now)
@@ -408,7 +447,11 @@ class Shard(Controls):
     def reclaim_ended(self, now: int) -> None:
         """After `Step.run`. The files of what was merged go after the next sync, which comes with the next tick."""
         store = self.upkeep.end(self.stores.values(), now)
-        self._dirty_stores.update(each for each in self.stores.values() if each is store)
+        for each in self.stores.values():
+            if each is store:
+                self._dirty_stores.add(each)
+                if each.settled_held_back and self._settled_after is None:
+                    self._settled_after = self._syncs_tried
         self._delete_dropped()
 
     def close(self) -> None:

@@ -103,7 +103,13 @@ class Segments(Usable):
         if self._failure or self._in_job(segment) or segment.in_sequence:
             self._dead.append(segment)
         else:
-            self._quietly(self._reclaimer.dispose, segment)
+            self._dispose(segment)
+
+    def _dispose(self, segment: Segment) -> None:
+        """Nobody needs the file: it gets another name, which is to last as what is settled."""
+        if segment.flushed:
+            self._settled.names_changed = True
+        self._quietly(self._reclaimer.dispose, segment)
 
     def _forget_state(self, segment: Segment) -> None:
         """What is kept beside the file of one that is gone."""
@@ -208,7 +214,7 @@ class Segments(Usable):
             if isinstance(error, OSError) and is_full(error):
                 return False
             raise self._fail(error) from error
-        self._directory_changed = True
+        self._directory_changed = self._settled.names_changed = True
         return True
 
     def _put_in_place(self, job: ReclaimJob, merged: Merged, sources: list[Segment]) -> None:

@@ -24,8 +24,12 @@ from shardd.store.recovery import Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
 from shardd.store.segments import Segments
 from shardd.store.sequences import Screened
-from shardd.store.settled import ACKS_FILES_AT_ONCE, SETTLED_BYTES_MAX
-from shardd.store.sync import SyncJob
+from shardd.store.settled import (
+    ACKS_FILES_AT_ONCE,
+    ACKS_FILES_SYNCED_AT_ONCE,
+    SETTLED_BYTES_MAX,
+)
+from shardd.store.sync import SettledSync, SyncJob
 
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
@@ -56,6 +60,7 @@ class SegmentStore(Segments):
         assert SEGMENT_BYTES_MIN <= segment_bytes <= POSITION_LIMIT and segment_bytes % 8 == 0
         super().__init__(directory, OsFiles() if files is None else files, segment_bytes, sync, spare_segments)
         self._batch = Batch()
+        self.settled_held_back = False  # by a merge, when the last sync of it began
 
     # -- start and stop -------------------------------------------------------------------------------
 
@@ -81,6 +86,8 @@ class SegmentStore(Segments):
         for segment in found.segments:
             segment.recovered = True
             self._enlist(segment)
+            if segment.acks_end and not found.clean:
+                self._settled.written_before(segment)
             if segment.live == 0:
                 self._retire(segment)
             else:
@@ -565,8 +572,38 @@ class SegmentStore(Segments):
         for segment in job.replaced:
             self._quietly(self._reclaimer.dispose_merged, segment)
         for segment in dead:
-            self._quietly(self._reclaimer.dispose, segment)
+            self._dispose(segment)
         self._check_covered(job.cover)
+
+    def begin_settled_sync(self) -> SettledSync | None:
+        """Write what is settled; then the job makes it last.
+
+        None: there is nothing to make last. The job ends with `finish_settled_sync`; all else goes
+        on meanwhile. What is settled of segments that are being merged, or in the hands of a sync of
+        messages, is for the next one.
+        """
+        self._check_usable()
+        if not self.sync:
+            return None
+        try:
+            self._settled.flush(ACKS_FILES_SYNCED_AT_ONCE)
+        except Exception as error:
+            raise self._named(error) from error
+        self.settled_held_back = self._settled.holds_back()
+        paths, with_directory = self._settled.take_unsynced(ACKS_FILES_SYNCED_AT_ONCE)
+        if not paths and not with_directory:
+            return None
+        return SettledSync(
+            files=self._files,
+            directory=self.directory,
+            with_directory=with_directory,
+            paths=paths,
+            more=len(paths) == ACKS_FILES_SYNCED_AT_ONCE,
+        )
+
+    def finish_settled_sync(self, job: SettledSync) -> None:
+        """After `run`, on the owner's thread. Raises StoreFailed if the job did not succeed."""
+        self._check_synced(job)
 
     def _take_dead(self) -> list[Segment]:
         """Those that no job has in hand, and that nothing else must tell of first."""
@@ -587,7 +624,7 @@ class SegmentStore(Segments):
             cover.run()
             self._covered(cover)
             for segment in self._take_dead():
-                self._quietly(self._reclaimer.dispose, segment)
+                self._dispose(segment)
             self._check_covered(cover)
 
     def _check_covered(self, cover: producers.Cover | None) -> None:

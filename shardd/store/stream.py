@@ -32,7 +32,7 @@ from shardd.store.stream_segment import (
     file_name,
     parse_name,
 )
-from shardd.store.sync import Job
+from shardd.store.sync import MessageSync, SettledSync
 from shardd.store.usable import Usable
 
 # Room in the file is set aside in steps that grow with it: a stream of few messages must not take a whole segment.
@@ -45,8 +45,8 @@ DAMAGE_MAX = 100
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class StreamSync(Job[StreamSegment]):
-    """Of a stream."""
+class StreamSync(MessageSync[StreamSegment]):
+    """Makes messages of a stream last."""
 
     next_offset: int  # of the log when it began
     last_chunk: int
@@ -488,6 +488,27 @@ class StreamLog(Usable):
         for segment, _, flushed in job.segments:
             self._last(segment, flushed)
         self.committed_offset, self._committed_chunk = job.next_offset, job.last_chunk
+
+    def begin_settled_sync(self) -> SettledSync | None:
+        """Write the positions of named consumers; then the job makes them last.
+
+        None: there is nothing to make last. The job ends with `finish_settled_sync`.
+        """
+        self._check_usable()
+        if not self.sync:
+            return None
+        try:
+            self._positions.flush()
+        except Exception as error:
+            raise self._named(error) from error
+        paths, with_directory = self._positions.take_unsynced()
+        if not paths and not with_directory:
+            return None
+        return SettledSync(files=self._files, directory=self.directory, with_directory=with_directory, paths=paths)
+
+    def finish_settled_sync(self, job: SettledSync) -> None:
+        """After `run`, on the owner's thread. Raises StoreFailed if the job did not succeed."""
+        self._check_synced(job)
 
     def _last_chunk(self) -> int:
         return max(self._open.last_chunk if self._open is not None else self._sealed_chunk, self._committed_chunk)

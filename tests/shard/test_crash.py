@@ -7,7 +7,7 @@ import pytest
 from tests.support.faulty_files import FaultyFiles
 from tests.support.shard_lives import BROKEN, Known, Life, PromiseBroken, live_some_lives
 
-HISTORIES = 400
+HISTORIES = 300
 
 
 def play(seed: int) -> Known:

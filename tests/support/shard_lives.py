@@ -19,11 +19,12 @@ from typing import Any
 from unittest import mock
 
 from shardd.peers import APPENDING, CONFIRMABLE, Held, Outgoing, Refused
+from shardd.queues import StreamQueue
 from shardd.server import Syncer
 from shardd.shard import Shard
 from shardd.store import Arrival, DiskFull, SegmentStore, StoreFailed, StreamCache
 from shardd.store.queue_log import QueueLog
-from shardd.store.sync import Job
+from shardd.store.sync import Job, SettledSync
 from shardd.stores import Sync
 from shardd.upkeep import Step
 from shardd.wire import codec, envelope
@@ -56,6 +57,8 @@ FOR_GOOD = 1 << 30
 # Calls that fail more often than the others.
 OFTEN = (*["sync"] * 6, *["sync_directory"] * 2, *["write"] * 2, "open", "allocate", "rename")
 LIVES_MAX = 4
+# What happens in a life whose disk does what it is told.
+GOOD_DISK = ("nothing", "stop", "cut")
 
 
 class PromiseBroken(BaseException):
@@ -129,6 +132,9 @@ class Known:
     confirms: int = 0  # messages confirmed
     sequences: dict[int, int] = field(default_factory=lambda: dict.fromkeys(DOORS, 0))
     broken_off: list[str] = field(default_factory=list)
+    for_good: dict[int, set[int]] = field(default_factory=_by_queue)  # settled, and synced
+    # Of a reader of each stream, since they were last synced.
+    positions: dict[int, list[int]] = field(default_factory=lambda: {queue: [-1] for queue in STREAMS})
     stopped_with: dict[int, list[tuple[int, bool]]] | None = None  # by queue, when the last life stopped cleanly
 
 
@@ -169,7 +175,10 @@ class Life:
         self.shard = Shard(0, epoch, 1, self.home, no_room=(DiskFull,))
         self.doors = {number: Door(number) for number in DOORS}
         self.sync_under_way: Sync | None = None
+        self.settled_sync_under_way: Sync | None = None
         self.step: Step | None = None
+        self.fault = "nothing"
+        self.settled = _by_queue()  # in this life
         self.now = 1000
         self.fleeting = False
         self.held: dict[int, dict[int, int]] = {queue: {} for queue in VHOST_OF}  # delivery number: message
@@ -212,6 +221,16 @@ class Life:
             _syncer().run(sync)
             self.shard.sync_ended()
 
+    def begin_settled_sync(self) -> None:
+        if self.settled_sync_under_way is None:
+            self.settled_sync_under_way = self.shard.begin_settled_sync()
+
+    def end_settled_sync(self) -> None:
+        if self.settled_sync_under_way is not None:
+            sync, self.settled_sync_under_way = self.settled_sync_under_way, None
+            _syncer().run(sync)
+            self.shard.settled_sync_ended()
+
     def break_off(self, error: Exception) -> None:
         self.known.broken_off.append(repr(error))
         self.hear_all(self.shard.break_off("broken"))
@@ -236,8 +255,10 @@ class Life:
     def play(self, acts: int) -> None:
         of = [self.publish] * 6 + [self.turn] * 2 + [self.settle] * 4 + [self.begin_sync, self.end_sync] * 2
         of += [self.sync] * 2 + [self.tick, self.reclaim, self.reclaim, self.come_or_go, self.publish_unreadable]
+        of += [self.second, self.second, self.begin_settled_sync, self.end_settled_sync]
         for _ in range(acts):
             self.random.choice(of)()
+            self.note_positions()
 
     def publish(self) -> None:
         pick, known = self.random, self.known
@@ -294,6 +315,7 @@ class Life:
             del self.held[queue][number]
             if kind != m.REQUEUE and queue not in STREAMS:
                 self.known.settled[queue].add(message)
+                self.settled[queue].add(message)
             self.receive(envelope.settles(DOORS[queue % len(DOORS)], 1, self.epoch, 0, [(queue, kind, number, number)]))
 
     def sync(self) -> None:
@@ -304,6 +326,31 @@ class Life:
     def tick(self) -> None:
         self.now += 1000
         self.shard.want_sync()
+
+    def second(self) -> None:
+        """A second passes, with all that is synced in it: what was settled before does not come back."""
+        settled = {queue: set(messages) for queue, messages in self.settled.items()}
+        self.end_settled_sync()
+        self.end_sync()
+        self.tick()
+        self.begin_sync()
+        self.end_sync()
+        self.begin_settled_sync()
+        self.end_settled_sync()
+        if self.fault in GOOD_DISK and self.step is None:
+            for queue, messages in settled.items():
+                self.known.for_good[queue] |= messages
+            for queue in STREAMS:
+                self.known.positions[queue] = [self.position(queue)]
+
+    def note_positions(self) -> None:
+        for queue in STREAMS:
+            self.known.positions[queue].append(self.position(queue))
+
+    def position(self, queue: int) -> int:
+        """Of the reader with a name; -1: none is known."""
+        position = self.shard.streams.queues[queue].log.position(b"reader-%d" % queue)
+        return -1 if position is None else position
 
     def reclaim(self) -> None:
         """Begin a step, or run and end the one that was begun."""
@@ -376,11 +423,17 @@ class Life:
             once = [number for number in found if number not in self.known.repeated]
             promise(once == sorted(set(once)), "order, or twice")
             promise(set(found) <= self.known.published[queue], "not ours")
+            back = set(found) & self.known.for_good[queue] - self.known.repeated
+            promise(queue not in DURABLE or not back, f"settled, synced and back: {back}")
             lost = self.known.owed[queue] - self.known.settled[queue] - set(found)
             if queue in DURABLE + STREAMS:
                 promise(not lost, f"confirmed and lost: {sorted(lost)} of queue {queue}")
             else:
                 promise(not found, "a queue that is not durable comes back empty")
+        for queue in STREAMS:
+            found_at, positions = self.position(queue), self.known.positions[queue]
+            promise(found_at >= min(positions), f"a position fell back: {found_at} of {positions}")
+            self.known.positions[queue] = [found_at]
 
 
 def numbers_in(stored: bytes) -> list[int]:
@@ -423,6 +476,7 @@ def live_some_lives(seed: int) -> Known:
 
 
 def live(life: Life, acts: int, what: str) -> None:
+    life.fault = what
     stopped_with, life.known.stopped_with = life.known.stopped_with, None
     try:
         life.start()
@@ -435,7 +489,7 @@ def live(life: Life, acts: int, what: str) -> None:
         if what == "stop":
             life.stop()
     except Exception as error:
-        if what in ("nothing", "stop", "cut"):
+        if what in GOOD_DISK:
             raise  # with a good disk nothing breaks off
         life.break_off(error)
 
@@ -481,6 +535,17 @@ def _knows_only_errors_of_the_disk(job: Job[Any]) -> None:
         job.synced, job.error = True, None
 
 
+def _syncs_names_alone(job: SettledSync) -> None:
+    job.paths = []
+    _make_settled_last(job)
+
+
+def _syncs_no_names(job: SettledSync) -> None:
+    job.with_directory = False
+    _make_settled_last(job)
+
+
+_make_settled_last = SettledSync._make_last
 _break_off, _run = Shard.break_off, Job.run
 
 BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
@@ -489,4 +554,14 @@ BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "a batch that is dropped is never answered for": lambda: mock.patch("shardd.shard._all_of", _cannot_say),
     "the last words confirm all": lambda: mock.patch.object(Shard, "break_off", _answers_all),
     "only errors of the disk fail a sync": lambda: mock.patch.object(Job, "run", _knows_only_errors_of_the_disk),
+    "what is settled is never synced": lambda: mock.patch.object(Shard, "begin_settled_sync", lambda shard: None),
+    "what is settled is in files that are not synced": lambda: mock.patch.object(
+        SettledSync, "_make_last", _syncs_names_alone
+    ),
+    "what is settled is in files without lasting names": lambda: mock.patch.object(
+        SettledSync, "_make_last", _syncs_no_names
+    ),
+    "positions in streams are never synced": lambda: mock.patch.object(
+        StreamQueue, "begin_settled_sync", lambda stream: None
+    ),
 }
