@@ -285,7 +285,7 @@ class Life:
                 persistent = True
             door.seq += 1
             body = b"%d|" % number + bytes(pick.choice([0, 100, 100, 600, 6000]))
-            stored = encode_message(body, b"q", properties)
+            stored = encode_message(body, props=properties)
             door.packer.add_stored(
                 0, list(chosen), stored, CONNECTION, CHANNEL, door.seq, self.now, 0xFFFFFFFF, 0xFF, persistent,
                 persistent, in_sequence=in_sequence,
