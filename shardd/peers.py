@@ -70,23 +70,21 @@ class Held:
         self.refused: Sequence[Refused] = ()
         self.sync: int  # the number of the sync that is waited for, of a batch that waits
 
-    def wait_for(self, sync: int, refused: Sequence[Refused]) -> None:
-        """Note that the append is through, and which sync makes the messages last."""
+    def wait_for(self, sync: int) -> None:
+        """Note that the append is through, and the number of the sync that makes the messages last."""
         assert self.state is APPENDING
-        self.refused = refused
         self.sync = sync
         self.state = WAITING
 
-    def need_no_sync(self, refused: Sequence[Refused]) -> None:
+    def need_no_sync(self) -> None:
         """Note that the append is through, and that nothing of the batch has to last."""
         assert self.state is APPENDING
-        self.refused = refused
         self.state = CONFIRMABLE
 
-    def sync_ended(self, number: int) -> None:
-        """Note that all syncs up to this number have ended well."""
-        if self.state is WAITING and self.sync <= number:
-            self.state = CONFIRMABLE
+    def refuse(self, refused: Sequence[Refused]) -> None:
+        """Note that nothing of the batch was taken, or nothing that anybody may count on."""
+        self.refused = refused
+        self.need_no_sync()
 
     def fail(self) -> None:
         """Note that the append broke off."""
@@ -102,7 +100,7 @@ class Peer:
         self.incarnation = incarnation
         self.endpoint = endpoint
         self.held: deque[Held] = deque()
-        self._next_batch: int | None = None  # None: the first one may have any number
+        self.next_batch: int | None = None  # None: the first one may have any number
         self.taken = 0  # bytes of publishes since the last credit
         self.has_news = False  # whether `take` has something, but for confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
@@ -133,11 +131,10 @@ class Peer:
             found = self._loans[whole] = Loan(wake)
         return found
 
-    def arrived(self, batch: int) -> None:
-        """Note that a batch has come. Raises BatchMissing unless it is the next of its front door."""
-        if batch != self._next_batch and self._next_batch is not None:
-            raise BatchMissing(f"front door {self.number}: batch {batch} came, {self._next_batch} was to come")
-        self._next_batch = batch + 1
+    def check_first(self, batch: int) -> None:
+        """Look at a batch that is not the next. Raises BatchMissing unless it is the first one of all."""
+        if self.next_batch is not None:
+            raise BatchMissing(f"front door {self.number}: batch {batch} came instead of {self.next_batch}")
 
     def hold(self, batch: int) -> Held:
         """Remember a batch, about to be appended, until it is confirmed."""
@@ -159,12 +156,14 @@ class Peer:
         """
         last: Held | None = None
         refused: list[Refused] = []
-        while self.held:
-            first = self.held[0]
-            first.sync_ended(syncs_ended)
+        waiting = self.held
+        while waiting:
+            first = waiting[0]
+            if first.state is WAITING and first.sync <= syncs_ended:
+                first.state = CONFIRMABLE
             if first.state is not CONFIRMABLE:
                 break
-            last = self.held.popleft()
+            last = waiting.popleft()
             refused += last.refused
         if last is not None:
             # A client that publishes to itself hears of its message first, as from RabbitMQ.

@@ -76,26 +76,53 @@ class Shard(Controls):
     def _on_publish(self, peer: Peer, message: envelope.Message, now: int) -> None:
         batch, messages, wanted, needs_sync, in_sequence, records, ids = codec.read_publish(message)
         size = len(message)
-        peer.arrived(batch)
+        if batch != peer.next_batch:
+            peer.check_first(batch)
+        peer.next_batch = batch + 1
         peer.taken += size
         self.batch_messages.add(messages)
         self.batch_bytes.add(size)
         held = peer.hold(batch) if wanted else None
         try:
-            refused, needs_sync = self._take_in(
-                records, self.queues.named(ids), len(ids) == 1, in_sequence, needs_sync, now
-            )
-            nacked = refused_runs(message, sorted(refused)) if refused and held is not None else ()
+            known = self.queues.named(ids)
+            if not known:  # all its queues were deleted meanwhile
+                if held is not None:
+                    held.need_no_sync()
+                return
+            first = known[0]
+            store: Store = first.store  # type: ignore[assignment] # queues were made with a Store of ours
+            refused: set[int] | None = None
+            origins: Sequence[int] | None = None
+            if in_sequence or self.streams.queues:
+                arrivals, refused, origins, streamed = self._append(store, records, known, len(ids) == 1, in_sequence)
+                needs_sync = needs_sync or streamed
+            else:
+                may_refuse = first.may_refuse if len(known) == 1 else _may_refuse(known)
+                arrivals = store.append(records, may_refuse)
+                self._dirty_stores.add(store)
+            for arrival in arrivals:
+                queue = first if arrival.queue_id == first.id else self.queues.get(arrival.queue_id)
+                if queue is None:
+                    store.settle(arrival.queue_id, arrival.entries, False)
+                    continue
+                turned_away = queue.publish(arrival, now)
+                if turned_away:
+                    refused = refused or set()
+                    refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
+                if queue.consumers.all or not queue.is_asleep:
+                    self._dirty[queue] = None
+            if refused and held is not None:
+                held.refused = refused_runs(message, sorted(refused))
         except self._no_room:
             if held is not None:
-                held.need_no_sync(_all_of(message, messages))
+                held.refuse(_all_of(message, messages))
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
             self.set_alarm(m.LOW_ON_DISK)
             return
         except envelope.WireError:
             # The message is dropped and the shard goes on: so must the confirms of this front door.
             if held is not None:
-                held.need_no_sync(_all_of(message, messages))
+                held.refuse(_all_of(message, messages))
             raise
         except BaseException:
             if held is not None:
@@ -103,44 +130,10 @@ class Shard(Controls):
             raise
         if needs_sync:
             self._sync_wanted = True
-        if held is not None:
-            if needs_sync:
-                held.wait_for(self._syncs_begun + 1, nacked)
-            else:
-                held.need_no_sync(nacked)
-
-    def _take_in(
-        self, records: memoryview, known: list[Queue], alone: bool, in_sequence: bool, needs_sync: bool, now: int
-    ) -> tuple[set[int] | None, bool]:
-        """Append a batch and hand its messages to their queues, of which some may be gone.
-
-        Returns the ordinals of messages that were refused, and whether the others need a sync. With an exception
-        nobody knows what was taken, but for NoRoom and WireError: the rest of the shard is as it was.
-        """
-        if not known:
-            return None, False
-        first = known[0]
-        store: Store = first.store  # type: ignore[assignment] # queues were made with a Store of ours
-        refused: set[int] | None = None
-        origins: Sequence[int] | None = None
-        if in_sequence or self.streams.queues:
-            arrivals, refused, origins, streamed = self._append(store, records, known, alone, in_sequence)
-            needs_sync = needs_sync or streamed
-        else:
-            arrivals = store.append(records, first.may_refuse if len(known) == 1 else _may_refuse(known))
-            self._dirty_stores.add(store)
-        for arrival in arrivals:
-            queue = first if arrival.queue_id == first.id else self.queues.get(arrival.queue_id)
-            if queue is None:
-                store.settle(arrival.queue_id, arrival.entries, False)
-                continue
-            turned_away = queue.publish(arrival, now)
-            if turned_away:
-                refused = refused or set()
-                refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
-            if queue.consumers.all or not queue.is_asleep:
-                self._dirty[queue] = None
-        return refused, needs_sync
+            if held is not None:
+                held.wait_for(self._syncs_begun + 1)
+        elif held is not None:
+            held.need_no_sync()
 
     def _append(
         self, store: Store, records: memoryview, known: list[Queue], alone: bool, in_sequence: bool

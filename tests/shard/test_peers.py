@@ -22,11 +22,10 @@ from shardd.wire.lane import joined
 
 REFUSED = [(9, 1, 4, 5)]
 ACTS = {
-    "wait": lambda held: held.wait_for(3, REFUSED),
-    "need nothing": lambda held: held.need_no_sync(REFUSED),
+    "wait": lambda held: held.wait_for(3),
+    "need nothing": lambda held: held.need_no_sync(),
+    "refuse": lambda held: held.refuse(REFUSED),
     "fail": lambda held: held.fail(),
-    "a sync before it ended": lambda held: held.sync_ended(2),
-    "its sync ended": lambda held: held.sync_ended(3),
 }
 
 
@@ -36,10 +35,10 @@ def new_peer() -> Peer:
 
 def in_state(state: BatchState) -> Held:
     held = Held(1)
-    if state in (WAITING, CONFIRMABLE):
-        held.wait_for(3, REFUSED)
-    if state is CONFIRMABLE:
-        held.sync_ended(3)
+    if state is WAITING:
+        held.wait_for(3)
+    elif state is CONFIRMABLE:
+        held.need_no_sync()
     elif state is FAILED:
         held.fail()
     assert held.state is state
@@ -63,21 +62,16 @@ def test_a_batch_changes_its_state_as_the_table_says_and_never_back(state: Batch
     assert held.state is state or held.state in NEXT_STATES[state]
 
 
-def test_a_sync_before_that_of_a_batch_does_not_make_it_confirmable() -> None:
-    held = in_state(WAITING)
-    held.sync_ended(2)
-    assert held.state is WAITING
-
-
 @given(st.lists(st.tuples(st.sampled_from(["wait", "need nothing", "fail", "append"]), st.integers(1, 5)), max_size=9))
 def test_confirms_reach_up_to_the_first_batch_that_is_not_confirmable(fates: list[tuple[str, int]]) -> None:
     peer = new_peer()
     for batch, (fate, sync) in enumerate(fates, 1):
         held = peer.hold(batch)
         if fate == "wait":
-            held.wait_for(sync, [(9, 1, batch, batch)])
+            held.refused = [(9, 1, batch, batch)]
+            held.wait_for(sync)
         elif fate == "need nothing":
-            held.need_no_sync([(9, 1, batch, batch)])
+            held.refuse([(9, 1, batch, batch)])
         elif fate == "fail":
             held.fail()
     told: list[int] = []
@@ -92,9 +86,9 @@ def test_confirms_reach_up_to_the_first_batch_that_is_not_confirmable(fates: lis
 
 def test_an_earlier_batch_that_waits_does_not_hide_one_that_failed() -> None:
     peer = new_peer()
-    peer.hold(1).wait_for(1, ())
+    peer.hold(1).wait_for(1)
     peer.hold(2).fail()
-    peer.hold(3).need_no_sync(())
+    peer.hold(3).need_no_sync()
     peer.confirm(0)
     assert confirmed(peer) == []
     peer.confirm(9)
@@ -108,10 +102,10 @@ def test_a_batch_in_the_hands_of_the_store_is_not_confirmed() -> None:
     assert confirmed(peer) == []
 
 
-def test_a_batch_that_never_came_is_noticed_before_a_later_one_is_held() -> None:
+def test_the_first_batch_may_have_any_number_and_no_other_may() -> None:
     peer = new_peer()
-    peer.arrived(17)  # of a shard that started meanwhile
-    peer.arrived(18)
-    for batch in (20, 18, 17):
+    peer.check_first(17)  # of a shard that started meanwhile
+    peer.next_batch = 18
+    for batch in (19, 17):
         with pytest.raises(BatchMissing):
-            peer.arrived(batch)
+            peer.check_first(batch)

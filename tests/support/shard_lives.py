@@ -12,7 +12,7 @@ import errno
 import functools
 import random
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -504,15 +504,15 @@ class _ConfirmableAtOnce(Held):
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
-        self.need_no_sync(())
+        self.state = CONFIRMABLE
 
-    def wait_for(self, sync: int, refused: Sequence[Refused]) -> None:
+    def wait_for(self, sync: int) -> None:
         self.state = APPENDING
-        super().wait_for(sync, refused)
+        super().wait_for(sync)
 
-    def need_no_sync(self, refused: Sequence[Refused]) -> None:
+    def need_no_sync(self) -> None:
         self.state = APPENDING
-        super().need_no_sync(refused)
+        super().need_no_sync()
 
 
 def _cannot_say(message: object, messages: int) -> list[Refused]:
