@@ -8,7 +8,7 @@ import pytest
 
 from shardd.server import Syncer
 from shardd.store import StoreFailed
-from shardd.store.sync import Job
+from shardd.store.sync import SettledSync
 from tests.support.faulty_files import FaultyFiles
 
 PATIENCE_S = 60
@@ -35,7 +35,7 @@ def test_the_end_of_a_job_is_told_however_it_ends(error: BaseException) -> None:
 @pytest.mark.parametrize("error", [OSError(), MemoryError(), ValueError(), SystemExit()], ids=repr)
 def test_a_sync_that_did_not_come_to_its_end_is_no_success(error: BaseException) -> None:
     files = FaultyFiles()
-    job: Job[None] = Job(files=files, directory="d", segments=[], with_directory=True)
+    job = SettledSync(files=files, directory="d", paths=[], with_directory=True)
     assert not job.synced
     files.sync_directory = lambda path: Ends(error).run()  # type: ignore[method-assign] # fails on purpose
     with pytest.raises((StoreFailed, SystemExit)):
@@ -44,6 +44,6 @@ def test_a_sync_that_did_not_come_to_its_end_is_no_success(error: BaseException)
 
 
 def test_a_sync_that_came_to_its_end_says_so() -> None:
-    job: Job[None] = Job(files=FaultyFiles(), directory="d", segments=[], with_directory=True)
+    job = SettledSync(files=FaultyFiles(), directory="d", paths=[], with_directory=True)
     job.run()
     assert job.done and job.synced
