@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from enum import Enum
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from shardd.queues import Consumer, Getter, Loan, Queue, Window
@@ -30,15 +31,65 @@ class Outgoing(NamedTuple):
 _new_tuple = tuple.__new__  # what Outgoing(...) does, without a function of Python in between
 
 
-class Held:
-    """A batch not yet confirmed. `sync`: number of the sync that makes it last; 0: it waits for those before it."""
+class BatchState(Enum):
+    """What has become of a batch that wants a confirm."""
 
-    __slots__ = ("batch", "refused", "sync")
+    APPENDING = "appending"  # the store has it in hand
+    WAITING = "waiting"  # appended: a sync that began after the append must end first
+    CONFIRMABLE = "confirmable"  # what is not refused of it needs no sync any more
+    FAILED = "failed"  # nobody knows what the store has of it
+
+
+APPENDING, WAITING, CONFIRMABLE, FAILED = BatchState
+
+# What may follow. A batch that failed stays where it is, and with it all batches of its front door that came later: a
+# confirm speaks of all before it, so none of them may be confirmed.
+NEXT_STATES: Final[dict[BatchState, frozenset[BatchState]]] = {
+    APPENDING: frozenset((WAITING, CONFIRMABLE, FAILED)),
+    WAITING: frozenset((CONFIRMABLE,)),
+    CONFIRMABLE: frozenset(),
+    FAILED: frozenset(),
+}
+
+Refused = tuple[int, int, int, int]
+"""(connection, channel, first, last) confirm numbers of messages that were not taken."""
+
+
+class BatchMissing(Exception):
+    """Batches of a front door did not arrive: a confirm of a later one would speak of them too."""
+
+
+class Held:
+    """A batch that wants a confirm, and has none yet."""
+
+    __slots__ = ("batch", "refused", "state", "sync")
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
-        self.sync = 0
-        self.refused: list[tuple[int, int, int, int]] = []
+        self.state = APPENDING
+        self.refused: Sequence[Refused] = ()
+        self.sync: int  # the number of the sync that is waited for, of a batch that waits
+
+    def wait_for(self, sync: int) -> None:
+        """Note that the append is through, and the number of the sync that makes the messages last."""
+        assert self.state is APPENDING
+        self.sync = sync
+        self.state = WAITING
+
+    def need_no_sync(self) -> None:
+        """Note that the append is through, and that nothing of the batch has to last."""
+        assert self.state is APPENDING
+        self.state = CONFIRMABLE
+
+    def refuse(self, refused: Sequence[Refused]) -> None:
+        """Note that nothing of the batch was taken, or nothing that anybody may count on."""
+        self.refused = refused
+        self.need_no_sync()
+
+    def fail(self) -> None:
+        """Note that the append broke off."""
+        if self.state is APPENDING:
+            self.state = FAILED
 
 
 class Peer:
@@ -49,6 +100,7 @@ class Peer:
         self.incarnation = incarnation
         self.endpoint = endpoint
         self.held: deque[Held] = deque()
+        self.next_batch: int | None = None  # None: the first one may have any number
         self.taken = 0  # bytes of publishes since the last credit
         self.has_news = False  # whether `take` has something, but for confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
@@ -79,7 +131,13 @@ class Peer:
             found = self._loans[whole] = Loan(wake)
         return found
 
+    def check_first(self, batch: int) -> None:
+        """Look at a batch that is not the next. Raises BatchMissing unless it is the first one of all."""
+        if self.next_batch is not None:
+            raise BatchMissing(f"front door {self.number}: batch {batch} came instead of {self.next_batch}")
+
     def hold(self, batch: int) -> Held:
+        """Remember a batch, about to be appended, until it is confirmed."""
         held = Held(batch)
         self.held.append(held)
         return held
@@ -92,16 +150,24 @@ class Peer:
         self.has_news = True
 
     def confirm(self, syncs_ended: int) -> None:
-        """Batches in their order, as far as their syncs have ended."""
-        batch = 0
-        refused: list[tuple[int, int, int, int]] = []
-        while self.held and self.held[0].sync <= syncs_ended:
-            held = self.held.popleft()
-            batch = held.batch
-            refused += held.refused
-        if batch:
+        """Confirm batches in their order, up to the first that is not confirmable.
+
+        `syncs_ended`: the number of the last sync of which all ended well, with all before it.
+        """
+        last: Held | None = None
+        refused: list[Refused] = []
+        waiting = self.held
+        while waiting:
+            first = waiting[0]
+            if first.state is WAITING and first.sync <= syncs_ended:
+                first.state = CONFIRMABLE
+            if first.state is not CONFIRMABLE:
+                break
+            last = waiting.popleft()
+            refused += last.refused
+        if last is not None:
             # A client that publishes to itself hears of its message first, as from RabbitMQ.
-            self._told_after.append(envelope.confirmed(*self._who, batch, refused))
+            self._told_after.append(envelope.confirmed(*self._who, last.batch, refused))
             self.has_news = True
 
     def take(self, outgoing: list[Outgoing]) -> None:
@@ -122,12 +188,10 @@ class Peer:
             self._told_after.clear()
 
 
-def refused_runs(
-    message: envelope.Message, ordinals: Sequence[int], unnumbered: bool = False
-) -> list[tuple[int, int, int, int]]:
+def refused_runs(message: envelope.Message, ordinals: Sequence[int], unnumbered: bool = False) -> list[Refused]:
     """The confirms wanted for these messages of a batch, neighbours together. `unnumbered`: also those without a
     confirm number, as 0: a transaction must hear that it was not stored."""
-    found: list[tuple[int, int, int, int]] = []
+    found: list[Refused] = []
     for ordinal in ordinals:
         connection, channel, seq = codec.run_of(message, ordinal)
         if not seq:

@@ -52,6 +52,7 @@ RECONNECT_MS = 10
 PROGRESS_EACH_S = 0.5
 # What is unsent at a drain may take this long.
 LINGER_MS = 500
+# What nobody waits for is synced this often: acks, positions in streams, publishes without confirms.
 TICK_MS = 1000
 # Between two looks for producers that are to be forgotten.
 SWEEP_MS = 60_000
@@ -94,22 +95,25 @@ class Syncer:
         self.took_us = Histogram()
         self.usual_s = QUICK_SYNC_S  # of late; not known to be quick at first
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
 
     def start(self, job: Job) -> None:
         self._jobs.put(job)
 
     def _run(self) -> None:
         while True:
-            self.run(self._jobs.get())
-            os.eventfd_write(self.fd, 1)
+            try:
+                self.run(self._jobs.get())
+            finally:  # a thread that ends must not leave the owner waiting
+                os.eventfd_write(self.fd, 1)
 
     def run(self, job: Job) -> None:
-        """In whatever thread this is called."""
+        """Run the job in the thread of the caller. Whether it succeeded is the job's to say."""
         began = time.monotonic()
         try:
             job.run()
-        except Exception:  # the owner's thread finds it in the job: finish_sync raises
+        except Exception:  # whoever owns the job finds that it did not come to its end
             log.debug("%s failed", threading.current_thread().name, exc_info=True)
         took = time.monotonic() - began
         self.seconds += took
@@ -275,6 +279,7 @@ class Server:
         self._next_tick = 0
         self._next_sweep = 0
         self._syncer = Syncer("sync")
+        self._settled_syncer = Syncer("sync of what is settled")
         self._reclaimer = Syncer("reclaim")
         self._step: Step | None = None  # under way there
         self._calls = Calls()
@@ -362,7 +367,8 @@ class Server:
         """What a turn waits for."""
         self._lifeline = notify.lifeline_fd()
         listener = self._listener.fileno() if self._listener is not None else None
-        for fd in (self._inbox_fd, listener, self._syncer.fd, self._reclaimer.fd, signals.fd, self._lifeline):
+        threads = (self._syncer.fd, self._settled_syncer.fd, self._reclaimer.fd)
+        for fd in (self._inbox_fd, listener, *threads, signals.fd, self._lifeline):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
 
@@ -376,6 +382,7 @@ class Server:
             self._tick(now)
         if now >= self.shard.upkeep.due:
             self._begin_reclaim(now)
+        self._begin_settled_sync()
         if 0 < taken <= FEW_MESSAGES and self._syncer.usual_s < QUICK_SYNC_S:
             self._send_all(self.shard.turn_end(now))
             if self.shard.wants_sync:
@@ -385,6 +392,7 @@ class Server:
             if self.shard.wants_sync:
                 self._begin_sync()
             self._send_all(self.shard.turn_end(now))
+        self._begin_settled_sync()
 
     def _wait(self) -> list[tuple[int, int]]:
         """The descriptor of the inbox tells of changes only: what is there already does not wake it. An inbox that was
@@ -413,6 +421,8 @@ class Server:
                 self._inbox_told = True
             elif fd == self._syncer.fd:
                 self._end_sync()
+            elif fd == self._settled_syncer.fd:
+                self._end_settled_sync()
             elif fd == self._reclaimer.fd:
                 self._end_reclaim(now)
             elif fd == signals.fd:
@@ -594,6 +604,15 @@ class Server:
         self._syncing = False
         self.shard.sync_ended()
 
+    def _begin_settled_sync(self) -> None:
+        sync = self.shard.begin_settled_sync()
+        if sync is not None:
+            self._settled_syncer.start(sync)
+
+    def _end_settled_sync(self) -> None:
+        os.eventfd_read(self._settled_syncer.fd)
+        self.shard.settled_sync_ended()
+
     def _begin_reclaim(self, now: int) -> None:
         step = self.shard.begin_reclaim(now)
         if step is not None:
@@ -630,12 +649,11 @@ class Server:
     def _break_off(self, alarm: str, why: str) -> None:
         """Say so at once, before anything that may take long or fail again; then save what can be saved."""
         notify.failing(f"{alarm}: {why}")
-        self.shard.set_alarm(alarm)
-        self._send_all(self.shard.answers())
+        self._send_all(self.shard.break_off(alarm))
         try:
             self._await_sync(LAST_SYNC_S)
-        except StoreError as error:
-            log.error("and the sync under way: %s", error)
+        except Exception as error:
+            log.error("and the sync under way: %r", error)
         for trouble in self.shard.abandon():
             log.error("not closed well: %r", trouble)
 

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from shardd.controls import Controls
-from shardd.peers import PUBLISH_CREDIT_BYTES, Outgoing, Peer, refused_runs
+from shardd.peers import PUBLISH_CREDIT_BYTES, Outgoing, Peer, Refused, refused_runs
 from shardd.queues import Arrival, Consumer, Queue, Reader, StreamQueue
 from shardd.stores import Home, NoRoom, Screened, Store, Sync, SyncJob
 from shardd.upkeep import Step
@@ -46,6 +46,9 @@ class Shard(Controls):
         self._syncs_begun = 0
         self._sync_wanted = False
         self._now = 0
+        self._syncs_tried = 0
+        self._settled_sync: Sync | None = None
+        self._settled_after: int | None = 0  # syncs tried, until one may begin; None: none is wanted
         self._given = 0  # bytes handed out in this turn
         self._kinds: dict[int, Callable[[Peer, envelope.Message, int], None]] = {
             m.PUBLISH: self._on_publish,
@@ -73,47 +76,64 @@ class Shard(Controls):
     def _on_publish(self, peer: Peer, message: envelope.Message, now: int) -> None:
         batch, messages, wanted, needs_sync, in_sequence, records, ids = codec.read_publish(message)
         size = len(message)
+        if batch != peer.next_batch:
+            peer.check_first(batch)
+        peer.next_batch = batch + 1
         peer.taken += size
         self.batch_messages.add(messages)
         self.batch_bytes.add(size)
-        known = self.queues.named(ids)
         held = peer.hold(batch) if wanted else None
-        if not known:
-            return  # all its queues were deleted meanwhile
-        first = known[0]
-        store: Store = first.store  # type: ignore[assignment] # queues were made with a Store of ours
-        refused: set[int] | None = None
-        origins: Sequence[int] | None = None
         try:
+            known = self.queues.named(ids)
+            if not known:  # all its queues were deleted meanwhile
+                if held is not None:
+                    held.need_no_sync()
+                return
+            first = known[0]
+            store: Store = first.store  # type: ignore[assignment] # queues were made with a Store of ours
+            refused: set[int] | None = None
+            origins: Sequence[int] | None = None
             if in_sequence or self.streams.queues:
                 arrivals, refused, origins, streamed = self._append(store, records, known, len(ids) == 1, in_sequence)
                 needs_sync = needs_sync or streamed
             else:
-                arrivals = store.append(records, first.may_refuse if len(known) == 1 else _may_refuse(known))
+                may_refuse = first.may_refuse if len(known) == 1 else _may_refuse(known)
+                arrivals = store.append(records, may_refuse)
                 self._dirty_stores.add(store)
+            for arrival in arrivals:
+                queue = first if arrival.queue_id == first.id else self.queues.get(arrival.queue_id)
+                if queue is None:
+                    store.settle(arrival.queue_id, arrival.entries, False)
+                    continue
+                turned_away = queue.publish(arrival, now)
+                if turned_away:
+                    refused = refused or set()
+                    refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
+                if queue.consumers.all or not queue.is_asleep:
+                    self._dirty[queue] = None
+            if refused and held is not None:
+                held.refused = refused_runs(message, sorted(refused))
         except self._no_room:
             if held is not None:
-                held.refused = refused_runs(message, range(messages), unnumbered=True)
+                held.refuse(_all_of(message, messages))
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
             self.set_alarm(m.LOW_ON_DISK)
             return
+        except envelope.WireError:
+            # The message is dropped and the shard goes on: so must the confirms of this front door.
+            if held is not None:
+                held.refuse(_all_of(message, messages))
+            raise
+        except BaseException:
+            if held is not None:
+                held.fail()
+            raise
         if needs_sync:
             self._sync_wanted = True
             if held is not None:
-                held.sync = self._syncs_begun + 1
-        for arrival in arrivals:
-            queue = first if arrival.queue_id == first.id else self.queues.get(arrival.queue_id)
-            if queue is None:
-                store.settle(arrival.queue_id, arrival.entries, False)
-                continue
-            turned_away = queue.publish(arrival, now)
-            if turned_away:
-                refused = refused or set()
-                refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
-            if queue.consumers.all or not queue.is_asleep:
-                self._dirty[queue] = None
-        if refused and held is not None:
-            held.refused = refused_runs(message, sorted(refused))
+                held.wait_for(self._syncs_begun + 1)
+        elif held is not None:
+            held.need_no_sync()
 
     def _append(
         self, store: Store, records: memoryview, known: list[Queue], alone: bool, in_sequence: bool
@@ -133,7 +153,7 @@ class Shard(Controls):
                 kept = records if screened is None else screened.records
                 arrivals = store.append(kept, _may_refuse(known), in_sequence)
                 self._dirty_stores.add(store)
-        except self._no_room:
+        except Exception:
             if screened is not None:
                 store.unscreen()
             raise
@@ -215,6 +235,14 @@ class Shard(Controls):
             if peer.has_news or peer.taken >= PUBLISH_CREDIT_BYTES:
                 peer.take(outgoing)
         return outgoing
+
+    def break_off(self, alarm: str) -> list[Outgoing]:
+        """Return the last words of a shard that something broke: the alarm, and confirms of what lasts.
+
+        Batches that wait for a sync, or whose append broke off, stay without an answer.
+        """
+        self.set_alarm(alarm)
+        return self.answers()
 
     @property
     def has_work(self) -> bool:
@@ -310,8 +338,11 @@ class Shard(Controls):
     # -- stable storage --------------------------------------------------------------------------------
 
     def want_sync(self) -> None:
-        """Of what nobody waits for: persistent messages without confirms, acknowledgements."""
+        """Make last what nobody waits for: persistent messages without confirms, then what is settled
+        and where readers of streams are. To be called each second."""
         self._sync_wanted = self._sync_wanted or bool(self._dirty_stores or self.streams.dirty)
+        if self._settled_after is None:
+            self._settled_after = self._syncs_tried + self._sync_wanted
 
     @property
     def wants_sync(self) -> bool:
@@ -322,7 +353,9 @@ class Shard(Controls):
         """To be run, if there is something to do and no other runs. May confirm by itself: call before turn_end."""
         if self._sync is not None or not self._sync_wanted:
             return None
+        self._syncs_tried += 1
         jobs: list[tuple[Store | StreamQueue, SyncJob]] = []
+        number: int | None = None
         try:
             for store in [store for store in self.stores.values() if store in self._dirty_stores]:
                 job = store.begin_sync()
@@ -340,19 +373,20 @@ class Shard(Controls):
             self.set_alarm(m.LOW_ON_DISK)
         else:
             self._sync_wanted = False
-            self._syncs_begun += 1
+            number = self._syncs_begun = self._syncs_begun + 1
         if not jobs:
-            self._syncs_ended = self._syncs_begun
+            if number is not None:
+                self._syncs_ended = number
             return None
-        self._sync = Sync(jobs)
+        self._sync = Sync(jobs, number)
         return self._sync
 
     def sync_ended(self) -> None:
         """After `Sync.run`. Raises what the store raises when it failed."""
         assert self._sync is not None
-        jobs, self._sync = self._sync.jobs, None
+        sync, self._sync = self._sync, None
         full = False
-        for store, job in jobs:
+        for store, job in sync.jobs:
             try:
                 store.finish_sync(job)
             except self._no_room:
@@ -364,8 +398,40 @@ class Shard(Controls):
         if full:  # confirms wait for a sync that finds room
             self._sync_wanted = True
             self.set_alarm(m.LOW_ON_DISK)
-        else:
-            self._syncs_ended = self._syncs_begun
+        elif sync.number is not None:
+            self._syncs_ended = sync.number
+
+    def begin_settled_sync(self) -> Sync | None:
+        """Begin a sync of what is settled and of positions in streams, if it is wanted and needed.
+
+        It is to be run in a thread of its own, beside syncs of messages; then `settled_sync_ended`.
+        It begins behind the sync that `want_sync` asked for, and between two: what is settled of
+        segments that one has in hand, or that have not been written, cannot be told before.
+        """
+        if self._settled_after is None or self._syncs_tried < self._settled_after:
+            return None
+        if self._settled_sync is not None or self._sync is not None:
+            return None
+        self._settled_after = None
+        jobs: list[tuple[Store | StreamQueue, SyncJob]] = []
+        keepers: list[Store | StreamQueue] = [*self.stores.values(), *self.streams.queues.values()]
+        for each in keepers:
+            job = each.begin_settled_sync()
+            if job is not None:
+                jobs.append((each, job))
+                if job.more:
+                    self._settled_after = self._syncs_tried
+        if not jobs:
+            return None
+        self._settled_sync = Sync(jobs, None)
+        return self._settled_sync
+
+    def settled_sync_ended(self) -> None:
+        """After `Sync.run`. Raises what a store raises when it failed."""
+        assert self._settled_sync is not None
+        sync, self._settled_sync = self._settled_sync, None
+        for each, job in sync.jobs:
+            each.finish_settled_sync(job)
 
     def begin_reclaim(self, now: int) -> Step | None:
         """Of one store, to be run when it is due and there is something to do."""
@@ -374,7 +440,11 @@ class Shard(Controls):
     def reclaim_ended(self, now: int) -> None:
         """After `Step.run`. The files of what was merged go after the next sync, which comes with the next tick."""
         store = self.upkeep.end(self.stores.values(), now)
-        self._dirty_stores.update(each for each in self.stores.values() if each is store)
+        for each in self.stores.values():
+            if each is store:
+                self._dirty_stores.add(each)
+                if each.settled_held_back and self._settled_after is None:
+                    self._settled_after = self._syncs_tried
         self._delete_dropped()
 
     def close(self) -> None:
@@ -398,6 +468,11 @@ class Shard(Controls):
             except Exception as error:  # one store's trouble must not cost the others theirs
                 troubles.append(error)
         return troubles + self.streams.abandon()
+
+
+def _all_of(message: envelope.Message, messages: int) -> list[Refused]:
+    """The confirms wanted for all of a batch, which is refused."""
+    return refused_runs(message, range(messages), unnumbered=True)
 
 
 def _may_refuse(queues: list[Queue]) -> bool:

@@ -41,6 +41,12 @@ class Store(QueueStore, Protocol):
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
     @property
+    def settled_held_back(self) -> bool:
+        """Whether the last of these syncs left something out, because of a merge."""
+
+    def begin_settled_sync(self) -> Any: ...
+    def finish_settled_sync(self, job: Any) -> None: ...
+    @property
     def written_bytes(self) -> int: ...
     def begin_reclaim(self) -> Any: ...
     def finish_reclaim(self, job: Any) -> int: ...
@@ -77,10 +83,15 @@ class Home(StreamHome, Protocol):
 
 
 class Sync:
-    """One sync of all stores and streams that need it: `run` in any thread, then `Shard.sync_ended`."""
+    """One sync of stores and streams: `run` in any thread, then `Shard.sync_ended`.
 
-    def __init__(self, jobs: list[tuple[Store | StreamQueue, SyncJob]]) -> None:
+    `number`: batches that wait for it, or for an earlier one, may be confirmed when it ended well. None: some store or
+    stream had no room to begin, so nothing may be confirmed by it.
+    """
+
+    def __init__(self, jobs: list[tuple[Store | StreamQueue, SyncJob]], number: int | None) -> None:
         self.jobs = jobs
+        self.number = number
 
     def run(self) -> None:
         for _, job in self.jobs:

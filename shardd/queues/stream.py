@@ -3,7 +3,8 @@
 A message that was published is there when it is on stable storage, and goes with its segment, by age or size. What a
 consumer does not settle counts against its prefetch; ack and reject are the same here, a requeue brings the message to
 the same consumer again. A consumer with a name has a position in the log: the first message it has not settled. It is
-written by the next flush of the log, so a crash may set it back by about a second, never forward.
+written by the next flush of the log and synced within a second, so a power cut may set it back by
+about that, never forward.
 
 To a shard it is a queue like others: of what it asks, this file changes nearly all. `store` is where other queues of
 the vhost have their messages; a stream's are never there for longer than it takes to settle them.
@@ -96,6 +97,8 @@ class Log(Protocol):
     def positions(self) -> dict[bytes, int]: ...
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
+    def begin_settled_sync(self) -> Any: ...
+    def finish_settled_sync(self, job: Any) -> None: ...
     def close(self) -> None: ...
     def delete_all(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
@@ -257,6 +260,13 @@ class StreamQueue(Queue):
             self.log.truncate()
         self._look_at = 0
         self._recount()
+
+    def begin_settled_sync(self) -> Any:
+        """Positions of readers last when the job was run; None: they do already."""
+        return self.log.begin_settled_sync()
+
+    def finish_settled_sync(self, job: Any) -> None:
+        self.log.finish_settled_sync(job)
 
     # -- out -------------------------------------------------------------------------------------------
 

@@ -360,7 +360,7 @@ class ReclaimJob:
             self.files.write(handle, data, 0)
             if self.sync:
                 self.files.sync(handle)
-        except OSError:
+        except Exception:
             self.files.close(handle)
             self.files.remove(self.path)
             raise

@@ -49,7 +49,7 @@ def allocate_alone(reclaimer: Reclaimer, fresh: list[Piece], first_number: int) 
                 handle = reclaimer.create(path, size).handle
                 piece.segment = Segment(number, files.salt(), size, path, handle, sealed=True)
                 made.append(piece.segment)
-    except OSError:
+    except Exception:
         for segment in made:
             assert segment.handle is not None
             files.close(segment.handle)

@@ -4,9 +4,10 @@
                 16  u32 salt | zeros
                 32  changes: u32 crc32c of the rest of it, XOR salt | u8 n | u64 offset | name[n]
 
-The last change of a name counts; offset GONE: the name is forgotten. Changes are appended with each flush of the log
-and synced at a clean stop alone: what a power cut takes means messages read a second time, never one left out. When the
-file has grown to more than twice what it must hold, it is written anew beside the old one and renamed.
+The last change of a name counts; offset GONE: the name is forgotten. Changes are appended with each
+flush of the log and synced a little later (`take_unsynced`): what a power cut takes means messages
+read a second time, never one left out. When the file has grown to more than twice what it must hold,
+it is written anew beside the old one and renamed.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Positions:
         self.end = 0  # of the file, 0: there is none
         self.torn = False  # behind `end` there is something
         self.live_bytes = 0
+        self._unsynced = False  # the file has what may not be on stable storage
+        self._renamed = False  # nor may its name be
 
     def recover(self) -> list[Damage]:
         """Read what is there; changes nothing."""
@@ -60,6 +63,7 @@ class Positions:
             name, offset, at = change
             self._set(name, offset)
         self.end = at
+        self._unsynced = self._renamed = True  # a process that was killed has not synced it
         self.torn = at < len(data)
         return [Damage(NAME, "torn", at, len(data))] if self.torn else []
 
@@ -103,6 +107,13 @@ class Positions:
             if not is_full(error):
                 raise
 
+    def take_unsynced(self) -> tuple[list[str], bool]:
+        """Return the files to be synced, and whether a name has changed. The caller sees to both."""
+        paths = [self.path] if self._unsynced else []
+        renamed = self._renamed
+        self._unsynced = self._renamed = False
+        return paths, renamed
+
     def close(self) -> None:
         """All of it on stable storage."""
         self.flush()
@@ -125,6 +136,7 @@ class Positions:
         finally:
             self.files.close(handle)
         self.end += len(added)
+        self._unsynced = True
         self.changed.clear()
 
     def _rewrite(self) -> None:
@@ -144,6 +156,7 @@ class Positions:
             self.files.close(handle)
         self.files.rename(new, self.path)
         self.salt, self.end, self.torn = salt, len(data), False
+        self._unsynced, self._renamed = False, True
         self.changed.clear()
 
 

@@ -111,7 +111,7 @@ class QueueLog(StreamLog):
         self._check_usable()
         try:
             screened = self._producers.screen(records, queue_id, self.committed_offset)
-        except OSError as error:
+        except Exception as error:
             raise self._named(error) from error
         kept = memoryview(screened.records)
         try:
@@ -170,8 +170,12 @@ class QueueLog(StreamLog):
     def _cover(self) -> None:
         """At once. All that was appended is on stable storage, or nobody asks for that."""
         cover = self._producers.cover(self.next_offset)
-        self._quietly(cover.run)
-        self._producers.covered(cover)
+        try:
+            cover.run()
+        except Exception as error:  # met by the next append or sync
+            self._fail(error)
+        else:
+            self._producers.covered(cover)
 
     def _let_go(self, segment: StreamSegment) -> bool:
         """Not before something else tells how far its producers have come."""

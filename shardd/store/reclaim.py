@@ -67,7 +67,7 @@ class Reclaimer:
         handle = self.files.open(path, create=True)
         try:
             self.files.allocate(handle, size)
-        except OSError:
+        except Exception:
             self.files.close(handle)
             self.files.remove(path)
             raise

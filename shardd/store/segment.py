@@ -68,6 +68,7 @@ class Segment:
     buffer: bytearray | None = None
     used: int = HEADER_BYTES
     flushed: int = 0
+    unnamed: bool = False  # it is written to, and its file has the name of a spare still
     records: int = 0
     messages: int = 0
     references: int = 0

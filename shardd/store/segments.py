@@ -103,7 +103,13 @@ class Segments(Usable):
         if self._failure or self._in_job(segment) or segment.in_sequence:
             self._dead.append(segment)
         else:
-            self._quietly(self._reclaimer.dispose, segment)
+            self._dispose(segment)
+
+    def _dispose(self, segment: Segment) -> None:
+        """Nobody needs the file: it gets another name, which is to last as what is settled."""
+        if segment.flushed:
+            self._settled.names_changed = True
+        self._quietly(self._reclaimer.dispose, segment)
 
     def _forget_state(self, segment: Segment) -> None:
         """What is kept beside the file of one that is gone."""
@@ -173,11 +179,11 @@ class Segments(Usable):
         if merged is not None and not any(segment.live for segment in sources):
             self._files.close(merged.handle)
             self._reclaimer.doom(job.path, merged.size)
-        elif merged is not None:
+        elif merged is not None and self._take_name(job, merged, sources[-1].path):
             try:
                 self._put_in_place(job, merged, sources)
-            except OSError as error:
-                raise self._named(error) from error
+            except Exception as error:
+                raise self._fail(error) from error
             return len(sources) - 1
         for segment in sources:
             if segment.live == 0:
@@ -198,10 +204,21 @@ class Segments(Usable):
         at_rest = segment.buffer is None and not unsynced and not segment.in_sequence
         return at_rest and not segment.merging and not self._in_job(segment)
 
+    def _take_name(self, job: ReclaimJob, merged: Merged, path: str) -> bool:
+        """Give the merged file the name of the last source; with a full disk all stays as it was."""
+        try:
+            self._files.rename(job.path, path)
+        except Exception as error:
+            self._files.close(merged.handle)
+            self._reclaimer.doom(job.path, merged.size)
+            if isinstance(error, OSError) and is_full(error):
+                return False
+            raise self._fail(error) from error
+        self._directory_changed = self._settled.names_changed = True
+        return True
+
     def _put_in_place(self, job: ReclaimJob, merged: Merged, sources: list[Segment]) -> None:
         last = sources[-1]
-        self._files.rename(job.path, last.path)
-        self._directory_changed = True
         new = job.new_segment(merged)
         settled, forgotten = job.settled_since()
         for segment in sources:

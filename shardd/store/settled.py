@@ -2,6 +2,9 @@
 
 Two kinds. What recovery should know is written with the next flush. What it will not ask for, since the queue is not
 durable or is gone, is kept for merging alone, and written only because memory has an end.
+
+What is written is synced a little later, see `take_unsynced`: a power cut may bring back what was
+settled since.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ SETTLED_BYTES_MAX = 1 << 20
 # Files written at once while messages wait. A purge may leave something in thousands of segments; most of them are
 # merged before their turn comes.
 ACKS_FILES_AT_ONCE = 8
+# Files that one sync of them takes, and writes first: some milliseconds of the loop.
+ACKS_FILES_SYNCED_AT_ONCE = 256
 FORGOTTEN_BYTES_MAX = 4 << 20
 
 
@@ -30,6 +35,8 @@ class Settled:
         self._with_forgotten: dict[int, Segment] = {}
         self.settled_bytes = 0  # those written when it is more than SETTLED_BYTES_MAX
         self._forgotten_bytes = 0
+        self._unsynced: dict[int, Segment] = {}  # their acks files may not be on stable storage
+        self.names_changed = False  # in the directory, by what is settled
 
     def note(self, segment: Segment, pairs: bytes) -> None:
         """For recovery."""
@@ -63,6 +70,7 @@ class Settled:
     def drop(self, segment: Segment) -> None:
         """It is gone, or starts anew."""
         self._with_settled.pop(segment.number, None)
+        self._unsynced.pop(segment.number, None)
         self.drop_forgotten(segment)
         self._drop_settled(segment)
 
@@ -87,8 +95,31 @@ class Settled:
         if not self._with_settled:
             self.settled_bytes = 0  # those told before their segment was on disk were not counted
 
+    def holds_back(self) -> bool:
+        """Whether something waits for the end of a merge."""
+        return any(one.merging and one.flushed for one in self._with_settled.values())
+
+    def written_before(self, segment: Segment) -> None:
+        """Note an acks file of a process that ended without a clean stop."""
+        self._unsynced[segment.number] = segment
+        self.names_changed = True
+
+    def take_unsynced(self, files_max: int) -> tuple[list[str], bool]:
+        """Return acks files to be synced, those longest unsynced first, and whether names changed.
+
+        The caller sees to both.
+        """
+        numbers = list(islice(self._unsynced, files_max))
+        for number in numbers:
+            del self._unsynced[number]
+        names_changed, self.names_changed = self.names_changed, False
+        return [self._path(number) for number in numbers], names_changed
+
+    def _path(self, number: int) -> str:
+        return f"{self._directory}/{file_name('acks', number)}"
+
     def _write(self, segment: Segment) -> None:
-        path = f"{self._directory}/{file_name('acks', segment.number)}"
+        path = self._path(segment.number)
         head = b"" if segment.acks_end else acks.encode_header(segment.number, segment.salt)
         data = head + acks.encode_block(segment.settled, segment.salt)
         handle = self._files.open(path, create=True)
@@ -97,4 +128,6 @@ class Settled:
         finally:
             self._files.close(handle)
         segment.acks_end += len(data)
+        self._unsynced[segment.number] = segment
+        self.names_changed = self.names_changed or bool(head)
         self._drop_settled(segment)

@@ -24,8 +24,12 @@ from shardd.store.recovery import Progress
 from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
 from shardd.store.segments import Segments
 from shardd.store.sequences import Screened
-from shardd.store.settled import ACKS_FILES_AT_ONCE, SETTLED_BYTES_MAX
-from shardd.store.sync import SyncJob
+from shardd.store.settled import (
+    ACKS_FILES_AT_ONCE,
+    ACKS_FILES_SYNCED_AT_ONCE,
+    SETTLED_BYTES_MAX,
+)
+from shardd.store.sync import SettledSync, SyncJob
 
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
@@ -56,6 +60,7 @@ class SegmentStore(Segments):
         assert SEGMENT_BYTES_MIN <= segment_bytes <= POSITION_LIMIT and segment_bytes % 8 == 0
         super().__init__(directory, OsFiles() if files is None else files, segment_bytes, sync, spare_segments)
         self._batch = Batch()
+        self.settled_held_back = False  # by a merge, when the last sync of it began
 
     # -- start and stop -------------------------------------------------------------------------------
 
@@ -81,6 +86,8 @@ class SegmentStore(Segments):
         for segment in found.segments:
             segment.recovered = True
             self._enlist(segment)
+            if segment.acks_end and not found.clean:
+                self._settled.written_before(segment)
             if segment.live == 0:
                 self._retire(segment)
             else:
@@ -220,18 +227,22 @@ class SegmentStore(Segments):
         """To more than one segment, or to another."""
         batch = self._batch
         view = memoryview(records).cast("B")
-        placed = self._place(view, in_sequence)
+        pieces = self._make_room(view)
+        try:
+            placed = self._place(pieces, view, in_sequence)
+        except Exception as error:
+            raise self._fail(error) from error
         self._counters.appended_messages += batch.messages
         self._counters.appended_bytes += len(view)
         arrivals = batch.take(placed, indexes)
         batch.facts(records, arrivals)
         return arrivals
 
-    def _place(self, view: memoryview, in_sequence: bool) -> list[tuple[int, int, int, int]]:
+    def _place(self, pieces: list[Piece], view: memoryview, in_sequence: bool) -> list[tuple[int, int, int, int]]:
         """(start, stop, segment, position) of each piece of the planned batch."""
         batch = self._batch
         placed = []
-        for piece in self._make_room(view):
+        for piece in pieces:
             segment = self._segment_for(piece)
             placed.append((piece.start, piece.stop, segment.number, segment.used))
             counts = batch.counts(piece.start, piece.stop)
@@ -254,7 +265,7 @@ class SegmentStore(Segments):
                 self._write_oldest()
                 self._reclaimer.set_aside(sum(piece.fresh and not piece.alone for piece in pieces))
                 allocate_alone(self._reclaimer, [piece for piece in pieces if piece.fresh], self._next_number)
-            except OSError as error:
+            except Exception as error:
                 raise self._named(error) from error
         return pieces
 
@@ -321,23 +332,28 @@ class SegmentStore(Segments):
             # Nobody asks for a sync, but neither files nor dirty pages may pile up without end.
             oldest = next(iter(self._unsynced.values()))
             if self.sync:
-                self._files.sync(self._handles.of(oldest))
+                self._sync_or_fail(self._handles.of(oldest))
             del self._unsynced[oldest.number]
+
+    def _sync_or_fail(self, handle: int) -> None:
+        """After a sync that failed, for want of room too, the next one may succeed and have written nothing."""
+        try:
+            self._files.sync(handle)
+        except Exception as error:
+            raise self._fail(error) from error
 
     def _write_alone(self, segment: Segment, part: memoryview) -> None:
         """Straight to the file: a record of gigabytes must not be held a second time."""
         assert segment.handle is not None
         if segment.in_sequence:  # what is written says that all before it is stored
-            self._flush_sealed()
+            for earlier in self._in_memory:
+                self._flush_segment(earlier)
         salted = bytearray(part[:8])
         salted[4:8] = (int.from_bytes(part[4:8], "little") ^ segment.salt).to_bytes(4, "little")
         segment.chain = self._producers.chain_before(segment)
         head = encode_header(segment.number, segment.salt, segment.capacity, chain=segment.chain)
-        try:
-            self._files.write(segment.handle, head + salted, 0)
-            self._files.write(segment.handle, part[8:], HEADER_BYTES + 8)
-        except OSError as error:
-            raise self._fail(error) from error
+        self._files.write(segment.handle, head + salted, 0)
+        self._files.write(segment.handle, part[8:], HEADER_BYTES + 8)
         segment.flushed = HEADER_BYTES + len(part)
         self._enlist(segment)
         self._producers.sealed(segment)
@@ -345,13 +361,6 @@ class SegmentStore(Segments):
         self._directory_changed = True
         self._counters.written_bytes += len(part)
         self._handles.keep(segment)
-
-    def _flush_sealed(self) -> None:
-        try:
-            for earlier in self._in_memory:
-                self._flush_segment(earlier)
-        except OSError as error:
-            raise self._fail(error) from error
 
     # -- read and settle ------------------------------------------------------------------------------
 
@@ -507,7 +516,7 @@ class SegmentStore(Segments):
         self._check_usable()
         try:
             self._flush()
-        except OSError as error:
+        except Exception as error:
             raise self._named(error) from error
 
     def _flush_some(self) -> None:
@@ -515,7 +524,7 @@ class SegmentStore(Segments):
         try:
             self._flush_segments()
             self._settled.flush(ACKS_FILES_AT_ONCE)
-        except OSError as error:
+        except Exception as error:
             raise self._named(error) from error
 
     def begin_sync(self) -> SyncJob | None:
@@ -531,7 +540,15 @@ class SegmentStore(Segments):
         spares = self._reclaimer.unlasting()
         cover = self._producers.begin()
         with_directory = self._directory_changed or bool(spares) or cover is not None
-        self._job = SyncJob(self._files, self.directory, held, spares, self._replaced, with_directory, cover)
+        self._job = SyncJob(
+            files=self._files,
+            directory=self.directory,
+            segments=held,
+            with_directory=with_directory,
+            cover=cover,
+            spares=spares,
+            replaced=self._replaced,
+        )
         self._unsynced = {}
         self._replaced = []
         self._directory_changed = False
@@ -543,8 +560,7 @@ class SegmentStore(Segments):
         sent could not be made to outlive its segments: nothing may be confirmed before the next sync."""
         assert job is self._job and job.done, "not this job, or it did not run"
         self._job = None
-        if job.error is not None:
-            raise self._fail(job.error)
+        self._check_synced(job)
         for spare in job.spares:
             spare.lasting = True
         for segment, _, flushed in job.segments:
@@ -556,8 +572,38 @@ class SegmentStore(Segments):
         for segment in job.replaced:
             self._quietly(self._reclaimer.dispose_merged, segment)
         for segment in dead:
-            self._quietly(self._reclaimer.dispose, segment)
+            self._dispose(segment)
         self._check_covered(job.cover)
+
+    def begin_settled_sync(self) -> SettledSync | None:
+        """Write what is settled; then the job makes it last.
+
+        None: there is nothing to make last. The job ends with `finish_settled_sync`; all else goes
+        on meanwhile. What is settled of segments that are being merged, or in the hands of a sync of
+        messages, is for the next one.
+        """
+        self._check_usable()
+        if not self.sync:
+            return None
+        try:
+            self._settled.flush(ACKS_FILES_SYNCED_AT_ONCE)
+        except Exception as error:
+            raise self._named(error) from error
+        self.settled_held_back = self._settled.holds_back()
+        paths, with_directory = self._settled.take_unsynced(ACKS_FILES_SYNCED_AT_ONCE)
+        if not paths and not with_directory:
+            return None
+        return SettledSync(
+            files=self._files,
+            directory=self.directory,
+            with_directory=with_directory,
+            paths=paths,
+            more=len(paths) == ACKS_FILES_SYNCED_AT_ONCE,
+        )
+
+    def finish_settled_sync(self, job: SettledSync) -> None:
+        """After `run`, on the owner's thread. Raises StoreFailed if the job did not succeed."""
+        self._check_synced(job)
 
     def _take_dead(self) -> list[Segment]:
         """Those that no job has in hand, and that nothing else must tell of first."""
@@ -578,7 +624,7 @@ class SegmentStore(Segments):
             cover.run()
             self._covered(cover)
             for segment in self._take_dead():
-                self._quietly(self._reclaimer.dispose, segment)
+                self._dispose(segment)
             self._check_covered(cover)
 
     def _check_covered(self, cover: producers.Cover | None) -> None:
@@ -606,20 +652,22 @@ class SegmentStore(Segments):
         self._returns.write(self._files, self.directory, self._on_disk)
 
     def _flush_segment(self, segment: Segment) -> None:
-        if segment.flushed == segment.used or (segment.live == 0 and not segment.in_sequence):
+        if segment.live == 0 and not segment.in_sequence:
             return
-        first = segment.flushed == 0
-        before = segment.flushed
-        if first:
-            segment.chain = self._producers.chain_before(segment)
-        segment.write_out(self._files)
-        self._counters.written_bytes += segment.flushed - before
-        self._unsynced[segment.number] = segment
-        if first:
+        if segment.flushed != segment.used:
+            before = segment.flushed
+            if before == 0:
+                segment.chain = self._producers.chain_before(segment)
+                segment.unnamed = True
+            segment.write_out(self._files)
+            self._counters.written_bytes += segment.flushed - before
+            self._unsynced[segment.number] = segment
+        if segment.unnamed:
             # The name comes after the header: a file of that name is this segment or nothing.
             path = f"{self.directory}/{file_name('msgs', segment.number)}"
             self._files.rename(segment.path, path)
             segment.path = path
+            segment.unnamed = False
             self._directory_changed = True
 
     def _write_index_if_made(self, segment: Segment) -> None:

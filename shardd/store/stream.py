@@ -17,11 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shardd.store import chunk, record, stream_recovery
-from shardd.store.errors import Closed, StoreFailed
+from shardd.store.errors import Closed
 from shardd.store.files import Files, OsFiles, is_missing
 from shardd.store.positions import NAME, NEW_NAME, Positions
 from shardd.store.producers import NAME as PRODUCERS
-from shardd.store.producers import Cover
 from shardd.store.recovery import Damage
 from shardd.store.stream_reading import COUNT_MAX, OFFSET_MAX, Messages, StreamCache, Walk, chunk_newer
 from shardd.store.stream_segment import (
@@ -33,6 +32,7 @@ from shardd.store.stream_segment import (
     file_name,
     parse_name,
 )
+from shardd.store.sync import MessageSync, SettledSync
 from shardd.store.usable import Usable
 
 # Room in the file is set aside in steps that grow with it: a stream of few messages must not take a whole segment.
@@ -44,33 +44,12 @@ PENDING_BYTES_MAX = 1 << 20
 DAMAGE_MAX = 100
 
 
-@dataclass(slots=True, eq=False)
-class StreamSync:
-    """What was written and is not on stable storage. `run` may be called from any thread, once."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class StreamSync(MessageSync[StreamSegment]):
+    """Makes messages of a stream last."""
 
-    files: Files
-    directory: str
-    segments: list[tuple[StreamSegment, int, int]]  # segment, its handle, written up to
-    with_directory: bool
     next_offset: int  # of the log when it began
     last_chunk: int
-    cover: Cover | None = None  # to be written when all that is on stable storage
-    done: bool = False
-    error: OSError | None = None
-
-    def run(self) -> None:
-        try:
-            for _, handle, _ in self.segments:
-                self.files.sync(handle)
-            if self.with_directory:
-                self.files.sync_directory(self.directory)
-            if self.cover is not None:
-                self.cover.run()
-        except OSError as error:
-            self.error = error
-            raise StoreFailed(f"sync of {self.directory} failed: {error}") from error
-        finally:
-            self.done = True
 
 
 @dataclass(slots=True)
@@ -227,7 +206,7 @@ class StreamLog(Usable):
             self._open.end = self.next_offset
             if self._open.used - self._open.flushed > PENDING_BYTES_MAX:
                 self._write_out(self._open)
-        except OSError as error:
+        except Exception as error:
             raise self._fail(error) from error
         self._counters.appended_messages += packer.messages
         self._counters.appended_bytes += len(chunks)
@@ -262,7 +241,7 @@ class StreamLog(Usable):
                 else:
                     made.append(piece.fresh)
                     self._create(piece.fresh, HEADER_BYTES + size)
-        except OSError as error:
+        except Exception as error:
             self._unmake(made)
             raise self._named(error) from error
 
@@ -323,7 +302,7 @@ class StreamLog(Usable):
         try:
             if self._open is not None and self._open.used > HEADER_BYTES:
                 self._seal()
-        except OSError as error:
+        except Exception as error:
             raise self._fail(error) from error
 
     def _seal(self) -> None:
@@ -367,7 +346,7 @@ class StreamLog(Usable):
                 self._seal()
                 self._begin_empty()
             self._sync_now()
-        except OSError as error:
+        except Exception as error:
             raise self._fail(error) from error
         for segment in self._segments[:-1]:
             if not self._let_go(segment):
@@ -477,7 +456,7 @@ class StreamLog(Usable):
         self._check_usable()
         try:
             self._flush()
-        except OSError as error:
+        except Exception as error:
             raise self._named(error) from error
 
     def begin_sync(self) -> StreamSync | None:
@@ -489,7 +468,12 @@ class StreamLog(Usable):
             return None
         held = [(segment, self._cache.handle(segment), segment.flushed) for segment in self._unsynced]
         self._job = StreamSync(
-            self._files, self.directory, held, self._directory_changed, self.next_offset, self._last_chunk()
+            files=self._files,
+            directory=self.directory,
+            segments=held,
+            with_directory=self._directory_changed,
+            next_offset=self.next_offset,
+            last_chunk=self._last_chunk(),
         )
         self._unsynced = []
         self._directory_changed = False
@@ -500,11 +484,31 @@ class StreamLog(Usable):
         """After `run`, on the owner's thread. Raises StoreFailed if it did not succeed."""
         assert job is self._job and job.done, "not this job, or it did not run"
         self._job = None
-        if job.error is not None:
-            raise self._fail(job.error)
+        self._check_synced(job)
         for segment, _, flushed in job.segments:
             self._last(segment, flushed)
         self.committed_offset, self._committed_chunk = job.next_offset, job.last_chunk
+
+    def begin_settled_sync(self) -> SettledSync | None:
+        """Write the positions of named consumers; then the job makes them last.
+
+        None: there is nothing to make last. The job ends with `finish_settled_sync`.
+        """
+        self._check_usable()
+        if not self.sync:
+            return None
+        try:
+            self._positions.flush()
+        except Exception as error:
+            raise self._named(error) from error
+        paths, with_directory = self._positions.take_unsynced()
+        if not paths and not with_directory:
+            return None
+        return SettledSync(files=self._files, directory=self.directory, with_directory=with_directory, paths=paths)
+
+    def finish_settled_sync(self, job: SettledSync) -> None:
+        """After `run`, on the owner's thread. Raises StoreFailed if the job did not succeed."""
+        self._check_synced(job)
 
     def _last_chunk(self) -> int:
         return max(self._open.last_chunk if self._open is not None else self._sealed_chunk, self._committed_chunk)

@@ -13,7 +13,12 @@ from shardd.store.files import is_full
 class Syncing(Protocol):
     """A sync that runs, or ran, in another thread."""
 
-    error: OSError | None
+    @property
+    def synced(self) -> bool: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def error(self) -> Exception | None: ...
 
 
 class Usable:
@@ -29,23 +34,37 @@ class Usable:
     def _check_usable(self) -> None:
         if self._state != "open":
             raise Closed(f"the {self._what} is not open")
-        if self._job is not None and self._job.error is not None:
-            self._fail(self._job.error)
+        if self._job is not None and self._job.done:
+            self._check_synced(self._job)
         if self._failure:
             raise StoreFailed(self._failure)
 
-    def _named(self, error: OSError) -> StoreError:
-        if is_full(error):
+    def _check_synced(self, job: Syncing) -> None:
+        """Raise StoreFailed unless the job came to its end."""
+        if not job.synced:
+            raise self._fail(job.error or "a sync did not come to its end")
+
+    def _named(self, error: Exception) -> StoreError:
+        """What is to be raised for an error that was met before anything was taken or written half."""
+        if isinstance(error, StoreError):
+            return error
+        if isinstance(error, OSError) and is_full(error):
             return DiskFull(f"no room in {self.directory}: {error}")
         return self._fail(error)
 
-    def _fail(self, error: OSError) -> StoreFailed:
-        self._failure = self._failure or f"{self.directory}: {error}"
+    def _fail(self, error: Exception | str) -> StoreFailed:
+        """What is to be raised for an error after which nobody knows what is on disk: nothing is written any more.
+
+        Any exception counts, be it the disk's, the memory's or our own mistake.
+        """
+        self._failure = (
+            self._failure or f"{self.directory}: {error if isinstance(error, (OSError, str)) else repr(error)}"
+        )
         return StoreFailed(self._failure)
 
     def _quietly(self, act: Callable[..., None], *arguments: object) -> None:
         """Housekeeping: its failure is remembered and met by the next append or sync, not by whoever came by."""
         try:
             act(*arguments)
-        except OSError as error:
+        except Exception as error:
             self._fail(error)

@@ -47,7 +47,7 @@ ACT = st.one_of(
 def played(arguments: dict[str, Any], acts: list[tuple[Any, ...]]) -> list[Any]:
     """What the shard said and had after each act."""
     bench = Bench(**arguments)
-    shard, now, seen, request = bench.shard, 1000, [], 10
+    shard, now, seen, request, batches = bench.shard, 1000, [], 10, 0
     for number, (what, *more) in enumerate(acts, 1):
         request += 1
         if what == "publish":
@@ -55,7 +55,8 @@ def played(arguments: dict[str, Any], acts: list[tuple[Any, ...]]) -> list[Any]:
             count, ttl, marks = more
             for i in range(count):
                 packer.add_stored(0, [1], MESSAGE, 9, 1, number * 10 + i, now, ttl, 0xFF, True, False, marks=marks)
-            batch = packer.take(0, 0, 5, EPOCH, number)
+            batches += 1
+            batch = packer.take(0, 0, 5, EPOCH, batches)
             assert batch is not None
             shard.receive(batch, now)
         elif what == "attach":

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from broker.controller.shard_links import visit
-from shardd.peers import PUBLISH_CREDIT_BYTES
+from shardd.peers import PUBLISH_CREDIT_BYTES, BatchMissing
+from shardd.queues import Queue
 from shardd.shard import Shard
+from shardd.stores import NoRoom
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
 from shardd.wire import packer as packing
 from shardd.wire.lane import joined
-from tests.support.dict_store import DictHome
+from tests.support.dict_store import DictHome, DictStore
 
 EPOCH = 7
 MESSAGE = struct.pack("<II", 4, 0) + b"\0\1qbody"
@@ -519,3 +521,89 @@ def test_a_consumer_timeout_for_all_queues_holds_for_those_that_do_not_say_one()
     bench.tell(m.Assign([m.QueueSpec(1, "/", "q", True), own]), m.CONTROLLER, 3)
     assert [bench.shard.queues[number].limits.consumer_timeout for number in (1, 2)] == [500, 90]
     assert not bench.shard.queues[1].limits.timeout_closes
+
+
+class ThrowingStore(DictStore):
+    """Raises what it is told to, once, at the call of that name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raises: dict[str, Exception] = {}
+
+    def _maybe(self, call: str) -> None:
+        error = self.raises.pop(call, None)
+        if error is not None:
+            raise error
+
+    def append(self, *arguments: Any) -> Any:
+        self._maybe("append")
+        return super().append(*arguments)
+
+    def begin_sync(self) -> Any:
+        self._maybe("begin_sync")
+        return super().begin_sync()
+
+    def finish_sync(self, job: Any) -> None:
+        super().finish_sync(job)
+        self._maybe("finish_sync")
+
+
+def throwing_bench() -> tuple[Bench, ThrowingStore]:
+    bench = Bench()
+    store = ThrowingStore()
+    bench.shard.stores["/"] = store
+    queue = bench.shard.queues[1]
+    assert isinstance(queue, Queue)
+    bench.tell(m.CreateQueues(1, [m.QueueSpec(1, "/", "q", True)]), m.CONTROLLER, 3)
+    queue.store = store
+    return bench, store
+
+
+@pytest.mark.parametrize("error", [OSError(30, "read-only"), MemoryError(), ValueError(), KeyError()], ids=repr)
+@pytest.mark.parametrize("earlier_waits", [False, True])
+def test_the_last_words_do_not_confirm_a_batch_whose_append_broke_off(error: Exception, earlier_waits: bool) -> None:
+    bench, store = throwing_bench()
+    if earlier_waits:
+        bench.publish()
+    store.raises["append"] = error
+    with pytest.raises(type(error)):
+        bench.publish()
+    said = [read(joined(o.message)) for o in bench.shard.break_off("broken") if o.endpoint == "peer-0"]
+    assert said == [m.Alarm("broken")]
+    if earlier_waits:
+        bench.sync()
+        assert bench.turn() == [("confirmed", 1, [])], "what came before it was synced"
+
+
+def test_a_batch_that_is_dropped_is_refused_and_the_confirms_behind_it_go_on() -> None:
+    bench, store = throwing_bench()
+    bench.publish()
+    store.raises["append"] = envelope.WireError("unreadable")
+    with pytest.raises(envelope.WireError):
+        bench.publish(3)
+    bench.publish()
+    bench.sync()
+    assert bench.turn() == [("confirmed", 3, [(9, 1, 1, 3)])]
+
+
+def test_a_sync_without_room_for_all_stores_confirms_nothing() -> None:
+    bench, store = throwing_bench()
+    bench.publish()
+    store.raises["finish_sync"] = NoRoom()
+    bench.sync()
+    assert bench.turn() == [m.Alarm(m.LOW_ON_DISK)]
+    store.raises["begin_sync"] = NoRoom()
+    assert bench.shard.begin_sync() is None
+    assert bench.turn() == [], "the sync that it waits for has not ended well"
+    bench.shard.begin_sync()
+    assert bench.turn() == [("confirmed", 1, [])]
+
+
+def test_a_batch_that_never_arrived_ends_the_confirms() -> None:
+    bench = Bench()
+    bench.publish()
+    bench.batch += 1
+    with pytest.raises(BatchMissing):
+        bench.publish()
+    bench.sync()
+    assert bench.turn() == [("confirmed", 1, [])]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardd.store import Corrupt, DiskFull, FormatTooNew, SegmentStore, StoreFailed, recovery
 from shardd.store.record import crc32c
 from tests.reference.record import Record, encode_message, split_messages
-from tests.support.faulty_files import FaultyFiles
+from tests.support.faulty_files import Fault, FaultyFiles
 from tests.support.syncing import sync
 
 RECORD_BYTES = 3 * 200 + 64  # more than any of three short messages takes
@@ -83,6 +83,67 @@ def test_after_a_failed_write_or_sync_nothing_more_is_promised(call: str, times:
             act()
     store = SegmentStore("d", files=files.restarted(power_cut=True), segment_bytes=4096)
     assert read_all(store, store.recover([1])[1].entries)[0] == encode_message(b"x" * 300, b"", b"0")
+
+
+def test_a_rename_that_a_full_disk_refused_is_made_up_for_before_anything_is_promised() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    store.append(one(0))
+    files.fail["rename"] = (0, errno.ENOSPC)
+    with pytest.raises(DiskFull):
+        store.begin_sync()
+    files.fail.clear()
+    sync(store)
+    store = SegmentStore("d", files=files.restarted(power_cut=True), segment_bytes=4096)
+    assert read_all(store, store.recover([1])[1].entries) == [encode_message(b"x" * 300, b"", b"0")]
+
+
+def test_a_sync_refused_for_want_of_room_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system takes what it could not write for written: the second try would succeed."""
+    monkeypatch.setattr("shardd.store.store.UNSYNCED_MAX", 1)
+    files = FaultyFiles()
+    store = opened(files)
+    files.fail["sync"] = (0, errno.ENOSPC)
+    with pytest.raises(StoreFailed):
+        for number in range(200):
+            store.append(one(number))
+    files.fail.clear()
+    with pytest.raises(StoreFailed):
+        store.begin_sync()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError(), RuntimeError()], ids=repr)
+@pytest.mark.parametrize("call", ["sync", "sync_directory"])
+def test_a_sync_that_met_anything_at_all_promises_nothing(error: Exception, call: str) -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    store.append(one(0))
+    job = store.begin_sync()
+    assert job is not None
+    files.faults.append(Fault(call, 0, lambda: error, 1))
+    with pytest.raises(StoreFailed):
+        job.run()
+    with pytest.raises(StoreFailed):
+        store.finish_sync(job)
+
+
+def test_a_merge_that_a_full_disk_gave_no_name_changes_nothing() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    entries = array("Q", [entry for n in range(60) for entry in store.append(one(n))[0].entries])
+    sync(store)
+    store.settle(1, array("Q", [entry for i, entry in enumerate(entries) if i % 10]), True)
+    sync(store)
+    job = store.begin_reclaim()
+    assert job is not None and job.sources
+    job.run()
+    files.faults.append(Fault("rename", 0, lambda: OSError(errno.ENOSPC, "full"), 1))
+    assert job.merged is not None and store.finish_reclaim(job) == 0
+    left = array("Q", entries[::10])
+    assert len(read_all(store, left)) == len(left)
+    sync(store)
+    assert store.compact() > 0
+    assert len(read_all(store, left)) == len(left)
 
 
 def test_a_write_torn_at_any_byte_costs_only_what_was_being_written() -> None:

@@ -140,6 +140,14 @@ class DictStore:
     def finish_sync(self, job: DictJob) -> None:
         assert job.ran
 
+    settled_held_back = False
+
+    def begin_settled_sync(self) -> None:
+        return None
+
+    def finish_settled_sync(self, job: object) -> None:
+        raise AssertionError("none was begun")
+
     written_bytes = 0
 
     def begin_reclaim(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shardd.store.files import Pieces, Positions
@@ -37,6 +38,23 @@ class PowerCut(BaseException):
     """The machine is gone in the middle of a call. Not an Exception: nothing may answer it."""
 
 
+@dataclass
+class Fault:
+    """Calls of that name raise what `error` makes: `times` of them, after `after` that succeed."""
+
+    call: str
+    after: int
+    error: Callable[[], Exception]
+    times: int
+
+
+# Every call that may fail.
+CALLS = (
+    "make_directory", "remove_directory", "list", "open", "close", "read", "write", "allocate", "truncate", "sync",
+    "sync_directory", "rename", "remove",
+)  # fmt: skip
+
+
 class FaultyFiles:
     def __init__(self, seed: int = 0, sector_bytes: int = 512) -> None:
         self.random = random.Random(seed)
@@ -48,6 +66,7 @@ class FaultyFiles:
         self.next_handle = 3
         self.calls: list[str] = []
         self.fail: dict[str, tuple[int, int]] = {}  # call: (how many more succeed, errno)
+        self.faults: list[Fault] = []
         self.cut_after: int | None = None  # changing calls until the power fails
         self.bytes_max: int | None = None  # room on the disk
         self.sync_lies = False
@@ -66,6 +85,12 @@ class FaultyFiles:
             if left <= 0:
                 raise OSError(error, f"{name} fails on purpose")
             self.fail[name] = (left - 1, error)
+        for fault in self.faults:
+            if fault.call == name and fault.times > 0:
+                fault.after -= 1
+                if fault.after < 0:
+                    fault.times -= 1
+                    raise fault.error()
 
     def _power(self) -> bool:
         """Whether the power fails during this changing call."""
@@ -184,13 +209,25 @@ class FaultyFiles:
         inode.dirty = {sector for sector in inode.dirty if sector * self.sector_bytes < size}
 
     def sync(self, handle: int) -> None:
-        self._call("sync")
+        """After one that failed a kernel takes pages for clean that it could not write: no later sync writes them."""
+        inode = self.handles[handle]
+        try:
+            self._call("sync")
+        except Exception:
+            odds = self.random.choice([0.0, 0.5, 1.0])
+            inode.dirty = {sector for sector in inode.dirty if self.random.random() < odds}
+            raise
         if self._power():
             raise PowerCut
         if not self.sync_lies:
-            inode = self.handles[handle]
-            inode.stable = bytearray(inode.data)
-            inode.dirty.clear()
+            dirty, inode.dirty = inode.dirty, set()  # at once: another thread may write meanwhile
+            size = len(inode.data)
+            del inode.stable[size:]
+            inode.stable.extend(bytes(size - len(inode.stable)))
+            for sector in dirty:
+                at = sector * self.sector_bytes
+                part = inode.data[at : min(at + self.sector_bytes, size)]
+                inode.stable[at : at + len(part)] = part
 
     def sync_directory(self, path: str) -> None:
         self._call("sync_directory")

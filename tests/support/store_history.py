@@ -10,6 +10,7 @@ What lives there are, and how they end, is in store_lives.py.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from array import array
@@ -212,7 +213,8 @@ class History:
                     queue.owed.update(messages)
             self.job_promises = promises
             return
-        self.job.run()
+        with contextlib.suppress(Exception):  # as the thread that runs it
+            self.job.run()
         self.store.finish_sync(self.job)
         self.sync_ended()
 

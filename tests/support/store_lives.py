@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
 from shardd.store import Corrupt, ReclaimJob, SegmentStore, StoreFailed, SyncJob, record, scanning
 from shardd.store.recovery import Reader
-from tests.support.faulty_files import Hang, PowerCut
+from tests.support.faulty_files import Fault, Hang, PowerCut
 from tests.support.store_history import DIRECTORY, History
 
 # Calls that may fail, and how.
 FAILURES = {
     "write": (errno.EIO, errno.ENOSPC), "allocate": (errno.ENOSPC, errno.EIO), "open": (errno.ENOSPC, errno.EIO),
-    "sync": (errno.EIO,), "sync_directory": (errno.EIO,), "rename": (errno.EIO,), "truncate": (errno.EIO,),
-    "remove": (errno.EIO,), "read": (errno.EIO,),
+    "sync": (errno.EIO, errno.ENOSPC), "sync_directory": (errno.EIO, errno.ENOSPC), "rename": (errno.EIO, errno.ENOSPC),
+    "truncate": (errno.EIO,), "remove": (errno.EIO,), "read": (errno.EIO,),
 }  # fmt: skip
+# Whatever else an act may raise; a promise that is broken is an AssertionError.
+NOT_OF_THE_DISK = (MemoryError, ValueError, RuntimeError)
 
 
 def power_cuts(seed: int, store_class: type[SegmentStore] = SegmentStore) -> None:
@@ -37,17 +40,21 @@ def power_cuts(seed: int, store_class: type[SegmentStore] = SegmentStore) -> Non
 
 
 def failing_calls(seed: int) -> None:
-    """The n-th call of a kind fails, and all after it, until there is room again or the process has ended."""
+    """The n-th call of a kind fails, once or until there is room again or the process has ended."""
     history = History(seed)
+    pick = history.random
     for _ in range(2):
-        call = history.random.choice(list(FAILURES))
-        history.files.fail[call] = (history.random.choice([0, 1, 3, 10, 30]), history.random.choice(FAILURES[call]))
-        with contextlib.suppress(StoreFailed, Corrupt, OSError):
+        call = pick.choice(list(FAILURES))
+        error: Callable[[], Exception] = functools.partial(OSError, pick.choice(FAILURES[call]), "on purpose")
+        if pick.random() < 0.3:
+            error = pick.choice(NOT_OF_THE_DISK)
+        history.files.faults = [Fault(call, pick.choice([0, 1, 3, 10, 30]), error, pick.choice([1, 1 << 30]))]
+        with contextlib.suppress(StoreFailed, Corrupt, OSError, *NOT_OF_THE_DISK):
             history.play(40)
-            history.files.fail.clear()
+            history.files.faults = []
             history.play(10)
-        history.files.fail.clear()
-        history.crash(power_cut=history.random.random() < 0.5)
+        history.files.faults = []
+        history.crash(power_cut=pick.random() < 0.5)
 
 
 def hanging_syncs(seed: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.shard_lives import live_some_lives
 from tests.support.store_lives import LIVES
 from tests.torture.big_store import MESSAGES
 
@@ -28,6 +29,15 @@ def test_every_promise_holds_through_random_lives(live: Callable[[int], None], s
             live(seed)
         except BaseException:
             print(f"to see it again: make torture ARGS='--seed {seed} --histories 1 -k {live.__name__}'")
+            raise
+
+
+def test_what_a_shard_confirms_is_there_in_its_next_life(seeds: range) -> None:
+    for seed in seeds:
+        try:
+            live_some_lives(seed)
+        except BaseException:
+            print(f"to see it again: make torture ARGS='--seed {seed} --histories 1 -k shard'")
             raise
 
 

@@ -1,0 +1,49 @@
+"""The thread that syncs: whatever its job does, whoever waits for the job hears of its end."""
+
+from __future__ import annotations
+
+import select
+
+import pytest
+
+from shardd.server import Syncer
+from shardd.store import StoreFailed
+from shardd.store.sync import SettledSync
+from tests.support.faulty_files import FaultyFiles
+
+PATIENCE_S = 60
+
+
+class Ends:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def run(self) -> None:
+        raise self.error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [MemoryError(), StoreFailed(), SystemExit()], ids=repr)
+def test_the_end_of_a_job_is_told_however_it_ends(error: BaseException) -> None:
+    syncer = Syncer("sync")
+    syncer.start(Ends(error))
+    assert select.select([syncer.fd], [], [], PATIENCE_S)[0] == [syncer.fd]
+    if isinstance(error, SystemExit):
+        syncer.thread.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize("error", [OSError(), MemoryError(), ValueError(), SystemExit()], ids=repr)
+def test_a_sync_that_did_not_come_to_its_end_is_no_success(error: BaseException) -> None:
+    files = FaultyFiles()
+    job = SettledSync(files=files, directory="d", paths=[], with_directory=True)
+    assert not job.synced
+    files.sync_directory = lambda path: Ends(error).run()  # type: ignore[method-assign] # fails on purpose
+    with pytest.raises((StoreFailed, SystemExit)):
+        job.run()
+    assert job.done and not job.synced
+
+
+def test_a_sync_that_came_to_its_end_says_so() -> None:
+    job = SettledSync(files=FaultyFiles(), directory="d", paths=[], with_directory=True)
+    job.run()
+    assert job.done and job.synced
