@@ -17,6 +17,7 @@ from aiohttp import BodyPartReader, web
 from broker.catalog import PREDECLARED, Catalog, Vhost
 from broker.changes import BindingPut, ParameterPut, QueuePut
 from broker.checks import Refusal, is_hidden_queue
+from broker.cluster_name import GLOBAL
 from broker.controller import imported
 from broker.controller.access import hash_new_password
 from broker.controller.management import bindings, exchanges, parameters, policies, users
@@ -33,7 +34,7 @@ from broker.controller.management.imports import Import
 from broker.controller.management.listing import columns_of
 from broker.controller.management.overview import RABBITMQ_VERSION, product_version
 from broker.controller.management.vhosts import about as about_vhost
-from broker.controller.policies import GLOBAL, USER_LIMITS
+from broker.controller.policies import USER_LIMITS
 from broker.policies import POLICY
 
 AT_ONCE_MAX = 500  # requests under way during an import; declares of clients come between
