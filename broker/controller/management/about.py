@@ -46,7 +46,7 @@ async def auth(call: Call) -> Any:
 
 async def hashed(call: Call) -> Any:
     """For a definitions file."""
-    return {"ok": await _hash(call.part("password"))}
+    return {"ok": await _hash(call, call.part("password"))}
 
 
 async def hashed_of_body(call: Call) -> Any:
@@ -54,12 +54,13 @@ async def hashed_of_body(call: Call) -> Any:
     password = with_keys(await call.json(), "password")["password"]
     if not isinstance(password, str):
         raise bad_request("password: not a string")
-    return {"password_hash": await _hash(password)}
+    return {"password_hash": await _hash(call, password)}
 
 
-async def _hash(password: str) -> str:
+async def _hash(call: Call, password: str) -> str:
     """In a thread: it takes a while."""
-    return await asyncio.get_running_loop().run_in_executor(None, hash_password, password)
+    algorithm = call.context.authority.hashing_algorithm
+    return await asyncio.get_running_loop().run_in_executor(None, hash_password, password, None, algorithm)
 
 
 ROUTES = [
