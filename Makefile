@@ -28,10 +28,11 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml $(COMPILED)
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run
+$(VENV)/.dev: $(VENV)/.run tests/interop/node/package-lock.json
 	$(PIP) --no-build-isolation --editable '.[test,lint,spark,delta]'
 	.ci/java
 	.ci/chromium
+	.ci/node
 	@touch $@
 
 run: $(VENV)/.run

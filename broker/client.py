@@ -21,6 +21,7 @@ from broker import checks, login, topology
 from broker.amqp import (
     Binds,
     ChannelException,
+    ChannelOpenOk,
     Connection,
     ConnectionException,
     Event,
@@ -443,7 +444,7 @@ class Client(ChannelWork):
         if self.counts_channels:
             self._do(channel, lambda: self._open_channel_within_limits(channel))
         else:
-            self.send(number, commands.Channel.OpenOk())
+            self.send(number, ChannelOpenOk())
 
     @property
     def counts_channels(self) -> bool:
@@ -460,7 +461,7 @@ class Client(ChannelWork):
         if answer.code:
             self.fail(ConnectionException(answer.code, answer.text, *login.CHANNEL_OPEN), channel.number)
         elif channel.is_open:
-            self.send(channel.number, commands.Channel.OpenOk())
+            self.send(channel.number, ChannelOpenOk())
 
     def tell_channels(self) -> None:
         """There is a limit that was not there before, or a channel less."""

@@ -6,7 +6,6 @@ files or the environment. A wrong key or value is a ConfigError whose text names
 
 from __future__ import annotations
 
-import socket
 from typing import Annotated, Literal
 
 import msgspec
@@ -81,13 +80,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     loopback_users: frozenset[str] = frozenset(
         {"guest"}
     )  # may log in from this host only: their password is known to everybody
-    cluster_name: str = ""  # shown to clients; empty: the host's name
     log_level: Annotated[str, msgspec.Meta(pattern="(?i)^(debug|info|warning|error|critical)$")] = "info"
     log_format: str = "auto"
-
-    @property
-    def shown_cluster_name(self) -> str:
-        return self.cluster_name or f"shardmq@{socket.gethostname()}"
 
 
 def read_config(arguments: list[str]) -> BrokerConfig:

@@ -18,6 +18,7 @@ PUBLISH = (60, 40)
 LOST = "a publish with x-sequence may be lost: publish again, in order, what was not confirmed"
 
 _ACK = struct.Struct(">BHIHHQBB")
+_REQUEUE = 2  # in the bits of basic.nack
 
 
 class Answered(Protocol):
@@ -34,9 +35,9 @@ def ack_frame(channel: int, tag: int, multiple: bool) -> bytes:
     return _ACK.pack(1, channel, 13, 60, 80, tag, multiple, 0xCE)
 
 
-def nack_frame(channel: int, tag: int, multiple: bool) -> bytes:
-    """basic.nack to the publisher."""
-    return _ACK.pack(1, channel, 13, 60, 120, tag, multiple, 0xCE)
+def nack_frame(channel: int, tag: int) -> bytes:
+    """basic.nack of one message to its publisher, with the bit `requeue` that RabbitMQ sends and no publisher reads."""
+    return _ACK.pack(1, channel, 13, 60, 120, tag, _REQUEUE, 0xCE)
 
 
 class Waiting:
@@ -136,5 +137,5 @@ class Confirms:
             refused = waiting.nacked or seq in self.refused
             self.refused.discard(seq)
             self._counts.confirmed += not refused
-            out.append(nack_frame(self.channel, seq, False) if refused else ack_frame(self.channel, seq, False))
+            out.append(nack_frame(self.channel, seq) if refused else ack_frame(self.channel, seq, False))
         return b"".join(out)

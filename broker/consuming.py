@@ -82,6 +82,8 @@ class Consuming:
 
     async def consume(self, client: Client, channel: Channel, method: commands.Basic.Consume) -> None:
         tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
+        if method.queue == checks.REPLY_TO:
+            _check_reply_consumer(channel, method)
         if tag in channel.consumers:
             raise ConnectionException(530, f"attempt to reuse consumer tag '{tag}'", *CONSUME)
         if 0 < client.door.config.channel_consumers_max <= len(channel.consumers):
@@ -124,10 +126,6 @@ class Consuming:
         """The queue it names, or a new one for the replies to this channel; None when the channel is gone by then."""
         if method.queue != checks.REPLY_TO:
             return client.readable_queue(channel, method.queue, CONSUME)
-        if not method.no_ack:
-            raise ChannelException(406, "reply consumer cannot acknowledge", *CONSUME)
-        if channel.replies is not None:
-            raise ChannelException(406, "reply consumer already set", *CONSUME)
         return await client.reply_queue(channel, CONSUME)
 
     def _announce(self, consumer: Consumer) -> None:
@@ -540,6 +538,14 @@ class Consuming:
         consumer = self.consumers.get(number)
         if consumer is not None:
             self.grants.ungranted(consumer, count, wants)
+
+
+def _check_reply_consumer(channel: Channel, method: commands.Basic.Consume) -> None:
+    """Refuse what direct reply-to cannot do. RabbitMQ looks at this before the consumer's tag."""
+    if not method.no_ack:
+        raise ChannelException(406, "reply consumer cannot acknowledge", *CONSUME)
+    if channel.replies is not None:
+        raise ChannelException(406, "reply consumer already set", *CONSUME)
 
 
 def _is_attached(consumer: Consumer) -> bool:

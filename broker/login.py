@@ -20,7 +20,7 @@ from broker.checks import MAX_CHANNELS, MAX_CONNECTIONS
 from broker.logins import is_loopback
 
 RABBITMQ_VERSION = "3.13.7"
-MECHANISMS = b"PLAIN AMQPLAIN"
+MECHANISMS = b"AMQPLAIN PLAIN"  # in RabbitMQ's order
 EXTERNAL = "EXTERNAL"
 RESPONSE_BYTES_MAX = 4096  # of start-ok: nobody has proved anything yet
 
@@ -32,6 +32,7 @@ CONNECTION = 10
 START_OK = 11
 OPEN = 40
 CHANNEL_OPEN = (20, 10)
+NO_METHOD = (0, 0)  # a refused login names none in RabbitMQ
 
 CAPABILITIES = (
     "publisher_confirms",
@@ -145,7 +146,7 @@ def _refused(reason: str, mechanism: str, client_properties: dict[str, Any]) -> 
     text = f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
     capabilities = client_properties.get("capabilities")
     tell = isinstance(capabilities, dict) and capabilities.get("authentication_failure_close") is True
-    return LoginRefused(reason, ConnectionException(ACCESS_REFUSED, text, CONNECTION, START_OK), tell)
+    return LoginRefused(reason, ConnectionException(ACCESS_REFUSED, text, *NO_METHOD), tell)
 
 
 def read_credentials(mechanism: str, response: bytes) -> Credentials:

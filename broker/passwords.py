@@ -38,6 +38,12 @@ def _scrypt(salt: bytes, password: bytes) -> bytes:
     return hashlib.scrypt(password, salt=salt, n=SCRYPT_COST, r=8, p=1, maxmem=SCRYPT_BYTES_MAX, dklen=32)
 
 
+# What new passwords may be hashed with, as the settings name it.
+FOR_NEW: Final[dict[str, str]] = {
+    "scrypt": SCRYPT,
+    "sha256": "rabbit_password_hashing_sha256",
+    "sha512": "rabbit_password_hashing_sha512",
+}
 # Other brokers write RabbitMQ's under shorter names.
 HASHES: Final[dict[str, Algorithm]] = {
     "rabbit_password_hashing_sha256": _plain("sha256"),

@@ -25,6 +25,7 @@ from broker.catalog_link import CatalogLink
 from broker.certificates import Certificates
 from broker.changes import AnyChange, ParameterPut, is_only_more
 from broker.client import Client
+from broker.cluster_name import cluster_name
 from broker.config import BrokerConfig, ConfigError, read_config
 from broker.consuming import Consuming
 from broker.control import ConsumerHere, Fenced, SeatOrder
@@ -96,9 +97,9 @@ class Door:
             listener=self,
         )
         self.logins = Logins()
-        self.server_properties: dict[str, Any] = login.server_properties(config.shown_cluster_name)
+        self.server_properties: dict[str, Any] = login.server_properties(cluster_name(self.catalog_link.catalog))
         self.counts = Counts()
-        self.tracing = Tracing(self.catalog_link, self.links, config.shown_cluster_name)
+        self.tracing = Tracing(self.catalog_link, self.links)
         once = Once(self.links) if config.doors > 1 else None
         self.replies = Replies(self.links, self.counts)
         self.publishing = Publishing(
@@ -300,6 +301,7 @@ class Door:
         self.publishing.catalog_changed(something_went=not only_more)
         if only_more:
             return
+        self.server_properties = {**self.server_properties, "cluster_name": cluster_name(self.catalog_link.catalog)}
         tracing = self.tracing.catalog_changed()
         self.publishing.tracing = self.consuming.tracing = self.replies.tracing = tracing
         if changes is None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from broker.amqp import ConnectionException, contents, properties
 from broker.catalog import Catalog
+from broker.cluster_name import cluster_name
 from broker.routing import Message, hidden, route_message
 from broker.shard_link import ShardLinks
 
@@ -42,10 +43,9 @@ class Client(Protocol):
 
 
 class Tracing:
-    def __init__(self, holder: Holder, links: ShardLinks, node: str) -> None:
+    def __init__(self, holder: Holder, links: ShardLinks) -> None:
         self._holder = holder
         self._links = links
-        self._node = node
         self.vhosts: frozenset[str] = frozenset()  # whose tracing is on
 
     def catalog_changed(self) -> Tracing | None:
@@ -80,7 +80,7 @@ class Tracing:
             "exchange_name": exchange.decode(errors="replace"),
             "routing_keys": list(keys),
             "properties": _said(props),
-            "node": self._node,
+            "node": cluster_name(self._holder.catalog),
             "vhost": client.vhost,
             "connection": client.name,
             "channel": channel,

@@ -143,6 +143,7 @@ class Reader(Struct, frozen=True, forbid_unknown_fields=True):
 class Users(Struct, frozen=True, forbid_unknown_fields=True):
     default_user: Text = "guest"
     default_pass: Text = "guest"
+    hashing: Literal["scrypt", "sha256", "sha512"] = "scrypt"
     http_without_tls: bool = False
 
 

@@ -77,6 +77,7 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "http": msgspec.to_builtins(settings.http),
         "default_user": settings.users.default_user,
         "default_pass": settings.users.default_pass,
+        "hashing": settings.users.hashing,
         "http_without_tls": settings.users.http_without_tls,
         "channel_max_per_node": settings.front_doors.channel_max_per_node,
         "load_definitions": settings.load_definitions,

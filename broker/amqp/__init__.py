@@ -15,10 +15,12 @@ from broker.amqp.events import (
     copies_by_channel,
     things_in,
 )
+from broker.amqp.methods import ChannelOpenOk
 
 __all__ = [
     "Binds",
     "ChannelException",
+    "ChannelOpenOk",
     "Connection",
     "ConnectionException",
     "Event",

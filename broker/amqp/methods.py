@@ -7,6 +7,7 @@ The methods, their names, fields and types are pamqp's; reading and writing them
 - pamqp refuses names it does not like (its validate()) while writing; what was declared must also be listed.
 - pamqp writes a float as 32 bits, and small integers in types older clients cannot read; here `d`, and `I` or `l`.
 - pamqp has no access.request, which old clients still send.
+- pamqp fills the reserved field of channel.open-ok, on which clients that read it as empty fail.
 """
 
 from __future__ import annotations
@@ -49,6 +50,15 @@ class AccessRequestOk(base.Frame):
 
     def __init__(self, ticket: int = 1) -> None:
         self.ticket = ticket
+
+
+class ChannelOpenOk(commands.Channel.OpenOk):
+    """channel.open-ok with its reserved field empty, as RabbitMQ sends it. pamqp insists on the text "0" there."""
+
+    FIELDS: ClassVar[list[str]] = ["channel_id"]
+
+    def __init__(self) -> None:
+        self.channel_id = ""
 
 
 _METHODS: Final[dict[int, type[base.Frame]]] = {**commands.INDEX_MAPPING, AccessRequest.index: AccessRequest}

@@ -12,6 +12,6 @@ def hash_password(password: str, salt: bytes | None = None, algorithm: str = DEF
     return encode(password, secrets.token_bytes(HASHES[algorithm].salt_bytes) if salt is None else salt, algorithm)
 
 
-def hash_new_password(password: str) -> tuple[str, str]:
+def hash_new_password(password: str, algorithm: str) -> tuple[str, str]:
     """Hash and algorithm."""
-    return hash_password(password), DEFAULT_ALGORITHM
+    return hash_password(password, algorithm=algorithm), algorithm

@@ -53,6 +53,7 @@ from broker.control import (
     Unbind,
     things_asked,
 )
+from broker.controller import without_effect
 from broker.controller.access import hash_password
 from broker.controller.decisions import RESHAPING, Decision, Decisions
 from broker.controller.definitions import Definitions
@@ -176,8 +177,11 @@ class Authority:
         doors: Doors,
         shards: Shards,
         connections: Connections,
+        hashing_algorithm: str = DEFAULT_ALGORITHM,
     ) -> None:
+        """`hashing_algorithm`: of new passwords."""
         self.catalog = catalog
+        self.hashing_algorithm = hashing_algorithm
         self._definitions = definitions
         self._doors = doors
         self._shards = shards
@@ -543,9 +547,10 @@ class Authority:
         password: str | None = None,
         password_hash: str = "",
         tags: list[str] | None = None,
-        hashing_algorithm: str = DEFAULT_ALGORITHM,
+        hashing_algorithm: str = "",
     ) -> Answer:
         """With a password or its hash; with neither, no password is right for this user."""
+        hashing_algorithm = hashing_algorithm or self.hashing_algorithm
         if password is not None:
             loop = asyncio.get_running_loop()
             password_hash = await loop.run_in_executor(None, hash_password, password, None, hashing_algorithm)
@@ -569,7 +574,12 @@ class Authority:
         return await self.ask(TopicPermissionDelete(vhost, user, exchange))
 
     async def put_parameter(self, vhost: str, component: str, name: str, value: Any) -> Answer:
-        return await self.ask(ParameterPut(vhost, component, name, value))
+        put = ParameterPut(vhost, component, name, value)
+        answer = await self.ask(put)
+        if not answer.code:
+            for warning in without_effect.sentences([put]):
+                log.warning("%s", warning)
+        return answer
 
     async def delete_parameter(self, vhost: str, component: str, name: str) -> Answer:
         return await self.ask(ParameterDelete(vhost, component, name))

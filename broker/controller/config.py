@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from broker.config import Tls
+from broker.passwords import FOR_NEW
 
 SHARDS_MAX = 64
 DOORS_MAX = 1024
@@ -48,6 +49,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     http: HttpLimits = HttpLimits()
     default_user: str = "guest"
     default_pass: str = "guest"
+    hashing: Literal["scrypt", "sha256", "sha512"] = "scrypt"  # of new passwords
     default_vhost: str = "/"
     loopback_users: list[str] = msgspec.field(default_factory=lambda: ["guest"])
     channel_max_per_node: Annotated[int, msgspec.Meta(ge=0)] = 0  # over all front doors; 0: no limit
@@ -58,6 +60,11 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     memory_high_watermark_bytes: int = 0  # if not 0, this instead
     log_level: str = "info"
     log_format: str = "auto"
+
+    @property
+    def hashing_algorithm(self) -> str:
+        """The algorithm of new passwords, by the name that users and definitions carry."""
+        return FOR_NEW[self.hashing]
 
 
 def read_config(text: str | bytes) -> ControllerConfig:

@@ -15,8 +15,9 @@ import msgspec
 from broker.catalog import PREDECLARED, Catalog
 from broker.changes import ParameterPut, PermissionPut, TopicPermissionPut, UserPut, VhostPut
 from broker.checks import QUEUE_TYPES
+from broker.cluster_name import GLOBAL
 from broker.control import Bind, ExchangeDeclare, QueueDeclare
-from broker.controller.policies import GLOBAL, USER_LIMITS, VHOST_LIMITS, bad
+from broker.controller.policies import USER_LIMITS, VHOST_LIMITS, bad
 from broker.passwords import HASHES, is_base64
 from broker.policies import OPERATOR_POLICY, POLICY
 

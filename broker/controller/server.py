@@ -11,6 +11,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from broker.control import (
     SeatPassed,
     VirtualLook,
 )
-from broker.controller import draining, imported, memory
-from broker.controller.access import hash_new_password, hash_password
+from broker.controller import draining, imported, memory, without_effect
+from broker.controller.access import hash_new_password
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig, read_config
 from broker.controller.decisions import Decision, Decisions
@@ -45,7 +46,6 @@ from broker.controller.presence import Presence, door_of
 from broker.controller.resharding import Resharding
 from broker.controller.shard_links import ShardLinks
 from broker.controller.shard_sets import NODE
-from broker.passwords import DEFAULT_ALGORITHM
 from broker.routing.placement import place
 from shardd.wire import messages as wire
 from shardd.wire.memory import AfterBursts, give_back
@@ -72,7 +72,12 @@ class Controller:
         self.links = DoorLinks(config.boot, config.doors)
         self.shards = ShardLinks(config.shards, wire.incarnation_at(time.monotonic_ns()))
         self.authority = Authority(
-            load_or_begin(self.definitions, config), self.definitions, self.links, self.shards, self.presence
+            load_or_begin(self.definitions, config),
+            self.definitions,
+            self.links,
+            self.shards,
+            self.presence,
+            hashing_algorithm=config.hashing_algorithm,
         )
         self.memberships = Memberships(self.authority.catalog, self.links, self.shards, config.doors)
         self.resharding = Resharding(self.authority.catalog, self.authority, self.shards, self.links)
@@ -137,7 +142,9 @@ class Controller:
         """Like at the start: what is there stays, users, permissions, policies and parameters are replaced."""
         try:
             document = await asyncio.to_thread(read_given, self.config)
-            for stage in await asyncio.to_thread(imported.stages, document, None, hash_new_password):
+            hashed = partial(hash_new_password, algorithm=self.config.hashing_algorithm)
+            stages = await asyncio.to_thread(imported.stages, document, None, hashed)
+            for stage in stages:
                 for ask in stage:
                     if imported.needed(ask, self.authority.catalog):
                         answer = await self.authority.ask(ask)
@@ -147,6 +154,7 @@ class Controller:
             log.error("load_definitions: not taken in to its end: %s", error)
         else:
             log.info("load_definitions: %s taken in", self.config.load_definitions)
+            warn_of_no_effect(stages)
 
     def look_at_memory(self) -> None:
         """Publishers are held back before the kernel has to choose which process to kill."""
@@ -265,7 +273,7 @@ def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog
         user, vhost = config.default_user, config.default_vhost
         changes = [
             VhostPut(vhost, "Default virtual host"),
-            UserPut(user, hash_password(config.default_pass), DEFAULT_ALGORITHM, ["administrator"]),
+            UserPut(user, *hash_new_password(config.default_pass, config.hashing_algorithm), ["administrator"]),
             PermissionPut(vhost, user, ".*", ".*", ".*"),
         ]
     for change in changes:
@@ -286,6 +294,12 @@ def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog
     if job is not None:
         job()
     return catalog
+
+
+def warn_of_no_effect(stages: list[list[imported.Ask]]) -> None:
+    """Log what of a file of definitions is kept and does nothing."""
+    for warning in without_effect.sentences(ask for stage in stages for ask in stage):
+        log.warning("load_definitions: %s", warning)
 
 
 def read_given(config: ControllerConfig) -> imported.Document:
@@ -309,12 +323,14 @@ def load_given(
 ) -> None:
     """Before anybody is connected: shards get their queues when they say hello, front doors their snapshot."""
     try:
-        for stage in imported.stages(document, None, hash_new_password):
+        stages = imported.stages(document, None, partial(hash_new_password, algorithm=config.hashing_algorithm))
+        for stage in stages:
             for ask in stage:
                 if imported.needed(ask, catalog):
                     _decide(ask, decisions, definitions, catalog)
     except Refusal as refusal:
         raise DefinitionsError(f"load_definitions: {config.load_definitions}: {refusal.text}") from None
+    warn_of_no_effect(stages)
 
 
 def _decide(ask: imported.Ask, decisions: Decisions, definitions: Definitions, catalog: Catalog) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,12 +25,38 @@ PIECE_OBJECTS_MAX = 2000
 OneVhost = Annotated[str, typer.Option("--vhost", "-p", help="Of this virtual host alone.")]
 
 
+class Broker(StrEnum):
+    """Whose definitions an export is to be."""
+
+    SHARDMQ = "shardmq"
+    RABBITMQ = "rabbitmq"
+
+
+# RabbitMQ's names of the hashes that it reads, by the names that users may have here.
+RABBITMQ_HASHES = {
+    **{f"rabbit_password_hashing_{name}": f"rabbit_password_hashing_{name}" for name in ("sha256", "sha512", "md5")},
+    **{name.upper(): f"rabbit_password_hashing_{name}" for name in ("sha256", "sha512", "md5")},
+}
+
+
 def export_definitions(
-    api: Api, file: Annotated[str, typer.Argument(metavar="FILE", help="- is standard output.")], vhost: OneVhost = ""
+    api: Api,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="- is standard output.")],
+    vhost: OneVhost = "",
+    reader: Annotated[
+        Broker,
+        typer.Option("--for", help="Who reads it; rabbitmq: without the password hashes it cannot read."),
+    ] = Broker.SHARDMQ,
 ) -> None:
     """Write vhosts, users, permissions, policies, parameters, exchanges, queues and bindings to a file."""
     path = ["definitions", vhost] if vhost else ["definitions"]
     found = api.get(*path, thing=f"vhost '{vhost}'")
+    if reader is Broker.RABBITMQ:
+        for name in leave_out_hashes(found):
+            print(
+                f"user '{name}' is exported without a password: RabbitMQ cannot read its hash; give it a new one there",
+                file=sys.stderr,
+            )
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     if file == STREAM:
         sys.stdout.write(text)
@@ -40,6 +67,21 @@ def export_definitions(
             out.write(text)
     except OSError as error:
         fail(f"{file}: {error.strerror}")
+
+
+def leave_out_hashes(document: dict[str, Any]) -> list[str]:
+    """Take hashes that RabbitMQ cannot read out of the users; their names.
+
+    Such a user is imported by RabbitMQ as one whom no password lets in, until it is given a new one.
+    """
+    without = []
+    for user in document.get("users", []):
+        if algorithm := RABBITMQ_HASHES.get(user["hashing_algorithm"]):
+            user["hashing_algorithm"] = algorithm
+        else:
+            user["password_hash"], user["hashing_algorithm"] = "", RABBITMQ_HASHES["SHA256"]
+            without.append(user["name"])
+    return without
 
 
 def import_definitions(
@@ -57,9 +99,13 @@ def import_definitions(
         fail(f"{file}: not JSON: {error}", DATA)
     path = ["definitions", vhost] if vhost else ["definitions"]
     parts = pieces(document)
+    warnings: dict[str, None] = {}
     with Progress(console=Console(stderr=True), transient=True, disable=len(parts) == 1) as progress:
         for part in progress.track(parts, description="importing"):
-            api.post(*path, body=part)
+            answer = api.post(*path, body=part) or {}
+            warnings.update(dict.fromkeys(answer.get("warnings", ())))
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 offline = typer.Typer(no_args_is_help=True, help="Definitions of a stopped broker, from its data directory.")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from pathlib import Path
+
 import pytest
 
+from broker import passwords
 from broker.catalog import Catalog
 from broker.changes import UserPut
-from broker.controller.access import hash_password
+from broker.controller.access import hash_new_password, hash_password
+from broker.controller.config import ControllerConfig
 
 SHA256 = "rabbit_password_hashing_sha256"
 # RabbitMQ's documentation, "Password hashes": salt 908DC60A, password test12.
@@ -33,3 +39,23 @@ def test_sha512_users_can_log_in() -> None:
     algorithm = "rabbit_password_hashing_sha512"
     catalog.apply(UserPut("u", hash_password("p", algorithm=algorithm), algorithm))
     assert catalog.password_ok("u", "p")
+
+
+# Users that a RabbitMQ 3.10.8 has made and exported: rabbitmq_definitions.json.
+@pytest.mark.parametrize(
+    ("word", "user", "password"), [("sha256", "olga", "olga secret"), ("sha512", "sha512", "long")]
+)
+def test_what_a_setting_makes_is_what_rabbitmq_would_have_made(word: str, user: str, password: str) -> None:
+    document = json.loads(Path(__file__).with_name("rabbitmq_definitions.json").read_bytes())
+    [theirs] = [row for row in document["users"] if row["name"] == user]
+    config = ControllerConfig(data_dir="", runtime_dir="", boot="b", shards=1, hashing=word)
+    salt = base64.b64decode(theirs["password_hash"])[:4]
+    assert config.hashing_algorithm == theirs["hashing_algorithm"]
+    assert hash_password(password, salt, config.hashing_algorithm) == theirs["password_hash"]
+    made, algorithm = hash_new_password(password, config.hashing_algorithm)
+    assert algorithm == theirs["hashing_algorithm"] and len(made) == len(theirs["password_hash"])
+
+
+def test_without_a_setting_new_passwords_are_hashed_slowly() -> None:
+    config = ControllerConfig(data_dir="", runtime_dir="", boot="b", shards=1)
+    assert config.hashing_algorithm == passwords.SCRYPT

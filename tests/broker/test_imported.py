@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,17 @@ def test_what_rabbitmq_exported_comes_back_out_as_it_was(tmp_path: Path) -> None
 def test_what_was_taken_in_is_there_after_a_restart_without_the_file(tmp_path: Path) -> None:
     before = loaded(tmp_path)
     assert loaded(tmp_path, "").state() == before.state()
+
+
+def test_what_of_the_file_has_no_effect_is_logged_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "d.json"
+    queue = {"name": "q", "vhost": "/", "arguments": {"x-queue-type": "quorum"}}
+    file.write_text(json.dumps({"queues": [queue]}))
+    with caplog.at_level(logging.WARNING):
+        loaded(tmp_path / "data", file)
+    assert "load_definitions: queue type quorum of queue 'q' in vhost '/' is kept without effect" in caplog.text
 
 
 @pytest.mark.row("J14")

@@ -63,7 +63,7 @@ def test_connection_start_says_what_clients_decide_by(broker: RealBroker) -> Non
     with RawClient(broker.port) as client:
         said = start(client)
     assert (said.version_major, said.version_minor) == (0, 9)
-    assert (said.mechanisms, said.locales) == ("PLAIN AMQPLAIN", "en_US")
+    assert (said.mechanisms, said.locales) == ("AMQPLAIN PLAIN", "en_US")
     properties = said.server_properties
     assert properties["product"] == "RabbitMQ" and properties["version"].startswith("3.")
     assert {"platform", "copyright", "information", "cluster_name"} <= properties.keys()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import re
+import socket
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -138,3 +141,36 @@ def test_headers_that_are_none_do_not_stop_it(broker: RealBroker, api: Api, chan
         client.read_frame(), client.read_frame()  # pamqp cannot read them either
         ((key, said, body),) = copies(channel, "copies", 1)
         assert (key, said["properties"], body) == ("deliver.work", {}, b"x")
+
+
+def cluster_names(broker: RealBroker, api: Api) -> dict[str, str]:
+    """The cluster's name as each place tells it that has one."""
+    with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=60) as answer:
+        in_metrics = re.findall(r'rabbitmq_identity_info{.*rabbitmq_cluster="([^"]*)"', answer.read().decode())
+    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        in_start = connection._impl.server_properties["cluster_name"]
+        channel = connection.channel()
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        channel.queue_bind(queue, "amq.rabbitmq.trace", "publish.#")
+        trace(api, "%2F", True)
+        channel.basic_publish("amq.topic", "k", b"x")
+        [(_, headers, _)] = copies(channel, queue, 1)
+        trace(api, "%2F", False)
+    return {
+        "connection.start": in_start,
+        "trace": headers["node"],
+        "metrics": in_metrics[0],
+        "/api/cluster-name": api("/api/cluster-name")["name"],
+        "/api/overview": api("/api/overview")["cluster_name"],
+    }
+
+
+def test_the_cluster_has_one_name_everywhere_and_connections_hear_the_new_one(broker: RealBroker, api: Api) -> None:
+    default = f"shardmq@{socket.gethostname()}"
+    assert set(cluster_names(broker, api).values()) == {default}
+    api("/api/cluster-name", method="PUT", body={"name": "orders"})
+    try:
+        assert set(cluster_names(broker, api).values()) == {"orders"}
+    finally:
+        api("/api/global-parameters/cluster_name", method="DELETE")
+    assert set(cluster_names(broker, api).values()) == {default}

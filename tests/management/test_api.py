@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from urllib.parse import quote
@@ -597,6 +598,28 @@ async def test_an_import_stops_at_what_is_refused_and_names_it(made: Api) -> Non
     status, found = await made.call("POST", "/api/definitions", {"policies": [policy]})
     assert status == 400
     assert found["reason"] == 'Validation failed\n\n[{<<"zz">>,1}] are not recognised policy settings\n (//ip)'
+
+
+@pytest.mark.row("I4", "G1.28")
+async def test_an_import_says_what_it_keeps_without_effect(made: Api, caplog: pytest.LogCaptureFixture) -> None:
+    mirrored = {"vhost": "/", "name": "ha", "pattern": "^none$", "definition": {"ha-mode": "all"}}
+    shovel = {"vhost": "/", "component": "shovel", "name": "move", "value": {"src-queue": "a"}}
+    with caplog.at_level(logging.WARNING):
+        status, found = await made.call("POST", "/api/definitions", {"policies": [mirrored], "parameters": [shovel]})
+    assert status == 200 and [text.partition(" is kept without effect: ")[0] for text in found["warnings"]] == [
+        "parameter shovel of 'move' in vhost '/'",
+        "policy key ha-mode of policy 'ha' in vhost '/'",
+    ]
+    assert all(any(text in record.getMessage() for record in caplog.records) for text in found["warnings"])
+    assert (await made.get("/api/imports"))[0]["warnings"] == found["warnings"]
+    assert (await made.call("POST", "/api/definitions", {"vhosts": [{"name": "/"}]}))[0] == 204
+
+
+@pytest.mark.row("J1", "J5")
+async def test_what_is_set_and_has_no_effect_is_logged(made: Api, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert (await made.call("PUT", "/api/parameters/shovel/%2F/s", {"value": {}}))[0] == 201
+    assert "parameter shovel of 's' in vhost '/' is kept without effect: there are no shovels" in caplog.text
 
 
 @pytest.mark.row("G3.10")

@@ -384,6 +384,35 @@ def test_the_data_directory_may_come_from_the_environment(local: Path, monkeypat
     assert CliRunner().invoke(app, ["version"]).output == "1.2\n"
 
 
+def test_an_export_for_rabbitmq_leaves_out_hashes_it_cannot_read_and_says_whose(
+    ctl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def user(name: str, algorithm: str) -> dict[str, str]:
+        return {"name": name, "password_hash": "AAAA", "hashing_algorithm": algorithm, "tags": ""}
+
+    sha256, sha512 = "rabbit_password_hashing_sha256", "rabbit_password_hashing_sha512"
+    users = [user("a", sha256), user("b", "SHA512"), user("c", "shardmq_password_hashing_scrypt")]
+    monkeypatch.setitem(ANSWERS, "/api/definitions", {"users": users})
+    said = ctl("export_definitions", str(tmp_path / "all"))
+    assert json.loads((tmp_path / "all").read_text())["users"] == users and said == ""
+    said = ctl("export_definitions", "--for", "rabbitmq", str(tmp_path / "file"))
+    assert json.loads((tmp_path / "file").read_text())["users"] == [
+        user("a", sha256), user("b", sha512), {**user("c", sha256), "password_hash": ""}
+    ]  # fmt: skip
+    assert said.startswith("user 'c' is exported without a password: ") and said.count("\n") == 1
+
+
+def test_an_import_says_once_on_the_terminal_what_has_no_effect(
+    ctl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ANSWERS, "/api/definitions", {"warnings": ["parameter shovel of 's' is kept without effect"]})
+    queues = [{"name": f"q{at}"} for at in range(PIECE_OBJECTS_MAX + 1)]
+    (tmp_path / "file").write_text(json.dumps({"queues": queues}))
+    assert ctl("import_definitions", str(tmp_path / "file")).splitlines()[-1:] == [
+        "warning: parameter shovel of 's' is kept without effect"
+    ]
+
+
 @pytest.mark.row("H10")
 def test_a_large_import_goes_in_pieces_and_bindings_come_last(ctl: Any, tmp_path: Path) -> None:
     document: dict[str, Any] = {

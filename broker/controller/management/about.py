@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from broker.cluster_name import GLOBAL, PARAMETER, cluster_name
 from broker.controller.access import hash_password
 from broker.controller.management.call import Call, Route, bad_request, check, with_keys
-from broker.controller.management.overview import CLUSTER_NAME, RABBITMQ_VERSION, cluster_name
-from broker.controller.policies import GLOBAL
+from broker.controller.management.overview import RABBITMQ_VERSION
 
 
 async def get_cluster_name(call: Call) -> Any:
-    return {"name": cluster_name(call.context)}
+    return {"name": cluster_name(call.catalog)}
 
 
 async def put_cluster_name(call: Call) -> None:
     name = with_keys(await call.json(), "name")["name"]
     if not isinstance(name, str) or not name:
         raise bad_request("name: not a string, or an empty one")
-    check(await call.context.authority.put_parameter("", GLOBAL, CLUSTER_NAME, name))
+    check(await call.context.authority.put_parameter("", GLOBAL, PARAMETER, name))
 
 
 async def version(call: Call) -> Any:
@@ -46,7 +46,7 @@ async def auth(call: Call) -> Any:
 
 async def hashed(call: Call) -> Any:
     """For a definitions file."""
-    return {"ok": await _hash(call.part("password"))}
+    return {"ok": await _hash(call, call.part("password"))}
 
 
 async def hashed_of_body(call: Call) -> Any:
@@ -54,12 +54,13 @@ async def hashed_of_body(call: Call) -> Any:
     password = with_keys(await call.json(), "password")["password"]
     if not isinstance(password, str):
         raise bad_request("password: not a string")
-    return {"password_hash": await _hash(password)}
+    return {"password_hash": await _hash(call, password)}
 
 
-async def _hash(password: str) -> str:
+async def _hash(call: Call, password: str) -> str:
     """In a thread: it takes a while."""
-    return await asyncio.get_running_loop().run_in_executor(None, hash_password, password)
+    algorithm = call.context.authority.hashing_algorithm
+    return await asyncio.get_running_loop().run_in_executor(None, hash_password, password, None, algorithm)
 
 
 ROUTES = [

@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from aiohttp import BodyPartReader
@@ -17,7 +18,8 @@ from aiohttp import BodyPartReader
 from broker.catalog import PREDECLARED, Catalog, Vhost
 from broker.changes import BindingPut, ParameterPut, QueuePut
 from broker.checks import Refusal, is_hidden_queue
-from broker.controller import imported
+from broker.cluster_name import GLOBAL
+from broker.controller import imported, without_effect
 from broker.controller.access import hash_new_password
 from broker.controller.management import bindings, exchanges, parameters, policies, users
 from broker.controller.management.answers import Document
@@ -33,7 +35,7 @@ from broker.controller.management.imports import Import
 from broker.controller.management.listing import columns_of
 from broker.controller.management.overview import RABBITMQ_VERSION, product_version
 from broker.controller.management.vhosts import about as about_vhost
-from broker.controller.policies import GLOBAL, USER_LIMITS
+from broker.controller.policies import USER_LIMITS
 from broker.policies import POLICY
 
 AT_ONCE_MAX = 500  # requests under way during an import; declares of clients come between
@@ -150,18 +152,19 @@ def _file(call: Call, found: dict[str, Any]) -> Document:
 # -- in ---------------------------------------------------------------------------------------------------
 
 
-async def post(call: Call) -> None:
-    await _import(call, None)
+async def post(call: Call) -> Any:
+    return await _import(call, None)
 
 
-async def post_vhost(call: Call) -> None:
-    await _import(call, call.vhost().name)
+async def post_vhost(call: Call) -> Any:
+    return await _import(call, call.vhost().name)
 
 
-async def _import(call: Call, vhost: str | None) -> None:
+async def _import(call: Call, vhost: str | None) -> dict[str, list[str]] | None:
+    """Take the document in. Returns what of it has no effect here, or None if all has."""
     progress = call.context.imports.begin(call.user.name, vhost, time.time())
     try:
-        await _do_import(call, vhost, await _document(call), progress)
+        progress.warnings = await _do_import(call, vhost, await _document(call), progress)
     except BaseException as error:
         progress.state = f"failed: {error}" if isinstance(error, ApiError) else "failed"
         raise
@@ -169,13 +172,16 @@ async def _import(call: Call, vhost: str | None) -> None:
         progress.ended_at = time.time()
     progress.state = "done"
     log.info("definitions imported by user '%s'%s", call.user.name, "" if vhost is None else f" into '{vhost}'")
+    for warning in progress.warnings:
+        log.warning("definitions imported by user '%s': %s", call.user.name, warning)
+    return {"warnings": progress.warnings} if progress.warnings else None
 
 
-async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Import) -> None:
+async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Import) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
         # In a thread: it takes long, and passwords in it are hashed.
-        stages = await loop.run_in_executor(None, _stages, data, vhost)
+        stages = await loop.run_in_executor(None, _stages, data, vhost, call.context.authority.hashing_algorithm)
     except Refusal as refusal:
         raise bad_request(refusal.text) from None
     progress.state, progress.total = "running", sum(map(len, stages))
@@ -188,10 +194,11 @@ async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Impor
                 if answer.code:
                     raise ApiError(*refusal_status(answer.code), imported.refused(ask, answer.text))
             progress.done += len(part)
+    return without_effect.sentences(ask for stage in stages for ask in stage)
 
 
-def _stages(data: bytes, vhost: str | None) -> list[list[imported.Ask]]:
-    return imported.stages(imported.read(data), vhost, hash_new_password)
+def _stages(data: bytes, vhost: str | None, algorithm: str) -> list[list[imported.Ask]]:
+    return imported.stages(imported.read(data), vhost, partial(hash_new_password, algorithm=algorithm))
 
 
 async def _document(call: Call) -> bytes:

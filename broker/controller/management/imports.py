@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 REMEMBERED_MAX = 20
@@ -21,6 +21,7 @@ class Import:
     done: int = 0
     total: int = 0
     ended_at: float = 0.0
+    warnings: list[str] = field(default_factory=list)  # what of it has no effect here
 
 
 class Imports:

@@ -284,6 +284,10 @@ def _successes(method: str, path: str) -> Schema:
     shown = SHOWS.get(path) if method == "GET" else CHANGE_SHOWS.get(path)
     if shown is not None or method == "GET":
         return {"200": {"description": "What there is.", "content": {"application/json": {"schema": _schema(shown)}}}}
+    if BODIES.get((method, path)) is _DOCUMENT:
+        warned = {"application/json": {"schema": _schema("Warned")}}
+        said = {"description": "Done; some of it has no effect.", "content": warned}
+        return {"200": said, "204": {"description": "Done."}}
     if method == "PUT":
         return {"201": {"description": "Made."}, "204": {"description": "It was there, and is as asked for now."}}
     if method == "POST":

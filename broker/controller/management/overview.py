@@ -6,21 +6,15 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from broker.cluster_name import cluster_name
 from broker.controller.management.call import NODE, Call, Context, Route, not_found
 from broker.controller.management.gathered import all_message_stats, depths
 from broker.controller.management.object_metrics import churn_rates
 from broker.controller.management.processes import status
-from broker.controller.policies import GLOBAL
 from broker.routing.types import TYPES
 
-CLUSTER_NAME = "cluster_name"  # the global parameter that holds it, as in RabbitMQ
 RABBITMQ_VERSION = "3.13.7"  # whose API this is
 PROTOCOLS = {"amqp": "amqp", "amqps": "amqp/ssl", "http": "http", "https": "https", "metrics": "http/prometheus"}
-
-
-def cluster_name(context: Context) -> str:
-    put = context.catalog.parameters.get(("", GLOBAL, CLUSTER_NAME))
-    return put.value if put is not None and isinstance(put.value, str) else NODE
 
 
 def product_version() -> str:
@@ -50,7 +44,7 @@ async def overview(call: Call) -> dict[str, Any]:
         "management_version": RABBITMQ_VERSION,
         "erlang_version": "0",
         "erlang_full_version": f"Python {platform.python_version()}",
-        "cluster_name": cluster_name(context),
+        "cluster_name": cluster_name(context.catalog),
         "node": NODE,
         "rates_mode": "basic",
         "statistics_db_event_queue": 0,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from broker.changes import ParameterPut
+from broker.cluster_name import GLOBAL
 from broker.controller.management.call import Call, Route, bad_request, check, not_found, put_status, with_keys
 from broker.controller.management.listing import Listing
-from broker.controller.policies import GLOBAL
 from broker.policies import POLICY
 
 

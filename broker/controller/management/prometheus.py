@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from broker.cluster_name import cluster_name
 from broker.controller.management import (
     attempts,
     headroom,
@@ -25,7 +26,7 @@ from broker.controller.management import (
 )
 from broker.controller.management.call import NODE, Context
 from broker.controller.management.gathered import Stats, behind, lag
-from broker.controller.management.overview import RABBITMQ_VERSION, cluster_name, product_version
+from broker.controller.management.overview import RABBITMQ_VERSION, product_version
 from broker.controller.management.turns import Turns
 from shardd.wire.messages import LOW_ON_DISK
 
@@ -211,7 +212,7 @@ def _identity(context: Context, endpoint: str) -> Iterator[Metric]:
     """Every panel of RabbitMQ's dashboards joins with these."""
     identity = {
         "rabbitmq_node": NODE,
-        "rabbitmq_cluster": cluster_name(context),
+        "rabbitmq_cluster": cluster_name(context.catalog),
         "rabbitmq_cluster_permanent_id": permanent_id(context),
         "rabbitmq_endpoint": endpoint,
     }

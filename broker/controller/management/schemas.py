@@ -80,7 +80,8 @@ ROWS: Final[dict[str, str]] = {
     "StreamGroup": "name:str lag:int shards:list",
     "Load": "shard:int ready:bool alarm:str queues:int",
     "LogLine": "time:num level:str process:str logger:str message:str",
-    "Import": "id:int user:str vhost:str? begun_at:num state:str done:int total:int ended_at:num",
+    "Warned": "warnings:strs",
+    "Import": "id:int user:str vhost:str? begun_at:num state:str done:int total:int ended_at:num warnings:strs",
     "Error": "error:str reason:any",
 }
 

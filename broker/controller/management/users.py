@@ -12,7 +12,7 @@ from broker.controller.management.call import Call, Route, bad_request, check, n
 from broker.controller.management.limits import limits_of
 from broker.controller.management.listing import Listing
 from broker.controller.policies import USER_LIMITS
-from broker.passwords import DEFAULT_ALGORITHM, HASHES, is_base64
+from broker.passwords import HASHES, is_base64
 
 RABBITMQ_DEFAULT = "rabbit_password_hashing_sha256"  # what a hash without its algorithm is made with
 
@@ -102,7 +102,7 @@ async def put(call: Call) -> Any:
         raise bad_request("password_hash: not base64")
     existed = name in call.catalog.users
     # An empty password is none, as in RabbitMQ: it must not become one that can be entered.
-    fallback = DEFAULT_ALGORITHM if body.password else RABBITMQ_DEFAULT
+    fallback = call.context.authority.hashing_algorithm if body.password else RABBITMQ_DEFAULT
     answer = await call.context.authority.put_user(
         name,
         password=body.password or None,

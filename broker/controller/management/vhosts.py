@@ -52,7 +52,7 @@ async def row(vhost: Vhost, stats: Stats, turns: Turns) -> dict[str, Any]:
         "metadata": about(vhost.put),
         "protected_from_deletion": vhost.put.is_protected,
         "tracing": vhost.put.is_traced,
-        "cluster_state": {"shardmq@localhost": "running"},
+        "cluster_state": {NODE: "running"},
         "messages": ready + unacked,
         "messages_ready": ready,
         "messages_unacknowledged": unacked,

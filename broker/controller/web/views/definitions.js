@@ -47,8 +47,8 @@ function uploadForm(page) {
     label: "Upload definitions",
     submit: async ({ scope: vhost, file: chosen }) => {
       if (!(await confirmed(`Take in ${chosen.name} (${format.bytes(chosen.size)})? What is there stays; users, policies and parameters of the same names are replaced.`, "Take it in"))) return;
-      await post(where(vhost), chosen, { timeoutMs: IMPORT_MS_MAX });
-      notice("The definitions are taken in.");
+      const answer = await post(where(vhost), chosen, { timeoutMs: IMPORT_MS_MAX });
+      notice(answer?.warnings ? "The definitions are taken in; some of them have no effect here: see the last imports." : "The definitions are taken in.");
       page.refresh();
     },
   });
@@ -60,6 +60,7 @@ function importTable(rows) {
     { label: "By", cell: (row) => row.user },
     { label: "Into", cell: (row) => row.vhost ?? "everything" },
     { label: "State", cell: (row) => (row.state.startsWith("failed") ? h("span", { class: "wrong" }, row.state) : state(row.state)) },
+    { label: "Without effect", cell: (row) => row.warnings.map((text) => h("p", null, text)) },
     { label: "Done", number: true, cell: (row) => `${format.count(row.done)} of ${format.count(row.total)}` },
     { label: "Took", number: true, cell: (row) => format.duration((row.ended_at || Date.now() / 1000) - row.begun_at) },
   ], rows, (row) => String(row.id), "None since the controller's start.");

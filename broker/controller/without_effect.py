@@ -1,0 +1,121 @@
+"""What is accepted and kept, since definitions of other brokers carry it, and has no effect here. Pure.
+
+One table says why, per name. Imports answer and log its sentences for what they find; a policy or a parameter that is
+set logs them. To give one of these an effect: take its row away, or tests/broker/test_without_effect.py fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from broker.changes import ParameterPut, VhostPut
+from broker.cluster_name import GLOBAL
+from broker.control import ExchangeDeclare, QueueDeclare
+from broker.controller.policies import STREAM, STREAM_DEFINITION
+from broker.policies import OPERATOR_POLICY, POLICY
+
+PARAMETER, KEY, ARGUMENT, TYPE = "parameter", "policy key", "argument", "queue type"
+
+_ONE_HOST = "there is one host: queues have no replicas and no leader to place"
+_MEMORY = "messages of every queue are on disk; memory keeps an index of them"
+_FEDERATION = "there is no federation: nothing comes from the upstream"
+_QUORUM = "the queue is durable and on this host alone: it has no replicas"
+
+# Why a name has no effect. An argument of a queue and the policy key of the same meaning share their row.
+PARAMETERS: Final = {
+    "shovel": "there are no shovels: no message is moved",
+    "federation-upstream": _FEDERATION,
+    "federation-upstream-set": _FEDERATION,
+    "federation": _FEDERATION,
+}
+POLICY_KEYS: Final = {
+    **dict.fromkeys(
+        (
+            "ha-mode", "ha-params", "ha-sync-mode", "ha-sync-batch-size", "ha-promote-on-shutdown",
+            "ha-promote-on-failure", "queue-master-locator", "queue-leader-locator", "initial-cluster-size",
+        ),
+        _ONE_HOST,
+    ),
+    **dict.fromkeys(("federation-upstream", "federation-upstream-set", "federation-upstream-pattern"), _FEDERATION),
+    **dict.fromkeys(("max-in-memory-length", "max-in-memory-bytes", "queue-mode", "queue-version"), _MEMORY),
+    "consumer-disconnected-timeout": "a consumer is gone with its connection: nothing is waited for",
+    "stream-filter-size-bytes": "streams are filtered by their index, whose size is not set",
+}  # fmt: skip
+# Arguments that have no policy key of that name.
+QUEUE_ARGUMENTS: Final = {
+    **{f"x-{key}": why for key, why in POLICY_KEYS.items() if not key.startswith(("ha-", "federation-"))},
+    "x-quorum-initial-group-size": _ONE_HOST,
+    "x-ha-policy": _ONE_HOST,
+}
+QUEUE_TYPES: Final = {"quorum": _QUORUM}
+GLOBAL_PARAMETERS: Final = {
+    "mqtt_port_to_vhost_mapping": "there is no MQTT",
+    "mqtt_default_vhosts": "there is no MQTT",
+}
+
+
+class Found(NamedTuple):
+    """One row of a table that something asked for meets. `thing`: the object that carries the name."""
+
+    kind: str
+    name: str
+    why: str
+    thing: str
+
+
+def found_in(ask: Any) -> Iterator[Found]:
+    """What of this request has no effect."""
+    match ask:
+        case ParameterPut():
+            yield from _in_parameter(ask)
+        case QueueDeclare():
+            yield from _in_queue(ask.arguments, f"queue '{ask.name}' in vhost '{ask.vhost}'")
+        case ExchangeDeclare():
+            shards = ask.arguments.get("x-shard-arguments")
+            if isinstance(shards, dict):
+                yield from _in_queue(shards, f"exchange '{ask.name}' in vhost '{ask.vhost}'")
+        case VhostPut():
+            if why := QUEUE_TYPES.get(ask.default_queue_type):
+                yield Found("default queue type", ask.default_queue_type, why, f"vhost '{ask.name}'")
+
+
+def sentences(asks: Iterable[Any]) -> list[str]:
+    """One sentence for each row that any of the requests meets: no more than there are rows, however long the list."""
+    first: dict[tuple[str, str], Found] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for ask in asks:
+        for found in found_in(ask):
+            row = (found.kind, found.name)
+            first.setdefault(row, found)
+            counts[row] = counts.get(row, 0) + 1
+    return [_sentence(found, counts[row]) for row, found in sorted(first.items())]
+
+
+def _sentence(found: Found, count: int) -> str:
+    more = f" and {count - 1} more" if count > 1 else ""
+    return f"{found.kind} {found.name} of {found.thing}{more} is kept without effect: {found.why}"
+
+
+def _in_parameter(put: ParameterPut) -> Iterator[Found]:
+    thing = f"'{put.name}' in vhost '{put.vhost}'"
+    if put.component in (POLICY, OPERATOR_POLICY):
+        definition = put.value.get("definition") if isinstance(put.value, dict) else None
+        for key in definition if isinstance(definition, dict) else ():
+            if why := POLICY_KEYS.get(key):
+                yield Found(KEY, key, why, f"{put.component.replace('_', ' ')} {thing}")
+    elif why := PARAMETERS.get(put.component):
+        yield Found(PARAMETER, put.component, why, thing)
+    elif put.component == STREAM and put.name not in STREAM_DEFINITION:
+        yield Found(PARAMETER, f"{STREAM}/{put.name}", "nothing reads it", thing)
+    elif put.component == GLOBAL and not put.vhost and (why := GLOBAL_PARAMETERS.get(put.name)):
+        yield Found("global parameter", put.name, why, "the broker")
+
+
+def _in_queue(arguments: dict[str, Any], thing: str) -> Iterator[Found]:
+    kind = arguments.get("x-queue-type")
+    if isinstance(kind, str) and (why := QUEUE_TYPES.get(kind)):
+        yield Found(TYPE, kind, why, thing)
+    for name in arguments:
+        if why := QUEUE_ARGUMENTS.get(name):
+            yield Found(ARGUMENT, name, why, thing)

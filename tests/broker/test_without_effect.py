@@ -1,0 +1,85 @@
+"""What is accepted and does nothing is said by name, and what does something is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker import checks
+from broker.changes import ParameterPut, VhostPut
+from broker.control import QueueDeclare
+from broker.controller import policies, without_effect
+from broker.controller.without_effect import sentences
+
+SOURCE = Path(__file__).resolve().parents[2]
+# Where names are checked and listed; whoever acts on one reads it elsewhere.
+TABLES = (
+    "broker/checks.py",
+    "broker/policies.py",
+    "broker/controller/policies.py",
+    "broker/controller/without_effect.py",
+)
+# Names that a table of broker.policies merges into the argument `x-` + name, or reads itself.
+ACTING = {
+    path: (SOURCE / path).read_text()
+    for folder in ("broker", "shardd")
+    for path in (str(found.relative_to(SOURCE)) for found in (SOURCE / folder).rglob("*.py*"))
+    if path.endswith((".py", ".pyx")) and path not in TABLES
+}
+# Read under another spelling than in quotes with x-.
+READ_OTHERWISE = {
+    "alternate-exchange", "delayed-message", "hash-header", "x-queue-type", "routing-key", "queue-type",
+    policies.NUMBER, policies.DEFINITION, policies.WHEN_GONE, policies.DEADLINE, policies.AT_DEADLINE,
+}  # fmt: skip
+
+
+def has_reader(argument: str) -> bool:
+    return any(f'"{argument}"' in text for text in ACTING.values())
+
+
+@pytest.mark.parametrize("name", sorted(checks.QUEUE_ARGUMENTS))
+def test_an_argument_of_a_queue_acts_or_is_said_to_have_no_effect(name: str) -> None:
+    if name in READ_OTHERWISE or name in checks.DEDUPLICATION_ARGUMENTS:
+        return
+    assert has_reader(name) != (name in without_effect.QUEUE_ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", sorted({**policies.POLICY_KEYS, **policies.OPERATOR_KEYS}))
+def test_a_key_of_a_policy_acts_or_is_said_to_have_no_effect(name: str) -> None:
+    if name in READ_OTHERWISE:
+        return
+    assert has_reader(f"x-{name}") != (name in without_effect.POLICY_KEYS)
+
+
+def test_each_component_that_nobody_reads_is_said_to_have_no_effect() -> None:
+    assert set(without_effect.PARAMETERS) == policies.FREE_COMPONENTS - {policies.STREAM}
+
+
+def test_the_sentence_names_what_and_where_and_why() -> None:
+    asks = [
+        ParameterPut("/", "shovel", "move", {}),
+        ParameterPut("v", "policy", "mirrored", {"pattern": "", "definition": {"ha-mode": "all", "max-length": 5}}),
+        QueueDeclare("/", "q", True, False, False, {"x-queue-type": "quorum", "x-max-length": 5}),
+        VhostPut("v", default_queue_type="quorum"),
+    ]
+    assert sentences(asks) == [
+        "default queue type quorum of vhost 'v' is kept without effect: the queue is durable and on this host alone: "
+        "it has no replicas",
+        "parameter shovel of 'move' in vhost '/' is kept without effect: there are no shovels: no message is moved",
+        "policy key ha-mode of policy 'mirrored' in vhost 'v' is kept without effect: there is one host: queues have "
+        "no replicas and no leader to place",
+        "queue type quorum of queue 'q' in vhost '/' is kept without effect: the queue is durable and on this host "
+        "alone: it has no replicas",
+    ]
+
+
+def test_a_long_list_gives_one_sentence_for_each_row() -> None:
+    asks = [QueueDeclare("/", f"q{number}", True, False, False, {"x-queue-mode": "lazy"}) for number in range(1000)]
+    [said] = sentences(asks)
+    assert said.startswith("argument x-queue-mode of queue 'q0' in vhost '/' and 999 more is kept without effect")
+
+
+def test_what_acts_is_not_warned_of() -> None:
+    acting = {name: 5 for name in checks.QUEUE_ARGUMENTS if name not in without_effect.QUEUE_ARGUMENTS}
+    assert sentences([QueueDeclare("/", "q", True, False, False, acting | {"x-queue-type": "stream"})]) == []
