@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import stat
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,6 +141,34 @@ def test_many_wrong_passwords_from_one_address_are_refused_unseen(tmp_path: Path
         broker.stop()
     finally:
         broker.clean_up()
+
+
+# No colon, at which the name ends by HTTP.
+FORGED = "nobody'\n2026-01-01 INFO controller, all is well\x1b[2J\r\x9b1m\u2028\u202e"
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [a-z]")
+
+
+def test_who_cannot_log_in_cannot_write_a_line_of_the_log_either(broker: RealBroker, api: Api) -> None:
+    """By AMQP as user, vhost and connection name, by HTTP as user, path and reason."""
+    assert not login(broker.port, FORGED, "p")
+    assert status(broker, "/api/whoami", FORGED, "p") == 401
+    quoted = urllib.parse.quote(FORGED, safe="")
+    assert status(broker, f"/api/queues/{quoted}/{quoted}", FORGED, "p") == 401
+    with RawClient(broker.port) as client:
+        client.send(HEADER)
+        client.expect(Connection.Start)
+        client.send(method(0, Connection.StartOk({"connection_name": FORGED}, "PLAIN", "\0guest\0guest", "en_US")))
+        offered = client.expect(Connection.Tune)
+        client.send(method(0, Connection.TuneOk(offered.channel_max, offered.frame_max, 0)))
+        client.send(method(0, Connection.Open(FORGED)))
+        assert client.expect(Connection.Close).reply_code == 530
+    log = broker.log_path.read_text()
+    assert log.count("all is well") >= 4
+    lines = log.split("\n")[:-1]
+    assert [line for line in lines if not LOG_LINE.match(line)] == []
+    assert [line for line in lines if not line.isprintable()] == []
+    kept = [row["message"] for row in api("/api/logs")]
+    assert sum("all is well" in message for message in kept) >= 4 and all(map(str.isprintable, kept))
 
 
 @pytest.mark.row("I19")
