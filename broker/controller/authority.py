@@ -41,7 +41,7 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.checks import DELAYS_FOR, SERVER_NAMED_PREFIX, Refusal, no_queue
+from broker.checks import DELAYS_FOR, SERVER_NAMED_PREFIX, Refusal, check_owner, no_queue
 from broker.control import (
     Answer,
     AnyRequest,
@@ -633,6 +633,10 @@ class Authority:
         if queue is None:
             missing = no_queue(vhost, name)
             return Answer(0, missing.code, missing.text)
+        try:
+            check_owner(queue, "")
+        except Refusal as refusal:
+            return Answer(0, refusal.code, refusal.text)
         try:
             reply = await self._shards.request(queue.shard, lambda n: wire.Purge(n, queue.id))
         except ShardSilent as error:

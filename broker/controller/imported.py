@@ -210,8 +210,9 @@ def refused(ask: Ask, text: str) -> str:
     return f"{text} ({named(ask)})"
 
 
-def _vhost(own: str | None, given: str | None, thing: str) -> str:
-    vhost = given if given is not None else own
+def _vhost(own: str | None, into: str | None, thing: str) -> str:
+    """Return the vhost a thing is made in: the one that is imported into, whatever the document says."""
+    vhost = into if into is not None else own
     if vhost is None:
         raise bad(f"{thing}: no vhost is named")
     return vhost

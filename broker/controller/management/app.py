@@ -14,6 +14,7 @@ from random import randrange
 
 from aiohttp import web
 
+from broker import rights
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.groups import Groups
@@ -56,7 +57,6 @@ from broker.controller.management import (
 from broker.controller.management.answers import json_response, streamed_list, streamed_text
 from broker.controller.management.call import (
     BODY_BYTES_MAX,
-    TAGS,
     ApiError,
     Call,
     Context,
@@ -235,7 +235,7 @@ def endpoint(context: Context, route: Route) -> Endpoint:
         if "Authorization" in request.headers:
             guard.check_way(request, context.config.http_without_tls)
         user = await user_of(context, request)
-        if TAGS["management"].isdisjoint(user.tags):
+        if not rights.has_tag(user.tags, rights.MANAGEMENT):
             raise not_authorised("Not management user")
         call = Call(context, request, user)
         if not call.has(route.tag):

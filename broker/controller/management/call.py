@@ -20,8 +20,10 @@ import msgspec
 import orjson
 from aiohttp import web
 
-from broker.catalog import Catalog, Right, Vhost
+from broker import rights
+from broker.catalog import Catalog, Vhost
 from broker.changes import UserPut
+from broker.checks import Refusal
 from broker.control import Answer
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
@@ -40,13 +42,6 @@ from broker.controller.shard_sets import NODE as NODE
 from broker.controller.stream_ranges import StreamRanges
 from broker.logins import WRONG, Logins, TakesLong, is_loopback
 
-# What each tag lets its user do beside its own: RabbitMQ's ranks.
-TAGS: Final[dict[str, set[str]]] = {
-    "management": {"management", "policymaker", "monitoring", "administrator"},
-    "policymaker": {"policymaker", "administrator"},
-    "monitoring": {"monitoring", "administrator"},
-    "administrator": {"administrator"},
-}
 OPEN = "open"  # no login
 BODY_BYTES_MAX = 8 << 20
 STALLED_S_MAX = 60.0  # between two pieces of a body
@@ -218,8 +213,30 @@ class Call:
 
     # -- rights ------------------------------------------------------------------------------------------
 
+    async def ask(self, request: Any) -> Answer:
+        """Have the authority carry out a request, if this user has the rights it needs. Raises ApiError if not."""
+        self.must(request)
+        return check(await self.context.authority.ask(request))
+
+    def must(self, act: Any) -> None:
+        """Raise ApiError, 401, when this user lacks a right that the act needs (`broker.rights`)."""
+        if self.is_local:
+            return
+        try:
+            rights.check(self.catalog, self.user.name, act)
+        except Refusal as refusal:
+            raise not_authorised(f"ACCESS_REFUSED - {refusal.text}") from None
+
+    def may(self, act: Any) -> bool:
+        """Whether this user has the rights that the act needs, for what is left out of a list if not."""
+        try:
+            self.must(act)
+        except ApiError:
+            return False
+        return True
+
     def has(self, tag: str) -> bool:
-        return not TAGS[tag].isdisjoint(self.user.tags)
+        return rights.has_tag(self.user.tags, tag)
 
     def sees(self, vhost: str) -> bool:
         return self.is_local or self.has("monitoring") or self.catalog.may_enter(self.user.name, vhost)
@@ -246,10 +263,6 @@ class Call:
         if not self.is_local and not self.catalog.may_enter(self.user.name, vhost.name):
             raise not_authorised("User not authorised to access virtual host")
         return vhost
-
-    def must(self, vhost: Vhost, right: Right, name: str) -> None:
-        if not self.is_local and not self.catalog.may(self.user.name, vhost.name, right, name):
-            raise not_authorised(f"ACCESS_REFUSED - {right} access to '{name}' in vhost '{vhost.name}' refused")
 
 
 def with_keys(body: dict[str, Any], *keys: str) -> dict[str, Any]:

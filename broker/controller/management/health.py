@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from broker.certificates import expires_at
 from broker.config import Tls
+from broker.control import QueueDeclare
 from broker.controller.front_door import Refused, Rejected, Unavailable
 from broker.controller.management import headroom
-from broker.controller.management.call import NODE, ApiError, Call, Context, Route, bad_request, check, not_found
+from broker.controller.management.call import NODE, ApiError, Call, Context, Route, bad_request, not_found
 from broker.controller.management.messages import session
 from broker.controller.management.overview import listeners
 from broker.controller.management.processes import FEW_FILES, rows, short_of_files, warnings
@@ -142,7 +143,7 @@ async def aliveness(call: Call) -> Any:
     reason = why_out_of_service(call.context)
     if reason is not None:
         raise Unhealthy(reason)
-    check(await call.context.authority.declare_queue(vhost, ALIVENESS_QUEUE, durable=False))
+    await call.ask(QueueDeclare(vhost, ALIVENESS_QUEUE, False, False, False, {}))
     try:
         async with session(call, vhost) as opened:
             routed = await opened.publish("", ALIVENESS_QUEUE, {}, b"test_message")

@@ -6,6 +6,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from broker.changes import CLUSTER_NAME as CLUSTER_NAME
 from broker.controller.management.call import NODE, Call, Context, Route, not_found
 from broker.controller.management.gathered import all_message_stats, depths
 from broker.controller.management.object_metrics import churn_rates
@@ -13,7 +14,6 @@ from broker.controller.management.processes import status
 from broker.controller.policies import GLOBAL
 from broker.routing.types import TYPES
 
-CLUSTER_NAME = "cluster_name"  # the global parameter that holds it, as in RabbitMQ
 RABBITMQ_VERSION = "3.13.7"  # whose API this is
 PROTOCOLS = {"amqp": "amqp", "amqps": "amqp/ssl", "http": "http", "https": "https", "metrics": "http/prometheus"}
 
