@@ -380,7 +380,8 @@ class Client(ChannelWork):
             return
         except login.LoginRefused as refused:
             self.door.counts.logins_failed += 1
-            log.warning("%s: login refused: %s", self.name, refused.reason)
+            if not refused.said:
+                log.warning("%s: login refused: %s", self.name, refused.reason)
             if refused.tell:
                 self.close(refused.answer)
             else:
@@ -392,7 +393,7 @@ class Client(ChannelWork):
 
     async def _log_in_slowly(self, said: StartOk, asked: TakesLong) -> None:
         user = self.catalog.users.get(asked.user)
-        known = await self.door.logins.slowly(user, asked.password, self.peer_host, self.door.loop.time())
+        known = await self.door.logins.slowly(user, asked.user, asked.password, self.peer_host, self.door.loop.time())
         if not self.lost:
             self._log_in(said, known)
             self._gather()

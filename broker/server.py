@@ -324,6 +324,7 @@ class Door:
             for channel in client.channels.values()
         ]
         counters = {**self.counts.report(), "unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        counters["logins_refused_unseen"] = float(self.logins.refused_unseen)
         counters["duplicates"] = float(self.publishing.duplicates)
         counters["connections"] = sum(client.is_open and not client.trusted for client in self.clients.values())
         counters["channels"] = len(channels)

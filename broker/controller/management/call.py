@@ -40,6 +40,7 @@ from broker.controller.settling import Settling
 from broker.controller.shard_links import ShardLinks
 from broker.controller.shard_sets import NODE as NODE
 from broker.controller.stream_ranges import StreamRanges
+from broker.failures import UNSEEN
 from broker.logins import WRONG, Logins, TakesLong, is_loopback
 
 OPEN = "open"  # no login
@@ -313,7 +314,8 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
     address = request.remote or ""
     if wrong := await _verdict(context, name, password, address):
         context.calls.failed += 1
-        log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
+        if wrong not in UNSEEN:
+            log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
         raise not_authenticated("Login failed")
     if name in context.config.loopback_users and not is_loopback(address):
         context.calls.failed += 1
@@ -332,8 +334,8 @@ async def _verdict(context: Context, name: str, password: str, address: str) -> 
     try:
         return context.logins.at_once(user, name, password, address, now)
     except TakesLong:
-        wrong = await context.logins.slowly(user, password, address, now)
-        return wrong if name in context.catalog.users else WRONG
+        wrong = await context.logins.slowly(user, name, password, address, now)
+        return wrong if wrong or name in context.catalog.users else WRONG  # deleted meanwhile
 
 
 def to_json(value: Any) -> bytes:
