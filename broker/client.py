@@ -40,6 +40,7 @@ from broker.control import ChannelClose, ChannelOpen, ConnectionInfo, Connection
 from broker.logins import TakesLong
 from broker.output import Stream, close_behind_output
 from broker.pipeline import Pipeline
+from broker.proxy import Peer
 from broker.scope import Scope
 from broker.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_TURN
 from shardd.wire import messages as wire
@@ -79,12 +80,10 @@ class Client(ChannelWork):
 
     __slots__ = (
         "_handshake", "_more_comes", "auth_mechanism", "channels", "connected_at", "gets", "owner", "received_bytes",
-        "scope", "tls", "trusted", "user", "vhost",
+        "relayed", "scope", "tls", "trusted", "user", "vhost",
     )  # fmt: skip
 
-    def __init__(
-        self, door: Door, sock: Stream, peer: tuple[str, int], number: int, tls: login.TlsPeer | None = None
-    ) -> None:
+    def __init__(self, door: Door, sock: Stream, peer: Peer, number: int, tls: login.TlsPeer | None = None) -> None:
         config = door.config
         amqp = Connection(
             frame_bytes_max=config.frame_bytes_max,
@@ -99,6 +98,7 @@ class Client(ChannelWork):
         self.tls = tls
         # It is the controller: who it speaks for was proved there, and it counts in no listing and no limit.
         self.trusted = False
+        self.relayed = peer.relayed
         self.user = ""
         self.vhost = ""
         self.auth_mechanism = ""
@@ -371,6 +371,7 @@ class Client(ChannelWork):
                 self.catalog,
                 verdict=verdict,
                 peer_host=self.peer_host,
+                relayed=self.relayed,
                 loopback_users=self.door.config.loopback_users,
                 tls=self.tls,
             )

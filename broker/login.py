@@ -124,10 +124,12 @@ def authenticate(
     peer_host: str,
     loopback_users: Collection[str],
     tls: TlsPeer | None = None,
+    relayed: bool = False,
 ) -> str:
     """The user's name, or LoginRefused; ConnectionException when the response is no credentials at all.
 
-    `verdict`: of user and password, "" or why not; what it raises goes through (logins.TakesLong).
+    `verdict`: of user and password, "" or why not; what it raises goes through (logins.TakesLong). `relayed`: a load
+    balancer says that the client is at `peer_host`; that makes nobody a client on this host.
     """
     if mechanism == EXTERNAL and tls is not None and tls.has_certificate:
         user = tls.name
@@ -139,7 +141,7 @@ def authenticate(
         user = given.user
         if wrong := verdict(user, given.password):
             raise _refused(f"user '{user}': {wrong}", mechanism, client_properties, said=wrong in UNSEEN)
-    if user in loopback_users and not is_loopback(peer_host):
+    if user in loopback_users and (relayed or not is_loopback(peer_host)):
         raise _refused(f"user '{user}' can only connect via localhost", mechanism, client_properties)
     return user
 

@@ -61,6 +61,7 @@ from broker.controller.management.call import (
     Call,
     Context,
     Route,
+    check_name,
     not_authorised,
     user_of,
 )
@@ -221,7 +222,13 @@ def metrics_app(context: Context) -> web.Application:
         families, vhosts = request.query.getall("family", []), request.query.getall("vhost", [])
         return await streamed_text(request, prometheus.detailed(context, families, vhosts), prometheus.CONTENT_TYPE)
 
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[context.callers.middleware(), json_errors])
+    @web.middleware
+    async def under_its_name(request: web.Request, handler: Endpoint) -> web.StreamResponse:
+        check_name(context, request)
+        return await handler(request)
+
+    middlewares = [context.callers.middleware(), json_errors, under_its_name]
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=middlewares)
     app.on_response_prepare.append(guard.add_headers)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/metrics/per-object", per_object)

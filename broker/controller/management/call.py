@@ -29,6 +29,7 @@ from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
+from broker.controller.management import hosts
 from broker.controller.management.callers import Callers
 from broker.controller.management.gathered import Gatherer, Rates
 from broker.controller.management.imports import Imports
@@ -143,6 +144,7 @@ class Context:
     queue_names: QueueNames = field(default_factory=QueueNames)
     churn_rates: Rates = field(default_factory=Rates)
     node_rates: Rates = field(default_factory=lambda: Rates(may_fall=True))
+    misnamed: hosts.Misnamed = field(default_factory=hosts.Misnamed)
     calls: Calls = field(default_factory=lambda: Calls())
 
     @property
@@ -312,16 +314,43 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
     if scheme.lower() != "basic":
         raise not_authenticated("Login failed")
     address = request.remote or ""
+    if name in context.config.loopback_users:
+        _check_name_for(context, request, name)
     if wrong := await _verdict(context, name, password, address):
         context.calls.failed += 1
         if wrong not in UNSEEN:
             log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
         raise not_authenticated("Login failed")
-    if name in context.config.loopback_users and not is_loopback(address):
+    if name in context.config.loopback_users and (not is_loopback(address) or hosts.is_relayed(request.headers)):
         context.calls.failed += 1
         raise not_authorised(f"User '{name}' can only connect via localhost")
     context.calls.succeeded += 1
     return context.catalog.users[name]
+
+
+def check_name(context: Context, request: web.Request) -> None:
+    """Raises 421 for a call under a name that is not among those in the settings, if there are any."""
+    if context.config.http_hosts and not _is_local(request) and not _is_known(context, request):
+        raise _misdirected(context, request, "listen.http_hosts does not have it")
+
+
+def _check_name_for(context: Context, request: web.Request, user: str) -> None:
+    """The same for a user that may log in from this host only, whose password may be known to everybody."""
+    if not _is_known(context, request):
+        reason = f"user '{user}' may only log in under localhost, an address or a name in listen.http_hosts"
+        raise _misdirected(context, request, reason)
+
+
+def _is_known(context: Context, request: web.Request) -> bool:
+    names = (*context.config.http_hosts, *context.config.listen_names)
+    return hosts.is_known(request.headers.get("Host"), names)
+
+
+def _misdirected(context: Context, request: web.Request, reason: str) -> ApiError:
+    host = request.headers.get("Host", "")
+    if context.misnamed.is_to_say(host, asyncio.get_running_loop().time()):
+        log.warning("calls from %s under the name '%s' are refused: %s", request.remote, host, reason)
+    return ApiError(421, "misdirected_request", f"called under the name '{hosts.name_of(host)}': {reason}")
 
 
 def _is_local(request: web.Request) -> bool:
