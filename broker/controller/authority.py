@@ -28,7 +28,6 @@ from broker.changes import (
     OPEN,
     AnyChange,
     BindingPut,
-    ParameterDelete,
     ParameterPut,
     PermissionDelete,
     PermissionPut,
@@ -47,10 +46,8 @@ from broker.control import (
     AnyRequest,
     Bind,
     ExchangeDeclare,
-    ExchangeRemove,
     QueueDeclare,
     QueueRemove,
-    Unbind,
     things_asked,
 )
 from broker.controller.access import hash_password
@@ -571,9 +568,6 @@ class Authority:
     async def put_parameter(self, vhost: str, component: str, name: str, value: Any) -> Answer:
         return await self.ask(ParameterPut(vhost, component, name, value))
 
-    async def delete_parameter(self, vhost: str, component: str, name: str) -> Answer:
-        return await self.ask(ParameterDelete(vhost, component, name))
-
     async def declare_exchange(
         self,
         vhost: str,
@@ -585,9 +579,6 @@ class Authority:
         arguments: dict[str, Any] | None = None,
     ) -> Answer:
         return await self.ask(ExchangeDeclare(vhost, name, type, durable, auto_delete, internal, arguments or {}))
-
-    async def delete_exchange(self, vhost: str, name: str, if_unused: bool = False) -> Answer:
-        return await self.ask(ExchangeRemove(vhost, name, if_unused))
 
     async def declare_queue(
         self,
@@ -615,17 +606,6 @@ class Authority:
         arguments: dict[str, Any] | None = None,
     ) -> Answer:
         return await self.ask(Bind(vhost, source, kind, destination, routing_key, arguments or {}))
-
-    async def unbind(
-        self,
-        vhost: str,
-        source: str,
-        kind: str,
-        destination: str,
-        routing_key: str = "",
-        arguments: dict[str, Any] | None = None,
-    ) -> Answer:
-        return await self.ask(Unbind(vhost, source, kind, destination, routing_key, arguments or {}))
 
     async def purge_queue(self, vhost: str, name: str) -> Answer:
         """Answer.result: {"messages": the ready ones that went}."""
