@@ -1,10 +1,13 @@
-"""How often one may guess a password: a budget of each user from each address, and a larger one of the address. Pure.
+"""How often one may guess a password: a budget of each user from each address, and a larger one of
+the address. Pure.
 
-A wrong password takes one from both budgets, which fill again slowly. Where one of them is used up a login is refused
-unseen: its password is not looked at. So a client that comes back with a stale password again and again uses up its
-user's budget, and not that of the others at its address; who tries many users at one address uses up the address's.
+A wrong password takes one from both budgets, which fill again slowly. Where one of them is used up
+a login is refused unseen: its password is not looked at. So a client that comes back with a stale
+password again and again uses up its user's budget, and not that of the others at its address; who
+tries many users at one address uses up the address's.
 
-`now` is in seconds, of any clock that does not go back. Every table has a bound; what was silent longest is forgotten.
+`now` is in seconds, of any clock that does not go back. Every table has a bound; what was silent
+longest is forgotten.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Whether a login's password is right, without keeping the event loop from its work, and how often one may guess.
+"""Whether a login's password is right, without keeping the event loop from its work, and how often
+one may guess.
 
-A password that is known to be right (`passwords.Memory`) or has a quick hash is judged at once, in the loop; the others
-in two threads. Who guesses wrong uses up budgets (`failures`), by AMQP and HTTP alike; who has none left is refused
-unseen, unless the password is one that was right lately. So guessing from a neighbour's address, or of a neighbour
-with a stale password, does not lock out clients that are at work. What is refused unseen is said in the log here, now
-and then; every other refusal is for the caller to say.
+A password that is known to be right (`passwords.Memory`) or has a quick hash is judged at once, in
+the loop; the others in two threads. Who guesses wrong uses up budgets (`failures`), by AMQP and
+HTTP alike; who has none left is refused unseen, unless the password is one that was right lately.
+So guessing from a neighbour's address, or of a neighbour with a stale password, does not lock out
+clients that are at work. What is refused unseen is said in the log here, now and then; every other
+refusal is for the caller to say.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
-"""Which rights an act needs, and whether a user has them: one answer for AMQP, the HTTP API and whatever comes beside.
+"""Which rights an act needs, and whether a user has them: one answer for AMQP, the HTTP API and
+whatever comes beside.
 
-An act is the request that asks for it (`control`, `changes`), or one of the classes below where no request is made of
-it. `needs` gives what an act needs in the order in which RabbitMQ looks; `check` raises the Refusal that RabbitMQ
-gives for the first that is missing. Whoever carries out an act for a user calls `check` first: front doors in
-`topology` and `publishing`, the HTTP API in `management.call`. Requests without a user (an import of definitions, the
-broker itself) are not checked here: an import is an administrator's, by its route.
+An act is the request that asks for it (`control`, `changes`), or one of the classes below where no
+request is made of it. `needs` gives what an act needs in the order in which RabbitMQ looks; `check`
+raises the Refusal that RabbitMQ gives for the first that is missing. Whoever carries out an act for
+a user calls `check` first: front doors in `topology` and `publishing`, the HTTP API in
+`management.call`. Requests without a user (an import of definitions, the broker itself) are not
+checked here: an import is an administrator's, by its route.
 
-Needs are of four kinds: a right to a thing (`Need`), a right to the routing keys of a topic exchange (`TopicNeed`), a
-tag (`Tag`), and any permission in a vhost (`Entry`). Policies that name a dead-letter exchange or an alternate exchange
-need a tag and no right to write there, as in RabbitMQ.
+Needs are of four kinds: a right to a thing (`Need`), a right to the routing keys of a topic
+exchange (`TopicNeed`), a tag (`Tag`), and any permission in a vhost (`Entry`). Policies that name a
+dead-letter exchange or an alternate exchange need a tag and no right to write there, as in
+RabbitMQ.
 
-To add an act: a function that yields its needs, a line in `_NEEDS`, and its row in tests/management/test_rights.py.
+To add an act: a function that yields its needs, a line in `_NEEDS`, and its row in
+tests/features/test_i_rights.py.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """Under which names the HTTP API is called: what DNS rebinding is told by.
 
-A page of an attacker's is served under a name that then leads to this host: for the browser it is one site with the
-API, and may call it and read the answers. It can do no more there than log in with a password that it knows, which is
-that of the default user, who may log in from this host, where the browser runs. The header Host says under which name a
-call comes. An attacker has no say in where "localhost" and this machine's name lead, and an address leads nowhere else.
+A page of an attacker's is served under a name that then leads to this host: for the browser it is
+one site with the API, and may call it and read the answers. It can do no more there than log in
+with a password that it knows, which is that of the default user, who may log in from this host,
+where the browser runs. The header Host says under which name a call comes. An attacker has no say
+in where "localhost" and this machine's name lead, and an address leads nowhere else.
 
-So users that may log in from this host only are refused under any other name, and under a name that is known when a
-reverse proxy says that it passes somebody on. Everybody else may call by any name: in containers and behind proxies
-names are many, and a password that the attacker does not know protects there. With `listen.http_hosts` all calls under
-other names are refused, with or without a login.
+So users that may log in from this host only are refused under any other name, and under a name that
+is known when a reverse proxy says that it passes somebody on. Everybody else may call by any name:
+in containers and behind proxies names are many, and a password that the attacker does not know
+protects there. With `listen.http_hosts` all calls under other names are refused, with or without a
+login.
 """
 
 from __future__ import annotations
