@@ -20,6 +20,8 @@ import msgspec
 
 from broker import passwords, patterns, policies
 from broker.changes import (
+    USER_LIMITS,
+    VHOST_LIMITS,
     AnyChange,
     BindingDelete,
     BindingPut,
@@ -437,10 +439,10 @@ class Catalog:
         return value if type(value) is int and value >= 0 else None
 
     def vhost_limit(self, vhost: str, key: str) -> int | None:
-        return self.limit(vhost, "vhost-limits", "limits", key)
+        return self.limit(vhost, VHOST_LIMITS, "limits", key)
 
     def user_limit(self, user: str, key: str) -> int | None:
-        return self.limit("", "user-limits", user, key)
+        return self.limit("", USER_LIMITS, user, key)
 
     @property
     def topic_permissions(self) -> list[TopicPermissionPut]:
@@ -544,7 +546,7 @@ class Catalog:
                 del self._rights[key]
             for key in [key for key in self._topic_rights if key[1] == gone.name]:
                 del self._topic_rights[key]
-            self.parameters.pop(("", "user-limits", gone.name), None)
+            self.parameters.pop(("", USER_LIMITS, gone.name), None)
 
     def _permission_put(self, put: PermissionPut) -> None:
         if put.vhost in self.vhosts:

@@ -169,6 +169,11 @@ class BindingDelete(Change, tag="binding-", frozen=True):
     arguments: dict[str, Any] = {}
 
 
+VHOST_LIMITS, USER_LIMITS = "vhost-limits", "user-limits"
+GLOBAL = ""  # the component of global parameters
+CLUSTER_NAME = "cluster_name"  # the global parameter that names the broker
+
+
 class ParameterPut(Change, tag="parameter+", frozen=True):
     """Runtime parameters, policies ("policy"), operator policies ("operator_policy"), limits ("vhost-limits").
 

@@ -19,6 +19,7 @@ from broker.amqp import Binds, ChannelException, Connection, ConnectionException
 from broker.channel import Channel, Work
 from broker.output import Stream
 from broker.pipeline import Pipeline
+from broker.proxy import Peer
 from broker.transport import PAUSE_WORK, Transport
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ METHODS = (base.Frame, Binds)
 class ChannelWork(Transport):
     __slots__ = ("_close_when_idle", "_queued_bytes", "_queued_work", "_tasks", "_waiting")
 
-    def __init__(self, door: Door, sock: Stream, peer: tuple[str, int], number: int, amqp: Connection) -> None:
+    def __init__(self, door: Door, sock: Stream, peer: Peer, number: int, amqp: Connection) -> None:
         super().__init__(door, sock, peer, number, amqp)
         self._close_when_idle = False
         self._waiting: set[Channel] = set()  # those with work that is not done

@@ -40,6 +40,7 @@ from broker.control import ChannelClose, ChannelOpen, ConnectionInfo, Connection
 from broker.logins import TakesLong
 from broker.output import Stream, close_behind_output
 from broker.pipeline import Pipeline
+from broker.proxy import Peer
 from broker.scope import Scope
 from broker.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_SLICE
 from shardd.wire import messages as wire
@@ -75,12 +76,10 @@ class Client(ChannelWork):
 
     __slots__ = (
         "_begun", "_handshake", "_more_comes", "auth_mechanism", "channels", "connected_at", "gets", "owner",
-        "received_bytes", "scope", "tls", "trusted", "user", "vhost",
+        "received_bytes", "relayed", "scope", "tls", "trusted", "user", "vhost",
     )  # fmt: skip
 
-    def __init__(
-        self, door: Door, sock: Stream, peer: tuple[str, int], number: int, tls: login.TlsPeer | None = None
-    ) -> None:
+    def __init__(self, door: Door, sock: Stream, peer: Peer, number: int, tls: login.TlsPeer | None = None) -> None:
         config = door.config
         amqp = Connection(
             frame_bytes_max=config.frame_bytes_max,
@@ -95,6 +94,7 @@ class Client(ChannelWork):
         self.tls = tls
         # It is the controller: who it speaks for was proved there, and it counts in no listing and no limit.
         self.trusted = False
+        self.relayed = peer.relayed
         self.user = ""
         self.vhost = ""
         self.auth_mechanism = ""
@@ -385,6 +385,7 @@ class Client(ChannelWork):
                 self.catalog,
                 verdict=verdict,
                 peer_host=self.peer_host,
+                relayed=self.relayed,
                 loopback_users=self.door.config.loopback_users,
                 tls=self.tls,
             )
@@ -394,7 +395,8 @@ class Client(ChannelWork):
             return
         except login.LoginRefused as refused:
             self.door.counts.logins_failed += 1
-            log.warning("%s: login refused: %s", self.name, refused.reason)
+            if not refused.said:
+                log.warning("%s: login refused: %s", self.name, refused.reason)
             if refused.tell:
                 self.close(refused.answer)
             else:
@@ -406,7 +408,7 @@ class Client(ChannelWork):
 
     async def _log_in_slowly(self, said: StartOk, asked: TakesLong) -> None:
         user = self.catalog.users.get(asked.user)
-        known = await self.door.logins.slowly(user, asked.password, self.peer_host, self.door.loop.time())
+        known = await self.door.logins.slowly(user, asked.user, asked.password, self.peer_host, self.door.loop.time())
         if not self.lost:
             self._log_in(said, known)
             self._gather()

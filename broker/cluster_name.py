@@ -6,13 +6,12 @@ import socket
 from typing import Final
 
 from broker.catalog import Catalog
+from broker.changes import CLUSTER_NAME, GLOBAL
 
-GLOBAL: Final = ""  # the component of global parameters, which have no vhost either
-PARAMETER: Final = "cluster_name"  # the global parameter that holds the name, as in RabbitMQ
 DEFAULT: Final = f"shardmq@{socket.gethostname()}"  # as rabbit@HOST
 
 
 def cluster_name(catalog: Catalog) -> str:
     """Return the name that `set_cluster_name` has set, or the default."""
-    put = catalog.parameters.get(("", GLOBAL, PARAMETER))
+    put = catalog.parameters.get(("", GLOBAL, CLUSTER_NAME))
     return put.value if put is not None and isinstance(put.value, str) else DEFAULT

@@ -17,6 +17,7 @@ from broker.amqp.errors import ConnectionException
 from broker.amqp.methods import decode_table
 from broker.catalog import Catalog
 from broker.checks import MAX_CHANNELS, MAX_CONNECTIONS
+from broker.failures import UNSEEN
 from broker.logins import is_loopback
 
 RABBITMQ_VERSION = "3.13.7"
@@ -80,11 +81,13 @@ class Credentials(NamedTuple):
 class LoginRefused(Exception):
     """`tell`: send `answer` before closing; else the client expects nothing but the end of the stream."""
 
-    def __init__(self, reason: str, answer: ConnectionException, tell: bool) -> None:
+    def __init__(self, reason: str, answer: ConnectionException, tell: bool, said: bool = False) -> None:
+        """`said`: the log has been told of logins like this one."""
         super().__init__(reason)
         self.reason = reason
         self.answer = answer
         self.tell = tell
+        self.said = said
 
 
 def server_properties(cluster_name: str) -> dict[str, Any]:
@@ -122,10 +125,12 @@ def authenticate(
     peer_host: str,
     loopback_users: Collection[str],
     tls: TlsPeer | None = None,
+    relayed: bool = False,
 ) -> str:
     """The user's name, or LoginRefused; ConnectionException when the response is no credentials at all.
 
-    `verdict`: of user and password, "" or why not; what it raises goes through (logins.TakesLong).
+    `verdict`: of user and password, "" or why not; what it raises goes through (logins.TakesLong). `relayed`: a load
+    balancer says that the client is at `peer_host`; that makes nobody a client on this host.
     """
     if mechanism == EXTERNAL and tls is not None and tls.has_certificate:
         user = tls.name
@@ -136,17 +141,17 @@ def authenticate(
         given = read_credentials(mechanism, response)
         user = given.user
         if wrong := verdict(user, given.password):
-            raise _refused(f"user '{user}': {wrong}", mechanism, client_properties)
-    if user in loopback_users and not is_loopback(peer_host):
+            raise _refused(f"user '{user}': {wrong}", mechanism, client_properties, said=wrong in UNSEEN)
+    if user in loopback_users and (relayed or not is_loopback(peer_host)):
         raise _refused(f"user '{user}' can only connect via localhost", mechanism, client_properties)
     return user
 
 
-def _refused(reason: str, mechanism: str, client_properties: dict[str, Any]) -> LoginRefused:
+def _refused(reason: str, mechanism: str, client_properties: dict[str, Any], *, said: bool = False) -> LoginRefused:
     text = f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
     capabilities = client_properties.get("capabilities")
     tell = isinstance(capabilities, dict) and capabilities.get("authentication_failure_close") is True
-    return LoginRefused(reason, ConnectionException(ACCESS_REFUSED, text, *NO_METHOD), tell)
+    return LoginRefused(reason, ConnectionException(ACCESS_REFUSED, text, *NO_METHOD), tell, said)
 
 
 def read_credentials(mechanism: str, response: bytes) -> Credentials:

@@ -1,33 +1,36 @@
-"""Whether a login's password is right, without keeping the event loop from its work, and how often one may guess.
+"""Whether a login's password is right, without keeping the event loop from its work, and how often
+one may guess.
 
-A password that is known to be right (`passwords.Memory`) or has a quick hash is judged at once, in the loop; the others
-in two threads. Who guesses wrong uses up a budget of their address, which fills again slowly; an address without any
-is refused unseen, unless the password is one that was right lately. So guessing from a neighbour's address does not
-lock out clients that are at work.
+A password that is known to be right (`passwords.Memory`) or has a quick hash is judged at once, in
+the loop; the others in two threads. Who guesses wrong uses up budgets (`failures`), by AMQP and
+HTTP alike; who has none left is refused unseen, unless the password is one that was right lately.
+So guessing from a neighbour's address, or of a neighbour with a stale password, does not lock out
+clients that are at work. What is refused unseen is said in the log here, now and then; every other
+refusal is for the caller to say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import secrets
-from collections import OrderedDict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from broker import passwords
 from broker.changes import UserPut
+from broker.failures import Failures, Unseen
 
-FAILURES_MAX = 30  # wrong passwords of one address at once ...
-FAILURE_S = 2.0  # ... and after that one more for each so many seconds
-ADDRESSES_MAX = 10_000  # that are remembered; the ones that were silent longest are forgotten
 THREADS = 2  # each takes 16 MiB while it works
 PENDING_MAX = 10_000  # passwords that wait for a thread
 IPV6_PREFIX = 64  # what one subscriber has
 
 WRONG = "unknown, or a wrong password"
-TOO_MANY = "too many failed logins from this address"
 BUSY = "too many logins at once"
 NOBODY = UserPut("", "")
+
+log = logging.getLogger(__name__)
 
 
 class TakesLong(Exception):
@@ -39,56 +42,45 @@ class TakesLong(Exception):
         self.password = password
 
 
-class Failures:
-    """Wrong passwords by address. Pure: `now` in seconds of any clock that does not go back.
-
-    Guesses made side by side are all answered; what they are too many is paid for in time.
-    """
-
-    def __init__(self) -> None:
-        self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # failures and when
-
-    def may_try(self, address: str, now: float) -> bool:
-        return self._now_used(address, now) <= FAILURES_MAX - 1
-
-    def failed(self, address: str, now: float) -> None:
-        self._used[address] = (self._now_used(address, now) + 1, now)
-        self._used.move_to_end(address)
-        if len(self._used) > ADDRESSES_MAX:
-            self._used.popitem(last=False)
-
-    def _now_used(self, address: str, now: float) -> float:
-        used, at = self._used.get(address, (0.0, now))
-        return max(0.0, used - (now - at) / FAILURE_S)
-
-
 class Logins:
     """Of one process. A verdict is "" when the password is right, else the reason, for the log alone."""
 
     def __init__(self) -> None:
         self._failures = Failures()
+        self._unseen = Unseen()
         self._memory = passwords.Memory(secrets.token_bytes(32))
         self._threads = ThreadPoolExecutor(THREADS, "password")
         self._pending: dict[bytes, _Pending] = {}
+        self._guesses: Counter[tuple[str, str]] = Counter()  # hashes under way, by address and user who began them
+
+    @property
+    def refused_unseen(self) -> int:
+        """How many logins were refused without a look at their password, for the metrics."""
+        return self._unseen.count
 
     def at_once(self, user: UserPut | None, name: str, password: str, address: str, now: float) -> str:
         """Raises TakesLong when the loop should not wait for it."""
-        address = source_of(address)
+        source = source_of(address)
         if user is not None and self._memory.knows(self._memory.mark(user, password)):
             return ""
-        if not self._failures.may_try(address, now):
-            return TOO_MANY
+        if why := self._failures.refusal(source, name, now):
+            return self._refused(source, name, why, now)
         if passwords.is_slow(user):
             raise TakesLong(name, password)
-        return self._judged(passwords.matches(user, password), address, now)
+        if passwords.matches(user, password):
+            return ""
+        self._failures.failed(source, name, now)
+        return WRONG
 
-    async def slowly(self, user: UserPut | None, password: str, address: str, now: float) -> str:
-        mark = self._memory.mark(user or NOBODY, password)
+    async def slowly(self, user: UserPut | None, name: str, password: str, address: str, now: float) -> str:
+        mark, source = self._memory.mark(user or NOBODY, password), source_of(address)
         pending = self._pending.get(mark)
         if pending is None:
+            if why := self._failures.refusal(source, name, now, self._guesses[source, name]):
+                return self._refused(source, name, why, now)
             if len(self._pending) >= PENDING_MAX:
                 return BUSY
-            pending = self._pending[mark] = self._begin(mark, user, password)
+            pending = self._pending[mark] = self._begin(mark, user, password, (source, name))
         pending.waiting += 1
         try:
             # Who gives up must not take the answer from the others.
@@ -97,35 +89,44 @@ class Logins:
             pending.waiting -= 1
             if not pending.waiting:
                 pending.answer.cancel()  # nobody wants to know any more: if it has not begun, it need not
-        return self._judged(right, source_of(address), now)
+        if right:
+            return ""
+        if (source, name) not in pending.charged:  # a thousand clients with one password made one guess
+            pending.charged.add((source, name))
+            self._failures.failed(source, name, now)
+        return WRONG
 
-    def _begin(self, mark: bytes, user: UserPut | None, password: str) -> _Pending:
+    def _begin(self, mark: bytes, user: UserPut | None, password: str, guesser: tuple[str, str]) -> _Pending:
         """A thousand clients that come back with one password cost one hash."""
         loop = asyncio.get_running_loop()
         answer = loop.run_in_executor(self._threads, passwords.matches, user, password)
+        self._guesses[guesser] += 1
 
         def answered(answer: asyncio.Future[bool]) -> None:
             self._pending.pop(mark, None)
+            self._guesses[guesser] -= 1
+            if not self._guesses[guesser]:
+                del self._guesses[guesser]
             if user is not None and not answer.cancelled() and answer.exception() is None and answer.result():
                 self._memory.remember(mark)
 
         answer.add_done_callback(answered)
         return _Pending(answer)
 
-    def _judged(self, right: bool, address: str, now: float) -> str:
-        if right:
-            return ""
-        self._failures.failed(address, now)
-        return WRONG
+    def _refused(self, source: str, name: str, why: str, now: float) -> str:
+        if line := self._unseen.refused(source, name, why, now):
+            log.warning("%s", line)
+        return why
 
 
 class _Pending:
-    """A hash under way, and how many wait for it."""
+    """A hash under way, how many wait for it, and whose budgets it was taken from when it turned out wrong."""
 
-    __slots__ = ("answer", "waiting")
+    __slots__ = ("answer", "charged", "waiting")
 
     def __init__(self, answer: asyncio.Future[bool]) -> None:
         self.answer = answer
+        self.charged: set[tuple[str, str]] = set()
         self.waiting = 0
 
 

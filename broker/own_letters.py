@@ -16,12 +16,21 @@ from typing import Any, Final
 from shardd.wire import packer
 
 EXCHANGE: Final = "x-dead-letter-exchange"
+ROUTING_KEY: Final = "x-dead-letter-routing-key"
 BCC: Final = "BCC"
 NAME_BYTES_MAX = 255
 
 
 def exchange_of(headers: Mapping[str, Any]) -> str | None:
-    value = headers.get(EXCHANGE)
+    return _name_in(headers, EXCHANGE)
+
+
+def key_of(headers: Mapping[str, Any]) -> str | None:
+    return _name_in(headers, ROUTING_KEY)
+
+
+def _name_in(headers: Mapping[str, Any], name: str) -> str | None:
+    value = headers.get(name)
     return value if isinstance(value, str) and len(value.encode()) <= NAME_BYTES_MAX else None
 
 

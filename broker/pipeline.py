@@ -169,10 +169,9 @@ class Pipeline:
 
     def _run(self, method: base.Frame, sure: bool) -> _Running:
         """Without a task where there is nothing to wait for but one answer: binds come by the ten thousand."""
-        prepare = topology.PREPARE.get(type(method)) if sure else None
-        if prepare is not None:
+        if sure and type(method) in topology.PREPARED:
             try:
-                request, reply = prepare(self._session, self._channel, method)
+                request, reply = topology.prepare(self._session, self._channel, method)
             except checks.Refusal:
                 self._barrier = True  # it fails below, by the way that is not from within `receive`
             else:

@@ -4,6 +4,9 @@
 Only addresses that the settings name are asked at all: from others such a header would be a claim of anybody. What does
 not begin with a header is a connection of the balancer's own, such as a health check.
 
+Who comes through a balancer is never taken for a client on this host, whatever address the header names, or if it names
+none: users that may log in from this host only are not let in, as with RabbitMQ behind the PROXY protocol.
+
 Format: https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, sections 2.1 and 2.2:
 
     v1  "PROXY TCP4 192.0.2.1 198.51.100.7 56324 5672\\r\\n", or "PROXY UNKNOWN ...\\r\\n"; at most 107 bytes
@@ -32,7 +35,6 @@ READ_BYTES = HEAD_2.size + BODY_2_BYTES_MAX
 
 log = logging.getLogger("broker.proxy")
 
-Peer = tuple[str, int]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -40,11 +42,23 @@ class ProxyError(Exception):
     """Begins like a header, and is none."""
 
 
+class Peer(NamedTuple):
+    """The address and port of a client. `relayed`: the connection is a balancer's, which passes the client on."""
+
+    host: str
+    port: int
+    relayed: bool = False
+
+
 class Header(NamedTuple):
-    """`peer`: the client's address and port, None when the balancer speaks for itself or does not know."""
+    """`peer`: the client's address and port, None when the balancer speaks for itself or does not know.
+
+    `relayed`: the balancer passes somebody on, known or not.
+    """
 
     length: int
-    peer: Peer | None
+    peer: tuple[str, int] | None
+    relayed: bool
 
 
 def scan(data: bytes) -> Header | None:
@@ -52,7 +66,7 @@ def scan(data: bytes) -> Header | None:
     for signature, read in ((SIGNATURE_1, _scan_1), (SIGNATURE_2, _scan_2)):
         if data[: len(signature)] == signature[: len(data)]:
             return read(data) if len(data) >= len(signature) else None
-    return Header(0, None)
+    return Header(0, None, relayed=False)
 
 
 def _scan_1(data: bytes) -> Header | None:
@@ -63,7 +77,7 @@ def _scan_1(data: bytes) -> Header | None:
         return None
     words = data[:end].decode("ascii", "replace").split(" ")
     if words[1] == "UNKNOWN":
-        return Header(end + 2, None)
+        return Header(end + 2, None, relayed=True)
     if len(words) != 6 or words[1] not in ("TCP4", "TCP6"):
         raise ProxyError(f"not a header: {data[:end]!r}")
     version = 4 if words[1] == "TCP4" else 6
@@ -74,7 +88,7 @@ def _scan_1(data: bytes) -> Header | None:
         raise ProxyError(str(error)) from None
     if any(address.version != version for address in addresses):
         raise ProxyError(f"not addresses of {words[1]}: {data[:end]!r}")
-    return Header(end + 2, (str(addresses[0]), ports[0]))
+    return Header(end + 2, (str(addresses[0]), ports[0]), relayed=True)
 
 
 def _port(word: str) -> int:
@@ -95,12 +109,12 @@ def _scan_2(data: bytes) -> Header | None:
         return None
     body, end = data[HEAD_2.size : HEAD_2.size + length], HEAD_2.size + length
     if command == LOCAL or family not in (TCP4, TCP6):
-        return Header(end, None)
+        return Header(end, None, relayed=command != LOCAL)
     size = 4 if family == TCP4 else 16
     if length < 2 * size + 4:
         raise ProxyError(f"{length} bytes hold no addresses")
     source = str(ipaddress.ip_address(body[:size]))
-    return Header(end, (source, int.from_bytes(body[2 * size : 2 * size + 2], "big")))
+    return Header(end, (source, int.from_bytes(body[2 * size : 2 * size + 2], "big")), relayed=True)
 
 
 class Balancers:
@@ -161,7 +175,7 @@ class Greeting:
             self._fail(str(error))
             return
         if header is not None:
-            self.peer = header.peer or self.peer
+            self.peer = Peer(*(header.peer or self.peer[:2]), header.relayed)
             self._let_go()
             self._entered(self)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
-from broker import checks, own_letters
+from broker import checks, own_letters, rights
 from broker.amqp import ChannelException, ConnectionException, Publishes, copies_by_channel, frames
 from broker.catalog import Catalog, Vhost
 from broker.changes import ExchangePut, QueuePut
@@ -373,24 +373,23 @@ class Publishing:
     def _check(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:
         """May this user publish to this exchange at all, and with these keys."""
         vhost = self._vhost(scope)
-        if not self.catalog.may(scope.user, scope.vhost, "write", exchange):
-            thing = f"exchange '{exchange or 'amq.default'}' in vhost '{scope.vhost}'"
-            raise ChannelException(403, f"write access to {thing} refused for user '{scope.user}'", *PUBLISH)
+        try:
+            rights.check_publish(self.catalog, scope.user, scope.vhost, exchange)
+        except checks.Refusal as refusal:
+            raise _refused(refusal) from None
         found = vhost.exchanges.get(exchange)
         if found is None:
             raise ChannelException(404, f"no exchange '{exchange}' in vhost '{scope.vhost}'", *PUBLISH)
         if found.internal:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{scope.vhost}'"
             raise ChannelException(403, text, *PUBLISH)
-        is_topic = delaying.inner_type(found.type, found.arguments) == "topic"
-        if is_topic and self.catalog.has_topic_permissions(scope.user, scope.vhost):
-            self._check_topics(scope, exchange, keys)
+        self._check_topics(scope, exchange, keys)
 
     def _check_topics(self, scope: Scope, exchange: str, keys: Iterable[str]) -> None:
-        for key in keys:
-            if not self.catalog.may_topic(scope.user, scope.vhost, "write", exchange, key):
-                text = checks.topic_refused("write", scope.vhost, exchange, key, scope.user)
-                raise ChannelException(403, text, *PUBLISH)
+        try:
+            rights.check_keys(self.catalog, scope.user, scope.vhost, exchange, keys)
+        except checks.Refusal as refusal:
+            raise _refused(refusal) from None
 
     def _vhost(self, scope: Scope) -> Vhost:
         vhost = self.catalog.vhost(scope.vhost)
@@ -430,7 +429,7 @@ class Publishing:
         message = Message(event, at)
         self._check(client.scope, message.exchange, message.keys)
         message.check(client.user, self._may_impersonate(client.user))
-        self._check_letters(client.scope, message)
+        self._check_keys(client.scope, message)
         message.direct_replies_to(channel)
         return message, self._route_one(client.scope, message, now_ms)
 
@@ -480,12 +479,13 @@ class Publishing:
         if failed is not None:
             raise failed
 
-    def _check_letters(self, scope: Scope, message: Message) -> None:
-        """Who sends its dead letter to an exchange must be allowed to publish there."""
-        exchange = own_letters.exchange_of(message.headers)
-        if exchange is not None and not self.catalog.may(scope.user, scope.vhost, "write", exchange):
-            thing = f"exchange '{exchange or 'amq.default'}' in vhost '{scope.vhost}'"
-            raise ChannelException(403, f"write access to {thing} refused for user '{scope.user}'", *PUBLISH)
+    def _check_keys(self, scope: Scope, message: Message) -> None:
+        """Of what its headers say: the keys of CC and BCC, and where its dead letter goes."""
+        try:
+            rights.check_keys(self.catalog, scope.user, scope.vhost, message.exchange, message.keys)
+            rights.check_dead_letter(self.catalog, scope.user, scope.vhost, message.headers, message.keys)
+        except checks.Refusal as refusal:
+            raise _refused(refusal) from None
 
     def _may_impersonate(self, user: str) -> bool:
         known = self.catalog.users.get(user)
@@ -655,6 +655,11 @@ class Publishing:
             message.persistent,
             message.persistent and queue.durable,
         )
+
+
+def _refused(refusal: checks.Refusal) -> ChannelException:
+    """What is refused ends the channel of who published."""
+    return ChannelException(refusal.code, refusal.text, *PUBLISH)
 
 
 def _rule(thing: ExchangePut | QueuePut | None) -> Rule | None:

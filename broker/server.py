@@ -35,7 +35,7 @@ from broker.logins import Logins
 from broker.once import Once
 from broker.output import Stream
 from broker.pace import Pace, Reads
-from broker.proxy import Balancers, Greeting
+from broker.proxy import Balancers, Greeting, Peer
 from broker.publishing import Publishing
 from broker.replies import Replies
 from broker.rewinding import Rewinding
@@ -332,6 +332,7 @@ class Door:
             for channel in client.channels.values()
         ]
         counters = {**self.counts.report(), "unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        counters["logins_refused_unseen"] = float(self.logins.refused_unseen)
         counters["duplicates"] = float(self.publishing.duplicates)
         counters["connections"] = sum(client.is_open and not client.trusted for client in self.clients.values())
         counters["channels"] = len(channels)
@@ -408,13 +409,13 @@ class Door:
             return  # gone again, or out of file descriptors: the controller says so
         sock.setblocking(False)
         self._last_id += 1
-        client = self.clients[self._last_id] = Client(self, sock, ("", 0), self._last_id)
+        client = self.clients[self._last_id] = Client(self, sock, Peer("", 0), self._last_id)
         client.trusted = True
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_BURST):
             try:
-                sock, peer = listener.accept()
+                sock, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # out of file descriptors: some will be closed
@@ -425,14 +426,14 @@ class Door:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # Who comes by IPv4 to a listener for both has that address all the same.
-            peer = (peer[0].removeprefix(IPV4_AS_IPV6), peer[1])
+            peer = Peer(address[0].removeprefix(IPV4_AS_IPV6), address[1])
             secure = listener in self._tls_listeners
-            if peer[0] in self._balancers:
+            if peer.host in self._balancers:
                 self._greet(sock, peer, secure)
             else:
                 self._let_in(sock, peer, secure)
 
-    def _greet(self, sock: socket.socket, peer: tuple[str, int], secure: bool) -> None:
+    def _greet(self, sock: socket.socket, peer: Peer, secure: bool) -> None:
         def entered(greeting: Greeting) -> None:
             self._greetings.discard(greeting)
             self._let_in(sock, greeting.peer, secure)
@@ -448,17 +449,17 @@ class Door:
             )
         )
 
-    def _let_in(self, sock: socket.socket, peer: tuple[str, int], secure: bool) -> None:
+    def _let_in(self, sock: socket.socket, peer: Peer, secure: bool) -> None:
         if secure:
             self._shake_hands(sock, peer)
         else:
             self._enter(sock, peer)
 
-    def _enter(self, sock: Stream, peer: tuple[str, int], tls: login.TlsPeer | None = None) -> None:
+    def _enter(self, sock: Stream, peer: Peer, tls: login.TlsPeer | None = None) -> None:
         self._last_id += 1
         self.clients[self._last_id] = Client(self, sock, peer, self._last_id, tls)
 
-    def _shake_hands(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+    def _shake_hands(self, sock: socket.socket, peer: Peer) -> None:
         assert self._certificates is not None
         self._handshakes.add(
             Handshake(

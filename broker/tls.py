@@ -16,6 +16,8 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from broker.proxy import Peer
+
 # Plaintext that is encrypted at one go; its ciphertext is kept until the kernel took it.
 WRITE_BYTES_MAX = 128 << 10
 # A record on the wire: 16 KiB, and what TLS 1.2 may put around it.
@@ -188,7 +190,7 @@ class Handshake:
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
-        peer: tuple[str, int],
+        peer: Peer,
         context: ssl.SSLContext,
         *,
         timeout_s: float,

@@ -15,10 +15,10 @@ from typing import Any, Final, Protocol
 
 from pamqp import base, commands
 
-from broker import checks, rewinding
+from broker import checks, rewinding, rights
 from broker.amqp.errors import ChannelException, ConnectionException
 from broker.amqp.spec import HARD_CODES
-from broker.catalog import Catalog, Right
+from broker.catalog import Catalog
 from broker.changes import QueuePut
 from broker.control import (
     Answer,
@@ -36,8 +36,6 @@ from broker.routing import delaying, hidden
 ACCESS_REFUSED = 403
 NOT_FOUND = 404
 PRECONDITION_FAILED = 406
-# The name a server-named queue will have is not known here; rights to it are those to a name of its shape.
-SERVER_NAMED = "amq.gen-" + 22 * "A"
 REPLY_NAME_BYTES = 16  # at random, of each of two parts
 BIND_OK: Final = commands.Queue.BindOk()
 
@@ -93,7 +91,8 @@ class Channel(Protocol):
 
 
 Handler = Callable[[Session, Channel, Any], Awaitable[base.Frame]]
-# What to ask the controller, and what its answer makes us reply; raises Refusal.
+# What to ask the controller, and what its answer makes us reply. Whoever makes it raises Refusal for names that cannot
+# be; rights are looked at behind it, alike for every method.
 Prepared = tuple[AnyRequest, Callable[[Answer], base.Frame]]
 
 
@@ -119,12 +118,7 @@ def _prepare_exchange_declare(session: Session, channel: Channel, method: comman
     name = checks.clean_name(method.exchange)
     checks.check_not_default(name)
     checks.check_exchange_type(method.exchange_type)
-    _check_right(session, "configure", "exchange", name)
     arguments = method.arguments or {}
-    alternate = arguments.get("alternate-exchange")
-    if isinstance(alternate, str) and session.catalog.exchange(session.vhost, name) is None:
-        _check_right(session, "read", "exchange", name)
-        _check_right(session, "write", "exchange", alternate)
     ask = ExchangeDeclare(
         session.vhost, name, method.exchange_type, method.durable, method.auto_delete, method.internal, arguments
     )
@@ -134,30 +128,19 @@ def _prepare_exchange_declare(session: Session, channel: Channel, method: comman
 def _prepare_exchange_delete(session: Session, channel: Channel, method: commands.Exchange.Delete) -> Prepared:
     name = checks.clean_name(method.exchange)
     checks.check_exchange_delete(session.vhost, name, used=False, if_unused=False)  # its name; use is the controller's
-    _check_right(session, "configure", "exchange", name)
     return ExchangeRemove(session.vhost, name, method.if_unused), lambda _: commands.Exchange.DeleteOk()
 
 
 def _prepare_exchange_bind(session: Session, channel: Channel, method: commands.Exchange.Bind) -> Prepared:
-    source, destination = _exchange_ends(session, method)
+    source, destination = checks.clean_name(method.source), checks.clean_name(method.destination)
     ask = Bind(session.vhost, source, "exchange", destination, method.routing_key, method.arguments or {})
     return ask, lambda _: commands.Exchange.BindOk()
 
 
 def _prepare_exchange_unbind(session: Session, channel: Channel, method: commands.Exchange.Unbind) -> Prepared:
-    source, destination = _exchange_ends(session, method)
+    source, destination = checks.clean_name(method.source), checks.clean_name(method.destination)
     ask = Unbind(session.vhost, source, "exchange", destination, method.routing_key, method.arguments or {})
     return ask, lambda _: commands.Exchange.UnbindOk()
-
-
-def _exchange_ends(session: Session, method: commands.Exchange.Bind | commands.Exchange.Unbind) -> tuple[str, str]:
-    source, destination = checks.clean_name(method.source), checks.clean_name(method.destination)
-    _check_right(session, "write", "exchange", destination)
-    checks.check_not_default(destination)
-    checks.check_not_default(source)
-    _check_right(session, "read", "exchange", source)
-    _check_topic(session, source, method.routing_key)
-    return source, destination
 
 
 # -- queues ---------------------------------------------------------------------------------------------
@@ -173,13 +156,7 @@ async def queue_declare(session: Session, channel: Channel, method: commands.Que
 
 def _prepare_queue_declare(session: Session, channel: Channel, method: commands.Queue.Declare) -> Prepared:
     name = checks.clean_name(method.queue)
-    _check_right(session, "configure", "queue", name or SERVER_NAMED)
-    _check_not_virtual(session, name, "declare")
     arguments = method.arguments or {}
-    dead_letters = arguments.get("x-dead-letter-exchange")
-    if isinstance(dead_letters, str) and session.catalog.queue(session.vhost, name) is None:
-        _check_right(session, "read", "queue", name or SERVER_NAMED)
-        _check_right(session, "write", "exchange", dead_letters)
 
     def declared(answer: Answer) -> base.Frame:
         channel.last_queue = answer.result["name"]
@@ -223,7 +200,7 @@ async def queue_delete(session: Session, channel: Channel, method: commands.Queu
     name = _queue_name(channel, method.queue)
     if checks.is_hidden_queue(name):
         return commands.Queue.DeleteOk(0)  # goes with its consumer, or its exchange
-    _check_right(session, "configure", "queue", name)
+    rights.check(session.catalog, session.user, QueueRemove(session.vhost, name, method.if_unused, method.if_empty))
     if shards := shards_of(session, name):
         return await _delete_shards(session, name, shards, method)
     queue = session.catalog.queue(session.vhost, name)
@@ -235,20 +212,18 @@ async def queue_delete(session: Session, channel: Channel, method: commands.Queu
 
 def _prepare_queue_delete(session: Session, channel: Channel, method: commands.Queue.Delete) -> Prepared:
     name = _queue_name(channel, method.queue)
-    _check_right(session, "configure", "queue", name)
     ask = QueueRemove(session.vhost, name, method.if_unused, method.if_empty)
     return ask, lambda answer: commands.Queue.DeleteOk(answer.result.get("messages", 0))
 
 
 def _prepare_queue_bind(session: Session, channel: Channel, method: commands.Queue.Bind) -> Prepared:
     source, queue, key = _queue_ends(session, channel, method)
-    _check_not_virtual(session, queue, "bind")
     return Bind(session.vhost, source, "queue", queue, key, method.arguments or {}), _bound
 
 
 async def queue_bind(session: Session, channel: Channel, method: commands.Queue.Bind) -> base.Frame:
     """To an exchange that keeps messages: with what the queue is to have of them."""
-    request, reply = _prepare_queue_bind(session, channel, method)
+    request, reply = prepare(session, channel, method)
     vhost = session.catalog.vhost(session.vhost)
     assert isinstance(request, Bind)
     if vhost is None or not rewinding.wants_history(vhost, request.source, request.arguments):
@@ -264,7 +239,6 @@ async def queue_bind(session: Session, channel: Channel, method: commands.Queue.
 
 def _prepare_queue_unbind(session: Session, channel: Channel, method: commands.Queue.Unbind) -> Prepared:
     source, queue, key = _queue_ends(session, channel, method)
-    _check_not_virtual(session, queue, "unbind")
     return Unbind(session.vhost, source, "queue", queue, key, method.arguments or {}), _unbound
 
 
@@ -278,7 +252,7 @@ def _unbound(answer: Answer) -> base.Frame:
 
 async def queue_purge(session: Session, channel: Channel, method: commands.Queue.Purge) -> base.Frame:
     name = _queue_name(channel, method.queue)
-    _check_right(session, "read", "queue", name)
+    rights.check(session.catalog, session.user, rights.Read(session.vhost, name))
     if shards := shards_of(session, name):
         return commands.Queue.PurgeOk(sum(await asyncio.gather(*map(session.shards.purge, shards))))
     return commands.Queue.PurgeOk(await session.shards.purge(_owned_queue(session, name)))
@@ -289,7 +263,7 @@ def readable_queue(session: Session, name: str) -> QueuePut:
     name = checks.clean_name(name)
     if not name:
         raise checks.Refusal(NOT_FOUND, "no previously declared queue")
-    _check_right(session, "read", "queue", name)
+    rights.check(session.catalog, session.user, rights.Read(session.vhost, name))
     return _owned_queue(session, name)
 
 
@@ -306,7 +280,7 @@ def readable_shards(session: Session, name: str) -> tuple[QueuePut, ...]:
     """Of the virtual queue that a consume or get names, if it is one and this user may read it."""
     shards = shards_of(session, name)
     if shards:
-        _check_right(session, "read", "queue", name)
+        rights.check(session.catalog, session.user, rights.Read(session.vhost, name))
     return shards
 
 
@@ -352,10 +326,6 @@ def _queue_ends(
     if hidden.is_of_exchange(queue):
         raise checks.no_queue(session.vhost, queue)
     key = queue if not method.queue and not method.routing_key else method.routing_key
-    _check_right(session, "write", "queue", queue)
-    checks.check_not_default(source)
-    _check_right(session, "read", "exchange", source)
-    _check_topic(session, source, key)
     return source, queue, key
 
 
@@ -393,31 +363,22 @@ async def close_reply_queue(session: Session, name: str) -> None:
 # -- rights and answers -----------------------------------------------------------------------------------
 
 
-def _check_right(session: Session, right: Right, kind: str, name: str) -> None:
-    if not session.catalog.may(session.user, session.vhost, right, name):
-        raise _access_refused(session, right, kind, name)
+def prepare(session: Session, channel: Channel, method: base.Frame) -> Prepared:
+    """Return what to ask of the controller for a method of PREPARED, if this user has the rights that it needs.
 
-
-def _check_topic(session: Session, exchange: str, key: str) -> None:
-    """Whether this user may have what is published to a topic exchange with keys like this."""
-    catalog, user, vhost = session.catalog, session.user, session.vhost
-    if not catalog.has_topic_permissions(user, vhost):
-        return
-    found = catalog.exchange(vhost, exchange)
-    if found is None or delaying.inner_type(found.type, found.arguments) != "topic":
-        return
-    if not catalog.may_topic(user, vhost, "read", exchange, key):
-        raise checks.Refusal(ACCESS_REFUSED, checks.topic_refused("read", vhost, exchange, key, user))
-
-
-def _access_refused(session: Session, right: str, kind: str, name: str) -> checks.Refusal:
-    shown = name or "amq.default" if kind == "exchange" else name
-    thing = checks.named(kind, shown, session.vhost)
-    return checks.Refusal(ACCESS_REFUSED, f"{right} access to {thing} refused for user '{session.user}'")
+    Raises Refusal. Whether a name is a virtual queue's is told only to who may do this to a queue of the name.
+    """
+    request, reply = _PREPARE[type(method)](session, channel, method)
+    rights.check(session.catalog, session.user, request)
+    if isinstance(request, QueueDeclare):
+        _check_not_virtual(session, request.name, "declare")
+    elif isinstance(request, Bind | Unbind) and request.kind == "queue":
+        _check_not_virtual(session, request.destination, "bind" if isinstance(request, Bind) else "unbind")
+    return request, reply
 
 
 async def _prepared(session: Session, channel: Channel, method: base.Frame) -> base.Frame:
-    request, reply = PREPARE[type(method)](session, channel, method)
+    request, reply = prepare(session, channel, method)
     return reply(await _ask(session, request))
 
 
@@ -431,8 +392,7 @@ def granted(answer: Answer) -> Answer:
     return answer
 
 
-# What needs nothing but the controller's answer, when nothing speaks against it (pipeline.Pipeline).
-PREPARE: Final[dict[type[base.Frame], Callable[[Session, Channel, Any], Prepared]]] = {
+_PREPARE: Final[dict[type[base.Frame], Callable[[Session, Channel, Any], Prepared]]] = {
     commands.Exchange.Declare: _prepare_exchange_declare,
     commands.Exchange.Delete: _prepare_exchange_delete,
     commands.Exchange.Bind: _prepare_exchange_bind,
@@ -442,6 +402,8 @@ PREPARE: Final[dict[type[base.Frame], Callable[[Session, Channel, Any], Prepared
     commands.Queue.Bind: _prepare_queue_bind,
     commands.Queue.Unbind: _prepare_queue_unbind,
 }
+# What needs nothing but the controller's answer, when nothing speaks against it (pipeline.Pipeline).
+PREPARED: Final = frozenset(_PREPARE)
 
 
 HANDLERS: Final[dict[type[base.Frame], Handler]] = {

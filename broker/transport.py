@@ -15,6 +15,7 @@ from pamqp import base, commands
 
 from broker.amqp import Connection
 from broker.output import OUT_BYTES_MAX, Output, Stream
+from broker.proxy import Peer
 
 if TYPE_CHECKING:
     from broker.server import Door
@@ -40,12 +41,12 @@ class Transport(ABC):
         "lost", "output", "peer_host", "peer_port", "port", "published", "sock",
     )  # fmt: skip
 
-    def __init__(self, door: Door, sock: Stream, peer: tuple[str, int], number: int, amqp: Connection) -> None:
+    def __init__(self, door: Door, sock: Stream, peer: Peer, number: int, amqp: Connection) -> None:
         self.door = door
         self.id = number
         self.sock = sock
         self.fd = sock.fileno()
-        self.peer_host, self.peer_port = peer[0], peer[1]
+        self.peer_host, self.peer_port = peer.host, peer.port
         name = sock.getsockname()
         self.host, self.port = name[:2] if isinstance(name, tuple) else (name, 0)
         self.amqp = amqp

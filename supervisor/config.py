@@ -55,6 +55,7 @@ class Listen(Struct, frozen=True, forbid_unknown_fields=True):
     amqps_port: Port = 5671  # these two only with tls.cert
     https_port: Port = 15671
     proxy_protocol_from: list[Text] = []
+    http_hosts: list[Text] = []
 
     def __post_init__(self) -> None:
         for text in self.proxy_protocol_from:

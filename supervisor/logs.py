@@ -1,5 +1,10 @@
 """How all processes of the broker log: one line per event to standard error, or an entry with fields to the journal.
 
+A line holds names and values that anybody may have chosen: a user who could not log in, a vhost, a header. So every
+character of a message that is not printable (a line break, ESC and other control characters, what turns the direction
+of writing) is written as Python writes it in a string, `\\n`, `\\x1b` or `\\u202e`. `escaped` does so for every format:
+who logs passes names on as they are. A message is one line in every format, its traceback included.
+
 `auto` is the journal's own protocol where standard error is already connected to it (systemd says so in
 JOURNAL_STREAM), else text. An entry of the journal has MESSAGE, PRIORITY, SYSLOG_IDENTIFIER=shardmq, SHARDMQ_PROCESS
 and LOGGER, so `journalctl -u shardmq SHARDMQ_PROCESS=shard-0 -p warning` finds what it says. The level can be changed
@@ -68,7 +73,7 @@ def _handler(form: str, process: str) -> logging.Handler:
     if form == "json":
         handler.setFormatter(JsonFormatter(process))
     else:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {name}: %(message)s"))
+        handler.setFormatter(LineFormatter(f"%(asctime)s %(levelname)s {name}: %(message)s"))
     return handler
 
 
@@ -81,8 +86,32 @@ def is_journal(stream: str) -> bool:
     return stream == f"{found.st_dev}:{found.st_ino}"
 
 
+def escaped(text: str) -> str:
+    """Return the text with every character that is not printable written as an escape sequence.
+
+    Nothing in the result moves a cursor, ends a line or is refused by an encoding: not a lone surrogate either.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+class LineFormatter(logging.Formatter):
+    """Makes one line of each record, its traceback and its stack included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record))
+
+
+ONE_LINE: Final = LineFormatter()
+
+
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (seconds), level, process, logger, message and, for one, exception."""
+    """One object a line: time (seconds), level, process, logger, message and, for one, exception.
+
+    Only between the lines of an exception there are line breaks, which JSON writes as escapes; who shows these lines
+    calls `exception_lines`, so that none of them passes for a line of the log.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -94,11 +123,16 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "process": self._process,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": escaped(record.getMessage()),
         }
         if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
+            entry["exception"] = "\n".join(map(escaped, self.formatException(record.exc_info).split("\n")))
         return json.dumps(entry, ensure_ascii=False)
+
+
+def exception_lines(exception: str) -> list[str]:
+    """The lines of an exception as they are shown below the line of its event, indented."""
+    return [f"    {escaped(line)}" for line in exception.split("\n")]
 
 
 class KeptLines(logging.handlers.RotatingFileHandler):
@@ -128,16 +162,16 @@ class JournalHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._socket.send(entry(record, self._process, self.format(record)))
+            self._socket.send(entry(record, self._process))
         except OSError:
             self.handleError(record)
 
 
-def entry(record: logging.LogRecord, process: str, text: str) -> bytes:
+def entry(record: logging.LogRecord, process: str) -> bytes:
     """FIELD=value lines; a value with a newline is FIELD, newline, its length (u64, little endian), value."""
     priority = next((number for level, number in PRIORITIES if record.levelno >= level), DEBUG_PRIORITY)
     fields = {
-        "MESSAGE": text,
+        "MESSAGE": ONE_LINE.format(record),
         "PRIORITY": str(priority),
         "SYSLOG_IDENTIFIER": IDENTIFIER,
         "SHARDMQ_PROCESS": process,

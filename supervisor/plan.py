@@ -79,6 +79,8 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "default_pass": settings.users.default_pass,
         "hashing": settings.users.hashing,
         "http_without_tls": settings.users.http_without_tls,
+        "http_hosts": settings.listen.http_hosts,
+        "listen_names": _names(settings.listen.bind) + _names(settings.listen.tls_bind),
         "channel_max_per_node": settings.front_doors.channel_max_per_node,
         "load_definitions": settings.load_definitions,
         "connections_max": settings.front_doors.connections_max,
@@ -89,6 +91,10 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
     return ChildPlan("controller", 0, "broker.controller", section, fds)
+
+
+def _names(bind: str | list[str]) -> list[str]:
+    return [bind] if isinstance(bind, str) else bind
 
 
 def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:

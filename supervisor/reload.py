@@ -10,7 +10,7 @@ from supervisor.config import Http, Settings
 
 # The rest takes a restart: sockets, numbers of processes and what lies on the disk are decided once.
 RUN_TIME = frozenset({
-    "log_level", "load_definitions", "listen.proxy_protocol_from",
+    "log_level", "load_definitions", "listen.proxy_protocol_from", "listen.http_hosts",
     *(f"http.{name}" for name in Http.__struct_fields__),
     "front_doors.heartbeat_s", "front_doors.frame_bytes_max", "front_doors.channels_max",
     "front_doors.channel_consumers_max", "front_doors.message_bytes_max", "front_doors.handshake_timeout_s",

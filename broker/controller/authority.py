@@ -28,7 +28,6 @@ from broker.changes import (
     OPEN,
     AnyChange,
     BindingPut,
-    ParameterDelete,
     ParameterPut,
     PermissionDelete,
     PermissionPut,
@@ -41,16 +40,14 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.checks import DELAYS_FOR, SERVER_NAMED_PREFIX, Refusal, no_queue
+from broker.checks import DELAYS_FOR, SERVER_NAMED_PREFIX, Refusal, check_owner, no_queue
 from broker.control import (
     Answer,
     AnyRequest,
     Bind,
     ExchangeDeclare,
-    ExchangeRemove,
     QueueDeclare,
     QueueRemove,
-    Unbind,
     things_asked,
 )
 from broker.controller import without_effect
@@ -581,9 +578,6 @@ class Authority:
                 log.warning("%s", warning)
         return answer
 
-    async def delete_parameter(self, vhost: str, component: str, name: str) -> Answer:
-        return await self.ask(ParameterDelete(vhost, component, name))
-
     async def declare_exchange(
         self,
         vhost: str,
@@ -595,9 +589,6 @@ class Authority:
         arguments: dict[str, Any] | None = None,
     ) -> Answer:
         return await self.ask(ExchangeDeclare(vhost, name, type, durable, auto_delete, internal, arguments or {}))
-
-    async def delete_exchange(self, vhost: str, name: str, if_unused: bool = False) -> Answer:
-        return await self.ask(ExchangeRemove(vhost, name, if_unused))
 
     async def declare_queue(
         self,
@@ -626,23 +617,16 @@ class Authority:
     ) -> Answer:
         return await self.ask(Bind(vhost, source, kind, destination, routing_key, arguments or {}))
 
-    async def unbind(
-        self,
-        vhost: str,
-        source: str,
-        kind: str,
-        destination: str,
-        routing_key: str = "",
-        arguments: dict[str, Any] | None = None,
-    ) -> Answer:
-        return await self.ask(Unbind(vhost, source, kind, destination, routing_key, arguments or {}))
-
     async def purge_queue(self, vhost: str, name: str) -> Answer:
         """Answer.result: {"messages": the ready ones that went}."""
         queue = self.catalog.queue(vhost, name)
         if queue is None:
             missing = no_queue(vhost, name)
             return Answer(0, missing.code, missing.text)
+        try:
+            check_owner(queue, "")
+        except Refusal as refusal:
+            return Answer(0, refusal.code, refusal.text)
         try:
             reply = await self._shards.request(queue.shard, lambda n: wire.Purge(n, queue.id))
         except ShardSilent as error:

@@ -299,6 +299,7 @@ class Decisions:
         queue = self._vhost(ask.vhost).queues.get(ask.name)
         if queue is None:
             raise checks.no_queue(ask.vhost, ask.name)
+        checks.check_owner(queue, owner)
         if queue.arguments.get("x-queue-type") == "stream":
             raise Refusal(BAD_REQUEST, f"queue '{ask.name}' in vhost '{ask.vhost}' is a stream: it cannot be paused")
         if queue.paused == ask.paused:

@@ -13,9 +13,8 @@ from typing import Any, get_args
 import msgspec
 
 from broker.catalog import PREDECLARED, Catalog
-from broker.changes import ParameterPut, PermissionPut, TopicPermissionPut, UserPut, VhostPut
+from broker.changes import GLOBAL, ParameterPut, PermissionPut, TopicPermissionPut, UserPut, VhostPut
 from broker.checks import QUEUE_TYPES
-from broker.cluster_name import GLOBAL
 from broker.control import Bind, ExchangeDeclare, QueueDeclare
 from broker.controller.policies import USER_LIMITS, VHOST_LIMITS, bad
 from broker.passwords import HASHES, is_base64
@@ -211,8 +210,9 @@ def refused(ask: Ask, text: str) -> str:
     return f"{text} ({named(ask)})"
 
 
-def _vhost(own: str | None, given: str | None, thing: str) -> str:
-    vhost = given if given is not None else own
+def _vhost(own: str | None, into: str | None, thing: str) -> str:
+    """Return the vhost a thing is made in: the one that is imported into, whatever the document says."""
+    vhost = into if into is not None else own
     if vhost is None:
         raise bad(f"{thing}: no vhost is named")
     return vhost

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker import patterns
+from broker.changes import GLOBAL
+from broker.changes import USER_LIMITS as USER_LIMITS
+from broker.changes import VHOST_LIMITS as VHOST_LIMITS
 from broker.checks import NAME_BYTES_MAX, Refusal
-from broker.cluster_name import GLOBAL
 from broker.policies import APPLY_TO, OPERATOR_POLICY, POLICY
 from broker.routing.delaying import POLICY_KEY as DELAYED_MESSAGE
 
 BAD_REQUEST = 400
-VHOST_LIMITS = "vhost-limits"
-USER_LIMITS = "user-limits"
 LIMITS: Final = {VHOST_LIMITS: ("max-connections", "max-queues"), USER_LIMITS: ("max-connections", "max-channels")}
 LIMIT_WORDS: Final = {VHOST_LIMITS: "limits", USER_LIMITS: "user-limits"}
 PATTERN_CHARS_MAX = 4096

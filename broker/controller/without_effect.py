@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from broker.changes import ParameterPut, VhostPut
-from broker.cluster_name import GLOBAL
+from broker.changes import GLOBAL, ParameterPut, VhostPut
 from broker.control import ExchangeDeclare, QueueDeclare
 from broker.controller.policies import STREAM, STREAM_DEFINITION
 from broker.policies import OPERATOR_POLICY, POLICY

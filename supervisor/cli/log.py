@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from supervisor.cli.api import Api
-from supervisor.logs import News
+from supervisor.logs import News, escaped, exception_lines
 
 LINES_MAX = 1_000  # what one answer holds
 LOOK_EACH_S = 0.5
@@ -50,5 +50,5 @@ def line(row: dict[str, Any]) -> str:
     """As a process writes it to standard error; an exception below."""
     at = datetime.fromtimestamp(row["time"]).astimezone().isoformat(" ", "milliseconds")
     said = f"{at} {row.get('level', '').upper()} {row.get('process', '')} {row.get('logger', '')}: "
-    exception = f"\n{row['exception']}" if row.get("exception") else ""
-    return f"{said}{row.get('message', '')}{exception}"
+    exception = exception_lines(row["exception"]) if row.get("exception") else []
+    return "\n".join([f"{said}{escaped(row.get('message', ''))}", *exception])

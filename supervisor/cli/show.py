@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import sys
 from typing import Any
 
@@ -58,8 +57,8 @@ def _lines(found: Rows, headers: bool) -> list[list[str]]:
 
 
 def _one_word(cell: str) -> str:
-    """A name may have any characters: none of them makes another column or line."""
-    return re.sub(r"[\x00-\x1f\x7f]", " ", cell)
+    """A name may have any characters: none makes another column or line, or tells the terminal what to do."""
+    return cell if cell.isprintable() else "".join(c if c.isprintable() else " " for c in cell)
 
 
 def _cell(value: Any) -> str:

@@ -7,22 +7,24 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from broker import logins as logins_module
 from broker import passwords
 from broker.changes import UserPut
 from broker.controller.access import hash_password
-from broker.logins import (
-    ADDRESSES_MAX,
-    BUSY,
-    FAILURE_S,
-    FAILURES_MAX,
-    THREADS,
+from broker.failures import (
+    ADDRESS_FAILURE_S,
+    ADDRESS_FAILURES_MAX,
+    SAY_EACH_S,
     TOO_MANY,
+    TOO_MANY_OF_USER,
+    USER_FAILURE_S,
+    USER_FAILURES_MAX,
+)
+from broker.logins import (
+    BUSY,
+    THREADS,
     WRONG,
-    Failures,
     Logins,
     TakesLong,
     source_of,
@@ -30,6 +32,7 @@ from broker.logins import (
 
 SHA256 = "rabbit_password_hashing_sha256"
 QUICK = UserPut("q", hash_password("right", algorithm=SHA256), SHA256)
+OTHER = UserPut("other", QUICK.password_hash, SHA256)
 SLOW = UserPut("s", hash_password("right"), passwords.SCRYPT)
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 
@@ -64,22 +67,22 @@ async def test_a_slow_hash_is_asked_for_elsewhere_and_remembered() -> None:
     logins = Logins()
     with pytest.raises(TakesLong):
         ask(logins, SLOW, "right")
-    assert await logins.slowly(SLOW, "right", HERE, 0.0) == ""
+    assert await logins.slowly(SLOW, "s", "right", HERE, 0.0) == ""
     assert ask(logins, SLOW, "right") == ""
     with pytest.raises(TakesLong):
         ask(logins, SLOW, "wrong")
-    assert await logins.slowly(SLOW, "wrong", HERE, 0.0) == WRONG
-    assert await logins.slowly(None, "right", HERE, 0.0) == WRONG
+    assert await logins.slowly(SLOW, "s", "wrong", HERE, 0.0) == WRONG
+    assert await logins.slowly(None, "x", "right", HERE, 0.0) == WRONG
 
 
 @pytest.mark.row("I6")
 async def test_a_changed_password_is_forgotten_at_once() -> None:
     logins = Logins()
-    assert await logins.slowly(SLOW, "right", HERE, 0.0) == ""
+    assert await logins.slowly(SLOW, "s", "right", HERE, 0.0) == ""
     changed = UserPut("s", hash_password("other"), passwords.SCRYPT)
     with pytest.raises(TakesLong):
         ask(logins, changed, "right")
-    assert await logins.slowly(changed, "right", HERE, 0.0) == WRONG
+    assert await logins.slowly(changed, "s", "right", HERE, 0.0) == WRONG
 
 
 async def test_many_who_come_back_together_cost_one_hash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,26 +94,35 @@ async def test_many_who_come_back_together_cost_one_hash(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(passwords, "matches", matches)
     logins = Logins()
-    assert await asyncio.gather(*(logins.slowly(SLOW, "right", HERE, 0.0) for _ in range(100))) == [""] * 100
+    assert await asyncio.gather(*(logins.slowly(SLOW, "s", "right", HERE, 0.0) for _ in range(100))) == [""] * 100
     assert hashed == ["right"]
 
 
 async def test_many_users_of_one_address_come_back_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passwords, "matches", lambda user, password: True)
     logins = Logins()
-    users = [UserPut(f"u{n}", "x", passwords.SCRYPT) for n in range(10 * FAILURES_MAX)]
-    assert set(await asyncio.gather(*(logins.slowly(user, "p", HERE, 0.0) for user in users))) == {""}
+    users = [UserPut(f"u{n}", "x", passwords.SCRYPT) for n in range(10 * USER_FAILURES_MAX)]
+    assert set(await asyncio.gather(*(logins.slowly(user, user.name, "p", HERE, 0.0) for user in users))) == {""}
 
 
-async def test_guesses_side_by_side_are_paid_for_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_guesses_side_by_side_are_no_more_than_those_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passwords, "matches", lambda user, password: False)
     logins = Logins()
-    count = 3 * FAILURES_MAX
-    guesses = await asyncio.gather(*(logins.slowly(SLOW, f"guess {n}", HERE, 0.0) for n in range(count)))
-    assert guesses == [WRONG] * count
-    assert ask(logins, SLOW, "another", now=FAILURE_S * (count - FAILURES_MAX)) == TOO_MANY
+    count = 3 * USER_FAILURES_MAX
+    guesses = await asyncio.gather(*(logins.slowly(SLOW, "s", f"guess {n}", HERE, 0.0) for n in range(count)))
+    assert guesses == [WRONG] * USER_FAILURES_MAX + [TOO_MANY_OF_USER] * (count - USER_FAILURES_MAX)
+    assert ask(logins, SLOW, "another", now=USER_FAILURE_S - 0.01) == TOO_MANY_OF_USER
     with pytest.raises(TakesLong):
-        ask(logins, SLOW, "another", now=FAILURE_S * (count - FAILURES_MAX + 1))
+        ask(logins, SLOW, "another", now=USER_FAILURE_S)
+
+
+async def test_a_thousand_clients_with_one_stale_password_made_one_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passwords, "matches", lambda user, password: False)
+    logins = Logins()
+    stale = await asyncio.gather(*(logins.slowly(SLOW, "s", "stale", HERE, 0.0) for _ in range(1000)))
+    assert stale == [WRONG] * 1000
+    with pytest.raises(TakesLong):
+        ask(logins, SLOW, "right")
 
 
 async def test_an_answer_nobody_waits_for_any_more_is_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +134,7 @@ async def test_an_answer_nobody_waits_for_any_more_is_not_worked_out(monkeypatch
 
     monkeypatch.setattr(passwords, "matches", matches)
     logins = Logins()
-    asking = [asyncio.create_task(logins.slowly(SLOW, f"p{n}", HERE, 0.0)) for n in range(20)]
+    asking = [asyncio.create_task(logins.slowly(SLOW, "s", f"p{n}", HERE, 0.0)) for n in range(20)]
     while len(begun) < THREADS:
         await asyncio.sleep(0.001)
     for task in asking[THREADS:]:
@@ -142,8 +154,8 @@ async def test_who_gave_up_finds_it_done_when_it_comes_back(monkeypatch: pytest.
 
     monkeypatch.setattr(passwords, "matches", matches)
     logins = Logins()
-    first = asyncio.create_task(logins.slowly(SLOW, "p", HERE, 0.0))
-    other = asyncio.create_task(logins.slowly(SLOW, "p", HERE, 0.0))
+    first = asyncio.create_task(logins.slowly(SLOW, "s", "p", HERE, 0.0))
+    other = asyncio.create_task(logins.slowly(SLOW, "s", "p", HERE, 0.0))
     while not begun.is_set():
         await asyncio.sleep(0.001)
     first.cancel()
@@ -156,43 +168,56 @@ async def test_what_waits_for_a_thread_has_a_bound(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(logins_module, "PENDING_MAX", 1)
     monkeypatch.setattr(passwords, "matches", lambda user, password: True)
     logins = Logins()
-    assert await asyncio.gather(*(logins.slowly(SLOW, f"p{n}", HERE, 0.0) for n in range(2))) == ["", BUSY]
+    assert await asyncio.gather(*(logins.slowly(SLOW, "s", f"p{n}", HERE, 0.0) for n in range(2))) == ["", BUSY]
 
 
-def test_an_address_that_guesses_is_refused_unseen_and_only_it() -> None:
+def test_a_user_whose_password_is_guessed_is_refused_unseen_and_nobody_else() -> None:
     logins = Logins()
-    for _ in range(FAILURES_MAX):
+    for _ in range(USER_FAILURES_MAX):
         assert ask(logins, QUICK, "wrong") == WRONG
-    assert ask(logins, QUICK, "right") == TOO_MANY
+    assert ask(logins, QUICK, "right") == TOO_MANY_OF_USER
     assert ask(logins, QUICK, "right", THERE) == ""
-    assert ask(logins, QUICK, "right", now=FAILURE_S) == "", "the budget fills again"
+    assert ask(logins, OTHER, "right") == ""
+    assert ask(logins, QUICK, "right", now=USER_FAILURE_S) == "", "the budget fills again"
+
+
+def test_an_address_that_tries_many_users_is_refused_unseen_and_only_it() -> None:
+    logins = Logins()
+    for number in range(ADDRESS_FAILURES_MAX):
+        assert logins.at_once(QUICK, f"user {number}", "wrong", HERE, 0.0) == WRONG
+    assert ask(logins, OTHER, "right") == TOO_MANY
+    assert ask(logins, OTHER, "right", THERE) == ""
+    assert ask(logins, OTHER, "right", now=ADDRESS_FAILURE_S) == "", "the budget fills again"
+
+
+def test_a_stale_password_that_comes_ten_times_a_second_locks_out_nobody_else() -> None:
+    """For an hour; who comes for the first time from the same address is let in at any moment of it."""
+    logins = Logins()
+    for tenth in range(36_000):
+        now = tenth / 10
+        assert ask(logins, QUICK, "stale", now=now) in (WRONG, TOO_MANY_OF_USER)
+        if tenth % 10 == 0:
+            assert ask(logins, OTHER, "right", now=now) == ""
+    assert logins.refused_unseen > 34_000
 
 
 async def test_who_was_let_in_before_is_let_in_although_a_neighbour_guesses() -> None:
     logins = Logins()
-    await logins.slowly(SLOW, "right", HERE, 0.0)
-    for _ in range(FAILURES_MAX):
-        ask(logins, QUICK, "wrong")
+    await logins.slowly(SLOW, "s", "right", HERE, 0.0)
+    for number in range(ADDRESS_FAILURES_MAX):
+        logins.at_once(QUICK, f"user {number}", "wrong", HERE, 0.0)
     assert ask(logins, SLOW, "right") == ""
     assert ask(logins, SLOW, "wrong") == TOO_MANY
 
 
-@given(st.lists(st.tuples(st.floats(0, 5), st.integers(-1, 1)), max_size=200))
-def test_no_more_guesses_than_the_budget_and_what_time_gave(steps: list[tuple[float, int]]) -> None:
-    failures, now, taken = Failures(), 0.0, 0
-    for pause, _ in steps:
-        now += pause
-        if failures.may_try(HERE, now):
-            failures.failed(HERE, now)
-            taken += 1
-    assert taken <= FAILURES_MAX + now / FAILURE_S + 1e-6
-
-
-def test_addresses_remembered_are_bounded() -> None:
-    failures = Failures()
-    for number in range(ADDRESSES_MAX + 10):
-        failures.failed(str(number), 0.0)
-    assert len(failures._used) == ADDRESSES_MAX
+def test_what_is_refused_unseen_is_counted_each_time_and_said_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    logins = Logins()
+    for tenth in range(int(10 * (SAY_EACH_S + 1)) + USER_FAILURES_MAX):
+        ask(logins, QUICK, "stale", now=tenth / 10)
+    said = [record.getMessage() for record in caplog.records]
+    assert [line for line in said if not line.startswith("login of user 'q' from 10.0.0.1 refused unseen: ")] == []
+    assert len(said) == 2 and said[1].endswith(" more since this was last said)")
+    assert logins.refused_unseen > 500
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.proxy import BODY_2_BYTES_MAX, SIGNATURE_2, Balancers, Greeting, Header, ProxyError, scan
+from broker.proxy import BODY_2_BYTES_MAX, SIGNATURE_2, Balancers, Greeting, Header, Peer, ProxyError, scan
 
 AMQP = b"AMQP\x00\x00\x09\x01"
 PORTS = st.integers(0, 0xFFFF)
@@ -30,7 +30,7 @@ def test_version_2_names_the_client_and_is_wanted_whole(
     source: ipaddress.IPv4Address, port: int, tlvs: bytes, cut: int
 ) -> None:
     header = version_2(str(source), port, tlvs=tlvs)
-    assert scan(header + AMQP) == Header(len(header), (str(source), port))
+    assert scan(header + AMQP) == Header(len(header), (str(source), port), relayed=True)
     if 0 < cut < len(header):
         assert scan(header[:cut]) is None
 
@@ -39,23 +39,29 @@ def test_version_2_names_the_client_and_is_wanted_whole(
 def test_version_1_names_the_client_and_is_wanted_whole(source: ipaddress.IPv4Address, port: int, cut: int) -> None:
     other = "192.0.2.1" if source.version == 4 else "2001:db8::1"
     header = f"PROXY TCP{source.version} {source} {other} {port} 5672\r\n".encode()
-    assert scan(header + AMQP) == Header(len(header), (str(source), port))
+    assert scan(header + AMQP) == Header(len(header), (str(source), port), relayed=True)
     if 0 < cut < len(header):
         assert scan(header[:cut]) is None
 
 
 @pytest.mark.parametrize(
-    "header",
-    [b"PROXY UNKNOWN\r\n", b"PROXY UNKNOWN ffff:: ffff:: 1 2\r\n", version_2("192.0.2.1", 7, command=0x20),
-     SIGNATURE_2 + b"\x21\x00\x00\x00"],
-)  # fmt: skip
-def test_a_balancer_that_speaks_for_itself_names_nobody(header: bytes) -> None:
-    assert scan(header + AMQP) == Header(len(header), None)
+    ("header", "relayed"),
+    [
+        (b"PROXY UNKNOWN\r\n", True),
+        (b"PROXY UNKNOWN ffff:: ffff:: 1 2\r\n", True),
+        (SIGNATURE_2 + b"\x21\x00\x00\x00", True),
+        (version_2("192.0.2.1", 7, command=0x20), False),
+    ],
+)
+def test_a_balancer_names_nobody_of_whom_it_does_not_know_or_when_it_speaks_for_itself(
+    header: bytes, relayed: bool
+) -> None:
+    assert scan(header + AMQP) == Header(len(header), None, relayed)
 
 
 @pytest.mark.parametrize("data", [AMQP, b"\x16\x03\x01", b"GET / HTTP/1.1\r\n", b"PROXIES", b"\r\n\r\nhello"])
 def test_what_is_no_header_is_left_as_it_is(data: bytes) -> None:
-    assert scan(data) == Header(0, None)
+    assert scan(data) == Header(0, None, relayed=False)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +110,7 @@ class Arriving:
         self.greeting = Greeting(
             asyncio.get_running_loop(),
             self.sock,
-            ("10.0.0.1", 9),
+            Peer("10.0.0.1", 9),
             timeout_s=timeout_s,
             entered=lambda _: self.done.set_result("entered"),
             left=lambda _: self.done.set_result("left"),
@@ -121,7 +127,7 @@ async def test_however_the_bytes_arrive_those_behind_the_header_stay_unread(head
             arriving.balancer.sendall(data[start : start + piece])
             await asyncio.sleep(0)
         assert await arriving.done == "entered"
-        assert arriving.greeting.peer == ("192.0.2.7", 77)
+        assert arriving.greeting.peer == Peer("192.0.2.7", 77, relayed=True)
         assert arriving.sock.recv(100) == AMQP
 
 
@@ -129,7 +135,7 @@ async def test_without_a_header_the_connection_is_the_balancers_own() -> None:
     arriving = Arriving()
     arriving.balancer.sendall(AMQP)
     assert await arriving.done == "entered"
-    assert arriving.greeting.peer == ("10.0.0.1", 9) and arriving.sock.recv(100) == AMQP
+    assert arriving.greeting.peer == Peer("10.0.0.1", 9) and arriving.sock.recv(100) == AMQP
 
 
 async def test_a_broken_header_an_early_end_and_silence_close_the_connection() -> None:

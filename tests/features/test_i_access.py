@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import stat
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ from tests.features.conftest import Api
 from tests.support.raw_client import HEADER, RawClient, method, publish
 from tests.support.real_broker import RealBroker
 
-TRIES = 30  # of wrong passwords from one address before they are refused unseen
+TRIES = 30  # of wrong passwords of one user from one address before they are refused unseen
 
 
 def status(broker: RealBroker, path: str, user: str, password: str, how: str = "GET", body: Any = None) -> int:
@@ -121,24 +123,64 @@ def test_what_processes_say_to_each_other_is_nobody_elses(broker: RealBroker) ->
 
 
 @pytest.mark.row("I17")
-def test_many_wrong_passwords_from_one_address_are_refused_unseen(tmp_path: Path) -> None:
-    """Also the right one then, of a user who was not here lately; who was may come again."""
+def test_many_wrong_passwords_of_a_user_are_refused_unseen_and_nobody_elses(tmp_path: Path) -> None:
+    """Nor its own, when it was right lately. The log and the metrics say so."""
     (tmp_path / "broker.toml").write_text("[front_doors]\nhandshake_timeout_s = 60\n")
     broker = RealBroker(tmp_path / "data", shards=1, more=("--config", str(tmp_path / "broker.toml")))
     try:
-        for user in ("known", "new"):
+        for user in ("known", "new", "web", "other"):
             body = {"tags": "administrator", "password": "right"}
+            if user == "web":  # guesses one by one, so they must be judged faster than the budget fills again
+                body["hashing_algorithm"] = "rabbit_password_hashing_sha256"
             assert status(broker, f"/api/users/{user}", "guest", "guest", "PUT", body) == 201
         assert login(broker.port, "known", "right")
-        # What is too much is paid for in time: half a minute, in which the rest of this is done.
+        # What is too much is paid for in time: a minute, in which the rest of this is done.
         assert not any(logins(broker.port, "known", [f"wrong {number}" for number in range(TRIES * 3 // 2)]))
         assert login(broker.port, "known", "right")
-        assert not login(broker.port, "new", "right")
+        assert login(broker.port, "new", "right")
+        for number in range(TRIES * 2):
+            assert status(broker, "/api/whoami", "web", f"wrong {number}") == 401
+        assert status(broker, "/api/whoami", "web", "right") == 401
+        assert status(broker, "/api/whoami", "other", "right") == 200
         log = broker.log_path.read_text()
+        for user in ("known", "web"):
+            assert log.count(f"login of user '{user}' from 127.0.0.1 refused unseen: too many failed logins") == 1
         assert "right" not in log.replace("rights", "") and "wrong 3" not in log
+        with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=60) as answer:
+            metrics = answer.read().decode()
+        unseen = dict(re.findall(r'^shardmq_logins_refused_unseen_total\{protocol="(\w+)"\} (\S+)$', metrics, re.M))
+        assert float(unseen["amqp091"]) >= TRIES // 2 - 5 and float(unseen["http"]) >= 1
         broker.stop()
     finally:
         broker.clean_up()
+
+
+# No colon, at which the name ends by HTTP.
+FORGED = "nobody'\n2026-01-01 INFO controller, all is well\x1b[2J\r\x9b1m\u2028\u202e"
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [a-z]")
+
+
+def test_who_cannot_log_in_cannot_write_a_line_of_the_log_either(broker: RealBroker, api: Api) -> None:
+    """By AMQP as user, vhost and connection name, by HTTP as user, path and reason."""
+    assert not login(broker.port, FORGED, "p")
+    assert status(broker, "/api/whoami", FORGED, "p") == 401
+    quoted = urllib.parse.quote(FORGED, safe="")
+    assert status(broker, f"/api/queues/{quoted}/{quoted}", FORGED, "p") == 401
+    with RawClient(broker.port) as client:
+        client.send(HEADER)
+        client.expect(Connection.Start)
+        client.send(method(0, Connection.StartOk({"connection_name": FORGED}, "PLAIN", "\0guest\0guest", "en_US")))
+        offered = client.expect(Connection.Tune)
+        client.send(method(0, Connection.TuneOk(offered.channel_max, offered.frame_max, 0)))
+        client.send(method(0, Connection.Open(FORGED)))
+        assert client.expect(Connection.Close).reply_code == 530
+    log = broker.log_path.read_text()
+    assert log.count("all is well") >= 4
+    lines = log.split("\n")[:-1]
+    assert [line for line in lines if not LOG_LINE.match(line)] == []
+    assert [line for line in lines if not line.isprintable()] == []
+    kept = [row["message"] for row in api("/api/logs")]
+    assert sum("all is well" in message for message in kept) >= 4 and all(map(str.isprintable, kept))
 
 
 @pytest.mark.row("I19")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from broker.cluster_name import GLOBAL, PARAMETER, cluster_name
+from broker.changes import CLUSTER_NAME, GLOBAL, ParameterPut
+from broker.cluster_name import cluster_name
 from broker.controller.access import hash_password
-from broker.controller.management.call import Call, Route, bad_request, check, with_keys
+from broker.controller.management.call import Call, Route, bad_request, with_keys
 from broker.controller.management.overview import RABBITMQ_VERSION
 
 
@@ -19,7 +20,7 @@ async def put_cluster_name(call: Call) -> None:
     name = with_keys(await call.json(), "name")["name"]
     if not isinstance(name, str) or not name:
         raise bad_request("name: not a string, or an empty one")
-    check(await call.context.authority.put_parameter("", GLOBAL, PARAMETER, name))
+    await call.ask(ParameterPut("", GLOBAL, CLUSTER_NAME, name))
 
 
 async def version(call: Call) -> Any:

@@ -15,6 +15,7 @@ from random import randrange
 
 from aiohttp import web
 
+from broker import rights
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.groups import Groups
@@ -57,11 +58,11 @@ from broker.controller.management import (
 from broker.controller.management.answers import JSON, Document, at_once, json_list, json_object, json_response
 from broker.controller.management.call import (
     BODY_BYTES_MAX,
-    TAGS,
     ApiError,
     Call,
     Context,
     Route,
+    check_name,
     not_authorised,
     to_json,
     user_of,
@@ -250,7 +251,13 @@ def metrics_app(context: Context) -> web.Application:
             request, (request.path, families, vhosts), partial(prometheus.detailed, context, families, vhosts)
         )
 
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[context.callers.middleware(), json_errors])
+    @web.middleware
+    async def under_its_name(request: web.Request, handler: Endpoint) -> web.StreamResponse:
+        check_name(context, request)
+        return await handler(request)
+
+    middlewares = [context.callers.middleware(), json_errors, under_its_name]
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=middlewares)
     app.on_response_prepare.append(guard.add_headers)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/metrics/per-object", per_object)
@@ -264,7 +271,7 @@ def endpoint(context: Context, route: Route) -> Endpoint:
         if "Authorization" in request.headers:
             guard.check_way(request, context.config.http_without_tls)
         user = await user_of(context, request)
-        if TAGS["management"].isdisjoint(user.tags):
+        if not rights.has_tag(user.tags, rights.MANAGEMENT):
             raise not_authorised("Not management user")
         call = Call(context, request, user)
         if not call.has(route.tag):

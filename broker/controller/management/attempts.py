@@ -18,6 +18,11 @@ def logins(context: Context, stats: Stats) -> dict[str, tuple[int, int]]:
     return {AMQP: amqp, HTTP: (context.calls.succeeded, context.calls.failed)}
 
 
+def refused_unseen(context: Context, stats: Stats) -> dict[str, int]:
+    """Of those that failed, by protocol, the ones whose password nobody looked at: there were too many before."""
+    return {AMQP: int(stats.counters.get("logins_refused_unseen", 0)), HTTP: context.logins.refused_unseen}
+
+
 async def get(call: Call) -> Any:
     _check_node(call)
     stats = await call.context.stats.now(totals_only=True)

@@ -17,7 +17,8 @@ from aiohttp import web
 from broker.catalog import Vhost
 from broker.changes import BindingPut
 from broker.checks import is_hidden_queue
-from broker.controller.management.call import Arguments, Call, Route, check, not_authorised, not_found, table_of
+from broker.control import Bind, Unbind
+from broker.controller.management.call import Arguments, Call, Route, not_found, table_of
 from broker.controller.management.exchanges import exchange_name
 from broker.controller.management.listing import Listing
 from broker.routing.hashing import hash64
@@ -82,12 +83,17 @@ async def of_exchange(call: Call) -> Listing:
     return _listing(implied(vhost, vhost.queues) if name == "" else list(vhost.bindings_from(name)))
 
 
-def _ends(call: Call) -> tuple[Vhost, str, str, str]:
-    """Vhost, source, kind and name of the destination: all there."""
-    vhost, source = call.vhost(), exchange_name(call.part("source"))
+def _named_ends(call: Call) -> tuple[str, str, str]:
+    """Source, kind and name of the destination, as the path names them."""
     kind, destination = KINDS[call.part("kind")], call.part("destination")
     if kind == "exchange":
         destination = exchange_name(destination)
+    return exchange_name(call.part("source")), kind, destination
+
+
+def _ends(call: Call) -> tuple[Vhost, str, str, str]:
+    """Vhost, source, kind and name of the destination: all there."""
+    vhost, (source, kind, destination) = call.vhost(), _named_ends(call)
     if source not in vhost.exchanges or vhost.destination(kind, destination) is None:
         raise not_found()
     return vhost, source, kind, destination
@@ -118,32 +124,25 @@ async def get(call: Call) -> dict[str, Any]:
     return row(_binding(call))
 
 
-def _must_bind(call: Call, vhost: Vhost, source: str, destination: str) -> None:
-    if source == "":
-        raise not_authorised("operation not permitted on the default exchange")
-    call.must(vhost, "write", destination)
-    call.must(vhost, "read", source)
-
-
 async def post(call: Call) -> web.Response:
-    call.vhost_to_change()
-    vhost, source, kind, destination = _ends(call)
-    _must_bind(call, vhost, source, destination)
+    """Who may not bind these two does not hear whether they are there."""
+    vhost, (source, kind, destination) = call.vhost_to_change(), _named_ends(call)
     body = await call.body(BindingBody)
-    authority = call.context.authority
-    check(await authority.bind(vhost.name, source, kind, destination, body.routing_key, table_of(body.arguments)))
-    key = properties_key(body.routing_key, table_of(body.arguments))
+    arguments = table_of(body.arguments)
+    bind = Bind(vhost.name, source, kind, destination, body.routing_key, arguments)
+    call.must(bind)
+    _ends(call)
+    await call.ask(bind)
+    key = properties_key(body.routing_key, arguments)
     location = f"{call.request.rel_url.raw_path}/{quote(key, safe='~')}"
     return web.Response(status=201, headers={"Location": location})
 
 
 async def delete(call: Call) -> None:
     vhost, binding = call.vhost_to_change(), _binding(call)
-    _must_bind(call, vhost, binding.source, binding.destination)
-    answer = await call.context.authority.unbind(
-        vhost.name, binding.source, binding.kind, binding.destination, binding.routing_key, binding.arguments
+    await call.ask(
+        Unbind(vhost.name, binding.source, binding.kind, binding.destination, binding.routing_key, binding.arguments)
     )
-    check(answer)
 
 
 ENDS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"

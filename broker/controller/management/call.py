@@ -21,13 +21,16 @@ import msgspec
 import orjson
 from aiohttp import web
 
-from broker.catalog import Catalog, Right, Vhost
+from broker import rights
+from broker.catalog import Catalog, Vhost
 from broker.changes import UserPut
+from broker.checks import Refusal
 from broker.control import Answer
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
+from broker.controller.management import hosts
 from broker.controller.management.api_error import ApiError as ApiError
 from broker.controller.management.callers import Callers
 from broker.controller.management.gathered import Gatherer, Rates
@@ -41,15 +44,9 @@ from broker.controller.settling import Settling
 from broker.controller.shard_links import ShardLinks
 from broker.controller.shard_sets import NODE as NODE
 from broker.controller.stream_ranges import StreamRanges
+from broker.failures import UNSEEN
 from broker.logins import WRONG, Logins, TakesLong, is_loopback
 
-# What each tag lets its user do beside its own: RabbitMQ's ranks.
-TAGS: Final[dict[str, set[str]]] = {
-    "management": {"management", "policymaker", "monitoring", "administrator"},
-    "policymaker": {"policymaker", "administrator"},
-    "monitoring": {"monitoring", "administrator"},
-    "administrator": {"administrator"},
-}
 OPEN = "open"  # no login
 BODY_BYTES_MAX = 8 << 20
 STALLED_S_MAX = 60.0  # between two pieces of a body
@@ -143,6 +140,7 @@ class Context:
     queue_names: QueueNames = field(default_factory=QueueNames)
     churn_rates: Rates = field(default_factory=Rates)
     node_rates: Rates = field(default_factory=lambda: Rates(may_fall=True))
+    misnamed: hosts.Misnamed = field(default_factory=hosts.Misnamed)
     calls: Calls = field(default_factory=lambda: Calls())
 
     @property
@@ -214,8 +212,30 @@ class Call:
 
     # -- rights ------------------------------------------------------------------------------------------
 
+    async def ask(self, request: Any) -> Answer:
+        """Have the authority carry out a request, if this user has the rights it needs. Raises ApiError if not."""
+        self.must(request)
+        return check(await self.context.authority.ask(request))
+
+    def must(self, act: Any) -> None:
+        """Raise ApiError, 401, when this user lacks a right that the act needs (`broker.rights`)."""
+        if self.is_local:
+            return
+        try:
+            rights.check(self.catalog, self.user.name, act)
+        except Refusal as refusal:
+            raise not_authorised(f"ACCESS_REFUSED - {refusal.text}") from None
+
+    def may(self, act: Any) -> bool:
+        """Whether this user has the rights that the act needs, for what is left out of a list if not."""
+        try:
+            self.must(act)
+        except ApiError:
+            return False
+        return True
+
     def has(self, tag: str) -> bool:
-        return not TAGS[tag].isdisjoint(self.user.tags)
+        return rights.has_tag(self.user.tags, tag)
 
     def sees(self, vhost: str) -> bool:
         return self.is_local or self.has("monitoring") or self.catalog.may_enter(self.user.name, vhost)
@@ -242,10 +262,6 @@ class Call:
         if not self.is_local and not self.catalog.may_enter(self.user.name, vhost.name):
             raise not_authorised("User not authorised to access virtual host")
         return vhost
-
-    def must(self, vhost: Vhost, right: Right, name: str) -> None:
-        if not self.is_local and not self.catalog.may(self.user.name, vhost.name, right, name):
-            raise not_authorised(f"ACCESS_REFUSED - {right} access to '{name}' in vhost '{vhost.name}' refused")
 
 
 def with_keys(body: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -297,15 +313,43 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
     if scheme.lower() != "basic":
         raise not_authenticated("Login failed")
     address = request.remote or ""
+    if name in context.config.loopback_users:
+        _check_name_for(context, request, name)
     if wrong := await _verdict(context, name, password, address):
         context.calls.failed += 1
-        log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
+        if wrong not in UNSEEN:
+            log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
         raise not_authenticated("Login failed")
-    if name in context.config.loopback_users and not is_loopback(address):
+    if name in context.config.loopback_users and (not is_loopback(address) or hosts.is_relayed(request.headers)):
         context.calls.failed += 1
         raise not_authorised(f"User '{name}' can only connect via localhost")
     context.calls.succeeded += 1
     return context.catalog.users[name]
+
+
+def check_name(context: Context, request: web.Request) -> None:
+    """Raises 421 for a call under a name that is not among those in the settings, if there are any."""
+    if context.config.http_hosts and not _is_local(request) and not _is_known(context, request):
+        raise _misdirected(context, request, "listen.http_hosts does not have it")
+
+
+def _check_name_for(context: Context, request: web.Request, user: str) -> None:
+    """The same for a user that may log in from this host only, whose password may be known to everybody."""
+    if not _is_known(context, request):
+        reason = f"user '{user}' may only log in under localhost, an address or a name in listen.http_hosts"
+        raise _misdirected(context, request, reason)
+
+
+def _is_known(context: Context, request: web.Request) -> bool:
+    names = (*context.config.http_hosts, *context.config.listen_names)
+    return hosts.is_known(request.headers.get("Host"), names)
+
+
+def _misdirected(context: Context, request: web.Request, reason: str) -> ApiError:
+    host = request.headers.get("Host", "")
+    if context.misnamed.is_to_say(host, asyncio.get_running_loop().time()):
+        log.warning("calls from %s under the name '%s' are refused: %s", request.remote, host, reason)
+    return ApiError(421, "misdirected_request", f"called under the name '{hosts.name_of(host)}': {reason}")
 
 
 def _is_local(request: web.Request) -> bool:
@@ -318,8 +362,8 @@ async def _verdict(context: Context, name: str, password: str, address: str) -> 
     try:
         return context.logins.at_once(user, name, password, address, now)
     except TakesLong:
-        wrong = await context.logins.slowly(user, password, address, now)
-        return wrong if name in context.catalog.users else WRONG
+        wrong = await context.logins.slowly(user, name, password, address, now)
+        return wrong if wrong or name in context.catalog.users else WRONG  # deleted meanwhile
 
 
 def to_json(value: Any) -> bytes:

@@ -16,9 +16,8 @@ from typing import Any
 from aiohttp import BodyPartReader
 
 from broker.catalog import PREDECLARED, Catalog, Vhost
-from broker.changes import BindingPut, ParameterPut, QueuePut
+from broker.changes import GLOBAL, BindingPut, ParameterPut, QueuePut
 from broker.checks import Refusal, is_hidden_queue
-from broker.cluster_name import GLOBAL
 from broker.controller import imported, without_effect
 from broker.controller.access import hash_new_password
 from broker.controller.management import bindings, exchanges, parameters, policies, users

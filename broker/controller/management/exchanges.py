@@ -9,7 +9,8 @@ import msgspec
 
 from broker.catalog import DEFAULT_EXCHANGE_RIGHTS_NAME, Vhost
 from broker.changes import ExchangePut
-from broker.controller.management.call import Arguments, Call, Route, check, not_found, put_status, table_of
+from broker.control import ExchangeDeclare, ExchangeRemove
+from broker.controller.management.call import Arguments, Call, Route, not_found, put_status, table_of
 from broker.controller.management.gathered import Stats
 from broker.controller.management.listing import Listing
 
@@ -77,19 +78,17 @@ async def get(call: Call) -> dict[str, Any]:
 async def put(call: Call) -> Any:
     vhost, body = call.vhost_to_change(), await call.body(ExchangeBody)
     name = exchange_name(call.part("exchange"))
-    call.must(vhost, "configure", name)
     existed = name in vhost.exchanges
-    answer = await call.context.authority.declare_exchange(
-        vhost.name, name, body.type, body.durable, body.auto_delete, body.internal, table_of(body.arguments)
+    arguments = table_of(body.arguments)
+    await call.ask(
+        ExchangeDeclare(vhost.name, name, body.type, body.durable, body.auto_delete, body.internal, arguments)
     )
-    check(answer)
     return put_status(existed)
 
 
 async def delete(call: Call) -> None:
     vhost, exchange = call.vhost_to_change(), _exchange(call)
-    call.must(vhost, "configure", exchange.name)
-    check(await call.context.authority.delete_exchange(vhost.name, exchange.name, call.flag("if-unused")))
+    await call.ask(ExchangeRemove(vhost.name, exchange.name, call.flag("if-unused")))
 
 
 ROUTES = [

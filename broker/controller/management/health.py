@@ -6,10 +6,21 @@ import time
 from typing import Any, Final
 
 from broker.certificates import expires_at
+from broker.checks import ACCESS_REFUSED
 from broker.config import Tls
+from broker.control import QueueDeclare
 from broker.controller.front_door import Refused, Rejected, Unavailable
 from broker.controller.management import headroom
-from broker.controller.management.call import NODE, ApiError, Call, Context, Route, bad_request, check, not_found
+from broker.controller.management.call import (
+    NODE,
+    ApiError,
+    Call,
+    Context,
+    Route,
+    bad_request,
+    not_authorised,
+    not_found,
+)
 from broker.controller.management.messages import session
 from broker.controller.management.overview import listeners
 from broker.controller.management.processes import FEW_FILES, rows, short_of_files, warnings
@@ -142,12 +153,14 @@ async def aliveness(call: Call) -> Any:
     reason = why_out_of_service(call.context)
     if reason is not None:
         raise Unhealthy(reason)
-    check(await call.context.authority.declare_queue(vhost, ALIVENESS_QUEUE, durable=False))
+    await call.ask(QueueDeclare(vhost, ALIVENESS_QUEUE, False, False, False, {}))
     try:
         async with session(call, vhost) as opened:
             routed = await opened.publish("", ALIVENESS_QUEUE, {}, b"test_message")
             got = await opened.get(ALIVENESS_QUEUE, 1, requeue=False, reject=False)
     except (Refused, Rejected, Unavailable) as error:
+        if isinstance(error, Refused) and error.code == ACCESS_REFUSED:
+            raise not_authorised(error.text) from None  # the caller lacks a right, the broker nothing
         raise Unhealthy(str(error) or "a message was rejected") from None
     if not routed or not got:
         raise Unhealthy("a message was not delivered")

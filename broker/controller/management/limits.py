@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.changes import ParameterPut
+from broker.changes import ParameterDelete, ParameterPut
 from broker.checks import Refusal
-from broker.controller.management.call import Call, Route, bad_request, check, not_found, with_keys
+from broker.controller.management.call import Call, Route, bad_request, not_found, with_keys
 from broker.controller.management.listing import Listing
 from broker.controller.policies import USER_LIMITS, VHOST_LIMITS, check_limit
 
@@ -29,11 +29,10 @@ async def _set(call: Call, vhost: str, component: str, parameter: str, value: An
         limits[name] = value
     elif limits.pop(name, None) is None:
         return  # there was none: as in RabbitMQ no error
-    authority = call.context.authority
     if limits:
-        check(await authority.put_parameter(vhost, component, parameter, limits))
+        await call.ask(ParameterPut(vhost, component, parameter, limits))
     else:
-        check(await authority.delete_parameter(vhost, component, parameter))
+        await call.ask(ParameterDelete(vhost, component, parameter))
 
 
 async def _value(call: Call, component: str) -> Any:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.changes import ParameterPut
-from broker.cluster_name import GLOBAL
-from broker.controller.management.call import Call, Route, bad_request, check, not_found, put_status, with_keys
+from broker.changes import GLOBAL, ParameterDelete, ParameterPut
+from broker.controller.management.call import Call, Route, bad_request, not_found, put_status, with_keys
 from broker.controller.management.listing import Listing
 from broker.policies import POLICY
 
@@ -40,21 +39,20 @@ async def get(call: Call) -> dict[str, Any]:
 
 
 async def put(call: Call) -> Any:
-    vhost, component, name = call.vhost_to_change().name, call.part("component"), call.part("name")
+    vhost, component, name = call.vhost().name, call.part("component"), call.part("name")
     if component == POLICY:
         raise bad_request("policies may not be set using this method")
     value = with_keys(await call.json(), "value")["value"]
     existed = (vhost, component, name) in call.catalog.parameters
-    check(await call.context.authority.put_parameter(vhost, component, name, value))
+    await call.ask(ParameterPut(vhost, component, name, value))
     return put_status(existed)
 
 
 async def delete(call: Call) -> None:
-    call.vhost_to_change()
     gone = _parameter(call)
     if gone.component == POLICY:
         raise bad_request("policies may not be cleared using this method")
-    check(await call.context.authority.delete_parameter(gone.vhost, gone.component, gone.name))
+    await call.ask(ParameterDelete(gone.vhost, gone.component, gone.name))
 
 
 def _globals(call: Call) -> list[ParameterPut]:
@@ -79,12 +77,12 @@ async def get_global(call: Call) -> dict[str, Any]:
 async def put_global(call: Call) -> Any:
     name, value = call.part("name"), with_keys(await call.json(), "value")["value"]
     existed = ("", GLOBAL, name) in call.catalog.parameters
-    check(await call.context.authority.put_parameter("", GLOBAL, name, value))
+    await call.ask(ParameterPut("", GLOBAL, name, value))
     return put_status(existed)
 
 
 async def delete_global(call: Call) -> None:
-    check(await call.context.authority.delete_parameter("", GLOBAL, _global(call).name))
+    await call.ask(ParameterDelete("", GLOBAL, _global(call).name))
 
 
 ROUTES = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.changes import ParameterPut
-from broker.controller.management.call import Call, Route, check, not_found, put_status, with_keys
+from broker.changes import ParameterDelete, ParameterPut
+from broker.controller.management.call import Call, Route, not_found, put_status, with_keys
 from broker.controller.management.listing import Listing
 from broker.policies import OPERATOR_POLICY, POLICY
 
@@ -43,16 +43,15 @@ def _routes(path: str, component: str, changes_tag: str) -> list[Route]:
         return row(found(call))
 
     async def put(call: Call) -> Any:
-        vhost, name = call.vhost_to_change().name, call.part("name")
+        vhost, name = call.vhost().name, call.part("name")
         value = value_of(with_keys(await call.json(), "pattern", "definition"))
         existed = (vhost, component, name) in call.catalog.parameters
-        check(await call.context.authority.put_parameter(vhost, component, name, value))
+        await call.ask(ParameterPut(vhost, component, name, value))
         return put_status(existed)
 
     async def delete(call: Call) -> None:
-        call.vhost_to_change()
         gone = found(call)
-        check(await call.context.authority.delete_parameter(gone.vhost, component, gone.name))
+        await call.ask(ParameterDelete(gone.vhost, component, gone.name))
 
     one = f"{path}/{{vhost}}/{{name}}"
     return [

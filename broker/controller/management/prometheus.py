@@ -193,7 +193,14 @@ def _attempts(context: Context, stats: Stats) -> Iterator[Metric]:
     for protocol, (succeeded, failed) in attempts.logins(context, stats).items():
         for family, count in ((all_, succeeded + failed), (well, succeeded), (badly, failed)):
             family.add_metric([protocol], count)
-    yield from (all_, well, badly)
+    unseen = CounterMetricFamily(
+        "shardmq_logins_refused_unseen",
+        "Logins refused without a look at the password, as too many of the user or the address had failed",
+        labels=["protocol"],
+    )
+    for protocol, count in attempts.refused_unseen(context, stats).items():
+        unseen.add_metric([protocol], count)
+    yield from (all_, well, badly, unseen)
 
 
 def _labelled(

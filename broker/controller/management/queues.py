@@ -11,6 +11,7 @@ import msgspec
 
 from broker.changes import QueuePut
 from broker.checks import is_hidden_queue
+from broker.control import QueueDeclare, QueueRemove
 from broker.controller.management import consumers, queue_order
 from broker.controller.management.call import (
     NODE,
@@ -28,6 +29,7 @@ from broker.controller.management.connections import channel_name
 from broker.controller.management.gathered import Stats, depth_rates, message_stats
 from broker.controller.management.listing import Lazy, Listing
 from broker.policies import NOTHING
+from broker.rights import Configure, Read
 from shardd.wire.messages import QueueStats
 
 MIRROR_ACTIONS = frozenset(("sync", "cancel_sync"))
@@ -204,18 +206,15 @@ async def unacked(call: Call) -> Listing:
 
 async def put(call: Call) -> Any:
     vhost, name, body = call.vhost_to_change(), call.part("queue"), await call.body(QueueBody)
-    call.must(vhost, "configure", name)
     existed = name in vhost.queues
-    authority = call.context.authority
-    check(await authority.declare_queue(vhost.name, name, body.durable, body.auto_delete, table_of(body.arguments)))
+    arguments = table_of(body.arguments)
+    await call.ask(QueueDeclare(vhost.name, name, body.durable, body.auto_delete, False, arguments))
     return put_status(existed)
 
 
 async def delete(call: Call) -> None:
     vhost, queue = call.vhost_to_change(), _queue(call)
-    call.must(vhost, "configure", queue.name)
-    authority = call.context.authority
-    check(await authority.delete_queue(vhost.name, queue.name, call.flag("if-unused"), call.flag("if-empty")))
+    await call.ask(QueueRemove(vhost.name, queue.name, call.flag("if-unused"), call.flag("if-empty")))
 
 
 class ActionBody(msgspec.Struct):
@@ -224,7 +223,6 @@ class ActionBody(msgspec.Struct):
 
 async def act(call: Call) -> None:
     """Mirrors, which RabbitMQ's actions are about, no queue has: to synchronise them, or stop that, is done at once."""
-    call.vhost_to_change()
     _queue(call)
     action = (await call.body(ActionBody)).action
     if action not in MIRROR_ACTIONS:
@@ -243,19 +241,19 @@ async def restart(call: Call) -> None:
     """LavinMQ closes a queue whose files it cannot read until it is told this. Here such a shard starts anew by itself,
     so there is never one to restart."""
     vhost, queue = call.vhost_to_change(), _queue(call)
-    call.must(vhost, "configure", queue.name)
+    call.must(Configure(vhost.name, queue.name))
     raise bad_request("Queue was not restarted: it is not closed")
 
 
 async def _set_paused(call: Call, paused: bool) -> None:
     vhost, queue = call.vhost_to_change(), _queue(call)
-    call.must(vhost, "configure", queue.name)
+    call.must(Configure(vhost.name, queue.name))
     check(await call.context.authority.pause_queue(vhost.name, queue.name, paused))
 
 
 async def purge(call: Call) -> None:
     vhost, queue = call.vhost_to_change(), _queue(call)
-    call.must(vhost, "read", queue.name)
+    call.must(Read(vhost.name, queue.name))
     check(await call.context.authority.purge_queue(vhost.name, queue.name))
 
 
@@ -268,7 +266,7 @@ ROUTES = [
     Route("PUT", "/api/queues/{vhost}/{queue}", put),
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge),
-    Route("POST", "/api/queues/{vhost}/{queue}/actions", act),
+    Route("POST", "/api/queues/{vhost}/{queue}/actions", act, "administrator"),
     Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
     Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
     Route("PUT", "/api/queues/{vhost}/{queue}/restart", restart),

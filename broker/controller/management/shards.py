@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from broker.catalog import Vhost
-from broker.changes import ACTIVE, ExchangePut, QueuePut
+from broker.changes import ACTIVE, ExchangePut, ParameterPut, QueuePut
 from broker.controller import settling, shard_sets
 from broker.controller.groups import Name, VirtualQueue
-from broker.controller.management.call import Call, Route, bad_request, check, not_found
+from broker.controller.management.call import Call, Route, bad_request, not_found
 from broker.controller.management.exchanges import exchange_name
 from broker.controller.policies import NUMBER, SHARDS, SHARDS_PER_EXCHANGE_MAX, number_fault
 
@@ -89,11 +89,10 @@ async def plan(call: Call) -> dict[str, Any]:
 
 
 async def change(call: Call) -> None:
-    call.vhost_to_change()
     vhost, exchange = _stream_exchange(call)
     said = call.catalog.parameters.get((vhost.name, SHARDS, exchange.name))
     put = {**(said.value if said is not None else {}), NUMBER: _number(await call.body(NumberBody))}
-    check(await call.context.authority.put_parameter(vhost.name, SHARDS, exchange.name, put))
+    await call.ask(ParameterPut(vhost.name, SHARDS, exchange.name, put))
 
 
 def _share(exchange: ExchangePut, before: int, after: int, staying: int) -> float:

@@ -14,10 +14,11 @@ from aiohttp import HttpVersion11, web
 
 from broker.catalog import Vhost
 from broker.controller import front_door, stream_reader
-from broker.controller.management.call import ApiError, Call, Route, bad_request, not_authorised, not_found, to_json
+from broker.controller.management.call import ApiError, Call, Route, bad_request, not_found, to_json
 from broker.controller.management.exchanges import exchange_name
 from broker.controller.stream_ranges import Part, names_of, parts_of
 from broker.controller.stream_reader import CutOff, absence, connected
+from broker.rights import Read
 from shardd.wire.reading import BODY_BYTES_MAX, COLUMNS, LENGTH, Answer, Find, Publish, Scan
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
@@ -37,7 +38,7 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
     found = []
     for vhost in call.vhosts():
         for name in names_of(vhost):
-            if _may_read(call, vhost, name):
+            if call.may(Read(vhost.name, name)):
                 kind = "queue" if name in vhost.queues else "exchange"
                 shards = len(parts_of(vhost, name))
                 found.append({"name": name, "vhost": vhost.name, "kind": kind, "shards": shards})
@@ -244,16 +245,8 @@ def asked_stream(call: Call) -> tuple[Vhost, str, list[Part]]:
     parts = parts_of(vhost, name)
     if not parts:
         raise not_found()
-    if not _may_read(call, vhost, name):
-        raise not_authorised(f"ACCESS_REFUSED - read access to '{name}' in vhost '{vhost.name}' refused")
+    call.must(Read(vhost.name, name))
     return vhost, name, parts
-
-
-def _may_read(call: Call, vhost: Vhost, name: str) -> bool:
-    if call.is_local:
-        return True
-    names = {name, *(part.queue.name for part in parts_of(vhost, name))}
-    return all(call.catalog.may(call.user.name, vhost.name, "read", one) for one in names)
 
 
 def id_of(call: Call, part: Part) -> str:

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from broker.catalog import Right, Vhost
+from broker.catalog import Vhost
 from broker.controller.groups import Group, Member, Name, Seat, Terms, VirtualQueue
 from broker.controller.management.call import Call, Route, check, not_found
 from broker.controller.management.connections import channel_name
 from broker.controller.management.listing import Listing
+from broker.rights import Configure, Read
 
 NOBODY = Terms()  # one that has left, and gives up what it holds
 
@@ -51,25 +52,25 @@ async def get(call: Call) -> dict[str, Any]:
 
 async def delete(call: Call) -> None:
     """All shards with their messages; the exchange gets new ones at once."""
-    vhost, shards = _to_change(call, "configure")
+    vhost, shards = _to_change(call, Configure)
     answers = [call.context.authority.delete_queue(vhost.name, shard) for shard in shards]
     for answer in await asyncio.gather(*answers):
         check(answer)
 
 
 async def purge(call: Call) -> None:
-    vhost, shards = _to_change(call, "read")
+    vhost, shards = _to_change(call, Read)
     answers = [call.context.authority.purge_queue(vhost.name, shard) for shard in shards]
     for answer in await asyncio.gather(*answers):
         check(answer)
 
 
-def _to_change(call: Call, right: Right) -> tuple[Vhost, tuple[str, ...]]:
+def _to_change(call: Call, act: type[Configure | Read]) -> tuple[Vhost, tuple[str, ...]]:
     vhost, exchange = call.vhost_to_change(), call.part("name")
     shards = vhost.shard_queues(exchange)
     if not shards:
         raise not_found()
-    call.must(vhost, right, exchange)
+    call.must(act(vhost.name, exchange))
     return vhost, shards
 
 

@@ -1,0 +1,106 @@
+"""How often one may guess a password: a budget of each user from each address, and a larger one of
+the address. Pure.
+
+A wrong password takes one from both budgets, which fill again slowly. Where one of them is used up
+a login is refused unseen: its password is not looked at. So a client that comes back with a stale
+password again and again uses up its user's budget, and not that of the others at its address; who
+tries many users at one address uses up the address's.
+
+`now` is in seconds, of any clock that does not go back. Every table has a bound; what was silent
+longest is forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Final
+
+USER_FAILURES_MAX: Final = 30  # wrong passwords of one user from one address at once ...
+USER_FAILURE_S: Final = 2.0  # ... and after that one more for each so many seconds
+ADDRESS_FAILURES_MAX: Final = 300  # the same of all users from one address: nine may be stale at a time
+ADDRESS_FAILURE_S: Final = 0.2
+USERS_MAX: Final = 20_000  # pairs of address and user that are remembered
+ADDRESSES_MAX: Final = 10_000
+SAID_MAX: Final = 1_000  # of which it is remembered when the log was told that they are refused
+SAY_EACH_S: Final = 60.0  # of one of them the log is told no more often
+DIGEST_BYTES: Final = 16  # in the place of a pair: names of users may be long, and are anybody's
+
+TOO_MANY_OF_USER: Final = "too many failed logins of this user from this address"
+TOO_MANY: Final = "too many failed logins from this address"
+UNSEEN: Final = frozenset((TOO_MANY_OF_USER, TOO_MANY))
+
+
+class Budget:
+    """Failures that are left to each key: `most` at once, one more each `refill_s` seconds, for at most `keys_max`."""
+
+    def __init__(self, most: int, refill_s: float, keys_max: int) -> None:
+        self._most = most
+        self._refill_s = refill_s
+        self._keys_max = keys_max
+        self._used: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # failures, and when
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def left(self, key: Hashable, now: float) -> float:
+        return self._most - self._now_used(key, now)
+
+    def charge(self, key: Hashable, now: float) -> None:
+        self._used[key] = (self._now_used(key, now) + 1, now)
+        self._used.move_to_end(key)
+        if len(self._used) > self._keys_max:
+            self._used.popitem(last=False)
+
+    def _now_used(self, key: Hashable, now: float) -> float:
+        used, at = self._used.get(key, (0.0, now))
+        return max(0.0, used - (now - at) / self._refill_s)
+
+
+class Failures:
+    """Wrong passwords by address and user."""
+
+    def __init__(self) -> None:
+        self._users = Budget(USER_FAILURES_MAX, USER_FAILURE_S, USERS_MAX)
+        self._addresses = Budget(ADDRESS_FAILURES_MAX, ADDRESS_FAILURE_S, ADDRESSES_MAX)
+
+    def refusal(self, address: str, user: str, now: float, guesses: int = 0) -> str:
+        """Return why a password of this user from this address is not looked at, or "".
+
+        `guesses`: other passwords of the user from there that are being looked at just now, and may be wrong.
+        """
+        if self._users.left(pair_of(address, user), now) < 1 + guesses:
+            return TOO_MANY_OF_USER
+        return TOO_MANY if self._addresses.left(address, now) < 1 else ""
+
+    def failed(self, address: str, user: str, now: float) -> None:
+        self._users.charge(pair_of(address, user), now)
+        self._addresses.charge(address, now)
+
+
+class Unseen:
+    """Counts what is refused unseen, and says of each user or address that it is, but not each time."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._said: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # when, and how many since
+
+    def refused(self, address: str, user: str, why: str, now: float) -> str:
+        """Return a line for the log, or "" when it was told of this a short while ago."""
+        self.count += 1
+        key = pair_of(address, user) if why == TOO_MANY_OF_USER else address
+        said_at, since = self._said.pop(key, (-SAY_EACH_S, 0))
+        is_due = now - said_at >= SAY_EACH_S
+        self._said[key] = (now, 0) if is_due else (said_at, since + 1)
+        if len(self._said) > SAID_MAX:
+            self._said.popitem(last=False)
+        if not is_due:
+            return ""
+        more = f" ({since} more since this was last said)" if since else ""
+        return f"login of user '{user}' from {address} refused unseen: {why}{more}"
+
+
+def pair_of(address: str, user: str) -> bytes:
+    name = f"{address}\0{user}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(name, digest_size=DIGEST_BYTES).digest()
