@@ -42,8 +42,8 @@ class BatchState(Enum):
 
 APPENDING, WAITING, CONFIRMABLE, FAILED = BatchState
 
-# What may follow. A batch that failed stays where it is, and with it all batches of its front door that came later: a
-# confirm speaks of all before it, so none of them may be confirmed.
+# What may follow. A batch that failed stays where it is, and with it all batches of its front door
+# that came later: a confirm speaks of all before it, so none of them may be confirmed.
 NEXT_STATES: Final[dict[BatchState, frozenset[BatchState]]] = {
     APPENDING: frozenset((WAITING, CONFIRMABLE, FAILED)),
     WAITING: frozenset((CONFIRMABLE,)),
@@ -71,7 +71,7 @@ class Held:
         self.sync: int  # the number of the sync that is waited for, of a batch that waits
 
     def wait_for(self, sync: int) -> None:
-        """Note that the append is through, and the number of the sync that makes the messages last."""
+        """Note that the append is through, and which sync makes the messages last."""
         assert self.state is APPENDING
         self.sync = sync
         self.state = WAITING
@@ -132,7 +132,7 @@ class Peer:
         return found
 
     def check_first(self, batch: int) -> None:
-        """Look at a batch that is not the next. Raises BatchMissing unless it is the first one of all."""
+        """Look at a batch that is not the next. Raises BatchMissing if another was to come."""
         if self.next_batch is not None:
             raise BatchMissing(f"front door {self.number}: batch {batch} came instead of {self.next_batch}")
 

@@ -52,7 +52,7 @@ RECONNECT_MS = 10
 PROGRESS_EACH_S = 0.5
 # What is unsent at a drain may take this long.
 LINGER_MS = 500
-# What nobody waits for is synced this often: acks, positions in streams, publishes without confirms.
+# What nobody waits for is synced this often: acks, positions in streams, unconfirmed publishes.
 TICK_MS = 1000
 # Between two looks for producers that are to be forgotten.
 SWEEP_MS = 60_000

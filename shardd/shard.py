@@ -48,7 +48,7 @@ class Shard(Controls):
         self._now = 0
         self._syncs_tried = 0
         self._settled_sync: Sync | None = None
-        self._settled_after: int | None = 0  # syncs tried, until one may begin; None: none is wanted
+        self._settled_after: int | None = 0  # syncs tried until one may begin; None: not wanted
         self._given = 0  # bytes handed out in this turn
         self._kinds: dict[int, Callable[[Peer, envelope.Message, int], None]] = {
             m.PUBLISH: self._on_publish,
@@ -237,7 +237,7 @@ class Shard(Controls):
         return outgoing
 
     def break_off(self, alarm: str) -> list[Outgoing]:
-        """Return the last words of a shard that something broke: the alarm, and confirms of what lasts.
+        """Return the last words of a shard that breaks off: the alarm, and confirms of what lasts.
 
         Batches that wait for a sync, or whose append broke off, stay without an answer.
         """
@@ -338,8 +338,11 @@ class Shard(Controls):
     # -- stable storage --------------------------------------------------------------------------------
 
     def want_sync(self) -> None:
-        """Make last what nobody waits for: persistent messages without confirms, then what is settled
-        and where readers of streams are. To be called each second."""
+        """Ask for a sync of what nobody waits for; to be called each second.
+
+        That is persistent messages without confirms, and behind them what is settled and where
+        readers of streams are.
+        """
         self._sync_wanted = self._sync_wanted or bool(self._dirty_stores or self.streams.dirty)
         if self._settled_after is None:
             self._settled_after = self._syncs_tried + self._sync_wanted

@@ -85,8 +85,9 @@ class Home(StreamHome, Protocol):
 class Sync:
     """One sync of stores and streams: `run` in any thread, then `Shard.sync_ended`.
 
-    `number`: batches that wait for it, or for an earlier one, may be confirmed when it ended well. None: some store or
-    stream had no room to begin, so nothing may be confirmed by it.
+    `number`: batches that wait for it, or for an earlier one, may be confirmed when it ended well.
+    None: some store or stream had no room to begin, or no messages are synced, so nothing may be
+    confirmed by it.
     """
 
     def __init__(self, jobs: list[tuple[Store | StreamQueue, SyncJob]], number: int | None) -> None:

@@ -108,7 +108,7 @@ class Positions:
                 raise
 
     def take_unsynced(self) -> tuple[list[str], bool]:
-        """Return the files to be synced, and whether a name has changed. The caller sees to both."""
+        """Return the files to be synced, and whether a name changed. The caller sees to both."""
         paths = [self.path] if self._unsynced else []
         renamed = self._renamed
         self._unsynced = self._renamed = False

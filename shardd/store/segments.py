@@ -205,7 +205,7 @@ class Segments(Usable):
         return at_rest and not segment.merging and not self._in_job(segment)
 
     def _take_name(self, job: ReclaimJob, merged: Merged, path: str) -> bool:
-        """Give the merged file the name of the last source; with a full disk all stays as it was."""
+        """Give the merged file the name of the last source; no room for it: all stays as it was."""
         try:
             self._files.rename(job.path, path)
         except Exception as error:

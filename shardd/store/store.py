@@ -336,7 +336,7 @@ class SegmentStore(Segments):
             del self._unsynced[oldest.number]
 
     def _sync_or_fail(self, handle: int) -> None:
-        """After a sync that failed, for want of room too, the next one may succeed and have written nothing."""
+        """Sync. After one that failed, for want of room too, the next may succeed for nothing."""
         try:
             self._files.sync(handle)
         except Exception as error:
@@ -579,8 +579,8 @@ class SegmentStore(Segments):
         """Write what is settled; then the job makes it last.
 
         None: there is nothing to make last. The job ends with `finish_settled_sync`; all else goes
-        on meanwhile. What is settled of segments that are being merged, or in the hands of a sync of
-        messages, is for the next one.
+        on meanwhile. What is settled of segments that are being merged, or in the hands of a sync
+        of messages, is for the next one.
         """
         self._check_usable()
         if not self.sync:

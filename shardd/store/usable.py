@@ -45,7 +45,7 @@ class Usable:
             raise self._fail(job.error or "a sync did not come to its end")
 
     def _named(self, error: Exception) -> StoreError:
-        """What is to be raised for an error that was met before anything was taken or written half."""
+        """Return what to raise for an error that was met before anything was half done."""
         if isinstance(error, StoreError):
             return error
         if isinstance(error, OSError) and is_full(error):
@@ -53,13 +53,12 @@ class Usable:
         return self._fail(error)
 
     def _fail(self, error: Exception | str) -> StoreFailed:
-        """What is to be raised for an error after which nobody knows what is on disk: nothing is written any more.
+        """Return what to raise for an error after which nobody knows what is on disk.
 
-        Any exception counts, be it the disk's, the memory's or our own mistake.
+        Nothing is written any more. Any exception counts: the disk's, the memory's, our mistake.
         """
-        self._failure = (
-            self._failure or f"{self.directory}: {error if isinstance(error, (OSError, str)) else repr(error)}"
-        )
+        what = error if isinstance(error, (OSError, str)) else repr(error)
+        self._failure = self._failure or f"{self.directory}: {what}"
         return StoreFailed(self._failure)
 
     def _quietly(self, act: Callable[..., None], *arguments: object) -> None:

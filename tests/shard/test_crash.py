@@ -1,4 +1,4 @@
-"""A shard over files that fail: whenever it ends, what it said was confirmed is there in its next life."""
+"""A shard over files that fail: whenever it ends, what it confirmed is there in its next life."""
 
 from __future__ import annotations
 

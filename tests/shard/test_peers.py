@@ -1,4 +1,4 @@
-"""What waits to be confirmed to a front door: nothing is confirmed before its turn, nothing that failed ever."""
+"""Batches wait to be confirmed: none is before its turn, and none that failed ever."""
 
 from __future__ import annotations
 

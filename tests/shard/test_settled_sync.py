@@ -1,5 +1,4 @@
-"""What is acknowledged lasts within about a second: a power cut brings back what is younger, and no disk is synced
-for nothing."""
+"""Acks last within about a second: a power cut brings back younger ones; nothing is synced in vain."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class FaultyFiles:
         inode.dirty = {sector for sector in inode.dirty if sector * self.sector_bytes < size}
 
     def sync(self, handle: int) -> None:
-        """After one that failed a kernel takes pages for clean that it could not write: no later sync writes them."""
+        """After one that failed, pages that were not written count as clean, as with a kernel."""
         inode = self.handles[handle]
         try:
             self._call("sync")

@@ -1,8 +1,10 @@
-"""Lives of a shard whose disk fails, and what it says in them: whatever was confirmed is there in the next life.
+"""Lives of a shard whose disk fails, and what it says: whatever was confirmed is there in the next.
 
-A life is one process of a shard: a controller, two front doors that publish, consumers on all queues, streams. Its disk
-loses its power in the middle of a call, is full, or fails once or for good, at any call and with any kind of exception.
-What the process says is heard as a front door hears it: also its last words when it breaks off.
+A life is one process of a shard, with a controller, two front doors that publish, consumers on all
+queues, and streams. Its disk loses its power in the middle of a call, is full, or fails once or for
+good, at any call and with any kind of exception. What the process says is heard as a front door
+hears it: also its last words when it breaks off. What was settled before a second's syncs were
+through does not come back.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ GOOD_DISK = ("nothing", "stop", "cut")
 
 
 class PromiseBroken(BaseException):
-    """What the histories are played for. Not an Exception: neither the shard nor a life may take it for a fault."""
+    """What the histories are played for. Not an Exception: nobody may take it for a fault."""
 
 
 def promise(kept: bool, what: str) -> None:
@@ -122,7 +124,7 @@ def _by_queue() -> dict[int, set[int]]:
 
 @dataclass
 class Known:
-    """What the clients of all lives know, by queue; messages are named by numbers in the order of publishing."""
+    """What the clients of all lives know, by queue; messages are numbers, in publish order."""
 
     published: dict[int, set[int]] = field(default_factory=_by_queue)
     owed: dict[int, set[int]] = field(default_factory=_by_queue)
@@ -328,7 +330,7 @@ class Life:
         self.shard.want_sync()
 
     def second(self) -> None:
-        """A second passes, with all that is synced in it: what was settled before does not come back."""
+        """A second passes, with its syncs: what was settled before does not come back."""
         settled = {queue: set(messages) for queue, messages in self.settled.items()}
         self.end_settled_sync()
         self.end_sync()
@@ -526,7 +528,7 @@ def _answers_all(shard: Shard, alarm: str) -> list[Outgoing]:
     return _break_off(shard, alarm)
 
 
-def _knows_only_errors_of_the_disk(job: Job[Any]) -> None:
+def _knows_only_errors_of_the_disk(job: Job) -> None:
     try:
         _run(job)
     except StoreFailed:
