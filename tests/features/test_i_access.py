@@ -219,7 +219,8 @@ def test_what_is_said_of_a_vhost_travels_with_definitions_and_outlives_a_restart
         assert _of(exported, name)["metadata"] == about
         assert status(broker, f"/api/vhosts/{name}/deletion/protection", "guest", "guest", "DELETE") == 204
         assert status(broker, f"/api/vhosts/{name}", "guest", "guest", "DELETE") == 204
-        assert status(broker, "/api/definitions", "guest", "guest", "POST", exported) == 204
+        said = status(broker, "/api/definitions", "guest", "guest", "POST", exported)
+        assert said == 200  # with a warning: quorum queues have no replicas here
         assert _of(_definitions(broker), name)["metadata"] == about
         broker.stop()
     finally:

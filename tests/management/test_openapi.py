@@ -79,6 +79,7 @@ async def test_what_is_shown_has_all_the_fields_that_are_promised(made: Api) -> 
         "LogLine",
         "Error",
         "StreamGroup",
+        "Warned",
     }
     assert checked >= ROWS.keys() - unshown
 

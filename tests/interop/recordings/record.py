@@ -860,6 +860,16 @@ def wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
     raise SystemExit(f"RabbitMQ did not listen on port {port} within {READY_S_MAX:.0f} s")
 
 
+def end_port_mapper(environment: dict[str, str]) -> None:
+    """End Erlang's port mapper, a daemon that outlives the server and does not end while it knows a node."""
+    for _ in range(50):
+        said = subprocess.run(["epmd", "-kill"], env=environment, capture_output=True, text=True, check=False)
+        if "Killed" in said.stdout or "Cannot connect" in said.stdout + said.stderr:
+            return
+        time.sleep(0.1)
+    print(f"the port mapper at port {environment['ERL_EPMD_PORT']} goes on", file=sys.stderr)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=35700)
@@ -889,8 +899,7 @@ def main() -> None:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            # The port mapper is a daemon that outlives the server.
-            subprocess.run(["epmd", "-kill"], env=environment, capture_output=True, check=False)
+            end_port_mapper(environment)
 
 
 if __name__ == "__main__":
