@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from pyspark_shardmq import schema
 from pyspark_shardmq.fetch import Broker
-from pyspark_shardmq.options import OptionError, WriteOptions
+from pyspark_shardmq.options import OptionError, WriteOptions, for_stream_writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -144,7 +144,7 @@ class ShardmqStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, names: Sequence[str]) -> None:
         check_columns(names)
         check_exchange(options, names)
-        self._options = options
+        self._options = for_stream_writer(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         # Spark hands neither to the writer; both are what its own state store goes by.
@@ -154,8 +154,7 @@ class ShardmqStreamWriter(DataSourceStreamArrowWriter):
             raise OptionError(
                 "this Spark does not tell tasks their query and epoch; delivery=atLeastOnce needs neither"
             )
-        producer = self._options.producer or f"spark-{query}"
-        named = _named(self._options, producer, context.partitionId())
+        named = _named(self._options, f"spark-{query}", context.partitionId())
         return publish(self._options, iterator, named, first_sequence(int(epoch)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

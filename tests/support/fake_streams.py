@@ -39,6 +39,9 @@ class FakeStreams:
 
     def __init__(self) -> None:
         self.streams: dict[str, list[Shard]] = {}
+        self.exchange_of: dict[str, str] = {}  # of a queue that is a shard of a stream exchange
+        self.ended: dict[str, list[dict[str, Any]]] = {}  # shards that are no more, by stream
+        self.wrong: dict[str, str] = {}  # names that are of no stream, and why
         self.published: dict[str, list[dict[str, Any]]] = {}
         self.seen: dict[str, int] = {}  # the highest sequence of each producer
         self.duplicates = 0
@@ -50,6 +53,20 @@ class FakeStreams:
     def declare(self, name: str, shards: int = 1) -> list[Shard]:
         self.streams[name] = [Shard() for _ in range(shards)]
         return self.streams[name]
+
+    def declare_exchange(self, name: str, shards: int) -> list[Shard]:
+        """As `declare`; its shards can be read by their own names, too."""
+        for i, shard in enumerate(self.declare(name, shards)):
+            queue = f"sharding: {name} - {i}"
+            self.streams[queue], self.exchange_of[queue] = [shard], name
+        return self.streams[name]
+
+    def shrink(self, name: str, count: int) -> None:
+        """Shards are taken away: retention has emptied them."""
+        kept, gone = self.streams[name][:count], self.streams[name][count:]
+        self.streams[name] = kept
+        told = [{"shard": i, "id": shard.id, "next": shard.next} for i, shard in enumerate(gone, count)]
+        self.ended.setdefault(name, []).extend(told)
 
     def append(self, name: str, count: int, **more: Any) -> None:
         """To the shards in turn; row i has the body "i"."""
@@ -110,15 +127,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if len(parts) == 2:
-            self._json(200, [{"name": n, "kind": "queue", "shards": len(s)} for n, s in self.state.streams.items()])
+            self._json(200, [self._listed(name) for name in self.state.streams])
         elif parts[2] not in self.state.streams:
-            self._json(404, {"error": "Object Not Found", "reason": f"no stream {parts[2]}"})
+            reason = self.state.wrong.get(parts[2], f"no stream {parts[2]}")
+            self._json(404, {"error": "Object Not Found", "reason": reason})
+        elif parts[-1] == "arrow" and int(parts[3]) >= len(self.state.streams[parts[2]]):
+            self._json(404, {"error": "Object Not Found", "reason": f"'{parts[2]}' has no shard {parts[3]}"})
         elif parts[-1] == "arrow":
             self._scan(parts[2], int(parts[3]), query)
         elif parts[-1] == "offset-for-time":
             self._at_time(parts[2], int(query["timestamp"][0]))
         else:
-            self._json(200, {"name": parts[2], "shards": self._shards(parts[2])})
+            ended = self.state.ended.get(parts[2], [])
+            self._json(200, {"name": parts[2], "shards": self._shards(parts[2]), "ended": ended})
 
     def do_POST(self) -> None:
         parts, query = self._parts()
@@ -151,9 +172,22 @@ class _Handler(BaseHTTPRequestHandler):
         split = urlsplit(self.path)
         return [unquote(part) for part in split.path.split("/")[2:]], parse_qs(split.query)
 
+    def _listed(self, name: str) -> dict[str, Any]:
+        shown = {"name": name, "kind": "queue", "shards": len(self.state.streams[name])}
+        exchange = self.state.exchange_of.get(name)
+        return shown if exchange is None else shown | {"exchange": exchange}
+
     def _shards(self, name: str) -> list[dict[str, Any]]:
+        is_exchange = name in self.state.exchange_of.values()
         return [
-            {"shard": i, "queue": name, "id": s.id, "first": s.first, "next": s.next, "state": "running"}
+            {
+                "shard": i,
+                "queue": f"sharding: {name} - {i}" if is_exchange else name,
+                "id": s.id,
+                "first": s.first,
+                "next": s.next,
+                "state": "running",
+            }
             for i, s in enumerate(self.state.streams[name])
         ]
 
