@@ -58,6 +58,15 @@ class Gone(DataLoss):
         self.first = first
 
 
+class Published(NamedTuple):
+    """Of rows that were published, all confirmed: how many a queue had before, of the same producer. None: the broker
+    does not say (rows without a producer).
+    """
+
+    rows: int
+    known: int | None
+
+
 class Look(NamedTuple):
     """What the broker says of a queue or stream exchange.
 
@@ -190,8 +199,8 @@ class Broker:
         mandatory: bool = True,
         producer: str | None = None,
         sequence: int = 0,
-    ) -> int:
-        """Returns the number of rows, all confirmed. Row i has the sequence number `sequence` + i of its producer."""
+    ) -> Published:
+        """Row i has the sequence number `sequence` + i of its producer. Returns when all rows are confirmed."""
         query = {"mandatory": str(mandatory).lower()}
         if routing_key is not None:
             query["routing_key"] = routing_key
@@ -200,7 +209,7 @@ class Broker:
         body = as_stream(rows)
         path = self._path("exchanges", exchange or "amq.default", "arrow")
         answer = self._json("POST", path, query, body)
-        return int(answer["confirmed"])
+        return Published(int(answer["confirmed"]), answer.get("known"))
 
     # -- one request -------------------------------------------------------------------------------------
 
@@ -340,6 +349,11 @@ def _refusal(method: str, path: str, answer: http.client.HTTPResponse, text: byt
         return BrokerError(
             f"{said.get('unroutable')} of {said.get('rows')} rows went to no queue, "
             f"such as {json.dumps(said.get('sample'))} (mandatory=false lets them go)"
+        )
+    if "altered" in said:
+        return BrokerError(
+            f"{reason}: {said['altered']} of {said['rows']} rows, such as {json.dumps(said.get('sample'))}. "
+            "Other rows need a producer of another name (producerName, --name)"
         )
     kind = Passing if answer.status in PASSING and said.get("error") != UNREADABLE else BrokerError
     return kind(f"{method} {path}: {answer.status} {reason}")

@@ -83,6 +83,7 @@ class WriteOptions:
     producer: str | None
     batch_rows: int
     rows_per_second: int | None
+    metrics_path: str | None
 
 
 # -- one option's text to its value --------------------------------------------------------------------
@@ -258,6 +259,7 @@ WRITE: dict[str, tuple[Callable[[str], Any], Any]] = {
     "publishBatchRows": (_at_least(1), 10_000),
     "confirmTimeoutMs": (_at_least(100), None),
     "rowsPerSecondPerTask": (_at_least(1), None),
+    "metricsPath": (_text, None),
 }
 # Spark's own, handed to every writer.
 IGNORED = {"checkpointlocation", "queryname"}
@@ -454,4 +456,5 @@ def write_options(given: Mapping[str, str], environment: Mapping[str, str] | Non
         producer=values["producerName"],
         batch_rows=values["publishBatchRows"],
         rows_per_second=values["rowsPerSecondPerTask"],
+        metrics_path=values["metricsPath"],
     )

@@ -44,6 +44,7 @@ class FakeStreams:
         self.wrong: dict[str, str] = {}  # names that are of no stream, and why
         self.published: dict[str, list[dict[str, Any]]] = {}
         self.seen: dict[str, int] = {}  # the highest sequence of each producer
+        self.bodies: dict[tuple[str, int], bytes] = {}  # by producer and sequence
         self.duplicates = 0
         self.groups: dict[tuple[str, str], dict[int, tuple[str, int]]] = {}  # by stream and group
         self.faults: dict[str, int] = {}
@@ -86,16 +87,22 @@ class FakeStreams:
                     return True
         return False
 
-    def take(self, exchange: str, rows: list[dict[str, Any]], producer: str | None, sequence: int) -> None:
+    def take(self, exchange: str, rows: list[dict[str, Any]], producer: str | None, sequence: int) -> tuple[int, int]:
+        """(rows known before, those of them that were others), by their producer's numbers."""
+        known = altered = 0
         with self.lock:
             kept = self.published.setdefault(exchange, [])
             for i, row in enumerate(rows):
                 if producer is not None and sequence + i <= self.seen.get(producer, -1):
                     self.duplicates += 1
+                    known += 1
+                    altered += self.bodies.get((producer, sequence + i), row["value"]) != row["value"]
                     continue
                 if producer is not None:
                     self.seen[producer] = sequence + i
+                    self.bodies[producer, sequence + i] = row["value"]
                 kept.append(row)
+        return known, altered
 
 
 @contextmanager
@@ -150,11 +157,17 @@ class _Handler(BaseHTTPRequestHandler):
             sample = [{"row": 0, "exchange": parts[2], "routing_key": ""}]
             self._json(422, {"rows": len(rows), "confirmed": len(rows), "unroutable": len(rows), "sample": sample})
             return
-        self.state.take(parts[2], rows, producer, int(query.get("seq", ["0"])[0]))
+        known, altered = self.state.take(parts[2], rows, producer, int(query.get("seq", ["0"])[0]))
         if self.state.takes_fault(self.path):  # taken, and nobody is told
             self.close_connection = True
             return
-        self._json(200, {"rows": len(rows), "confirmed": len(rows)})
+        said: dict[str, Any] = {"rows": len(rows), "confirmed": len(rows)}
+        if producer is not None:
+            said |= {"stored": len(rows) - known, "known": known}
+        if altered:
+            reason = f"producer '{producer}' sent other rows before, by the same numbers"
+            said |= {"altered": altered, "error": "conflict", "reason": reason, "sample": []}
+        self._json(409 if altered else 200, said)
 
     def do_PUT(self) -> None:
         parts, _ = self._parts()
