@@ -307,8 +307,7 @@ def test_where_a_shard_ended_is_told_when_it_is_gone(broker: RealBroker, channel
     client = Http(broker)
 
     def shards(count: int) -> None:
-        body = json.dumps({"value": count}).encode()
-        assert client.call(f"/parameters/shards/%2F/{name}", "PUT", body)[0] in (201, 204)
+        assert client.call(f"/exchanges/%2F/{name}/shards", "PUT", {"number": count})[0] < 300
 
     def looked() -> Any:
         return client.call(f"/streams/%2F/{name}")[1]
