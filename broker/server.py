@@ -27,6 +27,7 @@ from broker.changes import AnyChange, ParameterPut, is_only_more
 from broker.client import Client
 from broker.cluster_name import cluster_name
 from broker.config import BrokerConfig, ConfigError, read_config
+from broker.confirms import known_frame
 from broker.consuming import Consuming
 from broker.control import ConsumerHere, Fenced, SeatOrder
 from broker.counts import Counts
@@ -243,6 +244,11 @@ class Door:
 
     def away(self, shard: int) -> None:
         self.consuming.away(shard)
+
+    def known(self, connection: int, channel: int, first: int, last: int, altered: bool) -> None:
+        client = self.clients.get(connection)
+        if client is not None and client.trusted:
+            client.write(known_frame(channel, first, last, altered))
 
     def restarted(self, shard: int) -> None:
         self._set_alarm(shard, "")

@@ -83,6 +83,9 @@ class Events(Protocol):
 
     def restarted(self, shard: int) -> None: ...
     def told(self, shard: int, what: wire.Control) -> None: ...
+    def known(self, connection: int, channel: int, first: int, last: int, altered: bool) -> None:
+        """Publishes of these confirm numbers repeat what some queue had before; `altered`: as other messages."""
+
     def publish_room(self, shard: int) -> None: ...
     def receiving(self) -> None: ...
     def received(self) -> None: ...
@@ -571,12 +574,23 @@ class ShardLinks:
             delivery(shard, section)
 
     def _on_confirmed(self, link: ShardLink, message: envelope.Message) -> None:
-        batch, refused = envelope.read_confirmed(message)
+        batch, told = envelope.read_confirmed(message)
+        refused = self._tell_known(told) if told else told
         while link.sent and link.sent[0][0] <= batch:
             for waiting in link.sent.popleft()[1]:
                 for connection, channel, first, last in refused:
                     waiting.refuse(connection, channel, first, last)
                 waiting.confirmed()
+
+    def _tell_known(self, told: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+        """Returns those that were refused."""
+        refused = []
+        for connection, channel, first, last in told:
+            if channel & (wire.KNOWN | wire.ALTERED):
+                self.events.known(connection, channel & (wire.KNOWN - 1), first, last, bool(channel & wire.ALTERED))
+            else:
+                refused.append((connection, channel, first, last))
+        return refused
 
     def _on_credit(self, link: ShardLink, message: envelope.Message) -> None:
         for _connection, count in envelope.read_credit(message):

@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_shardmq import schema
-from pyspark_shardmq.offsets import DataLoss, Position, Positions, Range
+from pyspark_shardmq.offsets import DataLoss, Place, Positions, Range, ShardState
+from pyspark_shardmq.options import OptionError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,8 +93,16 @@ class Archive:
 
     # -- read ---------------------------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Raise OptionError where no archive is: an empty one looks the same to whoever only lists files."""
+        if not self._epochs.parent.is_dir():
+            raise OptionError(f"there is no archive at {self.path} (no directory {self._epochs.parent})")
+
     def pieces(self) -> list[Piece]:
-        """All there are, by queue, shard and offset; epochs in order where a stream was made anew."""
+        """All there are, by queue, shard and offset; epochs in order where a stream was made anew. Raises OptionError
+        where there is no archive.
+        """
+        self.check()
         found = []
         for file in sorted(self._epochs.glob("*.json")):
             manifest = json.loads(file.read_text())
@@ -102,14 +111,51 @@ class Archive:
             found += [Piece(**{**piece, "files": tuple(piece["files"])}) for piece in manifest["pieces"]]
         return sorted(found, key=lambda piece: (piece.queue, piece.shard))
 
-    def earliest(self, positions: Positions) -> Positions:
-        """Of each place the first row that is archived of the same stream, if that is before `positions`."""
-        found = dict(positions)
+    def reaching_back(self, states: Iterable[ShardState], queues: Container[str]) -> list[ShardState]:
+        """Return the shards with what is archived of them: each begins at the first row that is archived of the same
+        stream, if that is older than its log.
+
+        Shards of these queues that are archived and not there any more end with what is archived. Where another stream
+        has taken the place of an archived one, only the other is told.
+        """
+        found = {state.place: state for state in states}
+        live = set(found)
         for piece in self.pieces():
-            at = found.get((piece.queue, piece.shard))
-            if at is not None and at.id == piece.id and piece.start < at.next:
-                found[piece.queue, piece.shard] = Position(at.id, piece.start)
+            place = piece.queue, piece.shard
+            state = found.get(place)
+            if state is not None and state.id == piece.id:
+                end = state.next if place in live else max(state.next, piece.end)
+                found[place] = replace(state, first=min(state.first, piece.start), next=end)
+            elif place not in live and piece.queue in queues:
+                # Of several streams that had the place one after another the last one.
+                found[place] = ShardState(piece.queue, piece.shard, piece.id, piece.start, piece.end)
+        return list(found.values())
+
+    def find(self, place: Place, id_: str, time_ms: int, below: int) -> int | None:
+        """Return the offset of the first row that is not older than the time, among those archived of the stream
+        below an offset. None where there is none.
+
+        The rows of a stream are stored in the order of time: pieces are halved, and only few files are opened.
+        """
+        mine = [p for p in self.pieces() if (p.queue, p.shard, p.id) == (*place, id_) and p.rows and p.start < below]
+        mine.sort(key=lambda piece: piece.start)
+        low, high = 0, len(mine)
+        found = None
+        while low < high:
+            middle = (low + high) // 2
+            first = self._first_since(mine[middle], time_ms, below)
+            if first is None:
+                low = middle + 1
+            else:
+                found, high = first, middle
         return found
+
+    def _first_since(self, piece: Piece, time_ms: int, below: int) -> int | None:
+        filters = [f"since:{time_ms}"]
+        rows = self._rows(piece, piece.start, min(piece.end, below), ["offset"], filters)
+        for batch in rows:
+            return int(batch.column(batch.schema.get_field_index("offset"))[0].as_py())
+        return None
 
     def scan(
         self, one: Range, columns: Sequence[str], filters: Sequence[str] = (), fail_on_data_loss: bool = True

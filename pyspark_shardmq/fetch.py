@@ -10,10 +10,12 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import ssl
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from pyspark_shardmq.offsets import DataLoss, Position, Range, ShardState
@@ -38,6 +40,14 @@ class Passing(BrokerError):
     """A trouble that may be over soon."""
 
 
+class Certificate(BrokerError):
+    """The broker cannot be trusted, or does not speak TLS as it should: it is asked once."""
+
+
+class Away(DataLoss):
+    """The stream of that id is not there any more."""
+
+
 class Gone(DataLoss):
     """Rows from before `first` are not in the log any more."""
 
@@ -46,6 +56,26 @@ class Gone(DataLoss):
             f"{one.queue}/{one.shard} has lost offsets {at} to {first - 1} to retention; it begins at {first}"
         )
         self.first = first
+
+
+class Published(NamedTuple):
+    """Of rows that were published, all confirmed: how many a queue had before, of the same producer. None: the broker
+    does not say (rows without a producer).
+    """
+
+    rows: int
+    known: int | None
+
+
+class Look(NamedTuple):
+    """What the broker says of a queue or stream exchange.
+
+    `ended`: by id, where streams ended that are not shards of it any more. `queues`: the names of its shards.
+    """
+
+    shards: list[ShardState]
+    ended: dict[str, int]
+    queues: frozenset[str]
 
 
 class Broker:
@@ -61,11 +91,13 @@ class Broker:
 
     # -- what there is -----------------------------------------------------------------------------------
 
-    def names(self) -> list[str]:
-        """All queues of type stream and stream exchanges of the virtual host that the user may read."""
-        return sorted(stream["name"] for stream in self._json("GET", self._path("streams")))
+    def names(self) -> dict[str, str | None]:
+        """All queues of type stream and stream exchanges of the virtual host that the user may read; of a queue that
+        is a shard of a stream exchange, that exchange.
+        """
+        return {stream["name"]: stream.get("exchange") for stream in self._json("GET", self._path("streams"))}
 
-    def states(self, name: str, after: Mapping[int, int] | None = None, wait_ms: int = 0) -> list[ShardState]:
+    def look(self, name: str, after: Mapping[int, int] | None = None, wait_ms: int = 0) -> Look:
         """With `wait_ms`, not before a shard has news behind `after`, or one is there that `after` lacks, or the time
         is up.
         """
@@ -75,15 +107,19 @@ class Broker:
                 "after": ",".join(f"{s}:{n}" for s, n in sorted(after.items())),
                 "wait_ms": str(min(wait_ms, WAIT_MAX_MS)),
             }
-        found: list[ShardState] = self._patiently(lambda: self._states_once(name, query))
+        found: Look = self._patiently(lambda: self._look_once(name, query))
         return found
 
-    def _states_once(self, name: str, query: dict[str, str]) -> list[ShardState]:
+    def _look_once(self, name: str, query: dict[str, str]) -> Look:
         found = self._json_once("GET", self._path("streams", name), query)
         for shard in found["shards"]:
             if shard["next"] is None:
                 raise Passing(f"shard {shard['shard']} of {name} is {shard['state']}")
-        return [ShardState(name, s["shard"], s["id"], s["first"], s["next"]) for s in found["shards"]]
+        return Look(
+            [ShardState(name, s["shard"], s["id"], s["first"], s["next"]) for s in found["shards"]],
+            {ended["id"]: ended["next"] for ended in found.get("ended", [])},
+            frozenset(s["queue"] for s in found["shards"]),
+        )
 
     def offsets_at(self, name: str, time_ms: int) -> dict[int, int]:
         """By shard: the first row not older; one behind the last where all are."""
@@ -107,7 +143,7 @@ class Broker:
         self, one: Range, columns: Sequence[str], filters: Sequence[str] = (), fail_on_data_loss: bool = True
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a range in order, each once, with `offset` among their columns. Gone where the log begins
-        behind its start; with fail_on_data_loss=False it begins there.
+        behind its start, DataLoss where the stream is away; with fail_on_data_loss=False what is there is given.
         """
         at, failures = one.start, 0
         asked = [*columns, *(["offset"] if "offset" not in columns else [])]
@@ -123,6 +159,11 @@ class Broker:
                 if fail_on_data_loss:
                     raise
                 at = gone.first
+            except DataLoss as loss:
+                if fail_on_data_loss:
+                    raise
+                print(f"shardmq: {loss}", file=sys.stderr)
+                return
             except Passing as trouble:
                 failures += 1
                 self._wait(failures, trouble)
@@ -158,8 +199,8 @@ class Broker:
         mandatory: bool = True,
         producer: str | None = None,
         sequence: int = 0,
-    ) -> int:
-        """Returns the number of rows, all confirmed. Row i has the sequence number `sequence` + i of its producer."""
+    ) -> Published:
+        """Row i has the sequence number `sequence` + i of its producer. Returns when all rows are confirmed."""
         query = {"mandatory": str(mandatory).lower()}
         if routing_key is not None:
             query["routing_key"] = routing_key
@@ -168,7 +209,7 @@ class Broker:
         body = as_stream(rows)
         path = self._path("exchanges", exchange or "amq.default", "arrow")
         answer = self._json("POST", path, query, body)
-        return int(answer["confirmed"])
+        return Published(int(answer["confirmed"]), answer.get("known"))
 
     # -- one request -------------------------------------------------------------------------------------
 
@@ -203,9 +244,10 @@ class Broker:
             connection.request(method, target, body, headers)
             answer = connection.getresponse()
         except (OSError, http.client.HTTPException) as broken:
+            asked = self._url()
             self.close()
             self._at += 1
-            raise Passing(f"{self._url()}: {broken!r}") from None
+            raise _trouble(asked, broken) from None
         yield answer
 
     def _credentials(self) -> str:
@@ -279,7 +321,25 @@ def _said(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _trouble(url: str, broken: OSError | http.client.HTTPException) -> BrokerError:
+    """What a broken connection means: only what may be over soon is Passing."""
+    if isinstance(broken, ssl.SSLCertVerificationError):
+        return Certificate(f"{url}: the certificate is not accepted: {broken.verify_message}")
+    if isinstance(broken, ssl.SSLError) and not isinstance(broken, CUT_OFF_TLS):
+        return Certificate(f"{url}: no TLS connection: {broken.reason or broken}")
+    if isinstance(broken, http.client.BadStatusLine) and not isinstance(broken, http.client.RemoteDisconnected):
+        return BrokerError(f"{url}: what answers there does not speak HTTP: {str(broken)[:SHOWN_MAX]}")
+    if isinstance(broken, http.client.InvalidURL):
+        return BrokerError(f"{url}: {broken}")
+    return Passing(f"{url}: {broken!r}")
+
+
+# A connection that ends in the middle of TLS, as without it.
+CUT_OFF_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+SHOWN_MAX = 60
 PASSING = (429, 500, 502, 503, 504)
+# What the broker says of files that are damaged or of a later version: they are the same the next time.
+UNREADABLE = "unreadable"
 
 
 def _refusal(method: str, path: str, answer: http.client.HTTPResponse, text: bytes) -> BrokerError:
@@ -290,7 +350,12 @@ def _refusal(method: str, path: str, answer: http.client.HTTPResponse, text: byt
             f"{said.get('unroutable')} of {said.get('rows')} rows went to no queue, "
             f"such as {json.dumps(said.get('sample'))} (mandatory=false lets them go)"
         )
-    kind = Passing if answer.status in PASSING else BrokerError
+    if "altered" in said:
+        return BrokerError(
+            f"{reason}: {said['altered']} of {said['rows']} rows, such as {json.dumps(said.get('sample'))}. "
+            "Other rows need a producer of another name (producerName, --name)"
+        )
+    kind = Passing if answer.status in PASSING and said.get("error") != UNREADABLE else BrokerError
     return kind(f"{method} {path}: {answer.status} {reason}")
 
 
@@ -302,10 +367,13 @@ def _check_scan(one: Range, at: int, answer: http.client.HTTPResponse) -> None:
     if answer.status == 410:
         raise Gone(one, at, int(said["first"]))
     if answer.status == 409:
-        raise DataLoss(
+        raise Away(
             f"{one.queue}/{one.shard} was deleted and made anew (stream {one.id} is now {said['id']}) "
             f"before offsets {at} to {one.end - 1} were read"
         )
+    if answer.status == 404:
+        reason = said.get("reason") or answer.reason
+        raise Away(f"{one.queue}/{one.shard} is gone before offsets {at} to {one.end - 1} were read: {reason}")
     if answer.status == 416:
         raise DataLoss(
             f"{one.queue}/{one.shard} ends at offset {int(said['next']) - 1}, "

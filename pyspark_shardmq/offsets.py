@@ -8,7 +8,8 @@ in Spark's checkpoint and in progress reports, they are `{"orders":{"0":{"id":"3
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -84,6 +85,17 @@ def decode(found: Mapping[str, Any] | str) -> Positions:
     }
 
 
+# -- what is read ------------------------------------------------------------------------------------------
+
+
+def matching(pattern: str, names: Mapping[str, str | None]) -> list[str]:
+    """Return the names that the whole pattern matches, in order. A shard whose exchange matches too is left out: its
+    rows are the exchange's. `names`: of streams, each with the exchange that it is a shard of, if it is one.
+    """
+    matched = {name for name in names if re.fullmatch(pattern, name)}
+    return sorted(name for name in matched if names[name] not in matched)
+
+
 # -- where a query begins and ends -------------------------------------------------------------------------
 
 
@@ -92,11 +104,15 @@ def resolve(wanted: Offsets | None, default: int, states: Iterable[ShardState], 
     an error.
     """
     by_place = {state.place: state for state in states}
+    _refuse_unknown(wanted, by_place, option)
+    return {place: Position(state.id, _offset(wanted, default, state)) for place, state in by_place.items()}
+
+
+def _refuse_unknown(wanted: Offsets | None, there: Container[Place], option: str) -> None:
     if isinstance(wanted, Mapping):
-        missing = [f"{q}/{s}" for q, shards in wanted.items() for s in shards if (q, s) not in by_place]
+        missing = [f"{q}/{s}" for q, shards in wanted.items() for s in shards if (q, s) not in there]
         if missing:
             raise OptionError(f"{option} names {', '.join(missing)}: no such queue or shard")
-    return {place: Position(state.id, _offset(wanted, default, state)) for place, state in by_place.items()}
 
 
 def _offset(wanted: Offsets | None, default: int, state: ShardState) -> int:
@@ -108,9 +124,15 @@ def _offset(wanted: Offsets | None, default: int, state: ShardState) -> int:
 
 
 def at_times(
-    times_ms: Offsets, default: int, states: Iterable[ShardState], found: Mapping[Place, int | None], strategy: str
+    times_ms: Offsets,
+    default: int,
+    states: Sequence[ShardState],
+    found: Mapping[Place, int | None],
+    strategy: str,
+    option: str,
 ) -> Positions:
     """As `resolve`, from what the broker found: the first row at or after the time, None where all are older."""
+    _refuse_unknown(times_ms, {state.place for state in states}, option)
     positions = {}
     for state in states:
         if isinstance(times_ms, Mapping) and state.shard not in times_ms.get(state.queue, {}):
@@ -130,24 +152,29 @@ def at_times(
 
 
 def checked(
-    start: Mapping[Place, Position], states: Iterable[ShardState], fail_on_data_loss: bool, archived: bool = False
+    start: Mapping[Place, Position],
+    states: Iterable[ShardState],
+    fail_on_data_loss: bool,
+    ended: Mapping[str, int] | None = None,
 ) -> tuple[Positions, list[str]]:
-    """Where to go on, and what is lost in between, in words; DataLoss unless losses were allowed.
+    """Return where to go on, and what is lost in between, in words; raise DataLoss unless losses were allowed.
 
-    Compared by id before any arithmetic: a stream made anew has small offsets and would look like one without news. A
-    place that `start` lacks was added since and is read from its beginning. With `archived`, rows older than the log
-    are elsewhere and not lost.
+    Streams are compared by id before any arithmetic: a stream made anew has small offsets and would look like one
+    without news. A place that `start` lacks was added since and is read from its beginning. `ended` says by id where
+    streams ended that were taken out of a stream exchange when it got fewer shards; nothing is lost of one that was
+    read to its end.
     """
+    ended = ended or {}
     positions: Positions = {}
     losses = []
     states = list(states)
     for state in states:
         begun = start.get(state.place)
-        position, loss = (Position(state.id, state.first), "") if begun is None else _go_on(begun, state, archived)
+        position, loss = (Position(state.id, state.first), "") if begun is None else _go_on(begun, state, ended)
         positions[state.place] = position
         losses += [loss] if loss else []
     for queue, shard in sorted(set(start) - {state.place for state in states}):
-        losses.append(f"{queue}/{shard} does not exist any more; it was read up to offset {start[queue, shard].next}")
+        losses += _unread(f"{queue}/{shard} does not exist any more", start[queue, shard], ended)
     if losses and fail_on_data_loss:
         raise DataLoss(
             "; ".join(losses) + ". With failOnDataLoss=false the query goes on with what is there; "
@@ -156,22 +183,56 @@ def checked(
     return positions, losses
 
 
-def _go_on(begun: Position, state: ShardState, archived: bool) -> tuple[Position, str]:
+def _unread(what: str, begun: Position, ended: Mapping[str, int]) -> list[str]:
+    """Say what a query has not read of a stream that is gone, as far as the broker knows where the stream ended."""
+    end = ended.get(begun.id)
+    if end is None:
+        return [f"{what}; it was read up to offset {begun.next}"]
+    return [f"{what}; offsets {begun.next} to {end - 1} of it were not read"] if begun.next < end else []
+
+
+def _go_on(begun: Position, state: ShardState, ended: Mapping[str, int]) -> tuple[Position, str]:
     where = f"{state.queue}/{state.shard}"
     if begun.id != state.id:
-        return Position(state.id, state.first), (
-            f"{where} was deleted and made anew (stream {begun.id} is now {state.id}); it was read up to offset "
-            f"{begun.next}, the new one has {state.first} to {state.next - 1}"
-        )
+        what = f"{where} was deleted and made anew (stream {begun.id} is now {state.id})"
+        losses = _unread(what, begun, ended)
+        loss = f"{losses[0]}, the new one has {state.first} to {state.next - 1}" if losses else ""
+        return Position(state.id, state.first), loss
     if begun.next > state.next:
         return Position(state.id, state.next), (
             f"{where} ends at offset {state.next - 1}, which is before {begun.next} where reading was to go on"
         )
-    if begun.next < state.first and not archived:
+    if begun.next < state.first:
         return Position(state.id, state.first), (
             f"{where} has lost offsets {begun.next} to {state.first - 1} to retention; it begins at {state.first}"
         )
     return begun, ""
+
+
+def ordered(
+    start: Mapping[Place, Position],
+    end: Mapping[Place, Position],
+    states: Iterable[ShardState],
+    fail_on_data_loss: bool,
+) -> Positions:
+    """Return `end`, of which no place may lie before its start.
+
+    Where that is because retention took all that was asked for, it is a loss, which is passed over if losses are.
+    """
+    found = dict(end)
+    for state in states:
+        begin, stop = start[state.place].next, end[state.place].next
+        if stop >= begin:
+            continue
+        where = f"{state.queue}/{state.shard}"
+        if begin > state.first:
+            raise OptionError(
+                f"{where} is to be read from offset {begin} to before {stop}: the end is before the start"
+            )
+        if fail_on_data_loss:
+            raise DataLoss(f"{where} has lost the offsets before {stop} to retention; it begins at {state.first}")
+        found[state.place] = start[state.place]
+    return found
 
 
 # -- how much in one trigger -------------------------------------------------------------------------------

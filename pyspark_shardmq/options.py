@@ -83,6 +83,7 @@ class WriteOptions:
     producer: str | None
     batch_rows: int
     rows_per_second: int | None
+    metrics_path: str | None
 
 
 # -- one option's text to its value --------------------------------------------------------------------
@@ -139,8 +140,8 @@ def _object(text: str) -> dict[str, Any]:
         found = json.loads(text)
     except ValueError:
         found = None
-    if not isinstance(found, dict):
-        raise ValueError("must be a JSON object")
+    if not isinstance(found, dict) or not found:
+        raise ValueError("must be a JSON object that names at least one queue")
     return found
 
 
@@ -177,7 +178,10 @@ def _times_by_shard(text: str) -> Offsets:
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ValueError("must name at least one column")
+    return names
 
 
 def _urls(text: str) -> tuple[str, ...]:
@@ -255,6 +259,7 @@ WRITE: dict[str, tuple[Callable[[str], Any], Any]] = {
     "publishBatchRows": (_at_least(1), 10_000),
     "confirmTimeoutMs": (_at_least(100), None),
     "rowsPerSecondPerTask": (_at_least(1), None),
+    "metricsPath": (_text, None),
 }
 # Spark's own, handed to every writer.
 IGNORED = {"checkpointlocation", "queryname"}
@@ -326,6 +331,7 @@ def read_options(given: Mapping[str, str], environment: Mapping[str, str] | None
     end = _at_most_one(said, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
     _at_most_one(said, "maxOffsetsPerTrigger", "maxBytesPerTrigger")
     _at_most_one(said, "columns", "rowFormat")
+    _check_needed(said, values)
     _check_limits(values)
     return ReadOptions(
         connection=_connection(values, said, os.environ if environment is None else environment),
@@ -356,21 +362,55 @@ def read_options(given: Mapping[str, str], environment: Mapping[str, str] | None
     )
 
 
+def _check_needed(said: set[str], values: Mapping[str, Any]) -> None:
+    """Refuse options that would do nothing for want of another one."""
+    by_time = {"startingTimestamp", "startingOffsetsByTimestamp"}
+    if "startingOffsetsByTimestampStrategy" in said and not said & by_time:
+        raise OptionError(f"startingOffsetsByTimestampStrategy goes with {' or '.join(sorted(by_time))}")
+    if "maxTriggerDelay" in said and "minOffsetsPerTrigger" not in said:
+        raise OptionError("maxTriggerDelay goes with minOffsetsPerTrigger")
+    for option in ("includeHeaders", "includeProperties"):
+        if values[option] and "columns" in said:
+            raise OptionError(f"give only one of columns and {option}: columns may name headers and properties")
+    if values["includeProperties"] and values["rowFormat"] == "kafka":
+        raise OptionError("includeProperties: rows of rowFormat=kafka have no properties")
+
+
 def _check_limits(values: Mapping[str, Any]) -> None:
     least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
     if least and most and least > most:
         raise OptionError(f"minOffsetsPerTrigger={least} is more than maxOffsetsPerTrigger={most}")
     starting = values["startingOffsets"]
-    if values["endingOffsets"] == EARLIEST:
+    if values["endingOffsets"] == EARLIEST or EARLIEST in _by_place(values["endingOffsets"]).values():
         raise OptionError("endingOffsets=earliest would read nothing")
+    _check_order(values, "startingOffsets", "endingOffsets")
+    _check_order(values, "startingTimestamp", "endingTimestamp")
+    _check_order(values, "startingOffsetsByTimestamp", "endingOffsetsByTimestamp")
     if isinstance(starting, dict) and values["assign"]:
         more = set(starting) - set(values["assign"])
         if more:
             raise OptionError(f"startingOffsets names {', '.join(sorted(more))}, assign does not")
 
 
+def _by_place(said: Offsets | None) -> dict[tuple[str, int], int]:
+    """What is said of single shards; a number that stands for all shards is none of these."""
+    if not isinstance(said, Mapping):
+        return {}
+    return {(queue, shard): value for queue, shards in said.items() for shard, value in shards.items()}
+
+
+def _check_order(values: Mapping[str, Any], start: str, end: str) -> None:
+    """Refuse an end that lies below its start, as far as both are said in numbers; -2 and -1 are not known yet."""
+    if type(values[start]) is int and type(values[end]) is int and 0 <= values[end] < values[start]:
+        raise OptionError(f"{end}={values[end]} is before {start}={values[start]}")
+    begins = _by_place(values[start])
+    for (queue, shard), last in _by_place(values[end]).items():
+        if 0 <= last < begins.get((queue, shard), last):
+            raise OptionError(f"{end} of {queue}/{shard} is {last}, before {start}, which is {begins[queue, shard]}")
+
+
 def for_batch(options: ReadOptions) -> ReadOptions:
-    if options.starting == LATEST:
+    if options.starting == LATEST or LATEST in _by_place(options.starting).values():
         raise OptionError("startingOffsets=latest reads nothing in a batch")
     for name, value in [
         ("maxOffsetsPerTrigger", options.rows_per_trigger_max),
@@ -386,12 +426,25 @@ def for_batch(options: ReadOptions) -> ReadOptions:
 def for_stream(options: ReadOptions) -> ReadOptions:
     if options.ending is not None or options.ending_times_ms is not None:
         raise OptionError("endingOffsets and endingTimestamp are for batch reads")
+    if options.push_filters:
+        raise OptionError("pushFilters is for batch reads: Spark hands a stream no filters")
+    return options
+
+
+def for_stream_writer(options: WriteOptions) -> WriteOptions:
+    if options.producer is not None:
+        raise OptionError(
+            "producerName is for batch writes: a query's epochs begin at 0 again with each new checkpoint, "
+            "and under an old name its rows would pass for known ones; a query has a name of its own"
+        )
     return options
 
 
 def write_options(given: Mapping[str, str], environment: Mapping[str, str] | None = None) -> WriteOptions:
     values, said = _parse({**WRITE, "path": (_text, None)}, given)
     _at_most_one(said, "path", "exchange")
+    if "producerName" in said and values["delivery"] != "idempotent":
+        raise OptionError("producerName does nothing with delivery=atLeastOnce")
     return WriteOptions(
         connection=_connection(
             values, said, os.environ if environment is None else environment, timeout="confirmTimeoutMs"
@@ -403,4 +456,5 @@ def write_options(given: Mapping[str, str], environment: Mapping[str, str] | Non
         producer=values["producerName"],
         batch_rows=values["publishBatchRows"],
         rows_per_second=values["rowsPerSecondPerTask"],
+        metrics_path=values["metricsPath"],
     )

@@ -8,6 +8,8 @@ them otherwise, sort within partitions before the sink.
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from pyspark_shardmq import schema
 from pyspark_shardmq.fetch import Broker
-from pyspark_shardmq.options import OptionError, WriteOptions
+from pyspark_shardmq.options import OptionError, WriteOptions, for_stream_writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +35,31 @@ PRODUCER_HEADERS = ("x-producer-id", "x-sequence")
 
 @dataclass
 class Written(WriterCommitMessage):
+    """What a task has published; `known`: rows that a queue had before, of the same producer. None where rows have no
+    producer, so that nobody knows.
+    """
+
     rows: int
+    known: int | None = None
+
+
+def report(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], epoch: int | None = None) -> None:
+    """Say on the driver what was stored and what the broker knew before: one line of JSON in the file of metricsPath,
+    and a line on standard error where rows were known.
+    """
+    written = [message for message in messages if isinstance(message, Written)]
+    rows = sum(one.rows for one in written)
+    said: dict[str, int | None] = {} if epoch is None else {"epoch": epoch}
+    if any(one.known is None for one in written):
+        said |= {"rows": rows, "stored": None, "known": None}
+    else:
+        known = sum(one.known or 0 for one in written)
+        said |= {"rows": rows, "stored": rows - known, "known": known}
+        if known:
+            print(f"shardmq: {known} of {rows} rows were known before, {rows - known} are stored", file=sys.stderr)
+    if options.metrics_path is not None:
+        with open(options.metrics_path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(said) + "\n")
 
 
 def check_columns(names: Sequence[str]) -> None:
@@ -59,10 +85,11 @@ def first_sequence(epoch: int) -> int:
 def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: str | None, sequence: int) -> Written:
     """All rows, in order, each batch confirmed before the next is sent."""
     broker, count, begun = Broker(options.connection), 0, time.monotonic()
+    known: int | None = None if producer is None else 0
     try:
         for batch in batches:
             for piece in pieces(wire_form(batch, producer is not None), options.batch_rows):
-                count += broker.publish(
+                published = broker.publish(
                     options.exchange or "",
                     piece,
                     routing_key=options.routing_key,
@@ -70,11 +97,13 @@ def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: 
                     producer=producer,
                     sequence=sequence + count,
                 )
+                count += published.rows
+                known = None if known is None or published.known is None else known + published.known
                 if options.rows_per_second is not None:
                     time.sleep(max(0.0, begun + count / options.rows_per_second - time.monotonic()))
     finally:
         broker.close()
-    return Written(count)
+    return Written(count, known)
 
 
 def pieces(batch: pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:
@@ -139,12 +168,16 @@ class ShardmqWriter(DataSourceArrowWriter):
         partition = _context().partitionId()
         return publish(self._options, iterator, _named(self._options, self._producer, partition), 0)
 
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All rows are confirmed already."""
+        report(self._options, messages)
+
 
 class ShardmqStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, names: Sequence[str]) -> None:
         check_columns(names)
         check_exchange(options, names)
-        self._options = options
+        self._options = for_stream_writer(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         # Spark hands neither to the writer; both are what its own state store goes by.
@@ -154,12 +187,12 @@ class ShardmqStreamWriter(DataSourceStreamArrowWriter):
             raise OptionError(
                 "this Spark does not tell tasks their query and epoch; delivery=atLeastOnce needs neither"
             )
-        producer = self._options.producer or f"spark-{query}"
-        named = _named(self._options, producer, context.partitionId())
+        named = _named(self._options, f"spark-{query}", context.partitionId())
         return publish(self._options, iterator, named, first_sequence(int(epoch)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All rows are confirmed already."""
+        report(self._options, messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """What is published stays; the epoch is repeated and its numbers with it."""

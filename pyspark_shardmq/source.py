@@ -6,7 +6,6 @@ to begin, how much in one trigger, what is lost) are functions of `offsets`.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pyspark_shardmq import offsets, schema
 from pyspark_shardmq.archive import Archive
-from pyspark_shardmq.fetch import Broker, BrokerError, Gone
+from pyspark_shardmq.fetch import Away, Broker, BrokerError, Gone
 from pyspark_shardmq.offsets import Place, Positions, Range, ShardState
 from pyspark_shardmq.options import EARLIEST, LATEST, Offsets, OptionError, ReadOptions, for_batch, for_stream
 from pyspark_shardmq.pushdown import Pushed, push
@@ -54,56 +53,105 @@ class Task(InputPartition):
 
 def subscribed(broker: Broker, options: ReadOptions) -> list[str]:
     if options.subscribe_pattern is not None:
-        return [name for name in broker.names() if re.fullmatch(options.subscribe_pattern, name)]
+        return offsets.matching(options.subscribe_pattern, broker.names())
     return sorted(options.assign or set(options.subscribe))
 
 
-def states(
-    broker: Broker, options: ReadOptions, seen: Mapping[Place, int] | None = None, wait_ms: int = 0
-) -> list[ShardState]:
-    """Of all shards that are read. Waits at most `wait_ms` for news behind `seen`, if one name is read (else it only
-    asks).
+@dataclass(frozen=True)
+class There:
+    """What there is to read.
+
+    `shards`: the log of each. `ended`: by id, where streams ended that are no shards any more. `names`: of queues and
+    exchanges. `archive`: where rows are that are older than the log, if anywhere.
     """
+
+    shards: list[ShardState]
+    ended: dict[str, int]
+    names: tuple[str, ...]
+    archive: Archive | None
+
+    def whole(self) -> list[ShardState]:
+        """Return the shards as far as their log and the archive reach."""
+        return self.shards if self.archive is None else self.archive.reaching_back(self.shards, self.names)
+
+    def ahead_of(self, begun: Positions) -> tuple[list[ShardState], dict[str, int]]:
+        """Return the shards for a query that has come so far, and where those ended that are not there any more.
+
+        The archive is looked at only where it may be needed. A shard that only the archive has is there as long as the
+        archive has more of it; whoever has read it to the archive's end has read all of it that anybody knows of.
+        """
+        live = {state.place: state for state in self.shards}
+        logged = all(place in live and position.next >= live[place].first for place, position in begun.items())
+        if self.archive is None or (logged and live.keys() <= begun.keys()):
+            return self.shards, self.ended
+        shards, ended = [], dict(self.ended)
+        for state in self.whole():
+            at = begun.get(state.place)
+            if state.place in live or (at is not None and at.id == state.id and at.next < state.next):
+                shards.append(state)
+            elif at is not None and at == offsets.Position(state.id, state.next):
+                ended.setdefault(state.id, state.next)
+        return shards, ended
+
+
+def look(broker: Broker, options: ReadOptions, seen: Mapping[Place, int] | None = None, wait_ms: int = 0) -> There:
+    """Return what is read. Waits at most `wait_ms` for news behind `seen`, if one name is read (else it only asks)."""
+    archive = None if options.archive_path is None else Archive(options.archive_path)
+    if archive is not None:
+        archive.check()
     names = subscribed(broker, options)
     found: list[ShardState] = []
+    ended: dict[str, int] = {}
     for name in names:
         after = {shard: n for (queue, shard), n in (seen or {}).items() if queue == name}
         wanted = None if options.assign is None else options.assign[name]
         patience = wait_ms if len(names) == 1 and wanted is None else 0
-        all_shards = broker.states(name, after or None, patience)
+        all_shards, gone, queues = broker.look(name, after or None, patience)
+        if twice := sorted((queues - {name}) & set(names)):
+            raise OptionError(f"{twice[0]} is a shard of {name}, which is read too: its rows would come twice")
         if wanted is not None and (missing := set(wanted) - {state.shard for state in all_shards}):
             raise OptionError(f"assign names shard {sorted(missing)[0]} of {name}: it has {len(all_shards)}")
         found += [state for state in all_shards if wanted is None or state.shard in wanted]
-    return found
+        ended |= gone
+    return There(found, ended, tuple(names) if options.assign is None else (), archive)
 
 
-def by_time(broker: Broker, times_ms: Offsets, default: int, there: list[ShardState], strategy: str) -> Positions:
+def by_time(
+    broker: Broker, times_ms: Offsets, default: int, there: There, whole: list[ShardState], strategy: str, option: str
+) -> Positions:
+    """Return the first row of each shard that is not older than its time, be it in the log or in the archive."""
     asked = {}
-    for state in there:
+    logs = {state.place: state for state in there.shards}
+    for state in there.shards:
         time_ms = times_ms.get(state.queue, {}).get(state.shard) if isinstance(times_ms, Mapping) else times_ms
         if time_ms is not None and (state.queue, time_ms) not in asked:
             asked[state.queue, time_ms] = broker.offsets_at(state.queue, time_ms)
     found: dict[Place, int | None] = {}
-    for state in there:
+    for state in whole:
         time_ms = times_ms.get(state.queue, {}).get(state.shard) if isinstance(times_ms, Mapping) else times_ms
-        offset = state.next if time_ms is None else asked[state.queue, time_ms].get(state.shard, state.next)
+        log = logs.get(state.place)
+        offset, begin = (state.next, state.next) if log is None else (log.next, log.first)
+        if time_ms is not None and log is not None:
+            offset = asked[state.queue, time_ms].get(state.shard, log.next)
+        if time_ms is not None and there.archive is not None and offset in (begin, state.next) and begin > state.first:
+            archived = there.archive.find(state.place, state.id, time_ms, begin)
+            offset = offset if archived is None else archived
         found[state.place] = offset if offset < state.next else None
-    return offsets.at_times(times_ms, default, there, found, strategy)
+    return offsets.at_times(times_ms, default, whole, found, strategy, option)
 
 
-def starting(broker: Broker, options: ReadOptions, there: list[ShardState], default: int) -> Positions:
+def starting(broker: Broker, options: ReadOptions, there: There, whole: list[ShardState], default: int) -> Positions:
     if options.starting_times_ms is not None:
-        return by_time(broker, options.starting_times_ms, default, there, options.starting_time_strategy)
-    found = offsets.resolve(options.starting, default, there, "startingOffsets")
-    if options.archive_path is not None and options.starting in (EARLIEST, None) and default == EARLIEST:
-        return Archive(options.archive_path).earliest(found)
-    return found
+        times, strategy = options.starting_times_ms, options.starting_time_strategy
+        return by_time(broker, times, default, there, whole, strategy, "startingOffsetsByTimestamp")
+    return offsets.resolve(options.starting, default, whole, "startingOffsets")
 
 
-def ending(broker: Broker, options: ReadOptions, there: list[ShardState]) -> Positions:
+def ending(broker: Broker, options: ReadOptions, there: There, whole: list[ShardState]) -> Positions:
     if options.ending_times_ms is not None:
-        return by_time(broker, options.ending_times_ms, LATEST, there, "latest")
-    return offsets.resolve(options.ending, LATEST, there, "endingOffsets")
+        times = options.ending_times_ms
+        return by_time(broker, times, LATEST, there, whole, "latest", "endingOffsetsByTimestamp")
+    return offsets.resolve(options.ending, LATEST, whole, "endingOffsets")
 
 
 # -- what a task does --------------------------------------------------------------------------------------
@@ -116,7 +164,7 @@ def rows(options: ReadOptions, ranges: Iterable[Range], filters: Sequence[str] =
     broker = Broker(options.connection)
     try:
         for one in ranges:
-            for batch in _from_log_or_archive(broker, options, one, names, _filters(options, filters)):
+            for batch in from_log_or_archive(broker, options, one, names, _filters(options, filters)):
                 conformed = schema.conform(batch, wanted)
                 yield (
                     schema.as_kafka(conformed, options.include_headers) if options.row_format == "kafka" else conformed
@@ -130,13 +178,14 @@ def _filters(options: ReadOptions, more: Sequence[str]) -> list[str]:
     return [*([f"routing_key:{topic}"] if topic is not None else []), *more]
 
 
-def _from_log_or_archive(
+def from_log_or_archive(
     broker: Broker, options: ReadOptions, one: Range, names: list[str], filters: list[str]
 ) -> Iterator[pa.RecordBatch]:
     if options.archive_path is None:
         yield from broker.scan(one, names, filters, options.fail_on_data_loss)
         return
     at = one.start
+    archive = Archive(options.archive_path)
     try:
         for batch in broker.scan(one, [*names, "offset"] if "offset" not in names else names, filters):
             at = batch.column(batch.schema.get_field_index("offset"))[-1].as_py() + 1
@@ -145,10 +194,12 @@ def _from_log_or_archive(
         # Retention may have come between the plan and the scan, or in the middle of it.
         cold = replace(one, start=at, end=min(gone.first, one.end))
         hot = replace(one, start=max(at, gone.first))
-        archive = Archive(options.archive_path)
         yield from archive.scan(cold, names, filters, options.fail_on_data_loss)
         if hot.start < hot.end:
-            yield from _from_log_or_archive(broker, options, hot, names, filters)
+            yield from from_log_or_archive(broker, options, hot, names, filters)
+    except Away:
+        # A shard that the exchange has no more.
+        yield from archive.scan(replace(one, start=at), names, filters, options.fail_on_data_loss)
 
 
 # -- a batch -----------------------------------------------------------------------------------------------
@@ -163,13 +214,17 @@ class ShardmqReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options, broker = self._options, Broker(self._options.connection)
         try:
-            there = states(broker, options)
-            start = starting(broker, options, there, EARLIEST)
-            start, _ = offsets.checked(start, there, options.fail_on_data_loss, options.archive_path is not None)
-            end = ending(broker, options, there)
+            there = look(broker, options)
+            if not there.names and options.assign is None:
+                raise OptionError(f"subscribePattern {options.subscribe_pattern}: no stream has such a name")
+            whole = there.whole()
+            asked = starting(broker, options, there, whole, EARLIEST)
+            end = ending(broker, options, there, whole)
         finally:
             broker.close()
-        _refuse_beyond(there, end)
+        _refuse_beyond(whole, end)
+        end = offsets.ordered(asked, end, whole, options.fail_on_data_loss)
+        start, _ = offsets.checked(asked, whole, options.fail_on_data_loss)
         start, end = self._pushed.narrow(start, end)
         found = offsets.ranges(start, end, options.partitions_min, options.rows_per_partition_max)
         return [Task(one) for one in found]
@@ -222,8 +277,8 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._broker
 
     def initialOffset(self) -> dict[str, Any]:
-        there = states(self._driver(), self._options)
-        return offsets.encode(starting(self._driver(), self._options, there, LATEST))
+        there = look(self._driver(), self._options)
+        return offsets.encode(starting(self._driver(), self._options, there, there.whole(), LATEST))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.rows_per_trigger_max is not None:
@@ -233,17 +288,17 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = {
-            state.place: offsets.Position(state.id, state.next) for state in states(self._driver(), self._options)
-        }
+        there = look(self._driver(), self._options).whole()
+        self._target = {state.place: offsets.Position(state.id, state.next) for state in there}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begun = offsets.decode(start)
         self._report(begun)
         wait_ms = 0 if self._target is not None else self._options.poll_timeout_ms
-        there = states(self._driver(), self._options, {p: position.next for p, position in begun.items()}, wait_ms)
         options = self._options
-        at, losses = offsets.checked(begun, there, options.fail_on_data_loss, options.archive_path is not None)
+        found = look(self._driver(), options, {p: position.next for p, position in begun.items()}, wait_ms)
+        there, ended = found.ahead_of(begun)
+        at, losses = offsets.checked(begun, there, options.fail_on_data_loss, ended)
         for loss in losses:
             print(f"shardmq: {loss}", file=sys.stderr)
         self._latest = {state.place: offsets.Position(state.id, state.next) for state in there}
@@ -264,7 +319,8 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Of the next rows on average; 0 where there are none."""
         begin = max(at[state.place].next, state.first)
         sample = Range(state.queue, state.shard, state.id, begin, min(begin + ROWS_SAMPLED, state.next))
-        batches = list(self._driver().scan(sample, schema.columns(self._options), fail_on_data_loss=False))
+        options = replace(self._options, fail_on_data_loss=False)
+        batches = list(from_log_or_archive(self._driver(), options, sample, schema.columns(options), []))
         count = sum(batch.num_rows for batch in batches)
         return sum(batch.nbytes for batch in batches) / count if count else 0.0
 

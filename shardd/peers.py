@@ -7,7 +7,7 @@ it is another.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -203,3 +203,15 @@ def refused_runs(message: envelope.Message, ordinals: Sequence[int], unnumbered:
         else:
             found.append((connection, channel, seq, seq))
     return found
+
+
+def known_runs(
+    message: envelope.Message, known: Sequence[int], altered: Collection[int]
+) -> list[tuple[int, int, int, int]]:
+    """The confirm numbers of messages that some queue had before, neighbours together; the kind beside the channel."""
+    kinds = ((m.KNOWN, [n for n in known if n not in altered]), (m.ALTERED, [n for n in known if n in altered]))
+    return [
+        (connection, channel | kind, first, last)
+        for kind, ordinals in kinds
+        for connection, channel, first, last in codec.runs_of(message, ordinals)
+    ]

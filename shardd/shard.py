@@ -13,9 +13,10 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from shardd.controls import Controls
-from shardd.peers import PUBLISH_CREDIT_BYTES, Outgoing, Peer, Refused, refused_runs
+from shardd.peers import PUBLISH_CREDIT_BYTES, Outgoing, Peer, Refused, known_runs, refused_runs
 from shardd.queues import Arrival, Consumer, Queue, Reader, StreamQueue
 from shardd.stores import Home, NoRoom, Screened, Store, Sync, SyncJob
+from shardd.streams import Fates
 from shardd.upkeep import Step
 from shardd.wire import codec, envelope
 from shardd.wire import messages as m
@@ -92,9 +93,11 @@ class Shard(Controls):
             first = known[0]
             store: Store = first.store  # type: ignore[assignment] # queues were made with a Store of ours
             refused: set[int] | None = None
+            fates: Fates | None = None
             origins: Sequence[int] | None = None
             if in_sequence or self.streams.queues:
-                arrivals, refused, origins, streamed = self._append(store, records, known, len(ids) == 1, in_sequence)
+                arrivals, fates, origins, streamed = self._append(store, records, known, len(ids) == 1, in_sequence)
+                refused = fates.refused
                 needs_sync = needs_sync or streamed
             else:
                 may_refuse = first.may_refuse if len(known) == 1 else _may_refuse(known)
@@ -113,6 +116,8 @@ class Shard(Controls):
                     self._dirty[queue] = None
             if refused and held is not None:
                 held.refused = refused_runs(message, sorted(refused))
+            if fates is not None and fates.known and held is not None:
+                held.refused = [*held.refused, *known_runs(message, sorted(fates.known), fates.altered)]
         except self._no_room:
             if held is not None:
                 held.refuse(_all_of(message, messages))
@@ -137,18 +142,18 @@ class Shard(Controls):
 
     def _append(
         self, store: Store, records: memoryview, known: list[Queue], alone: bool, in_sequence: bool
-    ) -> tuple[Sequence[Arrival], set[int], Sequence[int] | None, bool]:
-        """Where there are streams, or messages that say their place in what a producer sends. What arrived, which of
-        the batch were refused, which of it each that arrived was (None: all did), and whether a stream has some: its
-        readers wait for the sync, too."""
+    ) -> tuple[Sequence[Arrival], Fates, Sequence[int] | None, bool]:
+        """Where there are streams, or messages that say their place in what a producer sends. What arrived, what
+        became of the batch besides, which of it each that arrived was (None: all did), and whether a stream has some:
+        its readers wait for the sync, too."""
         streams = self.streams.among(known) if self.streams.queues else ()
         stored = len(streams) < len(known)
         screened = self._screen(store, records, known) if in_sequence and stored else None
         arrivals: Sequence[Arrival] = ()
-        refused: set[int] = set()
+        fates = Fates()
         try:
             if streams:
-                refused = self.streams.append(streams, records, alone=alone, in_sequence=in_sequence)
+                fates = self.streams.append(streams, records, alone=alone, in_sequence=in_sequence)
             if stored:
                 kept = records if screened is None else screened.records
                 arrivals = store.append(kept, _may_refuse(known), in_sequence)
@@ -158,9 +163,9 @@ class Shard(Controls):
                 store.unscreen()
             raise
         if screened is None:
-            return arrivals, refused, None, bool(streams)
-        refused.update(screened.refused)
-        return arrivals, refused, screened.origins, bool(streams)
+            return arrivals, fates, None, bool(streams)
+        fates.add(screened)
+        return arrivals, fates, screened.origins, bool(streams)
 
     def _screen(self, store: Store, records: memoryview, known: list[Queue]) -> Screened:
         """Of messages that say their place in what a producer sends, those that are new to their queues. What a queue

@@ -57,12 +57,15 @@ class Store(QueueStore, Protocol):
 
 class Screened(Protocol):
     """A batch without messages that are not to be stored: repeated ones by queue id, and ordinals of refused ones.
-    `origins`: of those left, which they were in the batch."""
+    `origins`: of those left, which they were in the batch. `known`: ordinals of repeated ones, `altered`: of those of
+    them that were other messages before."""
 
     records: bytes | bytearray | memoryview
     origins: array[int] | None
     repeated: dict[int, int]
     refused: list[int]
+    known: list[int]
+    altered: list[int]
 
 
 class Home(StreamHome, Protocol):

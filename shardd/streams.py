@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shardd.peers import Peer
@@ -15,6 +16,30 @@ from shardd.wire import messages as m
 
 # Of one stream, in a listing.
 POSITIONS_TOLD_MAX = 1000
+
+
+class Judged(Protocol):
+    @property
+    def refused(self) -> list[int]: ...
+    @property
+    def known(self) -> list[int]: ...
+    @property
+    def altered(self) -> list[int]: ...
+
+
+@dataclass(slots=True)
+class Fates:
+    """Ordinals of messages of a batch: refused by some queue; known to some queue before, since their producer had
+    sent them; of these, known as other messages."""
+
+    refused: set[int] = field(default_factory=set)
+    known: set[int] = field(default_factory=set)
+    altered: set[int] = field(default_factory=set)
+
+    def add(self, judged: Judged) -> None:
+        self.refused.update(judged.refused)
+        self.known.update(judged.known)
+        self.altered.update(judged.altered)
 
 
 class Home(Protocol):
@@ -90,14 +115,13 @@ class Streams:
     def among(self, queues: Iterable[Queue]) -> list[StreamQueue]:
         return [queue for queue in queues if isinstance(queue, StreamQueue)]
 
-    def append(self, queues: Sequence[StreamQueue], records: memoryview, alone: bool, in_sequence: bool) -> set[int]:
-        """To each of them the records that name it (`alone`: there is one, and all do); ordinals of messages that some
-        refused."""
-        refused: set[int] = set()
+    def append(self, queues: Sequence[StreamQueue], records: memoryview, alone: bool, in_sequence: bool) -> Fates:
+        """Give each of them the records that name it (`alone`: there is one, and all do)."""
+        fates = Fates()
         for queue in queues:
             self.dirty[queue] = None
-            refused.update(queue.append(records, alone, in_sequence))
-        return refused
+            fates.add(queue.append(records, alone, in_sequence))
+        return fates
 
     def forget_producers(self, heard_before: int) -> None:
         for queue in self.queues.values():

@@ -33,6 +33,11 @@ class Shards(Protocol):
     async def messages(self, queues: list[QueuePut]) -> dict[int, int]: ...
 
 
+class Ends(Protocol):
+    def note(self, queue: QueuePut) -> bool:
+        """Keep what is to be known of a queue that goes; whether it may go."""
+
+
 class Doors(Protocol):
     async def fence(self) -> bool: ...
 
@@ -54,7 +59,7 @@ class Looks:
         return empty_twice
 
 
-async def run(catalog: Catalog, shards: Shards, doors: Doors, authority: Asked) -> None:
+async def run(catalog: Catalog, shards: Shards, doors: Doors, authority: Asked, ends: Ends) -> None:
     """Until cancelled."""
     looks = Looks()
     while True:
@@ -64,6 +69,8 @@ async def run(catalog: Catalog, shards: Shards, doors: Doors, authority: Asked) 
         arrived = bool(queues) and await doors.fence()
         messages = await shards.messages(queues) if arrived else {}
         for queue in looks.seen(queues, messages):
+            if not ends.note(queue):
+                continue
             await authority.ask(Drained(queue.id))
             assert queue.part is not None  # of all that drain
             await authority.ask(Restore(queue.vhost, queue.part.exchange))

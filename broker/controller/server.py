@@ -40,12 +40,14 @@ from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig, read_config
 from broker.controller.decisions import Decision, Decisions
 from broker.controller.definitions import Definitions, DefinitionsError
+from broker.controller.ended_streams import EndedStreams
 from broker.controller.links import DoorLinks
 from broker.controller.memberships import Memberships
 from broker.controller.presence import Presence, door_of
 from broker.controller.resharding import Resharding
 from broker.controller.shard_links import ShardLinks
 from broker.controller.shard_sets import NODE
+from broker.controller.stream_ranges import StreamRanges
 from broker.routing.placement import place
 from shardd.wire import messages as wire
 from shardd.wire.memory import AfterBursts, give_back
@@ -82,6 +84,8 @@ class Controller:
         self.memberships = Memberships(self.authority.catalog, self.links, self.shards, config.doors)
         self.resharding = Resharding(self.authority.catalog, self.authority, self.shards, self.links)
         self.memory = memory.MemoryWatch()
+        self.streams = StreamRanges()
+        self.ended_streams = EndedStreams(self.streams, lambda: self.config)
         self._reloading: asyncio.Task[None] | None = None
         self.certificates = None if config.tls is None else Certificates(config.tls)
         self.links.handler = self
@@ -100,7 +104,9 @@ class Controller:
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
         watchdog = asyncio.create_task(self._watchdog())
-        drained = asyncio.create_task(draining.run(self.authority.catalog, self.shards, self.links, self.authority))
+        drained = asyncio.create_task(
+            draining.run(self.authority.catalog, self.shards, self.links, self.authority, self.ended_streams)
+        )
         resharded = asyncio.create_task(self.resharding.run())
         notify.ready()
         give_back()
@@ -367,6 +373,7 @@ async def start_http(controller: Controller) -> Any:
         controller.memberships.groups,
         controller.memory,
         controller.resharding.settling,
+        controller.ended_streams,
     )
 
 

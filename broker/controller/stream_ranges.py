@@ -12,6 +12,7 @@ from broker.catalog import Vhost
 from broker.changes import QueuePut
 from broker.controller.config import ControllerConfig
 from broker.controller.installation import installation_id
+from broker.routing import hidden
 from shardd.wire.board import BoardView, Range, path_of
 
 # How late somebody who waits hears that a stream goes on.
@@ -52,7 +53,14 @@ class StreamRanges:
 
 
 def is_stream(queue: QueuePut) -> bool:
-    return queue.arguments.get("x-queue-type") == "stream"
+    """Whether anybody may read it as a stream: what an exchange keeps for itself is nobody's to see."""
+    return queue.arguments.get("x-queue-type") == "stream" and not hidden.is_of_exchange(queue.name)
+
+
+def exchange_of(vhost: Vhost, queue: QueuePut) -> str | None:
+    """Return the stream exchange that the queue is a shard of, if there is one."""
+    found = queue.part.exchange if queue.part is not None else None
+    return found if found in vhost.exchanges else None
 
 
 def parts_of(vhost: Vhost, name: str) -> list[Part]:

@@ -41,8 +41,11 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
     count = rows.count()
     if given.order_by:
         rows = rows.orderBy(*(name.strip() for name in given.order_by.split(",")))
-    messages(rows, given).coalesce(given.lanes).write.format("shardmq").mode("append").options(**options(given)).save()
-    return {"rows": count, "exchange": given.exchange if given.exchange is not None else "of each row"}
+    with command.writer_metrics() as metrics:
+        said = {"metricsPath": str(metrics), **options(given)}
+        messages(rows, given).coalesce(given.lanes).write.format("shardmq").mode("append").options(**said).save()
+        done = command.stored_and_known(metrics)
+    return {"rows": count, **done, "exchange": given.exchange if given.exchange is not None else "of each row"}
 
 
 def messages(rows: DataFrame, given: argparse.Namespace) -> DataFrame:

@@ -6,13 +6,16 @@ Exit status: 0 done, 1 failed (one line says why), 2 wrong arguments, 69 somethi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark_shardmq.jobs import progress
@@ -33,7 +36,7 @@ STARTING_S = 0.1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The line of a worker's traceback that says what happened.
-REASON = re.compile(r"^\S*?(?:OptionError|DataLoss|Gone|BrokerError|Passing): (.*)$", re.MULTILINE)
+REASON = re.compile(r"^\S*?(?:OptionError|DataLoss|Gone|Away|BrokerError|Certificate|Passing): (.*)$", re.MULTILINE)
 
 
 class JobError(RuntimeError):
@@ -91,6 +94,24 @@ def connector_options(arguments: argparse.Namespace) -> dict[str, str]:
     if arguments.password_file:
         found["shardmq.passwordFile"] = arguments.password_file
     return found
+
+
+@contextlib.contextmanager
+def writer_metrics() -> Iterator[Path]:
+    """A file for the writer's option metricsPath, while it lasts."""
+    with tempfile.TemporaryDirectory(prefix="shardmq-job-") as directory:
+        yield Path(directory) / "metrics"
+
+
+def stored_and_known(metrics: Path) -> dict[str, Any]:
+    """Sum what the writer has said: rows that are stored, and rows that a queue had before. Nothing where rows have no
+    producer: then nobody knows.
+    """
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    said = [json.loads(line) for line in lines]
+    if any(one["known"] is None for one in said):
+        return {}
+    return {"stored": sum(one["stored"] for one in said), "known before": sum(one["known"] for one in said)}
 
 
 def run(name: str, arguments: argparse.Namespace, job: Callable[[SparkSession, argparse.Namespace], Any]) -> int:

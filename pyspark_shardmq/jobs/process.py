@@ -47,10 +47,14 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
     def begin() -> Any:
         writer = result.writeStream.format("shardmq").options(**sink_options(given)).outputMode(given.output_mode)
         writer = writer.option("checkpointLocation", given.checkpoint).trigger(**command.trigger(given))
+        if given.continuous is None:  # else the file would grow for ever
+            writer = writer.option("metricsPath", str(metrics))
         return writer.start()
 
-    seen = command.follow(command.start(begin), "process")
-    return {"rows read": seen.rows, "epochs": seen.epochs, "exchange": given.exchange or "of each row"}
+    with command.writer_metrics() as metrics:
+        seen = command.follow(command.start(begin), "process")
+        done = command.stored_and_known(metrics) if given.continuous is None else {}
+    return {"rows read": seen.rows, "epochs": seen.epochs, **done, "exchange": given.exchange or "of each row"}
 
 
 def query(spark: SparkSession, given: argparse.Namespace) -> DataFrame:

@@ -44,9 +44,11 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
         columns.remove("routing_key")
     # The same rows in the same task in the same order, at every run.
     lanes = rows.repartition(given.lanes, "queue", "shard").sortWithinPartitions("queue", "shard", "offset")
-    writer = lanes.select(*columns).write.format("shardmq").mode("append").options(**options(given))
-    writer.save()
-    return {"rows": count, "exchange": given.exchange if given.exchange is not None else "of each row"}
+    with command.writer_metrics() as metrics:
+        said = {"metricsPath": str(metrics), **options(given)}
+        lanes.select(*columns).write.format("shardmq").mode("append").options(**said).save()
+        done = command.stored_and_known(metrics)
+    return {"rows": count, **done, "exchange": given.exchange if given.exchange is not None else "of each row"}
 
 
 def options(given: argparse.Namespace) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Batch(Protocol):
 
 class Taken(Protocol):
     """Of a batch: the records that were appended, and how many messages; how many were there already; ordinals in the
-    batch of those that are refused."""
+    batch of those that are refused, those that were there already, and of these those that were other messages."""
 
     @property
     def records(self) -> memoryview: ...
@@ -64,6 +64,10 @@ class Taken(Protocol):
     def repeated(self) -> int: ...
     @property
     def refused(self) -> list[int]: ...
+    @property
+    def known(self) -> list[int]: ...
+    @property
+    def altered(self) -> list[int]: ...
 
 
 class Log(Protocol):
@@ -208,8 +212,8 @@ class StreamQueue(Queue):
 
     # -- in --------------------------------------------------------------------------------------------
 
-    def append(self, records: memoryview, alone: bool, in_sequence: bool = False) -> list[int]:
-        """Of a PUBLISH, those records that name this stream (`alone`: all do); ordinals in it of refused messages."""
+    def append(self, records: memoryview, alone: bool, in_sequence: bool = False) -> Taken:
+        """Take of a PUBLISH those records that name this stream (`alone`: all do)."""
         first = self.log.next_offset
         taken = self.log.append_records(records, self.id, alone, in_sequence)
         self.counters.published += taken.count
@@ -217,7 +221,7 @@ class StreamQueue(Queue):
         for (other, _), ranges in self.watched.items():
             for start, count in self.log.named_in(taken.records, self.id, other):
                 _note(ranges, first + start, first + start + count)
-        return taken.refused
+        return taken
 
     def pull(self, watch: int, who: int, offset: int, stop: int, bytes_max: int) -> tuple[bytes, int, int]:
         """(offsets and messages, how many, next offset) of some of [offset, stop), but for what went to the queue

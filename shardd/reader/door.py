@@ -32,6 +32,7 @@ START, START_OK, TUNE, TUNE_OK, OPEN, OPEN_OK, CLOSE = (
 CHANNEL_OPEN, CHANNEL_OPEN_OK, CHANNEL_CLOSE, CHANNEL_CLOSE_OK = (20, 10), (20, 11), (20, 40), (20, 41)
 SELECT, SELECT_OK = (85, 10), (85, 11)
 ACK, NACK, RETURN = (60, 80), (60, 120), (60, 50)
+KNOWN = (85, 20)  # the front door's own (broker/confirms.py)
 
 
 class Closed(Exception):
@@ -59,6 +60,9 @@ class Outcome:
     settled: int = 0  # all up to here are acknowledged or refused
     nacked: list[int] = field(default_factory=list)
     returned: list[Returned] = field(default_factory=list)  # in the order they were published
+    # Some queue had them before, of the same producer; the same tag may be there for each queue.
+    known: set[int] = field(default_factory=set)
+    altered: set[int] = field(default_factory=set)  # of the known ones, those with another body than then
 
 
 class Session:
@@ -142,6 +146,11 @@ class Session:
                 if method == NACK:
                     outcome.nacked += range(outcome.settled + 1 if bits & 1 else tag, tag + 1)
                 outcome.settled = max(outcome.settled, tag)
+            elif method == KNOWN:
+                known_first, known_last, altered = struct.unpack_from(">QQB", fields)
+                outcome.known.update(range(known_first, known_last + 1))
+                if altered:
+                    outcome.altered.update(range(known_first, known_last + 1))
             elif method == RETURN:
                 outcome.returned.append(_returned(fields))
             else:

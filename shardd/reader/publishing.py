@@ -30,7 +30,7 @@ def publish(call: Publish, body: bytes, answer_s: float) -> Answer:
     """Raises Refused."""
     batch = read(body)
     if batch.num_rows == 0:
-        return Answer(200, more={"rows": 0, "confirmed": 0})
+        return answer_of(Outcome(), batch, call)
     try:
         session = Session(call.door, call.user, call.vhost)
     except Closed as closed:
@@ -182,6 +182,13 @@ def answer_of(outcome: Outcome, batch: Any, call: Publish) -> Answer:
     rows = batch.num_rows
     confirmed = rows - len(outcome.nacked) - len(outcome.returned)
     told: dict[str, Any] = {"rows": rows, "confirmed": confirmed}
+    if call.producer is not None:
+        known = len(outcome.known.difference(outcome.nacked))
+        told |= {"stored": confirmed - known, "known": known}
+    if outcome.altered:
+        sample = [_row(batch, call, tag - 1) for tag in sorted(outcome.altered)[:SAMPLE_ROWS_MAX]]
+        told |= {"altered": len(outcome.altered), "sample": sample}
+        return Answer(409, "conflict", f"producer '{call.producer}' sent other rows before, by the same numbers", told)
     if outcome.nacked:
         sample = [_row(batch, call, tag - 1) for tag in outcome.nacked[:SAMPLE_ROWS_MAX]]
         told |= {"rejected": len(outcome.nacked), "sample": sample}

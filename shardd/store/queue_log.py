@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shardd.store import intake
@@ -38,12 +38,15 @@ class Batch:
 @dataclass(slots=True)
 class Taken:
     """What became of a batch. `records`: those that were appended, with others between them that do not name the queue.
-    `refused`: ordinals in the batch of messages that must not be stored before one is that was refused earlier."""
+    `refused`: ordinals in the batch of messages that must not be stored before one is that was refused earlier.
+    `known`: of those that were there already, `altered`: of these, of those that were there with another body."""
 
     records: memoryview
     count: int
     repeated: int
     refused: list[int]
+    known: list[int] = field(default_factory=list)
+    altered: list[int] = field(default_factory=list)
 
 
 # What a file is called that is about to be removed.
@@ -119,7 +122,8 @@ class QueueLog(StreamLog):
         except Exception:
             self._producers.table.undo()
             raise
-        return Taken(kept, count, screened.repeated.get(queue_id, 0), screened.refused)
+        repeated = screened.repeated.get(queue_id, 0)
+        return Taken(kept, count, repeated, screened.refused, screened.known, screened.altered)
 
     def _append_own(self, records: memoryview, queue_id: int, alone: bool) -> int:
         own = records if alone else intake.records_of(records, queue_id)

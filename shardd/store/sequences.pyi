@@ -6,6 +6,8 @@ class Screened:
     origins: array[int] | None
     repeated: dict[int, int]
     refused: list[int]
+    known: list[int]
+    altered: list[int]
 
 class Sequences:
     def __len__(self) -> int: ...

@@ -5,6 +5,10 @@ A message IN_SEQUENCE names its producer and a sequence, which rises (sequence.h
 the queue has of the producer is a repetition. A message that is refused leaves a gap: what the producer sent behind it
 is refused too, until the gap is filled; else the missing one would later look like a repetition.
 
+Of the first and the last SAMPLES messages that a queue has stored of a producer the table keeps a checksum of the body,
+in memory only: so a repetition that is another message can be told as far as these are repeated. It is passed over
+like any repetition; who asks is told of it.
+
 Knows the shape of the bytes (drawn in record.pyx) and nothing of files, queues or time.
 
     place    0  u64 highest sequence + 1   8  u64 ms since epoch, when the producer was last heard
@@ -42,6 +46,8 @@ cdef enum:
     KEPT = 0
     REPEATED = 1
     REFUSED = 2
+    ALTERED = 3  # repeated, with another body
+    SAMPLES = 4  # the first ones, and as many of the last ones
 
 cdef uint64_t UNBOUNDED = 0xFFFFFFFFFFFFFFFF
 cdef array.array _I = array.array("I")
@@ -56,6 +62,9 @@ cdef struct Place:
     uint8_t *producer
     uint8_t length
     uint8_t changed  # it is among `changed`
+    uint32_t samples  # taken so far: SAMPLES that stay, then SAMPLES in turn
+    uint32_t sums[8]  # crc32c of bodies
+    uint64_t sampled[8]  # their sequences
 
 
 cdef struct Change:  # of a batch that may still be undone
@@ -89,17 +98,51 @@ cdef inline int place_in(const uint8_t *message, sequence_t *found) noexcept nog
     return sequence_read(props, u32(message + 4), found)
 
 
+cdef inline uint32_t sum_of(const uint8_t *message) noexcept nogil:
+    """A checksum of the body of a stored message."""
+    cdef const uint8_t *props = message + 9 + message[8]
+    props += 1 + props[0]
+    return c_crc32c(0, props + u32(message + 4), u32(message))
+
+
+cdef inline void take_sample(Place *place, uint64_t number, uint32_t sum) noexcept nogil:
+    cdef uint32_t at = place.samples if place.samples < SAMPLES else SAMPLES + place.samples % SAMPLES
+    place.sampled[at] = number
+    place.sums[at] = sum
+    place.samples += 1
+    if place.samples == 0:  # all of them are taken, and stay so
+        place.samples = 2 * SAMPLES
+
+
+cdef inline bint is_another(const Place *place, uint64_t number, const uint8_t *message) noexcept nogil:
+    """Whether a message of that sequence was stored that surely had another body."""
+    cdef uint32_t i, sum = 0, count = place.samples if place.samples < 2 * SAMPLES else 2 * SAMPLES
+    cdef bint found = False
+    for i in range(count):
+        if place.sampled[i] != number:
+            continue
+        if not found:
+            sum = sum_of(message)
+            found = True
+        if place.sums[i] == sum:
+            return False
+    return found
+
+
 class Screened:
     """A batch without what is not to be stored. `origins`: of each message of `records` its ordinal in the batch, None
-    when nothing was left out. `repeated`: messages by queue id. `refused`: ordinals in the batch."""
+    when nothing was left out. `repeated`: messages by queue id. `refused`: ordinals in the batch. `known`: ordinals of
+    messages that some queue had already, `altered`: of these, those that it had with another body."""
 
-    __slots__ = ("origins", "records", "refused", "repeated")
+    __slots__ = ("altered", "known", "origins", "records", "refused", "repeated")
 
-    def __init__(self, records, origins, repeated, refused):
+    def __init__(self, records, origins, repeated, refused, known, altered):
         self.records = records
         self.origins = origins
         self.repeated = repeated
         self.refused = refused
+        self.known = known
+        self.altered = altered
 
 
 cdef class Sequences:
@@ -220,7 +263,7 @@ cdef class Sequences:
         cdef uint32_t bound_count = len(rooms)
         cdef int altered
         cdef dict repeated = {}
-        cdef set refused = set()
+        cdef set refused = set(), known = set(), others = set()
         memset(&fates, 0, sizeof(Grown))
         self.changes.used = 0
         try:
@@ -228,9 +271,9 @@ cdef class Sequences:
             with nogil:
                 altered = self.judge(start, total, bounds, bound_count, only, &fates)
             if altered <= 0:
-                return Screened(records, None, repeated, [])
-            kept, origins = rebuilt(start, total, &fates, only, repeated, refused)
-            return Screened(kept, origins, repeated, sorted(refused))
+                return Screened(records, None, repeated, [], [], [])
+            kept, origins = rebuilt(start, total, &fates, only, repeated, refused, known, others)
+            return Screened(kept, origins, repeated, sorted(refused), sorted(known), sorted(others))
         finally:
             free(fates.data)
             free(bounds)
@@ -274,7 +317,7 @@ cdef class Sequences:
                     fate = KEPT
                     if known > 0 and (not only or u32(record + RECORD_HEADER + 4 * j) == only):
                         fate = self.fate_of(0 if only else u32(record + RECORD_HEADER + 4 * j), &found, ms, bounds,
-                                            bound_count, u32(record + place))
+                                            bound_count, record + place)
                     altered |= fate
                     fates.data[fates.used] = fate
                     fates.used += 1
@@ -284,7 +327,7 @@ cdef class Sequences:
         return 1 if altered else 0
 
     cdef uint8_t fate_of(self, uint32_t queue_id, sequence_t *found, uint64_t ms, Bound *bounds, uint32_t bound_count,
-                         uint32_t body_bytes) except 255 nogil:
+                         const uint8_t *message) except 255 nogil:
         cdef uint32_t index = <uint32_t>self.find(queue_id, found.producer, found.length)
         cdef Place *place = &self.places[index]
         cdef uint64_t next = found.number + 1
@@ -292,10 +335,10 @@ cdef class Sequences:
         if ms > place.last_ms:
             place.last_ms = ms
         if next <= place.next:
-            return REPEATED
+            return ALTERED if is_another(place, found.number, message) else REPEATED
         if place.gap and next > place.gap:
             return REFUSED
-        if bound_count and not takes(bounds, bound_count, queue_id, body_bytes):
+        if bound_count and not takes(bounds, bound_count, queue_id, u32(message)):
             place.gap = next
             return REFUSED
         reserve(&self.changes, sizeof(Change))
@@ -306,6 +349,7 @@ cdef class Sequences:
         change.stored = next
         self.changes.used += sizeof(Change)
         place.next = next
+        take_sample(place, found.number, sum_of(message))
         if place.gap == next:
             place.gap = 0
         self.note_change(index)
@@ -389,10 +433,7 @@ cdef class Sequences:
                     if place_in(source + position, &found) <= 0:
                         continue
                     for j in range(queues):
-                        self.raise_to(
-                            <uint32_t>self.find(u32(at + ABSTRACT_HEADER + 4 * j), found.producer, found.length),
-                            found.number + 1, u64(at),
-                        )
+                        self.gather_one(u32(at + ABSTRACT_HEADER + 4 * j), &found, u64(at), source + position)
             at = positions + 8 * <size_t>count
         return some
 
@@ -414,9 +455,15 @@ cdef class Sequences:
             if size == 0:
                 raise ValueError("a chunk with a good crc is not well made")
             if place_in(chunk + place, &found) > 0:
-                self.raise_to(<uint32_t>self.find(0, found.producer, found.length), found.number + 1, u64(chunk + 8))
+                self.gather_one(0, &found, u64(chunk + 8), chunk + place)
             place += size
         return True
+
+    cdef int gather_one(self, uint32_t queue_id, sequence_t *found, uint64_t ms, const uint8_t *message) except -1:
+        """From a stored message."""
+        cdef uint32_t index = <uint32_t>self.find(queue_id, found.producer, found.length)
+        take_sample(&self.places[index], found.number, sum_of(message))
+        return self.raise_to(index, found.number + 1, ms)
 
     def sweep(self, unsigned long long heard_before_ms, queue_ids=None, forgotten=None) -> int:
         """Forget producers that were last heard before that, and those of queues not among `queue_ids`, or among
@@ -498,7 +545,8 @@ cdef bint takes(Bound *bounds, uint32_t count, uint32_t queue_id, uint32_t body_
     return True
 
 
-cdef tuple rebuilt(const uint8_t *start, uint64_t total, Grown *fates, uint32_t only, dict repeated, set refused):
+cdef tuple rebuilt(const uint8_t *start, uint64_t total, Grown *fates, uint32_t only, dict repeated, set refused,
+                   set known, set altered):
     """(records, origins): the batch without what is not kept, each record IN_SEQUENCE for one queue, so that a
     recovery finds in a record exactly what its queue has taken. With `only`: what is not kept there, the others'
     ids stay; records that do not name it may go."""
@@ -542,7 +590,10 @@ cdef tuple rebuilt(const uint8_t *start, uint64_t total, Grown *fates, uint32_t 
                             out.used += size
                             kept += 1
                             add32(&origins, ordinal + i)
-                        elif fate[i * queues + j] == REPEATED:
+                        elif fate[i * queues + j] != REFUSED:
+                            known.add(ordinal + i)
+                            if fate[i * queues + j] == ALTERED:
+                                altered.add(ordinal + i)
                             queue_id = u32(record + RECORD_HEADER + 4 * j)
                             repeated[queue_id] = repeated.get(queue_id, 0) + 1
                         else:

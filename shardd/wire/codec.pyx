@@ -94,6 +94,43 @@ def run_of(const unsigned char[::1] message not None, uint32_t ordinal):
     raise IndexError("no such message in the batch")
 
 
+def runs_of(const unsigned char[::1] message not None, ordinals):
+    """(connection, channel, first, last confirm number) of messages of a PUBLISH, by their ordinals, which rise;
+    neighbours together, those without a confirm number left out."""
+    cdef const uint8_t *p = &message[0]
+    cdef uint32_t runs, i = 0, count, connection, ordinal, before = 0, open_connection = 0
+    cdef uint16_t channel, open_channel = 0
+    cdef uint64_t seq, first = 0, last = 0  # first 0: no run is open
+    cdef list found = []
+    memcpy(&runs, p + 24, 4)
+    p += PUBLISH_HEADER
+    for ordinal in ordinals:
+        while i < runs:
+            memcpy(&count, p + 16, 4)
+            if ordinal - before < count:
+                break
+            before += count
+            p += RUN
+            i += 1
+        if i == runs:
+            raise IndexError("no such message in the batch")
+        memcpy(&seq, p + 8, 8)
+        if not seq:
+            continue
+        memcpy(&connection, p + 4, 4)
+        memcpy(&channel, p + 20, 2)
+        seq += ordinal - before
+        if first and open_connection == connection and open_channel == channel and last + 1 == seq:
+            last = seq
+            continue
+        if first:
+            found.append((open_connection, open_channel, first, last))
+        open_connection, open_channel, first, last = connection, channel, seq, seq
+    if first:
+        found.append((open_connection, open_channel, first, last))
+    return found
+
+
 cdef list queue_ids(const uint8_t *records, size_t end):
     cdef size_t at = 0
     cdef const uint8_t *p

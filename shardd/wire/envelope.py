@@ -3,7 +3,8 @@
 What carries messages themselves (PUBLISH, DELIVER) is in codec.pyx. All integers are little endian.
 
     SETTLE     header | (u32 consumer, u32 kind, u64 first, u64 last)*        delivery numbers of that consumer
-    CONFIRMED  header | u64 batch | (u32 connection, u32 channel, u64 first, u64 last)*     refused confirm numbers
+    CONFIRMED  header | u64 batch | (u32 connection, u32 channel, u64 first, u64 last)*     refused confirm numbers;
+                 with KNOWN or ALTERED in `channel`: not refused, but known before
     CREDIT     header | (u32 connection, u32 bytes)*                            connection 0: publishes, to a front door
     CONTROL    header | msgpack
 """

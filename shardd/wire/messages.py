@@ -34,6 +34,10 @@ CREDIT = 5  # both ways: bytes taken off the other's hands
 CONTROL = 6  # both ways: one struct below
 LANE = 7  # both ways, no body: what follows comes through the ring again, see lane.py
 
+# Beside the channel of confirm numbers in CONFIRMED: some queue had the message before, of the same producer; had
+# another message of that sequence.
+KNOWN, ALTERED = 1 << 16, 1 << 17
+
 # Reasons of an Alarm that more than people act on.
 LOW_ON_DISK = "low on disk"
 DISK_STALLED = "disk does not answer"

@@ -62,6 +62,14 @@ class World:
         self.looks = 0
         self.through = asyncio.Event()
         self.gone: list[int] = []
+        self.noted: list[QueuePut] = []
+        self.may_go = True
+
+    def note(self, queue: QueuePut) -> bool:
+        self.noted.append(queue)
+        if not self.may_go and len(self.noted) == 2:
+            self.through.set()
+        return self.may_go
 
     async def fence(self) -> bool:
         arrived = next(self.said, None)
@@ -75,6 +83,7 @@ class World:
 
     async def ask(self, request: Drained | Restore) -> Answer:
         if isinstance(request, Drained):
+            assert [queue.id for queue in self.noted] == [request.queue]
             self.gone.append(self.looks)
             self.through.set()
         return Answer(0)
@@ -89,9 +98,24 @@ async def test_a_queue_goes_only_when_what_front_doors_had_routed_has_arrived(
     monkeypatch.setattr(draining, "LOOK_S_FIRST", 0)
     monkeypatch.setattr(draining, "LOOK_S_MAX", 0)
     world = World(arrived)
-    running = asyncio.create_task(draining.run(world.catalog, world, world, world))
+    running = asyncio.create_task(draining.run(world.catalog, world, world, world, world))
     await asyncio.wait_for(world.through.wait(), 60)
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
     assert world.gone == gone
+
+
+async def test_a_queue_of_which_nothing_can_be_kept_stays_and_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draining, "LOOK_S_FIRST", 0)
+    monkeypatch.setattr(draining, "LOOK_S_MAX", 0)
+    world = World([True] * 10)
+    world.may_go = False
+    running = asyncio.create_task(draining.run(world.catalog, world, world, world, world))
+    await asyncio.wait_for(world.through.wait(), 60)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    assert world.gone == [] and len(world.noted) >= 2

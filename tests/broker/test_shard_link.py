@@ -31,6 +31,7 @@ class Heard:
         self.aways: list[int] = []
         self.told_what: list[tuple[int, wire.Control]] = []
         self.room: list[int] = []
+        self.known_before: list[tuple[int, int, int, int, bool]] = []
         self.something = asyncio.Event()
 
     def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int]) -> None:
@@ -50,6 +51,9 @@ class Heard:
 
     def publish_room(self, shard: int) -> None:
         self.room.append(shard)
+
+    def known(self, connection: int, channel: int, first: int, last: int, altered: bool) -> None:
+        self.known_before.append((connection, channel, first, last, altered))
 
     def own_deliveries(self) -> None: ...
 
@@ -203,6 +207,15 @@ async def test_refused_messages_are_named_before_the_batch_is_confirmed(pair: Pa
     await pair.shards[0].send(lambda *who: envelope.confirmed(*who, 1, [(5, 1, 2, 2)]))
     await pair.heard.until(lambda: len(waits.log) > 1)
     assert waits.log == [(5, 1, 2, 2), "confirmed"]
+
+
+async def test_known_messages_are_told_and_refused_to_nobody(pair: Pair) -> None:
+    waits = pair.publish(4)
+    told = [(5, 1, 4, 4), (5, 1 | wire.KNOWN, 1, 2), (5, 1 | wire.ALTERED, 3, 3)]
+    await pair.shards[0].send(lambda *who: envelope.confirmed(*who, 1, told))
+    await pair.heard.until(lambda: len(waits.log) > 1)
+    assert waits.log == [(5, 1, 4, 4), "confirmed"]
+    assert pair.heard.known_before == [(5, 1, 1, 2, False), (5, 1, 3, 3, True)]
 
 
 @pytest.mark.row("K14")

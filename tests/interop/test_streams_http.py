@@ -267,14 +267,62 @@ def test_rows_that_are_repeated_are_stored_once(broker: RealBroker, channel: Any
     channel.queue_declare(name, durable=True)
     client = Http(broker)
     path = f"/exchanges/%2F/amq.default/arrow?routing_key={name}&producer={name}"
-    for start, stop in ((0, 100), (0, 100), (50, 150), (150, 160)):
+    for start, stop, known in ((0, 100, 0), (0, 100, 100), (50, 150, 50), (150, 160, 0)):
         body = ipc(pa.table({"value": [b"%d" % n for n in range(start, stop)]}))
         status, said = client.call(f"{path}&seq={start}", "POST", body)
-        assert (status, said) == (200, {"rows": stop - start, "confirmed": stop - start})
+        rows = stop - start
+        assert (status, said) == (200, {"rows": rows, "confirmed": rows, "stored": rows - known, "known": known})
     got = [channel.basic_get(name, auto_ack=True) for _ in range(161)]
     assert [body for _, _, body in got[:160]] == [b"%d" % n for n in range(160)]
     assert got[160] == (None, None, None)
     assert got[7][1].headers == {"x-producer-id": name, "x-sequence": 7}
+
+
+def test_other_rows_under_the_numbers_of_a_producer_are_a_conflict(broker: RealBroker, channel: Any, name: str) -> None:
+    """In a queue and in the shards of a stream exchange; what was stored stays as it was."""
+    channel.queue_declare(name, durable=True)
+    arguments = {"x-shards": 2, "x-shard-arguments": {"x-queue-type": "stream"}}
+    channel.exchange_declare(f"{name}-x", "x-modulus-hash", durable=True, arguments=arguments)
+    client = Http(broker)
+
+    def publish(exchange: str, word: str) -> tuple[int, Any]:
+        keys = [name] * 100 if exchange == "amq.default" else [f"key-{n}" for n in range(100)]
+        body = ipc(pa.table({"value": [f"{word}-{n}" for n in range(100)], "routing_key": keys}))
+        return client.call(f"/exchanges/%2F/{exchange}/arrow?producer={name}&seq=0", "POST", body)
+
+    for exchange in ("amq.default", f"{name}-x"):
+        assert publish(exchange, "one") == (200, {"rows": 100, "confirmed": 100, "stored": 100, "known": 0})
+        assert publish(exchange, "one") == (200, {"rows": 100, "confirmed": 100, "stored": 0, "known": 100})
+        status, said = publish(exchange, "two")
+        assert (status, said["error"], said["stored"], said["known"]) == (409, "conflict", 0, 100)
+        assert said["reason"] == f"producer '{name}' sent other rows before, by the same numbers"
+        assert 8 <= said["altered"] <= 16 and said["sample"][0]["row"] == 0
+    assert channel.basic_get(name, auto_ack=True)[2] == b"one-0"
+
+
+@pytest.mark.minutes
+def test_where_a_shard_ended_is_told_when_it_is_gone(broker: RealBroker, channel: Any, name: str) -> None:
+    arguments = {"x-shards": 1, "x-shard-arguments": {"x-queue-type": "stream"}}
+    channel.exchange_declare(name, "x-consistent-hash", durable=True, arguments=arguments)
+    client = Http(broker)
+
+    def shards(count: int) -> None:
+        assert client.call(f"/exchanges/%2F/{name}/shards", "PUT", {"number": count})[0] < 300
+
+    def looked() -> Any:
+        return client.call(f"/streams/%2F/{name}")[1]
+
+    shards(2)
+    wait_until(lambda: len(looked()["shards"]) == 2, "the second shard", 60)
+    body = ipc(pa.table({"value": ["x"] * 200, "routing_key": [f"k{n}" for n in range(200)]}))
+    assert client.call(f"/exchanges/%2F/{name}/arrow", "POST", body)[0] == 200
+    wait_until(lambda: sum(s["next"] for s in looked()["shards"]) == 200, "what was published", 60)
+    goes = looked()["shards"][1]
+    assert goes["next"] > 0
+    shards(1)
+    channel.queue_purge(goes["queue"])
+    wait_until(lambda: len(looked()["shards"]) == 1, "the shard to go", 120)
+    assert looked()["ended"] == [{"shard": 1, "id": goes["id"], "next": goes["next"]}]
 
 
 def old_client(broker: RealBroker, path: str, secure: bool) -> bytes:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import uuid
 
+import msgspec
 import pytest
 
+from broker.routing import hidden
 from shardd.wire import messages as wire
 from shardd.wire.board import Board, path_of
 from tests.management.conftest import Api
@@ -131,3 +133,40 @@ async def test_groups_are_for_who_may_read_the_stream(api: Api) -> None:
     api.login = ("u", "p")
     for method, body in [("GET", None), ("PUT", {"shards": {"0": {"next": 0}}}), ("DELETE", None)]:
         assert (await api.call(method, "/api/streams/%2F/s/groups/g", body))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("nowhere/s", "there is no vhost 'nowhere'"),
+        ("%2F/none", "there is no queue or exchange 'none' in vhost '/'"),
+        ("%2F/plain", "queue 'plain' in vhost '/' is of type classic, not a stream"),
+        ("%2F/amq.topic", "exchange 'amq.topic' in vhost '/' has no shards that are streams"),
+        ("%2F/s/3/arrow", "'s' has no shard 3, but 1 shards"),
+    ],
+)
+async def test_why_there_is_no_such_stream_is_said(api: Api, path: str, why: str) -> None:
+    await declared(api, "s")
+    await api.call("PUT", "/api/queues/%2F/plain", {})
+    assert await api.call("GET", f"/api/streams/{path}") == (404, {"error": "Object Not Found", "reason": why})
+
+
+async def test_what_an_exchange_keeps_for_itself_is_no_stream(api: Api) -> None:
+    """Its queue is nobody's to see, whatever type it is made with."""
+    await declared(api, "s")
+    made = api.context.catalog.queue("/", "s")
+    assert made is not None
+    api.context.catalog.apply(msgspec.structs.replace(made, name=hidden.queue_name(hidden.PERSISTENT, "x"), id=99))
+    assert [stream["name"] for stream in await api.get("/api/streams")] == ["s"]
+    assert (await api.call("GET", "/api/streams/%2F/amq.persistent.x"))[0] == 404
+
+
+async def test_of_a_shard_its_exchange_is_said(api: Api) -> None:
+    shards = {"x-shards": 2, "x-shard-arguments": {"x-queue-type": "stream"}}
+    body = {"type": "x-modulus-hash", "durable": True, "arguments": shards}
+    assert (await api.call("PUT", "/api/exchanges/%2F/orders", body))[0] == 201
+    await declared(api, "s")
+    listed = {stream["name"]: stream for stream in await api.get("/api/streams")}
+    assert listed["s"].get("exchange") is None and listed["orders"].get("exchange") is None
+    queues = [shard["queue"] for shard in (await api.get("/api/streams/%2F/orders"))["shards"]]
+    assert len(queues) == 2 and {listed[queue]["exchange"] for queue in queues} == {"orders"}

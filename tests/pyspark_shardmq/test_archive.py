@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyspark_shardmq.offsets import DataLoss, Position, Range
+from pyspark_shardmq.offsets import DataLoss, Position, Range, ShardState
 
 if TYPE_CHECKING:
     from pyspark_shardmq.archive import Archive, Piece
@@ -64,8 +64,29 @@ def test_ranges_are_read_over_epochs_and_shards(tmp_path: Path) -> None:
     assert offsets(archive, 15, 25) == list(range(15, 25))
     assert offsets(archive, 4, 5, shard=1, id_="two") == [4]
     assert offsets(archive, 3, 31, filters=["key:k.1", "since:10"]) == [n for n in range(10, 31) if n % 3 == 1]
-    positions = {("orders", 0): Position("one", 30), ("orders", 1): Position("another", 2)}
-    assert archive.earliest(positions) == {("orders", 0): Position("one", 3), ("orders", 1): Position("another", 2)}
+    states = [ShardState("orders", 0, "one", 30, 40), ShardState("orders", 1, "another", 2, 9)]
+    whole = [ShardState("orders", 0, "one", 3, 40), states[1]]
+    assert archive.reaching_back(states, ["orders"]) == whole
+    assert archive.reaching_back(states[:1], []) == whole[:1]
+    assert archive.reaching_back(states[:1], ["orders"]) == [whole[0], ShardState("orders", 1, "two", 3, 5)]
+
+
+def test_the_first_row_since_a_time_is_found_in_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow.parquet as pq
+
+    written, epochs = Written(tmp_path), 64
+    for number in range(epochs):
+        written.epoch(number, {("orders", 0): Position("one", 10 * (number + 1))})
+    opened: list[object] = []
+    parquet_file = pq.ParquetFile
+    monkeypatch.setattr(pq, "ParquetFile", lambda name: opened.append(name) or parquet_file(name))
+    for offset in (0, 1, 9, 10, 317, 639):
+        opened.clear()
+        assert written.archive.find(("orders", 0), "one", offset, 1000) == offset  # row n is of millisecond n
+        assert len(opened) <= 8
+    assert written.archive.find(("orders", 0), "one", 640, 1000) is None
+    assert written.archive.find(("orders", 0), "one", 317, 317) is None
+    assert written.archive.find(("orders", 0), "another", 0, 1000) is None
 
 
 def test_what_is_not_archived_is_said_and_not_left_out(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyspark_shardmq import fetch
-from pyspark_shardmq.fetch import Broker
+from pyspark_shardmq.fetch import Broker, BrokerError
 from pyspark_shardmq.offsets import Range
 from pyspark_shardmq.options import read_options
 from tests.support.fake_streams import FakeStreams
@@ -48,3 +53,106 @@ def test_no_call_of_the_kernel_takes_in_a_whole_batch(
     found = scanned(url, Range("orders", 0, shard.id, 0, ROWS))
     assert found == [row["value"] for row in shard.rows]
     assert max(asked) <= fetch.RECEIVE_BYTES_MAX < sum(map(len, found)) / 4
+
+
+# -- what is not asked again -------------------------------------------------------------------------------
+
+
+class Answering:
+    """A server that does with each connection what it is told, and counts the connections."""
+
+    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.connections = 0
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with connection, contextlib.suppress(OSError):
+                self._answer(connection)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+def asked(url: str, retries: int = 3) -> None:
+    options = {"shardmq.url": url, "subscribe": "orders", "fetchOffset.numRetries": str(retries)}
+    broker = Broker(
+        read_options({**options, "fetchOffset.retryIntervalMs": "1", "requestTimeoutMs": "20000"}).connection
+    )
+    try:
+        broker.look("orders")
+    finally:
+        broker.close()
+
+
+def speaks_tls(tmp_path: Path) -> Callable[[socket.socket], None]:
+    from tests.support.certificates import Authority
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(Authority(tmp_path).make("server.pem", "CN=localhost", hosts=("127.0.0.1",)))
+
+    def answer(connection: socket.socket) -> None:
+        with contextlib.suppress(ssl.SSLError):
+            context.wrap_socket(connection, server_side=True).recv(1)
+
+    return answer
+
+
+def says(text: bytes) -> Callable[[socket.socket], None]:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(text)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
+
+    return answer
+
+
+def refusal(status: int, error: str) -> bytes:
+    body = b'{"error": "%s", "reason": "why"}' % error.encode()
+    return b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+STAYS = {
+    "a certificate of nobody": ("https", speaks_tls, fetch.Certificate, "certificate is not accepted"),
+    "no TLS": ("https", lambda _: says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), fetch.Certificate, "no TLS connection"),
+    "no HTTP": ("http", lambda _: says(b"AMQP\x00\x00\x09\x01\r\n"), BrokerError, "does not speak HTTP"),
+    "damage": ("http", lambda _: says(refusal(500, "unreadable")), BrokerError, "500 why"),
+    "no right": ("http", lambda _: says(refusal(401, "not_authorised")), BrokerError, "401 why"),
+}
+
+
+@pytest.mark.parametrize("what", STAYS)
+def test_a_trouble_that_stays_is_an_error_at_once(what: str, tmp_path: Path) -> None:
+    scheme, answer, kind, why = STAYS[what]
+    server = Answering(answer(tmp_path))
+    try:
+        with pytest.raises(kind, match=why) as raised:
+            asked(f"{scheme}://127.0.0.1:{server.port}")
+        assert not isinstance(raised.value, fetch.Passing) and "tried" not in str(raised.value)
+        assert server.connections == 1
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("text", [b"", refusal(503, "unavailable"), refusal(500, "internal")])
+def test_a_trouble_that_may_pass_is_tried_again(text: bytes) -> None:
+    server = Answering(says(text))
+    try:
+        with pytest.raises(BrokerError, match="tried 4 times"):
+            asked(f"http://127.0.0.1:{server.port}")
+        assert server.connections == 4
+    finally:
+        server.close()

@@ -44,8 +44,9 @@ def test_what_is_archived_is_replayed_with_all_it_had(
     assert first["rows"] == 400 and json.loads(first["ends"]) == {"orders": {"0": 200, "1": 200}}
     streams.append("orders", 10)
     assert run(archive, spark, url, *words)["rows"] == 10
-    for _ in range(2):  # the second time nothing is new
-        assert run(replay, spark, url, path, "--exchange", "again", "--name", "n1")["rows"] == 410
+    for stored in (410, 0):
+        said = run(replay, spark, url, path, "--exchange", "again", "--name", "n1")
+        assert (said["rows"], said["stored"], said["known before"]) == (410, stored, 410 - stored)
     columns = ("routing_key", "value", "headers")
     whole = [repr([row[name] for name in columns]) for shard in streams.streams["orders"] for row in shard.rows]
     assert Counter(repr([row[name] for name in columns]) for row in published(streams, "again")) == Counter(whole)
@@ -69,6 +70,34 @@ def test_what_retention_took_is_read_from_the_archive(
     assert all(int(row.value) == 2 * row.offset + row.shard for row in found)
 
 
+def test_a_query_reads_the_archive_then_the_log_and_goes_on_when_a_shard_goes(
+    spark: Any, url: str, streams: FakeStreams, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "cold")
+    streams.declare("orders", 2)
+    streams.append("orders", 400)
+    run(archive, spark, url, "orders", path)
+    for shard in streams.streams["orders"]:
+        shard.truncate(170)
+    rows = spark.readStream.format("shardmq").options(subscribe="orders", startingOffsets="earliest", archivePath=path)
+    rows = rows.option("shardmq.url", url).load()
+    found: list[int] = []
+
+    def run_query() -> None:
+        writer = rows.writeStream.foreachBatch(lambda frame, _: found.extend(int(r.value) for r in frame.collect()))
+        writer = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
+        command.follow(command.start(writer.start), "query")
+
+    run_query()
+    assert sorted(found) == list(range(400))
+    streams.streams["orders"][1].truncate(200)
+    streams.shrink("orders", 1)
+    streams.append("orders", 10)
+    run_query()
+    assert len(found) == 410
+    assert run(archive, spark, url, "orders", path)["rows"] == 10
+
+
 @pytest.mark.row("D18")
 def test_sql_over_streams_is_published(spark: Any, url: str, streams: FakeStreams, tmp_path: Path) -> None:
     sql = tmp_path / "even.sql"
@@ -78,7 +107,8 @@ def test_sql_over_streams_is_published(spark: Any, url: str, streams: FakeStream
     streams.declare("or-ders", 2)
     streams.append("or-ders", 200)
     words = ("or-ders", "--sql", str(sql), "--exchange", "even", "--checkpoint", str(tmp_path / "c"))
-    assert run(process, spark, url, *words)["rows read"] == 200
+    said = run(process, spark, url, *words)
+    assert (said["rows read"], said["stored"], said["known before"]) == (200, 100, 0)
     streams.append("or-ders", 20)
     run(process, spark, url, *words)
     assert Counter(row["value"] for row in published(streams, "even")) == Counter(b"n%d" % n for n in range(0, 220, 2))
@@ -90,8 +120,9 @@ def test_files_are_published_as_they_are_or_as_json(spark: Any, url: str, stream
     table = tmp_path / "prices.csv"
     table.write_text("item,price\ntea,3\nsoup,5\n")
     words = (str(table), "--format", "csv", "--exchange", "prices", "--routing-key-column", "item", "--name", "p1")
-    for _ in range(2):
-        assert run(backfill, spark, url, *words)["rows"] == 2
+    for stored in (2, 0):
+        said = run(backfill, spark, url, *words)
+        assert (said["rows"], said["stored"], said["known before"]) == (2, stored, 2 - stored)
     found = [(row["routing_key"], json.loads(row["value"])) for row in published(streams, "prices")]
     assert found == [("tea", {"item": "tea", "price": "3"}), ("soup", {"item": "soup", "price": "5"})]
     with pytest.raises(command.JobError, match="the files have item, price"):

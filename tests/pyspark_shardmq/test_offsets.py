@@ -23,6 +23,7 @@ from pyspark_shardmq.offsets import (
     encode,
     gathered,
     lag,
+    matching,
     ranges,
     resolve,
 )
@@ -158,10 +159,10 @@ def test_a_start_by_time_is_the_first_row_not_older() -> None:
     states = [state(0, 3, 10), state(1, 4, 20)]
     found = {("orders", 0): 6, ("orders", 1): None}
     with pytest.raises(OptionError, match="orders/1 has no row at or after"):
-        at_times(1000, EARLIEST, states, found, "error")
-    latest = at_times(1000, EARLIEST, states, found, "latest")
+        at_times(1000, EARLIEST, states, found, "error", "x")
+    latest = at_times(1000, EARLIEST, states, found, "latest", "x")
     assert [position.next for position in latest.values()] == [6, 20]
-    some = at_times({"orders": {0: 1000}}, EARLIEST, states, found, "error")
+    some = at_times({"orders": {0: 1000}}, EARLIEST, states, found, "error", "x")
     assert [position.next for position in some.values()] == [6, 4]
 
 
@@ -174,14 +175,13 @@ def test_rows_that_retention_took_are_an_error_that_says_which() -> None:
         checked(start, [state(0, 8, 20)], True)
     positions, losses = checked(start, [state(0, 8, 20)], False)
     assert positions == {("orders", 0): Position("one", 8)} and len(losses) == 1
-    assert checked(start, [state(0, 8, 20)], True, archived=True) == (start, [])
 
 
 @given(OFFSETS, OFFSETS, OFFSETS)
 def test_a_stream_made_anew_is_an_error_whatever_its_offsets(old: int, first: int, more: int) -> None:
     start = {("orders", 0): Position("one", old)}
     with pytest.raises(DataLoss, match=r"orders/0 was deleted and made anew \(stream one is now two\)"):
-        checked(start, [state(0, first, first + more, id_="two")], True, archived=True)
+        checked(start, [state(0, first, first + more, id_="two")], True)
     positions, _ = checked(start, [state(0, first, first + more, id_="two")], False)
     assert positions == {("orders", 0): Position("two", first)}
 
@@ -197,6 +197,33 @@ def test_a_shard_that_went_away_is_an_error_and_one_that_came_is_read_from_its_b
         checked(start, [state(1, 2, 4)], True)
     positions, _ = checked(start, [state(0, 0, 20), state(1, 2, 4)], True)
     assert positions == {("orders", 0): Position("one", 9), ("orders", 1): Position("one", 2)}
+
+
+@given(OFFSETS, OFFSETS, st.booleans())
+def test_of_a_shard_that_went_only_what_was_not_read_is_lost(read: int, end: int, anew: bool) -> None:
+    """Be its number another stream's since or not."""
+    start = {("orders", 1): Position("one", read)}
+    states = [state(0, 0, 5, id_="zero"), *([state(1, 2, 9, id_="two")] if anew else [])]
+    expected = {("orders", s.shard): Position(s.id, s.first) for s in states}
+    if read >= end:
+        assert checked(start, states, True, {"one": end}) == (expected, [])
+        return
+    with pytest.raises(DataLoss, match=f"orders/1 .*offsets {read} to {end - 1} of it were not read"):
+        checked(start, states, True, {"one": end})
+    assert checked(start, states, False, {"one": end})[0] == expected
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.none() | st.sampled_from("abcdef"), max_size=6),
+    st.sets(st.sampled_from("abcdef"), min_size=1),
+)
+def test_a_pattern_takes_each_name_it_matches_but_shards_of_an_exchange_it_takes(
+    names: dict[str, str | None], letters: set[str]
+) -> None:
+    found = matching(f"[{''.join(letters)}]", names)
+    assert found == sorted(set(found)) and set(found) <= letters & set(names)
+    for name in letters & set(names):
+        assert (name in found) == (names[name] not in letters & set(names))
 
 
 @given(spans())

@@ -16,6 +16,7 @@ from pyspark_shardmq.options import (
     OptionError,
     for_batch,
     for_stream,
+    for_stream_writer,
     read_options,
     write_options,
 )
@@ -48,6 +49,9 @@ def test_what_spark_itself_hands_over_is_passed_by() -> None:
         ("startingOffsets", '{"orders":{"0":-3}}', "must be of the form"),
         ("startingOffsets", '{"orders":{"0":true}}', "must be of the form"),
         ("endingOffsets", "earliest", "would read nothing"),
+        ("endingOffsets", '{"orders":{"0":-2}}', "would read nothing"),
+        ("startingOffsets", "{}", "names at least one queue"),
+        ("columns", " , ", "at least one column"),
         ("maxOffsetsPerTrigger", "0", "at least 1"),
         ("maxOffsetsPerTrigger", "1.5", "at least 1"),
         ("maxOffsetsPerTrigger", "-5", "at least 1"),
@@ -95,11 +99,67 @@ def test_what_is_for_streams_is_refused_in_a_batch_and_the_other_way_round() -> 
     for option in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "groupName"):
         with pytest.raises(OptionError, match=option):
             for_batch(read_options({**ORDERS, option: "5"}))
-    with pytest.raises(OptionError, match="reads nothing"):
-        for_batch(read_options({**ORDERS, "startingOffsets": "latest"}))
+    for start in ("latest", '{"orders":{"0":5,"1":-1}}'):
+        with pytest.raises(OptionError, match="reads nothing"):
+            for_batch(read_options({**ORDERS, "startingOffsets": start}))
+    with pytest.raises(OptionError, match="pushFilters is for batch reads"):
+        for_stream(read_options({**ORDERS, "pushFilters": "true"}))
+    with pytest.raises(OptionError, match="producerName is for batch writes"):
+        for_stream_writer(write_options({"producerName": "nightly"}))
     for option in ("endingOffsets", "endingTimestamp"):
         with pytest.raises(OptionError, match="batch"):
             for_stream(read_options({**ORDERS, option: '{"orders":{"0":1}}' if "Offsets" in option else "5"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"startingOffsetsByTimestampStrategy": "latest"}, "goes with startingOffsetsByTimestamp or startingTimestamp"),
+        ({"maxTriggerDelay": "1m"}, "goes with minOffsetsPerTrigger"),
+        ({"columns": "value", "includeHeaders": "true"}, "give only one of columns and includeHeaders"),
+        ({"columns": "value", "includeProperties": "true"}, "give only one of columns and includeProperties"),
+        ({"rowFormat": "kafka", "includeProperties": "true"}, "rowFormat=kafka have no properties"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(options: dict[str, str], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        read_options({**ORDERS, **options})
+
+
+def test_a_name_of_a_producer_without_numbers_is_refused() -> None:
+    with pytest.raises(OptionError, match="producerName does nothing with delivery=atLeastOnce"):
+        write_options({"producerName": "p", "delivery": "atLeastOnce"})
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            {"startingOffsets": '{"orders":{"0":9,"1":5}}', "endingOffsets": '{"orders":{"0":-1,"1":4}}'},
+            "endingOffsets of orders/1 is 4, before startingOffsets, which is 5",
+        ),
+        (
+            {"startingTimestamp": "1000", "endingTimestamp": "999"},
+            "endingTimestamp=999 is before startingTimestamp=1000",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": '{"orders":{"0":9}}',
+                "endingOffsetsByTimestamp": '{"orders":{"0":8}}',
+            },
+            "endingOffsetsByTimestamp of orders/0 is 8",
+        ),
+    ],
+)
+def test_an_end_before_its_start_is_refused_before_the_broker_is_asked(options: dict[str, str], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        read_options({**ORDERS, **options})
+
+
+def test_an_end_at_its_start_or_not_known_yet_is_no_error() -> None:
+    for start, end in [('{"orders":{"0":9}}', '{"orders":{"0":9}}'), ('{"orders":{"0":-1}}', '{"orders":{"0":-1}}')]:
+        read_options({**ORDERS, "startingOffsets": start, "endingOffsets": end})
+    read_options({**ORDERS, "startingTimestamp": "7", "endingTimestamp": "7"})
 
 
 def test_offsets_by_shard_and_their_two_names() -> None:
@@ -121,7 +181,8 @@ def test_the_password_comes_from_a_file_or_the_environment_and_is_never_shown(tm
 
 def test_durations_have_their_units() -> None:
     for text, ms in [("250ms", 250), ("2 s", 2_000), ("15m", 900_000), ("1h", 3_600_000)]:
-        assert read_options({**ORDERS, "maxTriggerDelay": text}).trigger_delay_max_ms == ms
+        read = read_options({**ORDERS, "minOffsetsPerTrigger": "1", "maxTriggerDelay": text})
+        assert read.trigger_delay_max_ms == ms
 
 
 def test_a_limit_below_its_least_is_refused() -> None:

@@ -4,6 +4,7 @@ repeated.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,31 @@ def test_a_batch_with_a_name_may_be_run_again(spark: Any, url: str, streams: Fak
     assert values(streams, "out") == Counter(b"%d" % n for n in range(100))
     writing(frame, url, delivery="atLeastOnce")
     assert sum(values(streams, "out").values()) == 200
+
+
+def test_what_is_stored_and_what_was_known_is_said(spark: Any, url: str, streams: FakeStreams, tmp_path: Path) -> None:
+    """A line of JSON for each write: the second one brings 50 rows that are new, the third one's nobody can tell."""
+    metrics = tmp_path / "metrics"
+    more: dict[str, Any] = {"metricsPath": str(metrics)}
+    for rows in (100, 150):
+        frame = spark.range(0, rows, 1, 1).selectExpr("string(id) as value")
+        writing(frame, url, producerName="nightly-1", **more)
+    writing(frame, url, delivery="atLeastOnce", **more)
+    assert [json.loads(line) for line in metrics.read_text().splitlines()] == [
+        {"rows": 100, "stored": 100, "known": 0},
+        {"rows": 150, "stored": 50, "known": 100},
+        {"rows": 150, "stored": None, "known": None},
+    ]
+
+
+def test_other_rows_under_an_old_name_are_refused(spark: Any, url: str, streams: FakeStreams) -> None:
+    frame = spark.range(100).selectExpr("string(id) as value")
+    writing(frame, url, producerName="nightly-1")
+    with pytest.raises(
+        Exception, match=r"producer 'nightly-1/\d' sent other rows before.*need a producer of another name"
+    ):
+        writing(frame.selectExpr("concat('x', value) as value"), url, producerName="nightly-1")
+    assert values(streams, "out") == Counter(b"%d" % n for n in range(100))
 
 
 @pytest.mark.minutes

@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import pytest
+
 from shardd.queues.stream import PLACED_MAX
 from shardd.shard import Shard
 from shardd.store import DiskFull
@@ -14,6 +16,7 @@ from shardd.wire import messages as m
 from shardd.wire import packer as packing
 from shardd.wire.lane import joined
 from tests.shard.test_shard import EPOCH, MESSAGE, read
+from tests.support import producer_lives as lives
 from tests.support.dict_store import DictHome
 
 STREAM = m.QueueSpec(1, "/", "s", True, arguments={"x-queue-type": "stream"})
@@ -160,6 +163,34 @@ def test_a_stream_purged_during_a_sync_is_empty_with_its_end() -> None:
     bench.sync()
     bench.attach()
     assert bench.turn()[0] == m.AttachedAt(50, 3)
+
+
+@pytest.mark.parametrize("queues", [[1], [2], [1, 2]], ids=["stream", "queue", "both"])
+def test_who_repeats_is_told_what_was_known_and_what_was_another_message(queues: list[int]) -> None:
+    """With the batch's confirm, by confirm numbers; the first time nothing is told."""
+    bench = Bench()
+
+    def said(first: int, size: int) -> list[Any]:
+        """What is said of 3 messages from that sequence on, with bodies of that size, confirm numbers 11 to 13."""
+        bench.batch += 1
+        packer = packing.Packer(1)
+        stored = b"".join(lives.message(b"p", first + i, size) for i in range(3))
+        packer.add_stored(0, queues, stored, 9, 1, 11, 1000, 0xFFFFFFFF, 0xFF, True, True, 3, in_sequence=True)
+        data = packer.take(0, 0, 5, EPOCH, bench.batch, True)
+        assert data is not None
+        bench.shard.receive(data, 1000)
+        if (sync := bench.shard.begin_sync()) is not None:  # None: what is repeated is on stable storage
+            sync.run()
+            bench.shard.sync_ended()
+        sent = [joined(message) for _, message in bench.shard.turn_end(1000)]
+        confirmed = [one for one in sent if envelope.read(one).kind == m.CONFIRMED]
+        return [told for one in confirmed for told in envelope.read_confirmed(one)[1]]
+
+    assert said(0, 5) == []
+    assert said(0, 5) == [(9, 1 | m.KNOWN, 11, 13)]
+    assert said(2, 5) == [(9, 1 | m.KNOWN, 11, 11)]
+    assert said(0, 6) == [(9, 1 | m.ALTERED, 11, 13)]
+    assert said(4, 6) == [(9, 1 | m.ALTERED, 11, 11)]
 
 
 def test_a_full_disk_refuses_what_is_for_a_stream() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -75,6 +76,7 @@ def test_these_lives_find_a_recovery_that_believes_what_lies_behind_a_gap() -> N
 
 # -- the table beside a dict ----------------------------------------------------------------------------------
 
+SAMPLES = 4  # of the first and of the last messages of a producer in a queue bodies are compared
 NAMES = st.sampled_from([b"p", b"q" * 255])
 
 
@@ -82,7 +84,7 @@ NAMES = st.sampled_from([b"p", b"q" * 255])
     st.lists(
         st.lists(
             st.tuples(st.lists(st.integers(1, 3), min_size=1, max_size=3, unique=True), NAMES, st.integers(0, 12),
-                      st.integers(1, 3), st.booleans()),
+                      st.integers(1, 3), st.booleans(), st.sampled_from([3, 4])),
             min_size=1, max_size=6,
         ),
         max_size=8,
@@ -90,20 +92,25 @@ NAMES = st.sampled_from([b"p", b"q" * 255])
     st.data(),
 )  # fmt: skip
 def test_a_batch_is_screened_as_a_dict_would(
-    batches: list[list[tuple[list[int], bytes, int, int, bool]]], data: st.DataObject
+    batches: list[list[tuple[list[int], bytes, int, int, bool, int]]], data: st.DataObject
 ) -> None:
     table = Sequences()
     highest: dict[tuple[int, bytes], int] = {}
     gaps: dict[tuple[int, bytes], int] = {}
+    bodies: dict[tuple[int, bytes], list[tuple[int, bytes]]] = {}  # by number, as they came
     for batch in batches:
         records = [
-            Record(tuple(queues), tuple(message(name, first + i, 3) for i in range(count)), flags=1 | 2 * in_sequence)
-            for queues, name, first, count, in_sequence in batch
+            Record(
+                tuple(queues), tuple(message(name, first + i, size) for i in range(count)), flags=1 | 2 * in_sequence
+            )
+            for queues, name, first, count, in_sequence, size in batch
         ]
         before = dict(highest)
         kept: list[tuple[int, bytes, int, int]] = []
         repeated: dict[int, int] = {}
         refused: set[int] = set()
+        known: set[int] = set()
+        altered: set[int] = set()
         stored: dict[tuple[int, bytes], int] = {}
         ordinal = 0
         for record in records:
@@ -117,10 +124,16 @@ def test_a_batch_is_screened_as_a_dict_would(
                         found.setdefault(queue_id, []).append(this)
                     elif number <= highest.get(key, -1):
                         repeated[queue_id] = repeated.get(queue_id, 0) + 1
+                        known.add(ordinal)
+                        had = bodies.get(key, [])
+                        of_number = [body for at, body in had[:SAMPLES] + had[SAMPLES:][-SAMPLES:] if at == number]
+                        if of_number and one not in of_number:
+                            altered.add(ordinal)
                     elif number > gaps.get(key, 1 << 60):
                         refused.add(ordinal)
                     else:
                         highest[key] = number
+                        bodies.setdefault(key, []).append((number, one))
                         stored.setdefault(key, number)
                         if gaps.get(key) == number:
                             del gaps[key]
@@ -129,6 +142,7 @@ def test_a_batch_is_screened_as_a_dict_would(
             kept += [this for queue_id in record.queues for this in found.get(queue_id, [])]
         screened = table.screen(b"".join(record.encode() for record in records), {})
         assert screened.repeated == repeated and screened.refused == sorted(refused)
+        assert (screened.known, screened.altered) == (sorted(known), sorted(altered))
         assert got_of(screened.records, screened.origins) == sorted(kept)
         if data.draw(st.booleans()):  # there is no room for it
             table.undo()
@@ -149,6 +163,21 @@ def got_of(records: bytes | bytearray | memoryview, origins: array[int] | None) 
             found += [(queue_id, *place_of(one), origin) for queue_id in ids]
             ordinal += 1
     return sorted(found)
+
+
+def test_other_messages_under_known_numbers_are_told_as_far_as_numbers_are_remembered() -> None:
+    """The first and the last ones of a producer are, in each queue."""
+    table = Sequences()
+
+    def screened(first: int, last: int, size: int) -> Any:
+        messages = tuple(message(b"p", number, size) for number in range(first, last + 1))
+        return table.screen(Record((1, 2), messages, flags=3).encode(), {})
+
+    assert not screened(0, 99, 5).known
+    again = screened(0, 99, 5)
+    assert (again.known, again.altered) == (list(range(100)), [])
+    others = screened(0, 99, 6)
+    assert (others.known, others.altered) == (list(range(100)), [0, 1, 2, 3, 96, 97, 98, 99])
 
 
 # -- by hand --------------------------------------------------------------------------------------------------
@@ -178,6 +207,21 @@ def test_idle_producers_are_forgotten_also_by_a_recovery() -> None:
     store.close({})
     store = open_store(files.restarted(power_cut=False))
     assert not publish(store, b"idle", 1, at=6000) and store.stats()["producers"] == 2
+
+
+def test_after_a_crash_other_messages_are_told_by_what_recovery_has_read() -> None:
+    files = FaultyFiles()
+    store = open_store(files)
+    publish(store, b"p", 1, 2, 3)
+    job = store.begin_sync()
+    assert job is not None
+    job.run()
+    store.finish_sync(job)
+    store = open_store(files.restarted(power_cut=False))
+    for size, altered in ((500, []), (499, [0, 1, 2])):
+        again = Record((1,), tuple(message(b"p", number, size) for number in (1, 2, 3)), flags=1 | IN_SEQUENCE)
+        screened = store.screen(again.encode(), {})
+        assert (screened.known, screened.altered) == ([0, 1, 2], altered)
 
 
 def test_of_too_many_producers_the_half_heard_longest_ago_goes(monkeypatch: pytest.MonkeyPatch) -> None:

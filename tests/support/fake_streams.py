@@ -39,8 +39,12 @@ class FakeStreams:
 
     def __init__(self) -> None:
         self.streams: dict[str, list[Shard]] = {}
+        self.exchange_of: dict[str, str] = {}  # of a queue that is a shard of a stream exchange
+        self.ended: dict[str, list[dict[str, Any]]] = {}  # shards that are no more, by stream
+        self.wrong: dict[str, str] = {}  # names that are of no stream, and why
         self.published: dict[str, list[dict[str, Any]]] = {}
         self.seen: dict[str, int] = {}  # the highest sequence of each producer
+        self.bodies: dict[tuple[str, int], bytes] = {}  # by producer and sequence
         self.duplicates = 0
         self.groups: dict[tuple[str, str], dict[int, tuple[str, int]]] = {}  # by stream and group
         self.faults: dict[str, int] = {}
@@ -50,6 +54,20 @@ class FakeStreams:
     def declare(self, name: str, shards: int = 1) -> list[Shard]:
         self.streams[name] = [Shard() for _ in range(shards)]
         return self.streams[name]
+
+    def declare_exchange(self, name: str, shards: int) -> list[Shard]:
+        """As `declare`; its shards can be read by their own names, too."""
+        for i, shard in enumerate(self.declare(name, shards)):
+            queue = f"sharding: {name} - {i}"
+            self.streams[queue], self.exchange_of[queue] = [shard], name
+        return self.streams[name]
+
+    def shrink(self, name: str, count: int) -> None:
+        """Shards are taken away: retention has emptied them."""
+        kept, gone = self.streams[name][:count], self.streams[name][count:]
+        self.streams[name] = kept
+        told = [{"shard": i, "id": shard.id, "next": shard.next} for i, shard in enumerate(gone, count)]
+        self.ended.setdefault(name, []).extend(told)
 
     def append(self, name: str, count: int, **more: Any) -> None:
         """To the shards in turn; row i has the body "i"."""
@@ -69,16 +87,22 @@ class FakeStreams:
                     return True
         return False
 
-    def take(self, exchange: str, rows: list[dict[str, Any]], producer: str | None, sequence: int) -> None:
+    def take(self, exchange: str, rows: list[dict[str, Any]], producer: str | None, sequence: int) -> tuple[int, int]:
+        """(rows known before, those of them that were others), by their producer's numbers."""
+        known = altered = 0
         with self.lock:
             kept = self.published.setdefault(exchange, [])
             for i, row in enumerate(rows):
                 if producer is not None and sequence + i <= self.seen.get(producer, -1):
                     self.duplicates += 1
+                    known += 1
+                    altered += self.bodies.get((producer, sequence + i), row["value"]) != row["value"]
                     continue
                 if producer is not None:
                     self.seen[producer] = sequence + i
+                    self.bodies[producer, sequence + i] = row["value"]
                 kept.append(row)
+        return known, altered
 
 
 @contextmanager
@@ -110,15 +134,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if len(parts) == 2:
-            self._json(200, [{"name": n, "kind": "queue", "shards": len(s)} for n, s in self.state.streams.items()])
+            self._json(200, [self._listed(name) for name in self.state.streams])
         elif parts[2] not in self.state.streams:
-            self._json(404, {"error": "Object Not Found", "reason": f"no stream {parts[2]}"})
+            reason = self.state.wrong.get(parts[2], f"no stream {parts[2]}")
+            self._json(404, {"error": "Object Not Found", "reason": reason})
+        elif parts[-1] == "arrow" and int(parts[3]) >= len(self.state.streams[parts[2]]):
+            self._json(404, {"error": "Object Not Found", "reason": f"'{parts[2]}' has no shard {parts[3]}"})
         elif parts[-1] == "arrow":
             self._scan(parts[2], int(parts[3]), query)
         elif parts[-1] == "offset-for-time":
             self._at_time(parts[2], int(query["timestamp"][0]))
         else:
-            self._json(200, {"name": parts[2], "shards": self._shards(parts[2])})
+            ended = self.state.ended.get(parts[2], [])
+            self._json(200, {"name": parts[2], "shards": self._shards(parts[2]), "ended": ended})
 
     def do_POST(self) -> None:
         parts, query = self._parts()
@@ -129,11 +157,17 @@ class _Handler(BaseHTTPRequestHandler):
             sample = [{"row": 0, "exchange": parts[2], "routing_key": ""}]
             self._json(422, {"rows": len(rows), "confirmed": len(rows), "unroutable": len(rows), "sample": sample})
             return
-        self.state.take(parts[2], rows, producer, int(query.get("seq", ["0"])[0]))
+        known, altered = self.state.take(parts[2], rows, producer, int(query.get("seq", ["0"])[0]))
         if self.state.takes_fault(self.path):  # taken, and nobody is told
             self.close_connection = True
             return
-        self._json(200, {"rows": len(rows), "confirmed": len(rows)})
+        said: dict[str, Any] = {"rows": len(rows), "confirmed": len(rows)}
+        if producer is not None:
+            said |= {"stored": len(rows) - known, "known": known}
+        if altered:
+            reason = f"producer '{producer}' sent other rows before, by the same numbers"
+            said |= {"altered": altered, "error": "conflict", "reason": reason, "sample": []}
+        self._json(409 if altered else 200, said)
 
     def do_PUT(self) -> None:
         parts, _ = self._parts()
@@ -151,9 +185,22 @@ class _Handler(BaseHTTPRequestHandler):
         split = urlsplit(self.path)
         return [unquote(part) for part in split.path.split("/")[2:]], parse_qs(split.query)
 
+    def _listed(self, name: str) -> dict[str, Any]:
+        shown = {"name": name, "kind": "queue", "shards": len(self.state.streams[name])}
+        exchange = self.state.exchange_of.get(name)
+        return shown if exchange is None else shown | {"exchange": exchange}
+
     def _shards(self, name: str) -> list[dict[str, Any]]:
+        is_exchange = name in self.state.exchange_of.values()
         return [
-            {"shard": i, "queue": name, "id": s.id, "first": s.first, "next": s.next, "state": "running"}
+            {
+                "shard": i,
+                "queue": f"sharding: {name} - {i}" if is_exchange else name,
+                "id": s.id,
+                "first": s.first,
+                "next": s.next,
+                "state": "running",
+            }
             for i, s in enumerate(self.state.streams[name])
         ]
 

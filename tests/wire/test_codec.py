@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardd.peers import refused_runs
 from shardd.wire import codec, envelope
 from shardd.wire import messages as wire
 from shardd.wire import packer as packing
@@ -98,6 +99,8 @@ def test_every_publish_reaches_its_shards_in_order_with_its_facts(
         assert found == [one[:5] for one in expected]
         for ordinal, one in enumerate(expected):
             assert codec.run_of(message, ordinal) == (77, 1, one[5] + first_seq if first_seq else 0)
+        for ordinals in (range(len(expected)), range(0, len(expected), 2), range(1, len(expected), 3)):
+            assert codec.runs_of(message, ordinals) == refused_runs(message, ordinals)
         known = dict.fromkeys(queue for one in expected for queue in one[3])
         assert read.queue_ids == list(known)
         assert packer.take(shard, 5, 6, 7, 9) is None

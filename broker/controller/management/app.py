@@ -18,6 +18,7 @@ from aiohttp import web
 from broker import rights
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
+from broker.controller.ended_streams import EndedStreams
 from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
 from broker.controller.management import (
@@ -143,13 +144,23 @@ async def start(
     groups: Groups | None = None,
     memory: MemoryWatch | None = None,
     settling: Mapping[tuple[str, str], Settling] | None = None,
+    ended: EndedStreams | None = None,
 ) -> Servers:
     config = config_now()
     stats = Gatherer(shard_links, links, hidden_queues=authority.catalog.hidden_queue_ids)
     groups = groups or Groups(randrange)
     found = {} if settling is None else settling  # another dict than theirs would stay empty
     context = Context(
-        authority, presence, shard_links, links, config_now, stats, groups, memory or MemoryWatch(), settling=found
+        authority,
+        presence,
+        shard_links,
+        links,
+        config_now,
+        stats,
+        groups,
+        memory or MemoryWatch(),
+        settling=found,
+        ended=ended,
     )
     runners = []
     for app, fds in ((api_app(context), config.http_fds), (metrics_app(context), config.metrics_fds)):

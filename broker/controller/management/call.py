@@ -28,6 +28,7 @@ from broker.checks import Refusal
 from broker.control import Answer
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
+from broker.controller.ended_streams import EndedStreams
 from broker.controller.groups import Groups
 from broker.controller.links import DoorLinks
 from broker.controller.management import hosts
@@ -133,6 +134,7 @@ class Context:
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     logins: Logins = field(default_factory=Logins)
     streams: StreamRanges = field(default_factory=StreamRanges)
+    ended: EndedStreams | None = None  # streams that were shards
     settling: Mapping[tuple[str, str], Settling] = field(default_factory=dict)  # changes of shard numbers
     imports: Imports = field(default_factory=Imports)
     callers: Callers = field(default_factory=Callers)

@@ -13,10 +13,11 @@ from typing import Any
 from aiohttp import HttpVersion11, web
 
 from broker.catalog import Vhost
+from broker.checks import is_hidden_queue
 from broker.controller import front_door, stream_reader
 from broker.controller.management.call import ApiError, Call, Route, bad_request, not_found, to_json
 from broker.controller.management.exchanges import exchange_name
-from broker.controller.stream_ranges import Part, names_of, parts_of
+from broker.controller.stream_ranges import Part, exchange_of, names_of, parts_of
 from broker.controller.stream_reader import CutOff, absence, connected
 from broker.rights import Read
 from shardd.wire.reading import BODY_BYTES_MAX, COLUMNS, LENGTH, Answer, Find, Publish, Scan
@@ -39,9 +40,13 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
     for vhost in call.vhosts():
         for name in names_of(vhost):
             if call.may(Read(vhost.name, name)):
-                kind = "queue" if name in vhost.queues else "exchange"
+                queue = vhost.queues.get(name)
+                kind = "exchange" if queue is None else "queue"
                 shards = len(parts_of(vhost, name))
-                found.append({"name": name, "vhost": vhost.name, "kind": kind, "shards": shards})
+                shown: dict[str, Any] = {"name": name, "vhost": vhost.name, "kind": kind, "shards": shards}
+                if queue is not None and (exchange := exchange_of(vhost, queue)) is not None:
+                    shown["exchange"] = exchange
+                found.append(shown)
     return found
 
 
@@ -59,13 +64,16 @@ async def get(call: Call) -> dict[str, Any]:
         await call.context.streams.wait_until(gone_on, wait_ms / 1000)
         parts = parts_of(vhost, name)
         if not parts:
-            raise not_found()
+            raise _no_stream(vhost, name)
+    there = {id_of(call, part) for part in parts}
+    ended = [] if call.context.ended is None else call.context.ended.of(vhost.name, name)
     return {
         "name": name,
         "vhost": vhost.name,
         "kind": "queue" if name in vhost.queues else "exchange",
         "id": id_of(call, parts[0]),
         "shards": [_row(call, part) for part in parts],
+        "ended": [shown for shown in ended if shown["id"] not in there],
     }
 
 
@@ -87,7 +95,7 @@ async def get_arrow(call: Call) -> web.StreamResponse:
     vhost, name, parts = asked_stream(call)
     part = next((part for part in parts if str(part.number) == call.part("shard")), None)
     if part is None:
-        raise not_found()
+        raise not_found(f"'{name}' has no shard {call.part('shard')[:20]}, but {len(parts)} shards")
     id = id_of(call, part)
     wanted = call.request.query.get("id")
     if wanted is not None and wanted != id:
@@ -118,7 +126,7 @@ async def get_arrow(call: Call) -> web.StreamResponse:
 
 async def post_arrow(call: Call) -> web.StreamResponse:
     only(call, "producer", "seq", "routing_key", "mandatory")
-    vhost = call.vhost_to_change()
+    vhost = _vhost(call)
     query, door = call.request.query, _door(call)
     producer, sequence = query.get("producer"), _number(call, "seq")
     if (producer is None) != (sequence is None):
@@ -241,12 +249,30 @@ async def _ask(call: Call, asked: Find) -> Answer:
 
 def asked_stream(call: Call) -> tuple[Vhost, str, list[Part]]:
     """The one in the path, for who may read all of it."""
-    vhost, name = call.vhost_to_change(), call.part("name")
+    vhost, name = _vhost(call), call.part("name")
+    call.must(Read(vhost.name, name))
     parts = parts_of(vhost, name)
     if not parts:
-        raise not_found()
-    call.must(Read(vhost.name, name))
+        raise _no_stream(vhost, name)
     return vhost, name, parts
+
+
+def _vhost(call: Call) -> Vhost:
+    """The one in the path, to be used; where there is none, an error that names it."""
+    if call.catalog.vhost(call.part("vhost")) is None:
+        raise not_found(f"there is no vhost '{call.part('vhost')}'")
+    return call.vhost_to_change()
+
+
+def _no_stream(vhost: Vhost, name: str) -> ApiError:
+    """Why a name is of no stream: it is of nothing, of a queue of another type, or of an exchange without streams."""
+    queue = vhost.queues.get(name)
+    if queue is not None and not is_hidden_queue(name):
+        kind = queue.arguments.get("x-queue-type", "classic")
+        return not_found(f"queue '{name}' in vhost '{vhost.name}' is of type {kind}, not a stream")
+    if queue is None and name in vhost.exchanges:
+        return not_found(f"exchange '{name}' in vhost '{vhost.name}' has no shards that are streams")
+    return not_found(f"there is no queue or exchange '{name}' in vhost '{vhost.name}'")
 
 
 def id_of(call: Call, part: Part) -> str:
