@@ -29,6 +29,7 @@ from broker.once import Asked, Once, Wanted
 from broker.publisher import Committed, Held, Publisher, PublishingChannel, Targets
 from broker.reading import is_stream
 from broker.replies import Replies
+from broker.reserving import Reservation, Reserving, wanted
 from broker.routing import delaying, goes_always_alike, goes_by_key, keeping, route, route_message, spread_of
 from broker.scope import PLACES_MAX, Alone, Places, Scope
 from broker.shard_link import ShardLinks
@@ -93,6 +94,7 @@ class Publishing:
         self._counts = counts or Counts()
         self._set_timestamp = set_timestamp
         self.links = links
+        self._reserving = Reserving(links)
         # As long as some client holds them.
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
         self.answers_due: list[Confirms] = []  # whose acks and nacks
@@ -500,17 +502,35 @@ class Publishing:
         if self.tracing is not None:
             self.tracing.published(client, channel.number, message.without_bcc(), message.keys, targets)
 
+    async def reserve(self, client: Publisher, held: list[Held]) -> Reservation | None:
+        """Set room aside for a transaction, None if no queue may refuse it; raises when one does."""
+        assert client.scope is not None
+        needs = wanted(self._vhost(client.scope), held)
+        return await self._reserving.reserve(needs) if needs else None
+
     def commit(
-        self, client: Publisher, channel: PublishingChannel, held: list[Held], asked: Asked | None = None
+        self,
+        client: Publisher,
+        channel: PublishingChannel,
+        held: list[Held],
+        asked: Asked | None = None,
+        reservation: Reservation | None = None,
     ) -> asyncio.Future[bool]:
-        """All publishes of a transaction; `asked`: by ask_once(). The future: whether all shards have all of them."""
+        """Publish all of a transaction; the future tells whether all shards have all of it.
+
+        `asked`: by ask_once(); `reservation`: by reserve(), which this ends.
+        """
         self._asked = asked
+        if reservation is not None:
+            reservation.redeem()
         try:
             return self._commit(client, channel, held)
         finally:
             self._asked = None
             if asked is not None:
                 asked.release()
+            if reservation is not None:
+                reservation.end()
 
     def _commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         now_ms = time.time_ns() // 1_000_000
