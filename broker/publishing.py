@@ -98,7 +98,7 @@ class Publishing:
         # As long as some client holds them.
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
         self.answers_due: list[Confirms] = []  # whose acks and nacks
-        self.unroutable_dropped = 0
+        self._dropped = 0  # here, beside those that the packer dropped
         self.tracing: Tracing | None = None  # nothing is traced
         self.duplicates = 0  # dropped at exchanges and queues that want each message once
         self._seen: dict[tuple[str, str, str], Seen] = {}  # by kind, vhost and name
@@ -108,6 +108,11 @@ class Publishing:
     @property
     def catalog(self) -> Catalog:
         return self._source.catalog
+
+    @property
+    def unroutable_dropped(self) -> int:
+        """Messages that had no queue to go to and were not mandatory."""
+        return self._dropped + self.links.packer.unroutable
 
     def scope(self, vhost: str, user: str) -> Scope:
         scope = self._scopes.get((vhost, user))
@@ -601,7 +606,7 @@ class Publishing:
             self._counts.returned += 1
         self.links.use_vhost(client.scope.vhost)
         if not reached and not message.mandatory:
-            self.unroutable_dropped += 1
+            self._dropped += 1
         no_stream = not any(is_stream(queue.arguments) for queue in takers)
         stored = message.stored if no_stream else message.without_bcc()
         marks = own_letters.marks_of(message.headers, keeps_bcc=no_stream)
