@@ -107,6 +107,7 @@ class Controls(ABC):
             m.Left: self._on_left,
             m.LetGo: self._on_let_go,
             m.Purge: self._on_purge,
+            m.PurgeFirst: self._on_purge_first,
             m.Departed: self._on_departed,
             m.AskOnce: self._on_ask_once,
             m.OnceBecame: lambda peer, what, _: self.once.became(peer.number, what, self.peers),
@@ -540,6 +541,17 @@ class Controls(ABC):
         peer.tell(m.Done(purge.request, queue.purge()))
         self._dirty[queue] = None  # others may wait for its turn to end
         self.streams.purged(queue)
+        self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+
+    def _on_purge_first(self, peer: Peer, purge: m.PurgeFirst, now: int) -> None:
+        queue = self.queues.get(purge.queue)
+        if queue is None or not queue.keeps_in_store:
+            peer.tell(m.Refused(purge.request, 404, "gone, or a stream"))
+            return
+        self._catch_up(queue, now)
+        queue.expire(now)
+        peer.tell(m.Done(purge.request, queue.purge_first(purge.count)))
+        self._dirty[queue] = None
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 
     def _on_departed(self, peer: Peer, departed: m.Departed, now: int) -> None:

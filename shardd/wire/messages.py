@@ -594,6 +594,15 @@ class Purge(Message, tag="purge", frozen=True):
     queue: int
 
 
+class PurgeFirst(Message, tag="purge-first", frozen=True):
+    """Controller to shard: purge the `count` messages that would be delivered next, or all if there are fewer. Answered
+    by Done(request, messages)."""
+
+    request: int
+    queue: int
+    count: int
+
+
 class DeadLetters(Message, tag="dead-letters", frozen=True):
     """Shard to one front door: messages that left `queue` for `reason` ("expired", "rejected", "maxlen",
     "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have, unless they say
@@ -705,5 +714,5 @@ Control = (
     | Look | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Released | Grant | Tune
     | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge
     | DeadLetters | Departed | AskOnce | ToldOnce | OnceBecame | ForgetOnce | Reserve | Redeem | Unreserve
-    | Done | Refused
+    | PurgeFirst | Done | Refused
 )  # fmt: skip

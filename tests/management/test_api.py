@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import aiohttp
 import msgspec
@@ -250,8 +250,11 @@ async def test_bindings_are_named_by_key_and_arguments(made: Api) -> None:
     assert (await made.call("DELETE", f"/api/bindings/%2F/e/e/q/q/{quote(keys[1])}"))[0] == 204
     assert [row["arguments"] for row in await made.get("/api/bindings/%2F/e/e/q/q")] == [{}]
     await made.call("POST", "/api/bindings/%2F/e/e/e/amq.fanout", {})
-    assert made.headers["Location"] == "/api/bindings/%2F/e/e/e/amq.fanout/~"
-    assert (await made.get(made.headers["Location"]))["destination_type"] == "exchange"
+    assert made.headers["Location"] == "amq.fanout/~", "relative to what was called, as from RabbitMQ"
+    location = urljoin("/api/bindings/%2F/e/e/e/amq.fanout", made.headers["Location"])
+    assert (await made.get(location))["destination_type"] == "exchange"
+    await made.call("POST", "/api/bindings/%2F/e/e/e/amq.fanout/", {"routing_key": "a b"})
+    assert made.headers["Location"] == "a%2520b"
 
 
 @pytest.mark.row("G1.13")

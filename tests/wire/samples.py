@@ -94,6 +94,7 @@ CONTROL: list[wire.Control] = [
     wire.OnceBecame([5], [6, 7]),
     wire.ForgetOnce("//x"),
     wire.Reserve(29, 3, [(7, [4, 300]), (8, [])]),
+    wire.PurgeFirst(30, 7, 2),
     wire.Redeem(3),
     wire.Unreserve(3),
     wire.Done(18, 19, 20),

@@ -241,6 +241,8 @@ def endpoint(context: Context, route: Route) -> Endpoint:
         if not call.has(route.tag):
             tag = "monitor" if route.tag == "monitoring" else route.tag  # RabbitMQ's word
             raise not_authorised(f"Not {tag} user")
+        if route.destroys:
+            call.knows_only(route.query or (), once=True)
         found = await route.handler(call)
         if found is None:
             return web.Response(status=204)
