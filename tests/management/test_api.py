@@ -563,10 +563,10 @@ async def test_rates_begin_anew_when_an_administrator_asks_and_counts_stay(made:
     before = (await made.get("/api/queues/%2F/q"))["message_stats"]
     for path in ("/api/reset", "/api/reset/shardmq@localhost"):
         assert (await made.call("DELETE", path))[0] == 204
-        assert made.context.stats._last.at == 0 and not made.context.stats._looks
+        assert made.context.stats._last.at == 0
         after = (await made.get("/api/queues/%2F/q"))["message_stats"]
         assert after["publish"] == before["publish"]
-        assert after["publish_details"]["rate"] == 0
+        assert "publish_details" not in after, "it is not known any more"
     assert (await made.call("DELETE", "/api/reset/other"))[0] == 404
     made.login = ("nobody", "x")
     assert (await made.call("DELETE", "/api/reset"))[0] == 401

@@ -10,6 +10,7 @@ import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from random import randrange
 
 from aiohttp import web
@@ -36,6 +37,7 @@ from broker.controller.management import (
     loglines,
     message_sizes,
     messages,
+    object_metrics,
     openapi,
     overview,
     page,
@@ -117,12 +119,13 @@ Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Servers:
     """What runs; `cleanup` ends it."""
 
-    def __init__(self, runners: list[web.AppRunner], watching: asyncio.Task[None]) -> None:
+    def __init__(self, runners: list[web.AppRunner], tasks: Iterable[asyncio.Task[None]]) -> None:
         self._runners = runners
-        self._watching = watching
+        self._tasks = tuple(tasks)
 
     async def cleanup(self) -> None:
-        self._watching.cancel()
+        for task in self._tasks:
+            task.cancel()
         for runner in self._runners:
             await runner.cleanup()
 
@@ -155,7 +158,10 @@ async def start(
     for fd in config.https_fds:
         await web.SockSite(runners[0], _patient(fd), backlog=BACKLOG, ssl_context=tls).start()
     await _serve_here(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
-    return Servers(runners, asyncio.create_task(context.callers.watch(runners)))
+    # So that the first look at them has a rate, too.
+    stats.noted += [partial(object_metrics.churn_rates, context), partial(processes.node, context)]
+    tasks = (context.callers.watch(runners), stats.keep_sampling())
+    return Servers(runners, map(asyncio.create_task, tasks))
 
 
 def _patient(fd: int) -> socket.socket:
