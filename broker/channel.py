@@ -137,11 +137,23 @@ def _tx_select(client: Client, channel: Channel, method: commands.Tx.Select) -> 
 
 
 async def _tx_commit(client: Client, channel: Channel, method: commands.Tx.Commit) -> None:
-    """Publishes first, then settles; answered when every shard has the publishes on stable storage."""
+    """Publishes first, then settles; answered when every shard has the publishes on stable storage.
+
+    Where a queue refuses nothing is done: what was to be acknowledged is unacknowledged as before.
+    """
     held = transactions.opened(channel.transaction, TX_COMMIT).take()
     publishing = client.door.publishing
-    asked = await publishing.ask_once(client, held.publishes)
-    stored = publishing.commit(client, channel, held.publishes, asked)
+    try:
+        reservation = await publishing.reserve(client, held.publishes)
+    except ChannelException:
+        _put_back(channel, held.settles)
+        raise
+    try:
+        asked = await publishing.ask_once(client, held.publishes)
+        stored = publishing.commit(client, channel, held.publishes, asked, reservation)
+    finally:
+        if reservation is not None:
+            reservation.end()
     for kind, runs in held.settles:
         client.door.consuming.settle_runs(kind, runs, at_once=True)
     client.door.schedule_end_of_pass()
@@ -152,10 +164,15 @@ async def _tx_commit(client: Client, channel: Channel, method: commands.Tx.Commi
 
 
 def _tx_rollback(client: Client, channel: Channel, method: commands.Tx.Rollback) -> None:
-    for _, runs in transactions.opened(channel.transaction, TX_ROLLBACK).drop():
+    _put_back(channel, transactions.opened(channel.transaction, TX_ROLLBACK).drop())
+    client.send(channel.number, commands.Tx.RollbackOk())
+
+
+def _put_back(channel: Channel, settles: list[tuple[int, list[Run]]]) -> None:
+    """The deliveries of these settles are unacknowledged again."""
+    for _, runs in settles:
         for run in runs:
             channel.unacked.put_back(run)
-    client.send(channel.number, commands.Tx.RollbackOk())
 
 
 HANDLERS: Final[dict[type[base.Frame], Handler]] = {

@@ -125,6 +125,7 @@ class DeadLettering:
         self.published: dict[str, int] = {}  # by reason
         self.released = 0  # were due at the exchange that delayed them
         self.dropped = 0  # no exchange, no queue, or round in a cycle
+        self.unroutable = 0  # of those released, what had no queue to go to
 
     def receive(self, shard: int, batch: wire.DeadLetters) -> None:
         self._batches.append((shard, self._links.links[shard].epoch, batch))
@@ -171,6 +172,7 @@ class DeadLettering:
     def _release(self, vhost: Vhost, batch: wire.DeadLetters, exchange: str, channel: int, now_s: float) -> None:
         releasing = Releasing(self._links, vhost, batch, exchange, channel, now_s)
         releasing.run()
+        self.unroutable += releasing.dropped
         self.released += batch.count
 
     def _is_news(self, *what: str) -> bool:

@@ -28,6 +28,7 @@ from broker.once import Asked, Once, Wanted
 from broker.publisher import Committed, Held, Publisher, PublishingChannel, Targets
 from broker.reading import is_stream
 from broker.replies import Replies
+from broker.reserving import Reservation, Reserving, wanted
 from broker.routing import delaying, goes_always_alike, goes_by_key, keeping, route, route_message, spread_of
 from broker.scope import PLACES_MAX, Alone, Places, Scope
 from broker.shard_link import ShardLinks
@@ -96,10 +97,11 @@ class Publishing:
         self._counts = counts or Counts()
         self._set_timestamp = set_timestamp
         self.links = links
+        self._reserving = Reserving(links)
         # As long as some client holds them.
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
         self.answers_due: list[Confirms] = []  # whose acks and nacks
-        self.unroutable_dropped = 0
+        self._dropped = 0  # here, beside those that the packer dropped
         self.tracing: Tracing | None = None  # nothing is traced
         self.duplicates = 0  # dropped at exchanges and queues that want each message once
         self._seen: dict[tuple[str, str, str], Seen] = {}  # by kind, vhost and name
@@ -109,6 +111,11 @@ class Publishing:
     @property
     def catalog(self) -> Catalog:
         return self._source.catalog
+
+    @property
+    def unroutable_dropped(self) -> int:
+        """Messages that had no queue to go to and were not mandatory."""
+        return self._dropped + self.links.packer.unroutable
 
     def scope(self, vhost: str, user: str) -> Scope:
         scope = self._scopes.get((vhost, user))
@@ -513,17 +520,35 @@ class Publishing:
         if self.tracing is not None:
             self.tracing.published(client, channel.number, message.without_bcc(), message.keys, targets)
 
+    async def reserve(self, client: Publisher, held: list[Held]) -> Reservation | None:
+        """Set room aside for a transaction, None if no queue may refuse it; raises when one does."""
+        assert client.scope is not None
+        needs = wanted(self._vhost(client.scope), held)
+        return await self._reserving.reserve(needs) if needs else None
+
     def commit(
-        self, client: Publisher, channel: PublishingChannel, held: list[Held], asked: Asked | None = None
+        self,
+        client: Publisher,
+        channel: PublishingChannel,
+        held: list[Held],
+        asked: Asked | None = None,
+        reservation: Reservation | None = None,
     ) -> asyncio.Future[bool]:
-        """All publishes of a transaction; `asked`: by ask_once(). The future: whether all shards have all of them."""
+        """Publish all of a transaction; the future tells whether all shards have all of it.
+
+        `asked`: by ask_once(); `reservation`: by reserve(), which this ends.
+        """
         self._asked = asked
+        if reservation is not None:
+            reservation.redeem()
         try:
             return self._commit(client, channel, held)
         finally:
             self._asked = None
             if asked is not None:
                 asked.release()
+            if reservation is not None:
+                reservation.end()
 
     def _commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
         now_ms = time.time_ns() // 1_000_000
@@ -594,7 +619,7 @@ class Publishing:
             self._counts.returned += 1
         self.links.use_vhost(client.scope.vhost)
         if not reached and not message.mandatory:
-            self.unroutable_dropped += 1
+            self._dropped += 1
         no_stream = not any(is_stream(queue.arguments) for queue in takers)
         stored = message.stored if no_stream else message.without_bcc()
         marks = own_letters.marks_of(message.headers, keeps_bcc=no_stream)

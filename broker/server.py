@@ -337,7 +337,8 @@ class Door:
             if client.is_open and not client.trusted
             for channel in client.channels.values()
         ]
-        counters = {**self.counts.report(), "unroutable_dropped": float(self.publishing.unroutable_dropped)}
+        unroutable = self.publishing.unroutable_dropped + self.dead_lettering.unroutable
+        counters = {**self.counts.report(), "unroutable_dropped": float(unroutable)}
         counters["logins_refused_unseen"] = float(self.logins.refused_unseen)
         counters["duplicates"] = float(self.publishing.duplicates)
         counters["connections"] = sum(client.is_open and not client.trusted for client in self.clients.values())

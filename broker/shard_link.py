@@ -687,7 +687,7 @@ class ShardLinks:
         for request, (shard, what, future) in list(self._requests.items()):
             if shard != link.shard:
                 continue
-            unwanted = isinstance(what, (wire.Attach, wire.Get)) and future.done()
+            unwanted = isinstance(what, (wire.Attach, wire.Get, wire.Reserve)) and future.done()
             if unwanted or (isinstance(what, wire.Attach) and what.resumed):
                 del self._requests[request]
             else:

@@ -30,6 +30,7 @@ from shardd.queues import (
     is_stream,
     limits_of,
 )
+from shardd.reservations import Reservations
 from shardd.stores import Home, Store, Sync
 from shardd.streams import Streams
 from shardd.upkeep import Upkeep
@@ -62,6 +63,7 @@ class Controls(ABC):
         self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
         self.dead_letters = DeadLetters()
         self.once = Once()
+        self.reservations = Reservations()
         self.alarm = ""
         self.batch_messages, self.batch_bytes = Histogram(), Histogram()
         self._pid = pid
@@ -105,10 +107,14 @@ class Controls(ABC):
             m.Left: self._on_left,
             m.LetGo: self._on_let_go,
             m.Purge: self._on_purge,
+            m.PurgeFirst: self._on_purge_first,
             m.Departed: self._on_departed,
             m.AskOnce: self._on_ask_once,
             m.OnceBecame: lambda peer, what, _: self.once.became(peer.number, what, self.peers),
             m.ForgetOnce: lambda peer, what, _: self.once.forget(what.thing),
+            m.Reserve: self._on_reserve,
+            m.Redeem: lambda peer, what, _: self.reservations.redeem(peer.number, what.number),
+            m.Unreserve: lambda peer, what, _: self.reservations.end(peer.number, what.number),
         }
 
     @abstractmethod
@@ -172,6 +178,7 @@ class Controls(ABC):
             self.dead_letters.door_gone(number)
             self.streams.peer_gone(number)
             self.once.peer_gone(number, self.peers)
+            self.reservations.peer_gone(number)
 
     def _on_gone(self, peer: Peer, gone: m.Gone, now: int) -> None:
         if gone.incarnation < self._incarnations.get(gone.door, 0):
@@ -536,6 +543,17 @@ class Controls(ABC):
         self.streams.purged(queue)
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 
+    def _on_purge_first(self, peer: Peer, purge: m.PurgeFirst, now: int) -> None:
+        queue = self.queues.get(purge.queue)
+        if queue is None or not queue.keeps_in_store:
+            peer.tell(m.Refused(purge.request, 404, "gone, or a stream"))
+            return
+        self._catch_up(queue, now)
+        queue.expire(now)
+        peer.tell(m.Done(purge.request, queue.purge_first(purge.count)))
+        self._dirty[queue] = None
+        self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+
     def _on_departed(self, peer: Peer, departed: m.Departed, now: int) -> None:
         queue = self.dead_letters.departed(peer, departed, now)
         if queue is not None:
@@ -545,6 +563,17 @@ class Controls(ABC):
 
     def _on_ask_once(self, peer: Peer, question: m.AskOnce, now: int) -> None:
         peer.tell(m.ToldOnce(question.request, self.once.ask(peer.number, question, now)))
+
+    def _on_reserve(self, peer: Peer, asked: m.Reserve, now: int) -> None:
+        wanted = [(queue, sizes) for id, sizes in asked.wanted if (queue := self.queues.get(id)) is not None]
+        for queue, _ in wanted:
+            self._catch_up(queue, now)
+            queue.expire(now)
+            self._dirty[queue] = None
+        if self.reservations.reserve(peer.number, asked.number, wanted):
+            peer.tell(m.Done(asked.request))
+        else:
+            peer.tell(m.Refused(asked.request, 406, "full"))
 
     # -- numbers -----------------------------------------------------------------------------------------
 

@@ -92,11 +92,14 @@ class Shard(Controls):
                 return
             first = known[0]
             store: Store = first.store  # type: ignore[assignment] # queues were made with a Store of ours
+            redeems = peer.number in self.reservations.redeeming
             refused: set[int] | None = None
             fates: Fates | None = None
             origins: Sequence[int] | None = None
             if in_sequence or self.streams.queues:
-                arrivals, fates, origins, streamed = self._append(store, records, known, len(ids) == 1, in_sequence)
+                arrivals, fates, origins, streamed = self._append(
+                    peer, store, records, known, len(ids) == 1, in_sequence
+                )
                 refused = fates.refused
                 needs_sync = needs_sync or streamed
             else:
@@ -108,14 +111,18 @@ class Shard(Controls):
                 if queue is None:
                     store.settle(arrival.queue_id, arrival.entries, False)
                     continue
-                turned_away = queue.publish(arrival, now)
+                if redeems and self.reservations.use(peer.number, queue, len(arrival.entries), arrival.body_bytes):
+                    queue.publish_reserved(arrival, now)
+                    turned_away = None
+                else:
+                    turned_away = queue.publish(arrival, now)
                 if turned_away:
                     refused = refused or set()
                     refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
                 if queue.consumers.all or not queue.is_asleep:
                     self._dirty[queue] = None
             if refused and held is not None:
-                held.refused = refused_runs(message, sorted(refused))
+                held.refused = refused_runs(message, sorted(refused), unnumbered=True)
             if fates is not None and fates.known and held is not None:
                 held.refused = [*held.refused, *known_runs(message, sorted(fates.known), fates.altered)]
         except self._no_room:
@@ -141,14 +148,14 @@ class Shard(Controls):
             held.need_no_sync()
 
     def _append(
-        self, store: Store, records: memoryview, known: list[Queue], alone: bool, in_sequence: bool
+        self, peer: Peer, store: Store, records: memoryview, known: list[Queue], alone: bool, in_sequence: bool
     ) -> tuple[Sequence[Arrival], Fates, Sequence[int] | None, bool]:
         """Where there are streams, or messages that say their place in what a producer sends. What arrived, what
         became of the batch besides, which of it each that arrived was (None: all did), and whether a stream has some:
         its readers wait for the sync, too."""
         streams = self.streams.among(known) if self.streams.queues else ()
         stored = len(streams) < len(known)
-        screened = self._screen(store, records, known) if in_sequence and stored else None
+        screened = self._screen(peer, store, records, known) if in_sequence and stored else None
         arrivals: Sequence[Arrival] = ()
         fates = Fates()
         try:
@@ -167,10 +174,12 @@ class Shard(Controls):
         fates.add(screened)
         return arrivals, fates, screened.origins, bool(streams)
 
-    def _screen(self, store: Store, records: memoryview, known: list[Queue]) -> Screened:
+    def _screen(self, peer: Peer, store: Store, records: memoryview, known: list[Queue]) -> Screened:
         """Of messages that say their place in what a producer sends, those that are new to their queues. What a queue
         will refuse is left out here: on disk it would later be taken for stored."""
-        screened = store.screen(records, {queue.id: queue.room() for queue in known if queue.may_refuse})
+        roomy = self.reservations.rooms_taken(peer.number)
+        rooms = {queue.id: queue.room() for queue in known if queue.may_refuse and queue.id not in roomy}
+        screened = store.screen(records, rooms)
         for queue_id, count in screened.repeated.items():
             queue = self.queues.get(queue_id)
             if queue is not None and queue.keeps_in_store:

@@ -63,6 +63,7 @@ from shardd.wire import messages as wire
 
 BATCH_MAX = 2048  # requests that share one sync
 INBOX_MAX = 16_384  # requests not yet decided; beyond it links stop reading
+PURGE_STEP_MESSAGES = 10_000  # purged by one request, when not all of a queue is
 CHANGED_QUEUES_MAX = 1000  # in one message to a shard, when policies change: its clients are not to wait for more
 # A disk that takes less than this for so few may be waited for by the loop itself.
 QUICK_SYNC_S, FEW_REQUESTS = 0.001, 4
@@ -632,6 +633,31 @@ class Authority:
         except ShardSilent as error:
             return Answer(0, INTERNAL_ERROR, str(error))
         return Answer(0, result={"messages": reply.messages if isinstance(reply, wire.Done) else 0})
+
+    async def purge_first(self, vhost: str, name: str, count: int) -> Answer:
+        """Purge the messages of a classic queue that are next to be delivered, `count` at the most.
+
+        Answer.result: {"messages": how many went}. They go in steps, so that no other message waits long for it.
+        """
+        queue, gone = self.catalog.queue(vhost, name), 0
+        while queue is not None and gone < count:
+            step = min(count - gone, PURGE_STEP_MESSAGES)
+            try:
+                reply = await self._shards.request(
+                    queue.shard,
+                    lambda n, id=queue.id, step=step: wire.PurgeFirst(n, id, step),  # type: ignore[misc]
+                )
+            except ShardSilent as error:
+                return Answer(0, INTERNAL_ERROR, str(error))
+            purged = reply.messages if isinstance(reply, wire.Done) else 0
+            gone += purged
+            if purged < step:
+                return Answer(0, result={"messages": gone})
+            queue = self.catalog.queue(vhost, name)
+        if queue is None and not gone:
+            missing = no_queue(vhost, name)
+            return Answer(0, missing.code, missing.text)
+        return Answer(0, result={"messages": gone})
 
     def close_connection(self, owner: str, reason: str = "Closed via management plugin") -> None:
         self._doors.close_connection(owner, CONNECTION_FORCED, reason)

@@ -29,7 +29,9 @@ def export(directory: Path, out: BinaryIO) -> None:
     definitions = Definitions(directory, boot="")  # no life of a broker: what is not durable is gone
     if definitions.is_new:
         raise DefinitionsError(f"{directory}: no definitions there")
-    out.write(orjson.dumps(exported(definitions.read()), default=_shown, option=orjson.OPT_INDENT_2) + b"\n")
+    out.write(
+        orjson.dumps(exported(definitions.read(), str(directory)), default=_shown, option=orjson.OPT_INDENT_2) + b"\n"
+    )
 
 
 def take_in(directory: Path, file: Path) -> None:

@@ -323,10 +323,13 @@ class Backlog:
             self._drop_head(level, head[:count], MAXLEN)
 
     def _drop_head(self, level: Ready, head: array[int], reason: str) -> None:
+        self._take_head(level, head)
+        self.let_go(head, reason)
+
+    def _take_head(self, level: Ready, head: array[int]) -> None:
         level.drop(len(head))
         self.ready_count -= len(head)
         self.ready_bytes -= self._bytes_of(head) if self.ready_count else self.ready_bytes
-        self.let_go(head, reason)
 
     def let_go(self, entries: array[int], reason: str) -> None:
         """These leave without having been consumed; to where dead letters go, if the queue has such a place."""
@@ -359,6 +362,17 @@ class Backlog:
             if entries:
                 self._forget(entries)
         return count
+
+    def purge_first(self, count: int) -> int:
+        """Forget the `count` messages that are next to be delivered; return how many there were."""
+        left = count
+        while left and self.ready_count:
+            level = self._first_level()
+            head = level.peek(min(left, STEP_MESSAGES))
+            self._take_head(level, head)
+            self._forget(head)
+            left -= len(head)
+        return count - left
 
     def _take_behind(self) -> list[array[int]]:
         if self._behind is None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shardd.queues import overdue
 from shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
@@ -37,6 +37,16 @@ EXPIRED_MAX = 16384
 Blob = bytes | memoryview
 
 
+class Reserved(NamedTuple):
+    """Room that is set aside for messages that are about to come."""
+
+    messages: int
+    body_bytes: int
+
+
+NOTHING_RESERVED = Reserved(0, 0)
+
+
 class Outlet(Protocol):
     """Where deliveries go; `blob` may be a view that is good until messages are appended to the store."""
 
@@ -52,7 +62,7 @@ class Outlet(Protocol):
 class Queue(Backlog):
     """There may be 100,000 of them, most of them idle: what an idle one does not need is not there."""
 
-    __slots__ = ("_keys", "auto_delete", "closed", "consumers", "deleted", "last_used", "turns")
+    __slots__ = ("_keys", "auto_delete", "closed", "consumers", "deleted", "last_used", "reserved", "turns")
     keeps_in_store = True  # its messages; a stream has a log of its own
 
     def __init__(
@@ -73,6 +83,7 @@ class Queue(Backlog):
         self.last_used = now
         self.turns: Turns | None = None  # while its one consumer has others beside it
         self._keys: Keys | None = None  # while a consumer wants each key for one of them
+        self.reserved = NOTHING_RESERVED  # for transactions that are about to be committed
 
     # -- in --------------------------------------------------------------------------------------------
 
@@ -102,14 +113,27 @@ class Queue(Backlog):
         self._add_bytes(arrival.body_bytes - lost_bytes)
         return refused or None
 
+    def publish_reserved(self, arrival: Arrival, now: int) -> None:
+        """Take in messages that room was set aside for: none is refused."""
+        self.counters.published += len(arrival.entries)
+        if arrival.marks != self.marks:
+            self._mark_as(arrival.marks)
+        self._place(arrival, range(len(arrival.entries)), now)
+        self._add_bytes(arrival.body_bytes)
+
     def _choose(self, arrival: Arrival) -> tuple[list[int], list[int]]:
         """Which of them fit, and which do not. What consumers can take at once does not count against the limit."""
+        sizes = self._sizes(arrival.entries) if self.limits.max_bytes is not None else array("I")
+        return self._fitting(len(arrival.entries), sizes)
+
+    def _fitting(self, count: int, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return which of `count` new messages fit, and which do not. `sizes`: body bytes of each; may be empty where
+        the queue has no limit of bytes."""
         limits = self.limits
         length, _, held, _ = self.room()
-        sizes = self._sizes(arrival.entries) if limits.max_bytes is not None else array("I")
         fit: list[int] = []
         dropped: list[int] = []
-        for i in range(len(arrival.entries)):
+        for i in range(count):
             size = sizes[i] if sizes else 0
             full = limits.max_length is not None and length + 1 > limits.max_length
             heavy = limits.max_bytes is not None and held + size > limits.max_bytes
@@ -125,9 +149,29 @@ class Queue(Backlog):
         """Messages that count against its limit, how many may, bytes that count, how many may."""
         limits = self.limits
         capacity = self.consumers.capacity()
-        length = self.ready_count + self.kept_back - capacity
-        held = self.ready_bytes - self._first_bytes(capacity) if length > 0 and limits.max_bytes is not None else 0
+        reserved = self.reserved
+        length = self.ready_count + self.kept_back + reserved.messages - capacity
+        held = 0
+        if length > 0 and limits.max_bytes is not None:
+            held = max(0, self.ready_bytes - self._first_bytes(capacity)) + reserved.body_bytes
         return length, limits.max_length, held, limits.max_bytes
+
+    def reserve(self, sizes: Sequence[int]) -> bool:
+        """Set room aside for new messages with so many body bytes each, if all of them fit."""
+        if not self.may_refuse:
+            return True
+        if self._fitting(len(sizes), sizes)[1]:
+            return False
+        self._change_reserved(len(sizes), sum(sizes))
+        return True
+
+    def unreserve(self, messages: int, body_bytes: int) -> None:
+        """Free room that was set aside: the messages have come, or will not."""
+        self._change_reserved(-messages, -body_bytes)
+
+    def _change_reserved(self, messages: int, body_bytes: int) -> None:
+        now = self.reserved
+        self.reserved = Reserved(now.messages + messages, now.body_bytes + body_bytes)
 
     # -- out -------------------------------------------------------------------------------------------
 

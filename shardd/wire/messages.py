@@ -598,6 +598,15 @@ class Purge(Message, tag="purge", frozen=True):
     queue: int
 
 
+class PurgeFirst(Message, tag="purge-first", frozen=True):
+    """Controller to shard: purge the `count` messages that would be delivered next, or all if there are fewer. Answered
+    by Done(request, messages)."""
+
+    request: int
+    queue: int
+    count: int
+
+
 class DeadLetters(Message, tag="dead-letters", frozen=True):
     """Shard to one front door: messages that left `queue` for `reason` ("expired", "rejected", "maxlen",
     "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have, unless they say
@@ -662,6 +671,30 @@ class ForgetOnce(Message, tag="forget-once", frozen=True):
     thing: str
 
 
+class Reserve(Message, tag="reserve", frozen=True):
+    """Front door to shard: set room aside for a transaction. `wanted`: for each queue that may refuse publishes, its id
+    and the body bytes of each message it would get. Answered by Done(request) when all of them fit, or by
+    Refused(request, 406), and then no room is set aside. `number` is the front door's own, used once in its life."""
+
+    request: int
+    number: int
+    wanted: list[tuple[int, list[int]]]
+
+
+class Redeem(Message, tag="redeem", frozen=True):
+    """Front door to shard: its publishes from here to the next Unreserve are the transaction `number`. Its queues take
+    all of them, out of the room that was set aside."""
+
+    number: int
+
+
+class Unreserve(Message, tag="unreserve", frozen=True):
+    """Front door to shard: what is left of the room set aside under `number` is free again, if there is any. Not
+    answered."""
+
+    number: int
+
+
 class Done(Message, tag="done", frozen=True):
     request: int
     messages: int = 0
@@ -684,5 +717,6 @@ Control = (
     | AttachBounded | AttachedAt | Bound | Passed
     | Look | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Released | Grant | Tune
     | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge
-    | DeadLetters | Departed | AskOnce | ToldOnce | OnceBecame | ForgetOnce | Done | Refused
+    | DeadLetters | Departed | AskOnce | ToldOnce | OnceBecame | ForgetOnce | Reserve | Redeem | Unreserve
+    | PurgeFirst | Done | Refused
 )  # fmt: skip

@@ -14,6 +14,7 @@ class Packer:
     shards: int
     in_sequence: bool
     near_queue: int
+    unroutable: int
     near_count: int
     def __init__(self, shards: int) -> None: ...
     def pack(

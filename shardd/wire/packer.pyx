@@ -119,6 +119,7 @@ cdef class Packer:
     cdef uint64_t touched
     cdef readonly bint in_sequence
     cdef readonly uint32_t near_queue  # when pack() stopped with NEAR: the queue
+    cdef readonly uint64_t unroutable  # messages that had no queue to go to and were dropped, since the start
     cdef readonly size_t near_count  # and how many messages from there on go to it; 0: the first must go to its shard
     cdef uint32_t far_queue
     # Of the rows of the table that is packed, as far as a spread chooses:
@@ -241,6 +242,7 @@ cdef class Packer:
                 if buf[row.line_off + row.line_len - 1] & 1:
                     why = W_UNROUTABLE
                     break
+                self.unroutable += 1
             elif self.add(route, buf, row, connection, channel, seq, now_ms, flags, routes.generation):
                 stopped[0] = i
                 return -1
@@ -443,7 +445,10 @@ cdef class Packer:
             self.come_near(route, buf, row, 1, flags)
             return W_NEAR
         if route.kind == 1:
-            return W_UNROUTABLE if buf[row.line_off + row.line_len - 1] & 1 else W_DONE
+            if buf[row.line_off + row.line_len - 1] & 1:
+                return W_UNROUTABLE
+            self.unroutable += 1
+            return W_DONE
         for k in range(route.count):
             w = &self.writers[route.targets[k].shard]
             self.touched |= <uint64_t> 1 << route.targets[k].shard

@@ -16,6 +16,7 @@ import pytest
 from pamqp import commands
 from pika.exceptions import ProbableAccessDeniedError
 
+from tests.interop.test_policies import Api
 from tests.support.raw_client import HEADER, RawClient, method
 from tests.support.real_broker import PATIENCE_S, SOURCE, RealBroker, wait_until
 
@@ -324,3 +325,16 @@ def test_a_load_that_is_interrupted_takes_its_queues_away(
 def test_a_load_with_a_wrong_password_says_so(operated: Operated) -> None:
     said = operated.ctl("perf", "--uri", f"amqp://guest:wrong@{operated.host}:{operated.port}", status=1)
     assert "ACCESS_REFUSED" in said
+
+
+def test_a_purge_by_number_takes_those_that_would_be_delivered_next(
+    broker: RealBroker, connection: pika.BlockingConnection, name: str
+) -> None:
+    channel = connection.channel()
+    channel.queue_declare(name, durable=True, arguments={"x-max-priority": 2})
+    channel.confirm_delivery()
+    for number in range(6):
+        properties = pika.BasicProperties(priority=number // 3, delivery_mode=2)
+        channel.basic_publish("", name, str(number).encode(), properties)
+    Api(broker)("DELETE", f"queues/%2F/{name}/contents?count=4")
+    assert [channel.basic_get(name, auto_ack=True)[2] for _ in range(3)] == [b"1", b"2", None]

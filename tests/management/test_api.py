@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import aiohttp
 import msgspec
@@ -251,8 +251,11 @@ async def test_bindings_are_named_by_key_and_arguments(made: Api) -> None:
     assert (await made.call("DELETE", f"/api/bindings/%2F/e/e/q/q/{quote(keys[1])}"))[0] == 204
     assert [row["arguments"] for row in await made.get("/api/bindings/%2F/e/e/q/q")] == [{}]
     await made.call("POST", "/api/bindings/%2F/e/e/e/amq.fanout", {})
-    assert made.headers["Location"] == "/api/bindings/%2F/e/e/e/amq.fanout/~"
-    assert (await made.get(made.headers["Location"]))["destination_type"] == "exchange"
+    assert made.headers["Location"] == "amq.fanout/~", "relative to what was called, as from RabbitMQ"
+    location = urljoin("/api/bindings/%2F/e/e/e/amq.fanout", made.headers["Location"])
+    assert (await made.get(location))["destination_type"] == "exchange"
+    await made.call("POST", "/api/bindings/%2F/e/e/e/amq.fanout/", {"routing_key": "a b"})
+    assert made.headers["Location"] == "a%2520b"
 
 
 @pytest.mark.row("G1.13")
@@ -561,10 +564,10 @@ async def test_rates_begin_anew_when_an_administrator_asks_and_counts_stay(made:
     before = (await made.get("/api/queues/%2F/q"))["message_stats"]
     for path in ("/api/reset", "/api/reset/shardmq@localhost"):
         assert (await made.call("DELETE", path))[0] == 204
-        assert made.context.stats._last.at == 0 and not made.context.stats._looks
+        assert made.context.stats._last.at == 0
         after = (await made.get("/api/queues/%2F/q"))["message_stats"]
         assert after["publish"] == before["publish"]
-        assert after["publish_details"]["rate"] == 0
+        assert "publish_details" not in after, "it is not known any more"
     assert (await made.call("DELETE", "/api/reset/other"))[0] == 404
     made.login = ("nobody", "x")
     assert (await made.call("DELETE", "/api/reset"))[0] == 401

@@ -61,16 +61,86 @@ async def test_some_queues_are_asked_for_by_their_shards_alone(shards: FakeShard
     assert stats.queue(QueuePut("/", "c", 12, 1)) is None
 
 
-async def test_a_rate_is_made_of_two_looks_whoever_looked(shards: FakeShards) -> None:
+def shown_rate(stats: gathered.Stats, queue: int) -> float | None:
+    """As it is served: None where there is none."""
+    found: dict[str, float] = message_stats(stats, stats.queues[queue]).get("publish_details", {})
+    return found.get("rate")
+
+
+async def test_the_first_look_at_a_queue_has_the_rate_since_the_last_sample(shards: FakeShards) -> None:
     clock, queue = Clock(), QueuePut("/", "a", 1, 0)
     gatherer = Gatherer(shards, FakeDoors(), clock)
-    assert message_stats(first := await gatherer.of([queue]), first.queues[1])["publish_details"] == {"rate": 0.0}
+    await gatherer.sample()
+    for later in (2, 4, gathered.SAMPLE_S):
+        clock.now, shards.published = 100.0 + later, 5 + 10 * later
+        assert shown_rate(await gatherer.of([queue]), 1) == 10.0
+    for _ in range(20):  # nobody looks for a while
+        await gatherer.sample()
+        clock.now += gathered.SAMPLE_S
+        shards.published += 15
+    assert shown_rate(await gatherer.of([queue]), 1) == 15 / gathered.SAMPLE_S
+    assert shown_rate(await gatherer.now(), 1) == 15 / gathered.SAMPLE_S
+
+
+async def test_what_is_not_known_is_not_shown_as_0(shards: FakeShards) -> None:
+    clock, queue = Clock(), QueuePut("/", "a", 1, 0)
+    gatherer = Gatherer(shards, FakeDoors(), clock)
+    alone = await gatherer.of([queue])
+    whole = await gatherer.now()
+    for stats in (alone, whole):
+        assert shown_rate(stats, 1) is None
+        assert gathered.depth_rates(stats, stats.queues[1]) == {}
+        assert not [name for name in gathered.all_message_stats(stats) if name.endswith("_details")]
+        assert gathered.depths(stats).keys() == {"messages", "messages_ready", "messages_unacknowledged"}
     clock.now += 2
-    shards.published = 25  # 20 more
-    for _ in range(2):  # the second look comes too soon to make another rate
-        stats = await gatherer.of([queue])
-        shown = message_stats(stats, stats.queues[1])
-        assert (shown["publish"], shown["publish_details"]) == (25, {"rate": 10.0})
+    assert shown_rate(await gatherer.of([queue]), 1) == 0.0, "now it is known, and it is 0"
+    shards.published = 1
+    clock.now += 2
+    assert shown_rate(await gatherer.now(), 1) is None, "its shard began anew"
+    clock.now += gathered.RATE_S_MAX + 1
+    assert shown_rate(await gatherer.of([queue]), 1) is None, "too long ago to be a rate of now"
+
+
+async def test_a_queue_that_is_new_since_the_sample_counted_from_0(shards: FakeShards) -> None:
+    clock = Clock()
+    gatherer = Gatherer(shards, FakeDoors(), clock)
+    await gatherer.sample()
+    shards.ids[0].add(77)
+    clock.now += 2
+    assert shown_rate(await gatherer.of([QueuePut("/", "new", 77, 0)]), 77) == 2.5
+
+
+async def test_a_queue_whose_shard_was_silent_at_the_sample_has_no_rate(shards: FakeShards) -> None:
+    clock = Clock()
+    gatherer = Gatherer(shards, FakeDoors(), clock)
+    shards.shards[0].ready = False
+    await gatherer.sample()
+    shards.shards[0].ready = True
+    clock.now += 2
+    assert shown_rate(await gatherer.of([QueuePut("/", "a", 1, 0)]), 1) is None
+
+
+async def test_samples_use_a_small_share_of_a_processor_and_no_more_than_three_are_kept(shards: FakeShards) -> None:
+    clock = Clock()
+    gatherer = Gatherer(shards, FakeDoors(), clock)
+    assert gatherer.sample_s == gathered.SAMPLE_S
+    before = shards.stats
+
+    def slow(shard: int, asked: wire.Stats):  # type: ignore[no-untyped-def]
+        clock.now += 0.03
+        return before(shard, asked)
+
+    shards.stats = slow  # type: ignore[method-assign]
+    noted: list[gathered.Stats] = []
+    gatherer.noted.append(noted.append)
+    for _ in range(5):
+        await gatherer.sample()
+        clock.now += gatherer.sample_s
+    assert len(noted) == 5
+    took = 0.03 * len(shards.asked) / 5
+    assert gatherer.sample_s == pytest.approx(took * gathered.SAMPLE_SHARE)
+    kept = [noted[-1], noted[-1].before, noted[-2].before]
+    assert kept[1] is noted[-2] and noted[-3].before is None
 
 
 async def test_a_dear_look_at_everything_is_kept_longer(shards: FakeShards) -> None:
@@ -116,7 +186,7 @@ async def test_a_look_that_waited_for_a_silent_shard_is_not_kept_longer(shards: 
 def test_rates_are_made_of_looks_that_are_not_too_close() -> None:
     clock = Clock()
     rates = gathered.Rates(clock)
-    assert rates.of({"x": 10}) == {"x": 0.0}
+    assert rates.of({"x": 10}) == {}
     clock.now += 0.5
     assert rates.of({"x": 11}) == {"x": 2.0}
     clock.now += 1.5
@@ -124,15 +194,15 @@ def test_rates_are_made_of_looks_that_are_not_too_close() -> None:
     clock.now += 0.5
     assert rates.of({"x": 20}) == {"x": 4.0}
     clock.now += 1.0
-    assert rates.of({"x": 5}) == {"x": 0.0}, "what started anew counts from 0"
+    assert rates.of({"x": 5}) == {}, "it started anew, and nobody knows what it counted before its end"
 
 
 def test_what_may_fall_has_negative_rates_and_what_was_not_known_before_none() -> None:
     clock = Clock()
     rates = gathered.Rates(clock, may_fall=True)
-    assert rates.of({"x": 10}) == {"x": 0.0}
+    assert rates.of({"x": 10}) == {}
     clock.now += 2
-    assert rates.of({"x": 4, "new": 9}) == {"x": -3.0, "new": 0.0}
+    assert rates.of({"x": 4, "new": 9}) == {"x": -3.0}
 
 
 async def test_a_queue_and_a_channel_have_the_rates_between_two_looks(shards: FakeShards) -> None:
@@ -140,7 +210,7 @@ async def test_a_queue_and_a_channel_have_the_rates_between_two_looks(shards: Fa
     gatherer = Gatherer(shards, doors, clock)
     first = await gatherer.now()
     known = first.queues[1]
-    assert all(each == {"rate": 0.0} for each in gathered.depth_rates(first, known).values())
+    assert gathered.depth_rates(first, known) == {}
     clock.now += 10
     stats = await gatherer.now()
     fuller = wire.QueueStats(1, known.ready + 30, known.unacked - 1)

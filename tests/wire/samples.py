@@ -93,6 +93,10 @@ CONTROL: list[wire.Control] = [
     wire.ToldOnce(28, bytes([wire.FIRST, wire.FOLLOWS])),
     wire.OnceBecame([5], [6, 7]),
     wire.ForgetOnce("//x"),
+    wire.Reserve(29, 3, [(7, [4, 300]), (8, [])]),
+    wire.PurgeFirst(30, 7, 2),
+    wire.Redeem(3),
+    wire.Unreserve(3),
     wire.Done(18, 19, 20),
     wire.Refused(19, 404, "gone"),
 ]

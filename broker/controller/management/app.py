@@ -39,6 +39,7 @@ from broker.controller.management import (
     loglines,
     message_sizes,
     messages,
+    object_metrics,
     openapi,
     overview,
     page,
@@ -124,12 +125,13 @@ Endpoint = Callable[[web.Request], Awaitable[Answer]]
 class Servers:
     """What runs; `cleanup` ends it."""
 
-    def __init__(self, runners: list[web.AppRunner], watching: asyncio.Task[None]) -> None:
+    def __init__(self, runners: list[web.AppRunner], tasks: Iterable[asyncio.Task[None]]) -> None:
         self._runners = runners
-        self._watching = watching
+        self._tasks = tuple(tasks)
 
     async def cleanup(self) -> None:
-        self._watching.cancel()
+        for task in self._tasks:
+            task.cancel()
         for runner in self._runners:
             await runner.cleanup()
 
@@ -172,7 +174,10 @@ async def start(
     for fd in config.https_fds:
         await guarded_site(context, runners[0], socket.socket(fileno=fd), tls).start()
     await _serve_here(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
-    return Servers(runners, asyncio.create_task(_watch(context, runners)))
+    # So that the first look at them has a rate, too.
+    stats.noted += [partial(object_metrics.churn_rates, context), partial(processes.node, context)]
+    tasks = (_watch(context, runners), stats.keep_sampling())
+    return Servers(runners, map(asyncio.create_task, tasks))
 
 
 def guarded_site(
@@ -288,6 +293,8 @@ def endpoint(context: Context, route: Route) -> Endpoint:
         if not call.has(route.tag):
             tag = "monitor" if route.tag == "monitoring" else route.tag  # RabbitMQ's word
             raise not_authorised(f"Not {tag} user")
+        if route.destroys:
+            call.knows_only(route.query or (), once=True)
         if route.is_long:
             # All that the answer depends on but what there is, which is looked at when it is made.
             key = (call.is_local, user.name, *user.tags, request.rel_url.raw_path_qs)

@@ -134,7 +134,9 @@ async def post(call: Call) -> web.Response:
     _ends(call)
     await call.ask(bind)
     key = properties_key(body.routing_key, arguments)
-    location = f"{call.request.rel_url.raw_path}/{quote(key, safe='~')}"
+    # Relative to the path that was called, as in RabbitMQ: a proxy may have another one before it.
+    last = call.request.rel_url.raw_path.rpartition("/")[2]
+    location = f"{last}/{quote(key, safe='~')}" if last else quote(key, safe="~")
     return web.Response(status=201, headers={"Location": location})
 
 

@@ -13,7 +13,7 @@ import binascii
 import logging
 import socket
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ import msgspec
 import orjson
 from aiohttp import web
 
-from broker import rights
+from broker import rights, tables
 from broker.catalog import Catalog, Vhost
 from broker.changes import UserPut
 from broker.checks import Refusal
@@ -62,6 +62,11 @@ AMQP_STATUS: Final = {
     541: (503, "unavailable"),
 }
 
+FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
+NAME_CHARS_SHOWN = 100
+NUMBER_MAX: Final = (1 << 63) - 1
+NUMBER_DIGITS_MAX: Final = len(str(NUMBER_MAX))
+
 T = TypeVar("T")
 Arguments = dict[str, Any] | list[Any]  # some languages write a table without values as []
 
@@ -78,6 +83,14 @@ def not_found(reason: str = "Not Found") -> ApiError:
 
 def too_large(bytes_max: int) -> ApiError:
     return ApiError(413, "payload_too_large", f"the body has more than {bytes_max} bytes")
+
+
+def number(name: str, given: str, least: int = 0, most: int = NUMBER_MAX) -> int:
+    """Return the whole number that a text of a path, query or body says, or raise 400. No text is too long for it."""
+    digits = given.removeprefix("-") if least < 0 else given
+    if digits.isascii() and digits.isdecimal() and len(digits) <= NUMBER_DIGITS_MAX and least <= int(given) <= most:
+        return int(given)
+    raise bad_request(f"{name}: not a number from {least} to {most}")
 
 
 def table_of(arguments: Arguments) -> dict[str, Any]:
@@ -176,7 +189,25 @@ class Call:
         return self.request.match_info[name]
 
     def flag(self, name: str) -> bool:
-        return self.request.query.get(name, "").lower() in ("true", "1")
+        """A condition of the query. What is neither yes nor no is refused: it must not be taken for no."""
+        given = self.request.query.get(name, "false").lower()
+        if given not in FLAGS:
+            raise bad_request(f"{name}: true or false")
+        return FLAGS[given]
+
+    def knows_only(self, names: Collection[str], *, once: bool = False) -> None:
+        """Raise 400 for a parameter of the query that is none of these; `once`: or is there twice.
+
+        Calls that destroy ask this: who wants less than everything to go, by a name that is not known here, must not
+        lose everything.
+        """
+        query = self.request.query
+        for name in query:
+            if name not in names:
+                known = ", ".join(names) or "none"
+                raise bad_request(f"{name[:NAME_CHARS_SHOWN]}: there is no such parameter; {known} are known")
+            if once and len(query.getall(name)) > 1:
+                raise bad_request(f"{name}: is there twice")
 
     async def raw_body(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
         if (self.request.content_length or 0) > bytes_max:
@@ -197,10 +228,16 @@ class Call:
             raise _unknown_encoding()
 
     async def body(self, type: type[T]) -> T:
-        """The JSON body, or 400 with the path of the key that is wrong. No body is an empty one."""
+        """The JSON body, or 400 with the path of the key that is wrong. No body is an empty one.
+
+        What is nested deeper, or has longer numbers, than any store of ours can hold is refused before others see it.
+        """
         raw = await self.raw_body()
         try:
-            return msgspec.json.decode(raw or b"{}", type=type, strict=False)
+            value = msgspec.json.decode(raw or b"{}")
+            if fault := tables.fault_in(value, key_bytes_max=BODY_BYTES_MAX):
+                raise bad_request(fault)
+            return msgspec.convert(value, type=type, strict=False, str_keys=True)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise bad_request(str(error)) from None
         except UnicodeDecodeError:
@@ -284,7 +321,13 @@ class Route(NamedTuple):
     path: str
     handler: Handler
     tag: str = "management"
+    query: tuple[str, ...] | None = None  # all parameters of its query; None: others are passed over
     is_long: bool = False
+
+    @property
+    def destroys(self) -> bool:
+        """Whether a parameter that is not known might mean that less is to go."""
+        return self.method == "DELETE" or self.query is not None
 
 
 def check(answer: Answer) -> Answer:

@@ -8,7 +8,7 @@ from typing import Any
 from broker.controller.management import consumers
 from broker.controller.management.call import NODE, Call, Route, not_found
 from broker.controller.management.connections import channel_name, visible
-from broker.controller.management.gathered import Stats
+from broker.controller.management.gathered import Stats, details
 from broker.controller.management.listing import Listing
 
 COUNTED = {"published": "publish", "delivered": "deliver_get"}
@@ -17,11 +17,12 @@ COUNTED = {"published": "publish", "delivered": "deliver_get"}
 def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
     """What a channel counts itself."""
     at, before = stats.channels_before
-    earlier = before.get((report["owner"], report["number"]), report)
+    earlier = before.get((report["owner"], report["number"]))
     shown: dict[str, Any] = {}
     for name, said in COUNTED.items():
         count = report.get(name, 0)
-        shown |= {said: count, f"{said}_details": {"rate": stats.rate_of_client(count, earlier.get(name, 0), at)}}
+        rate = None if earlier is None else stats.rate_of_client(count, earlier.get(name, 0), at)
+        shown |= {said: count} | details(said, rate)
     return shown
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.control import ConnectionInfo
 from broker.controller.management.call import NODE, Call, Route, not_authorised, not_found
-from broker.controller.management.gathered import Stats
+from broker.controller.management.gathered import Stats, details
 from broker.controller.management.listing import Listing
 
 CLOSE_REASON = "Closed via management plugin"
@@ -55,12 +55,12 @@ def _rates(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
     known, (at, before) = stats.connections.get(info.owner), stats.connections_before
     if known is None:
         return {}
-    earlier = before.get(info.owner, known)
-    return {
-        f"{name}_details": {"rate": stats.rate_of_client(known[name], earlier[name], at)}
-        for name in OCTETS
-        if name in known
-    }
+    earlier = before.get(info.owner, {})
+    shown: dict[str, Any] = {}
+    for name in OCTETS:
+        if name in known and name in earlier:
+            shown |= details(name, stats.rate_of_client(known[name], earlier[name], at))
+    return shown
 
 
 def visible(call: Call) -> list[ConnectionInfo]:

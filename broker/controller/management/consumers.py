@@ -8,11 +8,13 @@ from typing import Any
 
 from broker.checks import is_hidden_queue
 from broker.control import ConnectionInfo
-from broker.controller.management.call import NODE, Call, Route, bad_request, not_found
+from broker.controller.management.call import NODE, Call, Route, not_found, number
 from broker.controller.management.connections import channel_name
 from broker.controller.management.gathered import Stats, lag, reader_key
 from broker.controller.management.listing import Listing
 from shardd.wire.messages import ConsumerStats
+
+CHANNEL_MAX = 65535
 
 log = logging.getLogger(__name__)
 
@@ -73,17 +75,16 @@ async def get_all(call: Call) -> Listing:
 
 async def delete(call: Call) -> None:
     """One consumer; its client is told by basic.cancel, where it takes that."""
-    vhost, tag, number = call.vhost(), call.part("tag"), call.part("channel")
+    vhost, tag = call.vhost(), call.part("tag")
+    channel = number("channel", call.part("channel"), most=CHANNEL_MAX)
     info = call.context.presence.by_name(call.part("connection"))
     if info is None or (info.user != call.user.name and not call.has("administrator")):
         raise not_found()
-    if not number.isdigit():
-        raise bad_request(f"channel: not a number: {number}")
     found = rows(call, await call.context.stats.anew())
-    if not any(row["channel_details"] == _channel(info, int(number)) and row["consumer_tag"] == tag for row in found):
+    if not any(row["channel_details"] == _channel(info, channel) and row["consumer_tag"] == tag for row in found):
         raise not_found()
     log.info("consumer '%s' of %s in vhost '%s' is cancelled by '%s'", tag, info.name, vhost.name, call.user.name)
-    call.context.links.cancel_consumer(info.owner, int(number), tag)
+    call.context.links.cancel_consumer(info.owner, channel, tag)
 
 
 ROUTES = [

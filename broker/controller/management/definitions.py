@@ -30,6 +30,7 @@ from broker.controller.management.call import (
     refusal_status,
     too_large,
 )
+from broker.controller.management.identity import global_parameters
 from broker.controller.management.imports import Import
 from broker.controller.management.listing import columns_of
 from broker.controller.management.overview import RABBITMQ_VERSION, product_version
@@ -48,7 +49,7 @@ log = logging.getLogger(__name__)
 # -- out --------------------------------------------------------------------------------------------------
 
 
-def definitions(catalog: Catalog) -> dict[str, Any]:
+def definitions(catalog: Catalog, data_dir: str) -> dict[str, Any]:
     """What may be long comes as an iterator, which stands on its own."""
     vhosts = list(catalog.vhosts.values())
     puts = list(catalog.parameters.values())
@@ -61,7 +62,7 @@ def definitions(catalog: Catalog) -> dict[str, Any]:
         "vhosts": [_vhost_row(vhost) for vhost in vhosts],
         "permissions": [users.permission_row(put) for put in catalog.permissions.values()],
         "topic_permissions": [users.topic_permission_row(put) for put in catalog.topic_permissions],
-        "global_parameters": [parameters.global_row(put) for put in puts if (put.vhost, put.component) == ("", GLOBAL)],
+        "global_parameters": [parameters.global_row(put) for put in global_parameters(catalog, data_dir)],
         **_inside(vhosts, puts, lambda row: row),
     }
 
@@ -133,7 +134,7 @@ def _without(row: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 async def get(call: Call) -> Document:
-    return _file(call, definitions(call.catalog))
+    return _file(call, definitions(call.catalog, call.context.config.data_dir))
 
 
 async def get_vhost(call: Call) -> Document:

@@ -96,5 +96,5 @@ ROUTES = [
     Route("GET", "/api/exchanges/{vhost}", get_all, is_long=True),
     Route("GET", "/api/exchanges/{vhost}/{exchange}", get),
     Route("PUT", "/api/exchanges/{vhost}/{exchange}", put),
-    Route("DELETE", "/api/exchanges/{vhost}/{exchange}", delete),
+    Route("DELETE", "/api/exchanges/{vhost}/{exchange}", delete, query=("if-unused",)),
 ]

@@ -9,13 +9,13 @@ is left out: a listing shows what is known and waits for nobody longer than that
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from asyncio import Future
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import astuple
 
@@ -40,14 +40,20 @@ FRESH_SHARE = 10  # looking at everything takes at most one second of so many
 FRESH_S_MAX = 30.0
 STATS_S_MAX = 2.0
 LONG_LOOK_S = 0.05
+# A look at everything is taken so often, whether somebody wants it or not: rates are made of it and of what is seen
+# later. Where it takes long it is taken less often, so that it has at most one part in SAMPLE_SHARE of a processor.
+SAMPLE_S = 5.0
+SAMPLE_SHARE = 50
+SAMPLE_S_MAX = 60.0
 ORDER_S_MAX = 60.0  # a listing may be in the order of then, with the numbers of now
-LOOKED_AT_MAX = 10_000  # queues whose last numbers are remembered, to make rates of
-RATE_S_MAX = 60.0  # older ones make no rate of now
+RATE_S_MAX = 60.0  # what was seen before that makes no rate of now
 
 COUNTERS = ("published", "delivered", "acked", "redelivered", "got", "repeated")
 SIZES = ("ready", "unacked", "ready_bytes", "unacked_bytes", "consumers")
 
 _QUEUE_FIELDS = QueueStats.__struct_fields__
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -70,8 +76,8 @@ class Doors(Protocol):
 
 @dataclass(slots=True)
 class Stats:
-    """One look. `before`: the look before, without its own `before`, to make rates of; `earlier`: the same for single
-    queues, and when. `delayed`: by queue id, of those where exchanges keep messages; they are not among `queues`."""
+    """One look. `before`: the look at everything before it, without its own `before`, to make rates of. `delayed`: by
+    queue id, of those where exchanges keep messages; they are not among `queues`."""
 
     at: float = 0.0
     queues: dict[int, QueueStats] = field(default_factory=dict)
@@ -92,7 +98,7 @@ class Stats:
     counters: dict[str, float] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*COUNTERS, *SIZES), 0))
     before: Stats | None = None
-    earlier: dict[int, tuple[float, QueueStats]] = field(default_factory=dict)
+    is_whole: bool = False  # all shards told of all their queues: what is not among them had done nothing
     totals_only: bool = False  # nothing of single connections and channels
     loads: dict[int, dict[str, int]] = field(default_factory=dict)  # totals by shard, those of queues gone among them
 
@@ -101,22 +107,32 @@ class Stats:
         known = self.queues.get(queue.id)
         return QueueStats(queue.id) if known is None and queue.shard in self.shards else known
 
-    def rate(self, now: float, before: float, at: float | None = None) -> float:
-        """A shard that started anew counts from 0: no rate then, rather than a negative one. `at`: when it was
-        `before`, if not at the look before."""
-        if at is None:
-            at = self.before.at if self.before is not None else self.at
-        return max(0.0, (now - before) / (self.at - at)) if self.at > at else 0.0
+    def rate(self, now: float, before: float) -> float | None:
+        """Return how fast a counter rose since the look before, None if that is not known.
 
-    def rate_of_client(self, now: float, before: float, at: float) -> float:
-        """Of what is told of a connection or channel; `at`: when it was `before`."""
-        return max(0.0, (now - before) / (self.connections_at - at)) if self.connections_at > at else 0.0
+        A shard that started anew counts from 0: nobody knows what it counted before its end.
+        """
+        return None if self.before is None else _rate(now - before, self.at - self.before.at)
+
+    def rate_of_client(self, now: float, before: float, at: float) -> float | None:
+        """Return how fast a counter of a connection or channel rose since `at`, when it was `before`."""
+        return _rate(now - before, self.connections_at - at) if at else None
+
+    def earlier(self, queue: QueueStats) -> QueueStats | None:
+        """Return what the look before saw of a queue; None if it did not look there."""
+        if self.before is None:
+            return None
+        known = self.before.queues.get(queue.id)
+        return QueueStats(queue.id) if known is None and self.before.is_whole else known
 
 
-class _Look(NamedTuple):
-    at: float
-    stats: QueueStats
-    earlier: tuple[float, QueueStats] | None
+def _rate(risen: float, seconds: float) -> float | None:
+    return risen / seconds if risen >= 0 and 0 < seconds <= RATE_S_MAX else None
+
+
+def details(name: str, rate: float | None) -> dict[str, dict[str, float]]:
+    """Return a rate as it is shown beside its number; nothing if it is not known, for 0 is a rate, too."""
+    return {} if rate is None else {f"{name}_details": {"rate": rate}}
 
 
 class Gatherer:
@@ -136,9 +152,9 @@ class Gatherer:
         self._connections: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
         self._channels: tuple[float, dict[tuple[str, int], dict[str, Any]]] = (0.0, {})
         self._took = 0.0
+        self.noted: list[Callable[[Stats], object]] = []  # called with each sample
         self._asking: asyncio.Task[Stats] | None = None
         self._asking_totals = False
-        self._looks: OrderedDict[int, _Look] = OrderedDict()
 
     @property
     def fresh_s(self) -> float:
@@ -161,7 +177,26 @@ class Gatherer:
     def forget(self) -> None:
         """What was seen before; rates begin anew."""
         self._last, self._connections, self._channels = Stats(), (0.0, {}), (0.0, {})
-        self._looks.clear()
+
+    async def sample(self) -> None:
+        """Look at everything, connections and channels too, unless somebody has just done so."""
+        await self.now()
+        for note in self.noted:
+            note(self._last)
+
+    async def keep_sampling(self) -> None:
+        """Sample until cancelled; what fails once is tried again."""
+        while True:
+            try:
+                await self.sample()
+            except Exception:
+                log.exception("the numbers of shards and front doors cannot be gathered")
+            await asyncio.sleep(self.sample_s)
+
+    @property
+    def sample_s(self) -> float:
+        """How long to wait for the next sample."""
+        return min(max(SAMPLE_S, SAMPLE_SHARE * self._took), SAMPLE_S_MAX / 2)
 
     async def anew(self) -> Stats:
         """Of everything as it is now, for who must not miss what has just come."""
@@ -191,9 +226,7 @@ class Gatherer:
 
     async def _ask(self, totals_only: bool) -> Stats:
         begun = self._clock()
-        before = self._last if self._last.at else None
-        if before is not None:
-            before.before = None
+        before = self._to_compare_with()
         asked = [shard.number for shard in self._shards.shards if shard.ready]
         turns = Turns(LOOK_RESTS_S_MAX)
         looks = [self._look_over(shard, turns) for shard in asked]
@@ -208,6 +241,7 @@ class Gatherer:
             self._describe(stats, reports)
         # To wait for a shard that is silent is no work, nor is a rest; the others' news must not get old for it.
         took = stats.at - begun - turns.rested_s / max(1, len(asked))
+        stats.is_whole = stats.shards.keys() >= {shard.number for shard in self._shards.shards}
         self._took = max(0.0, took) if stats.shards.keys() >= set(asked) else 0.0
         self._last = stats
         return stats
@@ -275,10 +309,23 @@ class Gatherer:
         for shard, parts in zip(ready, await asyncio.gather(*(self._some(n, wanted[n]) for n in ready)), strict=True):
             for reply in parts:
                 _add_reply(stats, shard, reply)
-        stats.at = self._clock()
+        stats.at, stats.before = self._clock(), self._to_compare_with()
         _set_apart(stats, self._hidden_queues())
-        self._remember(stats)
         return stats
+
+    def _to_compare_with(self) -> Stats | None:
+        """Return the last look at everything that is not too close to make rates of.
+
+        No more than three are kept: the next one, this one, and the one before it.
+        """
+        last = self._last
+        if not last.at:
+            return None
+        if last.before is not None:
+            last.before.before = None
+            if self._clock() - last.at < STATS_FRESH_S:
+                return last.before
+        return last
 
     async def _some(self, shard: int, ids: list[int]) -> list[StatsReply]:
         replies = []
@@ -288,20 +335,6 @@ class Gatherer:
                 return []
             replies.append(reply)
         return replies
-
-    def _remember(self, stats: Stats) -> None:
-        """Rates are made of two looks at least STATS_FRESH_S apart, whoever looked."""
-        for id, queue in stats.queues.items():
-            look = self._looks.pop(id, None)
-            if look is None or stats.at - look.at > RATE_S_MAX:
-                look = _Look(stats.at, queue, None)
-            elif stats.at - look.at >= STATS_FRESH_S:
-                look = _Look(stats.at, queue, (look.at, look.stats))
-            self._looks[id] = look
-            if look.earlier is not None:
-                stats.earlier[id] = look.earlier
-        while len(self._looks) > LOOKED_AT_MAX:
-            self._looks.popitem(last=False)
 
 
 async def _in_time(answer: Awaitable[T], otherwise: T) -> T:
@@ -392,28 +425,33 @@ RABBITMQ_COUNTERS = {
 
 def depth_rates(stats: Stats, queue: QueueStats) -> dict[str, Any]:
     """How fast one queue grows or shrinks, messages a second."""
-    at, before = _before(stats, queue)
-    return depth_details(queue.ready - before.ready, queue.unacked - before.unacked, stats.at - at)
+    earlier = stats.earlier(queue)
+    if stats.before is None or earlier is None:
+        return {}
+    return depth_details(queue.ready - earlier.ready, queue.unacked - earlier.unacked, stats.at - stats.before.at)
 
 
 def depth_details(ready: int, unacked: int, seconds: float) -> dict[str, Any]:
-    """Rates of what has grown by so many messages in so many seconds."""
+    """Rates of what has grown by so many messages in so many seconds; none if that is too short or too long."""
     grown = {"": ready + unacked, "_ready": ready, "_unacknowledged": unacked}
-    return {
-        f"messages{which}_details": {"rate": count / seconds if seconds > 0 else 0.0} for which, count in grown.items()
-    }
+    if not 0 < seconds <= RATE_S_MAX:
+        return {}
+    return {f"messages{which}_details": {"rate": count / seconds} for which, count in grown.items()}
 
 
 def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
     """Of one queue."""
     shown: dict[str, Any] = {}
-    for name, (value, before, at) in _counted(stats, queue).items():
-        shown[RABBITMQ_COUNTERS[name]] = value
-        shown[f"{RABBITMQ_COUNTERS[name]}_details"] = {"rate": stats.rate(value, before, at)}
+    rates: dict[str, float | None] = {}
+    earlier = stats.earlier(queue)
+    for name, said in RABBITMQ_COUNTERS.items():
+        shown[said] = value = getattr(queue, name)
+        rates[said] = None if earlier is None else stats.rate(value, getattr(earlier, name))
+        shown |= details(said, rates[said])
     # What goes by consumers alone is what does not go by basic.get.
     shown["deliver"] = shown["deliver_get"] - shown["get"]
-    shown["deliver_details"] = {"rate": max(0.0, shown["deliver_get_details"]["rate"] - shown["get_details"]["rate"])}
-    return shown
+    all_, got = rates["deliver_get"], rates["get"]
+    return shown | details("deliver", None if all_ is None or got is None else max(0.0, all_ - got))
 
 
 # RabbitMQ's names of what front doors count.
@@ -437,27 +475,27 @@ def all_message_stats(stats: Stats) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for name, parts in OF_DOORS.items():
         value, earlier = (sum(int(look.counters.get(part, 0)) for part in parts) for look in (stats, before))
-        shown[name], shown[f"{name}_details"] = value, {"rate": stats.rate(value, earlier)}
+        shown |= {name: value} | details(name, stats.rate(value, earlier))
     for name, counter in (("ack", "acked"), ("redeliver", "redelivered")):
         value, earlier = stats.totals[counter], before.totals[counter]
-        shown[name], shown[f"{name}_details"] = value, {"rate": stats.rate(value, earlier)}
+        shown |= {name: value} | details(name, stats.rate(value, earlier))
     return shown
 
 
 def depths(stats: Stats) -> dict[str, Any]:
     """Of all queues together; their rates may well be negative."""
-    before = stats.before or stats
-    shown: dict[str, Any] = {}
-    for name, parts in (("", ("ready", "unacked")), ("_ready", ("ready",)), ("_unacknowledged", ("unacked",))):
-        value, earlier = (sum(look.totals[part] for part in parts) for look in (stats, before))
-        rate = (value - earlier) / (stats.at - before.at) if stats.at > before.at else 0.0
-        shown[f"messages{name}"], shown[f"messages{name}_details"] = value, {"rate": rate}
-    return shown
+    ready, unacked = stats.totals["ready"], stats.totals["unacked"]
+    shown = {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
+    before = stats.before
+    if before is None:
+        return shown
+    grown = ready - before.totals["ready"], unacked - before.totals["unacked"]
+    return shown | depth_details(*grown, stats.at - before.at)
 
 
 class Rates:
     """Of numbers, from when they are looked at: between two looks at least STATS_FRESH_S apart. Where they only rise,
-    one that fell began anew, and has no rate."""
+    one that fell began anew, and has no rate; nor has one that was not looked at before."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, may_fall: bool = False) -> None:
         self._clock = clock
@@ -472,22 +510,7 @@ class Rates:
         if not self._looks or now - self._looks[-1][0] >= STATS_FRESH_S:
             self._looks = [*self._looks[-1:], (now, values)]
         at, before = self._looks[0]
-        return {
-            name: max(self._least, value - before.get(name, value)) / (now - at) if now > at else 0.0
-            for name, value in values.items()
-        }
-
-
-def _counted(stats: Stats, queue: QueueStats) -> dict[str, tuple[int, int, float]]:
-    """Each counter's value, its value before, and when that was."""
-    at, earlier = _before(stats, queue)
-    return {name: (getattr(queue, name), getattr(earlier, name), at) for name in COUNTERS}
-
-
-def _before(stats: Stats, queue: QueueStats) -> tuple[float, QueueStats]:
-    """When the look before was, and what it saw of the queue."""
-    last = stats.before
-    at, earlier = (last.at, last.queues.get(queue.id)) if last is not None else (stats.at, None)
-    if queue.id in stats.earlier:
-        at, earlier = stats.earlier[queue.id]
-    return at, earlier or queue
+        if not 0 < now - at <= RATE_S_MAX:
+            return {}
+        known = {name: value - before[name] for name, value in values.items() if name in before}
+        return {name: risen / (now - at) for name, risen in known.items() if risen >= self._least}

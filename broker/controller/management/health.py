@@ -20,6 +20,7 @@ from broker.controller.management.call import (
     bad_request,
     not_authorised,
     not_found,
+    number,
 )
 from broker.controller.management.messages import session
 from broker.controller.management.overview import listeners
@@ -35,7 +36,8 @@ UNIT_S: Final = {
     for unit, days in (("day", 1), ("week", 7), ("month", 30), ("year", 365))
     for name in (f"{unit}s", unit)
 }
-WITHIN_DIGITS_MAX: Final = 6
+WITHIN_MAX: Final = 999_999
+PORT_MAX: Final = 65535
 PROTOCOL_NAMES = {"amqp091": "amqp", "amqp0-9-1": "amqp", "prometheus": "http/prometheus"}
 
 
@@ -98,9 +100,7 @@ async def node(call: Call) -> Any:
 
 
 async def port_listener(call: Call) -> Any:
-    if not call.part("port").isdigit():
-        raise bad_request(f"port: not a number: {call.part('port')}")
-    port = int(call.part("port"))
+    port = number("port", call.part("port"), most=PORT_MAX)
     if any(listener["port"] == port for listener in listeners(call.context)):
         return {**OK, "port": port}
     raise Unhealthy("No active listener", missing=port, ports=[one["port"] for one in listeners(call.context)])
@@ -123,12 +123,10 @@ async def below_connection_limit(call: Call) -> Any:
 
 async def certificate_expiration(call: Call) -> Any:
     """No certificate of ours, as its file is now, ends within that time."""
-    within, unit = call.part("within"), call.part("unit")
-    if not within.isdigit() or len(within) > WITHIN_DIGITS_MAX:
-        raise bad_request(f"within: not a number: {within}")
+    within, unit = number("within", call.part("within"), most=WITHIN_MAX), call.part("unit")
     if unit not in UNIT_S:
         raise bad_request(f"unit: one of {', '.join(UNIT_S)}")
-    latest = time.time() + int(within) * UNIT_S[unit]
+    latest = time.time() + within * UNIT_S[unit]
     ending = [one for one in _certificates(call.context.config.tls) if one["expires_at"] < latest]
     if ending:
         raise Unhealthy("Certificates expiring", expired=ending)

@@ -14,7 +14,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar
 
 from broker import patterns
-from broker.controller.management.call import ApiError, bad_request
+from broker.controller.management.call import NUMBER_MAX, ApiError, bad_request, number
 from broker.controller.management.turns import Turns
 
 SLICE_ROWS = 60  # looked at, or put in order, before others have a turn
@@ -265,10 +265,7 @@ def _name_filter(query: Mapping[str, str]) -> Callable[[str], Any] | None:
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:
-    try:
-        return int(query.get(name, default))
-    except ValueError:
-        raise bad_request(f"{name}: not a number") from None
+    return number(name, query[name], least=-NUMBER_MAX) if name in query else default
 
 
 def _at(row: Row, path: str) -> Any:

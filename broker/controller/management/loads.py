@@ -29,10 +29,10 @@ def load(stats: Stats, shard: int) -> dict[str, Any]:
     last = stats.before
     if last is not None and shard in last.loads:
         before = last.loads[shard]
-        for name, said in PER_SECOND.items():
-            shown[said] = stats.rate(held[name], before[name])
+        rates = {said: stats.rate(held[name], before[name]) for name, said in PER_SECOND.items()}
         for name, said in (("cpu_seconds", "cpu"), ("syncs", "syncs_per_s")):
-            shown[said] = stats.rate(process.get(name, 0.0), last.shards[shard].get(name, 0.0))
+            rates[said] = stats.rate(process.get(name, 0.0), last.shards[shard].get(name, 0.0))
+        shown |= {said: rate for said, rate in rates.items() if rate is not None}
     return shown
 
 

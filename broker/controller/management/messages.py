@@ -16,12 +16,14 @@ from broker.checks import is_hidden_queue
 from broker.controller import front_door
 from broker.controller.front_door import MOVE_MESSAGES_MAX, Got, NotMoved, Refused, Rejected, Session, Unavailable
 from broker.controller.management.call import (
+    NUMBER_MAX,
     ApiError,
     Call,
     Route,
     bad_request,
     not_authorised,
     not_found,
+    number,
     with_keys,
 )
 from broker.controller.management.exchanges import exchange_name
@@ -31,7 +33,6 @@ from broker.deduplication import WANTED as DEDUPLICATED
 GET_MESSAGES_MAX = 10_000  # in one answer
 SHORT_BYTES_MAX = 255
 OFFSET_MAX = (1 << 63) - 1
-NUMBER_LETTERS_MAX = 100
 NUMBERS_MAX = {"B": 0xFF, "T": 0xFFFFFFFFFFFFFFFF}
 ACK_MODES = {
     # requeue, reject
@@ -122,9 +123,7 @@ def _offset(given: int | str) -> int | str:
     """A number may come as a string."""
     if isinstance(given, int) or not given.isdecimal():
         return given
-    if len(given) > NUMBER_LETTERS_MAX or int(given) > OFFSET_MAX:
-        raise bad_request(f"offset: a number up to {OFFSET_MAX}")
-    return int(given)
+    return number("offset", given, most=OFFSET_MAX)
 
 
 class MoveBody(msgspec.Struct):
@@ -237,10 +236,11 @@ def _as_text(payload: bytes) -> str | None:
 
 def _number(body: dict[str, Any], name: str) -> int:
     value = body[name]
-    if isinstance(value, str) and value.removeprefix("-").isdecimal():
-        value = int(value)
-    if type(value) is not int or (name == "truncate" and value < 0):
-        raise bad_request(f"{name}: not a number")
+    least = 0 if name == "truncate" else -NUMBER_MAX
+    if isinstance(value, str):
+        return number(name, value, least)
+    if type(value) is not int or not least <= value <= NUMBER_MAX:
+        raise bad_request(f"{name}: not a number from {least} to {NUMBER_MAX}")
     return value
 
 
@@ -273,7 +273,7 @@ def _unavailable(error: Unavailable) -> ApiError:
 
 ROUTES = [
     Route("POST", "/api/exchanges/{vhost}/{exchange}/publish", publish),
-    Route("POST", "/api/queues/{vhost}/{queue}/get", get),
+    Route("POST", "/api/queues/{vhost}/{queue}/get", get, query=()),
     Route("POST", "/api/queues/{vhost}/{queue}/stream", read),
-    Route("POST", "/api/queues/{vhost}/{queue}/move", move),
+    Route("POST", "/api/queues/{vhost}/{queue}/move", move, query=()),
 ]

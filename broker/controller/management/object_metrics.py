@@ -18,7 +18,7 @@ from broker.checks import is_hidden_queue
 from broker.controller.management import attempts, node_metrics, processes
 from broker.controller.management.call import Context
 from broker.controller.management.connections import channel_name
-from broker.controller.management.gathered import Stats, behind
+from broker.controller.management.gathered import Stats, behind, details
 from broker.controller.management.turns import Turns
 
 SLICE_ROWS = 60  # what takes 25 us, or twice that when it is new
@@ -189,7 +189,7 @@ def churn_rates(context: Context, stats: Stats) -> dict[str, Any]:
     for name, value in values.items():
         what, _, end = name.partition("_")
         said = f"{_CHURN[what]}_{end.replace('opened', 'created')}"
-        shown[said], shown[f"{said}_details"] = int(value), {"rate": rates[name]}
+        shown |= {said: int(value)} | details(said, rates.get(name))
     return shown
 
 

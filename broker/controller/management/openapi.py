@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from broker.controller.management import bindings, exchanges, messages, queues, routes, stream_groups, users, vhosts
-from broker.controller.management.call import Route
+from broker.controller.management.call import NUMBER_MAX, Route
 from broker.controller.management.schemas import ROWS, Schema, of_list, of_row
 from broker.policies import APPLY_TO
 
@@ -192,9 +192,13 @@ _QUERY: Final[dict[str, Schema]] = {
     "columns": {"type": "string", "description": "Names of fields, with commas between; a.b for a field inside one."},
     "disable_stats": {"enum": ["true", "false"]},
 }
-_FLAGS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
-    ("DELETE", "/api/queues/{vhost}/{queue}"): ("if-unused", "if-empty"),
-    ("DELETE", "/api/exchanges/{vhost}/{exchange}"): ("if-unused",),
+_FLAG: Schema = {"enum": ["true", "false"]}
+# What calls that destroy know: all else is refused.
+_OF_DESTROYING: Final[dict[str, Schema]] = {
+    "if-unused": _FLAG,
+    "if-empty": _FLAG,
+    "count": {"type": "integer", "minimum": 1, "maximum": NUMBER_MAX, "description": "How many, not all."},
+    "exchange": {"type": "string", "description": "Of this exchange alone."},
 }
 _SINCE: Schema = {"type": "number", "description": "Seconds since 1970: only what is later."}
 _ERRORS: Final = {
@@ -242,7 +246,7 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
         "tags": [path.split("/")[2]],
         "summary": about[0] if about else f"{route.method} {path}",
         "description": f"For users with the tag {route.tag}.",
-        "parameters": [*_path_parameters(route.path), *_query_parameters(route.method, path)],
+        "parameters": [*_path_parameters(route.path), *_query_parameters(route.method, path, route.query)],
         "responses": _responses(route.method, path),
     }
     body = BODIES.get((route.method, path))
@@ -260,7 +264,7 @@ def _path_parameters(path: str) -> list[Schema]:
     return found
 
 
-def _query_parameters(method: str, path: str) -> list[Schema]:
+def _query_parameters(method: str, path: str, query: Iterable[str] | None) -> list[Schema]:
     wanted: dict[str, Schema] = {}
     if method == "GET" and isinstance(SHOWS.get(path), list):
         wanted = _QUERY
@@ -268,8 +272,8 @@ def _query_parameters(method: str, path: str) -> list[Schema]:
         wanted = {"columns": _QUERY["columns"]}
     if (method, path) == ("GET", "/api/logs"):
         wanted = {"since": _SINCE}
-    for flag in _FLAGS.get((method, path), ()):
-        wanted[flag] = {"enum": ["true", "false"]}
+    if method != "GET" and query:
+        wanted = {name: _OF_DESTROYING[name] for name in query}
     return [{"name": name, "in": "query", "schema": schema} for name, schema in wanted.items()]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from broker.changes import GLOBAL, ParameterDelete, ParameterPut
 from broker.controller.management.call import Call, Route, bad_request, not_found, put_status, with_keys
+from broker.controller.management.identity import global_parameters
 from broker.controller.management.listing import Listing
 from broker.policies import POLICY
 
@@ -55,16 +56,12 @@ async def delete(call: Call) -> None:
     await call.ask(ParameterDelete(gone.vhost, gone.component, gone.name))
 
 
-def _globals(call: Call) -> list[ParameterPut]:
-    return [put for put in call.catalog.parameters.values() if (put.vhost, put.component) == ("", GLOBAL)]
-
-
 async def get_globals(call: Call) -> Listing:
-    return Listing([global_row(put) for put in _globals(call)])
+    return Listing([global_row(put) for put in global_parameters(call.catalog, call.context.config.data_dir)])
 
 
 def _global(call: Call) -> ParameterPut:
-    for put in _globals(call):
+    for put in global_parameters(call.catalog, call.context.config.data_dir):
         if put.name == call.part("name"):
             return put
     raise not_found()
@@ -82,7 +79,10 @@ async def put_global(call: Call) -> Any:
 
 
 async def delete_global(call: Call) -> None:
-    await call.ask(ParameterDelete("", GLOBAL, _global(call).name))
+    """The id of the cluster, which there is always, is the one again that nobody put."""
+    name = _global(call).name
+    if ("", GLOBAL, name) in call.catalog.parameters:
+        await call.ask(ParameterDelete("", GLOBAL, name))
 
 
 ROUTES = [

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from importlib.metadata import version
@@ -26,6 +23,7 @@ from broker.controller.management import (
 )
 from broker.controller.management.call import NODE, Context
 from broker.controller.management.gathered import Stats, behind, lag
+from broker.controller.management.identity import cluster_id
 from broker.controller.management.overview import RABBITMQ_VERSION, product_version
 from broker.controller.management.turns import Turns
 from shardd.wire.messages import LOW_ON_DISK
@@ -220,7 +218,7 @@ def _identity(context: Context, endpoint: str) -> Iterator[Metric]:
     identity = {
         "rabbitmq_node": NODE,
         "rabbitmq_cluster": cluster_name(context.catalog),
-        "rabbitmq_cluster_permanent_id": permanent_id(context),
+        "rabbitmq_cluster_permanent_id": cluster_id(context.catalog, context.config.data_dir),
         "rabbitmq_endpoint": endpoint,
     }
     yield _labelled(GaugeMetricFamily, "identity_info", "Node and cluster", identity, 1)
@@ -233,12 +231,6 @@ def _identity(context: Context, endpoint: str) -> Iterator[Metric]:
         "product_version": product_version(),
     }
     yield _labelled(GaugeMetricFamily, "build_info", "Versions", build, 1)
-
-
-def permanent_id(context: Context) -> str:
-    """The same for as long as the data stays where it is."""
-    name = f"{platform.node()}:{os.path.abspath(context.config.data_dir)}"
-    return f"rabbitmq-cluster-id-{hashlib.sha256(name.encode()).hexdigest()[:22]}"
 
 
 def _alarms(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:

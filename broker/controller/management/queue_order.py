@@ -114,7 +114,6 @@ def _counters(stats: Stats, column: str) -> Keys[QueuePut] | None:
     if count is None or detail not in ("", ".rate"):
         return None
     known, unused = stats.queues, _unused(stats)
-    before = stats.before.queues if stats.before is not None and detail else {}
     is_rate = bool(detail)
 
     def of(queue: QueuePut) -> float:
@@ -122,7 +121,9 @@ def _counters(stats: Stats, column: str) -> Keys[QueuePut] | None:
         if found is None:
             return unused(queue)
         if is_rate:
-            return stats.rate(count(found), count(before.get(queue.id, found)))
+            earlier = stats.earlier(found)
+            rate = None if earlier is None else stats.rate(count(found), count(earlier))
+            return UNKNOWN if rate is None else rate
         return count(found)
 
     return lambda part: [of(queue) for queue in part]

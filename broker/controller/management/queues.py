@@ -22,6 +22,7 @@ from broker.controller.management.call import (
     bad_request,
     check,
     not_found,
+    number,
     put_status,
     table_of,
 )
@@ -29,6 +30,7 @@ from broker.controller.management.connections import channel_name
 from broker.controller.management.gathered import Stats, depth_rates, message_stats
 from broker.controller.management.listing import Lazy, Listing
 from broker.policies import NOTHING
+from broker.reading import is_stream
 from broker.rights import Configure, Read
 from shardd.wire.messages import QueueStats
 
@@ -252,9 +254,16 @@ async def _set_paused(call: Call, paused: bool) -> None:
 
 
 async def purge(call: Call) -> None:
+    """All ready messages, or with ?count= so many of a classic queue, those first that would be delivered next."""
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(Read(vhost.name, queue.name))
-    check(await call.context.authority.purge_queue(vhost.name, queue.name))
+    authority, count = call.context.authority, call.request.query.get("count")
+    if count is None:
+        check(await authority.purge_queue(vhost.name, queue.name))
+        return
+    if is_stream(queue.arguments):
+        raise bad_request("count: a stream is purged as a whole")
+    check(await authority.purge_first(vhost.name, queue.name, number("count", count, 1)))
 
 
 ROUTES = [
@@ -264,8 +273,8 @@ ROUTES = [
     Route("GET", "/api/queues/{vhost}/{queue}", get),
     Route("GET", "/api/queues/{vhost}/{queue}/unacked", unacked, is_long=True),
     Route("PUT", "/api/queues/{vhost}/{queue}", put),
-    Route("DELETE", "/api/queues/{vhost}/{queue}", delete),
-    Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge),
+    Route("DELETE", "/api/queues/{vhost}/{queue}", delete, query=("if-unused", "if-empty")),
+    Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge, query=("count",)),
     Route("POST", "/api/queues/{vhost}/{queue}/actions", act, "administrator"),
     Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
     Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from broker.controller.authority import ShardSilent
-from broker.controller.management.call import ApiError, Call, Route, bad_request, not_found
-from broker.controller.management.streams import NUMBER_MAX, asked_stream, id_of, only, range_of
+from broker.controller.management.call import NUMBER_MAX, ApiError, Call, Route, bad_request, not_found
+from broker.controller.management.streams import asked_stream, id_of, range_of
 from broker.controller.stream_ranges import Part
 from shardd.wire import messages as wire
 
@@ -38,13 +38,13 @@ class GroupBody(msgspec.Struct):
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
     """Names under which a stream is read, how far each has come, and its lag."""
-    only(call)
+    call.knows_only(())
     return await _groups(call)
 
 
 async def get(call: Call) -> dict[str, Any]:
     """One name's positions and lag."""
-    only(call)
+    call.knows_only(())
     name = _name(call)
     found = next((group for group in await _groups(call) if group["name"] == name), None)
     if found is None:
@@ -54,7 +54,7 @@ async def get(call: Call) -> dict[str, Any]:
 
 async def put(call: Call) -> None:
     """Say how far a reader under that name has come; shards that are not named stay where they were."""
-    only(call)
+    call.knows_only(())
     _, _, parts = asked_stream(call)
     body, name = await call.body(GroupBody), _name(call)
     by_number = {str(part.number): part for part in parts}
@@ -71,7 +71,7 @@ async def put(call: Call) -> None:
 
 async def delete(call: Call) -> None:
     """Forget the name: whoever comes with it begins where it says."""
-    only(call)
+    call.knows_only(())
     _, _, parts = asked_stream(call)
     await _place(call, _name(call), ((part, None) for part in parts))
 

@@ -15,7 +15,16 @@ from aiohttp import HttpVersion11, web
 from broker.catalog import Vhost
 from broker.checks import is_hidden_queue
 from broker.controller import front_door, stream_reader
-from broker.controller.management.call import ApiError, Call, Route, bad_request, not_found, to_json
+from broker.controller.management.call import (
+    NUMBER_MAX,
+    ApiError,
+    Call,
+    Route,
+    bad_request,
+    not_found,
+    number,
+    to_json,
+)
 from broker.controller.management.exchanges import exchange_name
 from broker.controller.stream_ranges import Part, exchange_of, names_of, parts_of
 from broker.controller.stream_reader import CutOff, absence, connected
@@ -24,7 +33,6 @@ from shardd.wire.reading import BODY_BYTES_MAX, COLUMNS, LENGTH, Answer, Find, P
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 WAIT_MS_MAX = 30_000
-NUMBER_MAX = (1 << 63) - 1
 PATTERN_BYTES_MAX = 255
 COLUMNS_DEFAULT = COLUMNS[:7]
 RETRY_AFTER_S = 1
@@ -35,7 +43,7 @@ HAND_OVER_S_MAX = 1.0
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
-    only(call)
+    call.knows_only(())
     found = []
     for vhost in call.vhosts():
         for name in names_of(vhost):
@@ -51,7 +59,7 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
 
 
 async def get(call: Call) -> dict[str, Any]:
-    only(call, "after", "wait_ms")
+    call.knows_only(("after", "wait_ms"))
     vhost, name, parts = asked_stream(call)
     wait_ms = _number(call, "wait_ms", WAIT_MS_MAX)
     if wait_ms:
@@ -78,7 +86,7 @@ async def get(call: Call) -> dict[str, Any]:
 
 
 async def offset_for_time(call: Call) -> dict[str, Any]:
-    only(call, "timestamp")
+    call.knows_only(("timestamp",))
     vhost, _, parts = asked_stream(call)
     timestamp = _number(call, "timestamp")
     if timestamp is None:
@@ -91,7 +99,7 @@ async def offset_for_time(call: Call) -> dict[str, Any]:
 
 
 async def get_arrow(call: Call) -> web.StreamResponse:
-    only(call, "from", "to", "columns", "filter", "id")
+    call.knows_only(("from", "to", "columns", "filter", "id"))
     vhost, name, parts = asked_stream(call)
     part = next((part for part in parts if str(part.number) == call.part("shard")), None)
     if part is None:
@@ -125,7 +133,7 @@ async def get_arrow(call: Call) -> web.StreamResponse:
 
 
 async def post_arrow(call: Call) -> web.StreamResponse:
-    only(call, "producer", "seq", "routing_key", "mandatory")
+    call.knows_only(("producer", "seq", "routing_key", "mandatory"))
     vhost = _vhost(call)
     query, door = call.request.query, _door(call)
     producer, sequence = query.get("producer"), _number(call, "seq")
@@ -294,19 +302,11 @@ def _row(call: Call, part: Part) -> dict[str, Any]:
 # -- parameters --------------------------------------------------------------------------------------------
 
 
-def only(call: Call, *names: str) -> None:
-    for name in call.request.query:
-        if name not in names:
-            raise bad_request(f"{name}: there is no such parameter; {', '.join(names) or 'none'} are known")
-
-
 def _number(call: Call, name: str, most: int = NUMBER_MAX) -> int | None:
     text = call.request.query.get(name, "")
     if not text:
         return None
-    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > most:
-        raise bad_request(f"{name}: not a number from 0 to {most}")
-    return int(text)
+    return number(name, text, most=most)
 
 
 def _after(call: Call) -> dict[int, int]:
@@ -342,9 +342,7 @@ def _filters(call: Call) -> dict[str, Any]:
         if FILTERS[name] in found:
             raise bad_request(f"filter: {name} is there twice")
         if name in ("since", "until"):
-            if not (value.isascii() and value.isdecimal()) or len(value) > 19:
-                raise bad_request(f"filter: {name}: not milliseconds since 1970")
-            found[name] = int(value)
+            found[name] = number(f"filter: {name}", value)
         else:
             if len(value.encode()) > PATTERN_BYTES_MAX:
                 raise bad_request(f"filter: {name}: at most {PATTERN_BYTES_MAX} bytes")

@@ -167,9 +167,12 @@ async def delete_permission(call: Call) -> None:
 # -- topic permissions -------------------------------------------------------------------------------------
 
 
-def _topic_rows(call: Call, vhost: str | None = None, user: str | None = None) -> list[dict[str, Any]]:
-    puts = call.catalog.topic_permissions
-    return [topic_permission_row(p) for p in puts if vhost in (None, p.vhost) and user in (None, p.user)]
+def _topic_rows(
+    call: Call, vhost: str | None = None, user: str | None = None, exchange: str | None = None
+) -> list[dict[str, Any]]:
+    wanted = {"vhost": vhost, "user": user, "exchange": exchange}
+    rows = map(topic_permission_row, call.catalog.topic_permissions)
+    return [row for row in rows if all(value in (None, row[name]) for name, value in wanted.items())]
 
 
 async def get_topic_permissions(call: Call) -> Listing:
@@ -192,8 +195,9 @@ def _topic_permissions(call: Call) -> list[dict[str, Any]]:
 
 
 async def get_topic_permission(call: Call) -> Listing:
-    """One row for each exchange."""
-    return Listing(_topic_permissions(call))
+    """One row for each exchange, or that of the exchange in the path."""
+    rows, exchange = _topic_permissions(call), call.request.match_info.get("exchange")
+    return Listing([row for row in rows if exchange in (None, row["exchange"])])
 
 
 async def put_topic_permission(call: Call) -> Any:
@@ -212,10 +216,20 @@ async def delete_topic_permission(call: Call) -> None:
     check(await call.context.authority.delete_topic_permission(call.part("vhost"), call.part("user"), exchange))
 
 
+async def delete_topic_permission_of(call: Call) -> None:
+    """Of the exchange in the path: if there is none it is deleted already, as in RabbitMQ."""
+    _topic_permissions(call)
+    vhost, user, exchange = call.part("vhost"), call.part("user"), call.part("exchange")
+    if _topic_rows(call, vhost, user, exchange):
+        check(await call.context.authority.delete_topic_permission(vhost, user, exchange))
+
+
+ONE_TOPIC = "/api/topic-permissions/{vhost}/{user}/{exchange}"
+
 ROUTES = [
     Route("GET", "/api/whoami", whoami),
     Route("GET", "/api/users", get_all, "administrator", is_long=True),
-    Route("POST", "/api/users/bulk-delete", delete_many, "administrator"),
+    Route("POST", "/api/users/bulk-delete", delete_many, "administrator", ()),
     Route("GET", "/api/users/without-permissions", without_permissions, "administrator", is_long=True),
     Route("GET", "/api/users/{user}", get, "administrator"),
     Route("PUT", "/api/users/{user}", put, "administrator"),
@@ -230,5 +244,8 @@ ROUTES = [
     Route("GET", "/api/vhosts/{vhost}/topic-permissions", topic_permissions_of_vhost, "administrator", is_long=True),
     Route("GET", "/api/topic-permissions/{vhost}/{user}", get_topic_permission, "administrator", is_long=True),
     Route("PUT", "/api/topic-permissions/{vhost}/{user}", put_topic_permission, "administrator"),
-    Route("DELETE", "/api/topic-permissions/{vhost}/{user}", delete_topic_permission, "administrator"),
+    Route("DELETE", "/api/topic-permissions/{vhost}/{user}", delete_topic_permission, "administrator", ("exchange",)),
+    Route("GET", ONE_TOPIC, get_topic_permission, "administrator"),
+    Route("PUT", ONE_TOPIC, put_topic_permission, "administrator"),
+    Route("DELETE", ONE_TOPIC, delete_topic_permission_of, "administrator"),
 ]

@@ -34,7 +34,6 @@ def about(put: VhostPut) -> dict[str, Any]:
 
 
 async def row(vhost: Vhost, stats: Stats, turns: Turns) -> dict[str, Any]:
-    before = stats.before or stats
     ready = unacked = ready_grown = unacked_grown = 0
     queues = iter(list(vhost.queues.values()))
     while part := list(itertools.islice(queues, SLICE_QUEUES)):
@@ -42,7 +41,7 @@ async def row(vhost: Vhost, stats: Stats, turns: Turns) -> dict[str, Any]:
             ready += known.ready
             unacked += known.unacked
             # What the look before did not see, as its shard was silent or it was not there, has not grown.
-            earlier = before.queues.get(known.id, known)
+            earlier = stats.earlier(known) or known
             ready_grown += known.ready - earlier.ready
             unacked_grown += known.unacked - earlier.unacked
         await turns.others_first()
@@ -56,7 +55,7 @@ async def row(vhost: Vhost, stats: Stats, turns: Turns) -> dict[str, Any]:
         "messages": ready + unacked,
         "messages_ready": ready,
         "messages_unacknowledged": unacked,
-        **depth_details(ready_grown, unacked_grown, stats.at - before.at),
+        **depth_details(ready_grown, unacked_grown, stats.at - stats.before.at if stats.before is not None else 0.0),
     }
 
 

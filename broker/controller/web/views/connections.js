@@ -66,8 +66,8 @@ const CHANNEL = [
   { label: "Prefetch", sort: "prefetch_count", number: true, cell: (row) => format.count(row.prefetch_count) },
   { label: "Unacked", sort: "messages_unacknowledged", number: true, cell: (row) => format.count(row.messages_unacknowledged) },
   { label: "Unconfirmed", sort: "messages_unconfirmed", number: true, cell: (row) => format.count(row.messages_unconfirmed) },
-  { label: "In", sort: "message_stats.publish_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.publish_details.rate) },
-  { label: "Out", sort: "message_stats.deliver_get_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.deliver_get_details.rate) },
+  { label: "In", sort: "message_stats.publish_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.publish_details?.rate) },
+  { label: "Out", sort: "message_stats.deliver_get_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.deliver_get_details?.rate) },
 ];
 
 function mode(row) {
@@ -100,8 +100,8 @@ export function channel(page, name) {
       ["Prefetch of the channel", format.count(found.global_prefetch_count)],
       ["Unacknowledged", format.count(found.messages_unacknowledged)],
       ["Unconfirmed", format.count(found.messages_unconfirmed)],
-      ["Published", `${format.count(found.message_stats?.publish)}, ${format.rate(found.message_stats?.publish_details.rate)}`],
-      ["Delivered", `${format.count(found.message_stats?.deliver_get)}, ${format.rate(found.message_stats?.deliver_get_details.rate)}`],
+      ["Published", `${format.count(found.message_stats?.publish)}, ${format.rate(found.message_stats?.publish_details?.rate)}`],
+      ["Delivered", `${format.count(found.message_stats?.deliver_get)}, ${format.rate(found.message_stats?.deliver_get_details?.rate)}`],
     ]));
     update(consumers, consumerTable(found.consumer_details));
   });

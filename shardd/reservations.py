@@ -1,0 +1,79 @@
+"""Room that queues set aside for transactions that front doors are about to commit.
+
+A queue that refuses publishes when it is full must not take half of a transaction. So the front door asks first: either
+all messages fit, and their room is set aside, or none of them is sent. What was set aside counts as used for everybody
+else. It ends when its front door says so, or is gone. Knows no clock and no AMQP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardd.queues import Queue
+
+
+class _Room:
+    """What one queue has set aside for one transaction, and was not used yet."""
+
+    __slots__ = ("body_bytes", "messages")
+
+    def __init__(self, messages: int, body_bytes: int) -> None:
+        self.messages = messages
+        self.body_bytes = body_bytes
+
+    def use(self, messages: int, body_bytes: int) -> tuple[int, int]:
+        """Return how much of the room so many messages take."""
+        used = min(messages, self.messages), min(body_bytes, self.body_bytes)
+        self.messages -= used[0]
+        self.body_bytes -= used[1]
+        return used
+
+
+class Reservations:
+    """All reservations of one shard, by the front door and its number for them."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int], dict[Queue, _Room]] = {}
+        self.redeeming: dict[int, int] = {}  # by front door: the number of the transaction it publishes now
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def reserve(self, peer: int, number: int, wanted: Sequence[tuple[Queue, Sequence[int]]]) -> bool:
+        """Set room aside in all these queues, or in none; `wanted` has the body bytes of each message."""
+        made = self._made.setdefault((peer, number), {})
+        for queue, sizes in wanted:
+            if not queue.reserve(sizes):
+                self.end(peer, number)
+                return False
+            made[queue] = _Room(len(sizes), sum(sizes))
+        return True
+
+    def redeem(self, peer: int, number: int) -> None:
+        """From now on, until the end, what this front door publishes is that transaction."""
+        if (peer, number) in self._made:
+            self.redeeming[peer] = number
+
+    def use(self, peer: int, queue: Queue, messages: int, body_bytes: int) -> bool:
+        """Tell whether messages that just came to the queue have room set aside, and free that: they take it now."""
+        room = self._made[peer, self.redeeming[peer]].get(queue)
+        if room is None:
+            return False
+        queue.unreserve(*room.use(messages, body_bytes))
+        return True
+
+    def rooms_taken(self, peer: int) -> set[int]:
+        """Return the ids of the queues that take whatever this front door publishes now."""
+        return {queue.id for queue in self._made[peer, self.redeeming[peer]]} if peer in self.redeeming else set()
+
+    def end(self, peer: int, number: int) -> None:
+        """Free what is left of a reservation, if there is one."""
+        for queue, room in self._made.pop((peer, number), {}).items():
+            queue.unreserve(room.messages, room.body_bytes)
+        if self.redeeming.get(peer) == number:
+            del self.redeeming[peer]
+
+    def peer_gone(self, peer: int) -> None:
+        """Free all that this front door had set aside."""
+        for owner, number in [key for key in self._made if key[0] == peer]:
+            self.end(owner, number)

@@ -1,0 +1,80 @@
+"""A transaction asks for room first: it has it at all shards concerned, or at none when its commit is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from broker.amqp import ChannelException
+from broker.reserving import Reserving
+from broker.shard_link import ShardRefused
+from shardd.wire import messages as wire
+
+
+class FakeLinks:
+    """Shards of which some refuse and some are silent."""
+
+    def __init__(self, refuse: tuple[int, ...] = (), silent: tuple[int, ...] = ()) -> None:
+        self.refuse, self.silent = refuse, silent
+        self.said: list[tuple[int, wire.Message]] = []
+        self.futures: list[asyncio.Future[wire.Control]] = []
+
+    def tell(self, shard: int, what: wire.Message) -> None:
+        self.said.append((shard, what))
+
+    def ask(self, shard: int, make: Callable[[int], wire.Message]) -> asyncio.Future[wire.Control]:
+        self.said.append((shard, make(1)))
+        future: asyncio.Future[wire.Control] = asyncio.get_running_loop().create_future()
+        self.futures.append(future)
+        if shard in self.refuse:
+            future.set_exception(ShardRefused(406, "full"))
+        elif shard not in self.silent:
+            future.set_result(wire.Done(1))
+        return future
+
+
+WANTED = {0: {7: [1, 2]}, 2: {8: [3]}}
+ASKED = [(0, wire.Reserve(1, 1, [(7, [1, 2])])), (2, wire.Reserve(1, 1, [(8, [3])]))]
+FREED = [(0, wire.Unreserve(1)), (2, wire.Unreserve(1))]
+
+
+def test_what_was_reserved_is_redeemed_and_ended_at_every_shard_once() -> None:
+    links = FakeLinks()
+
+    async def run() -> None:
+        reservation = await Reserving(links).reserve(WANTED)
+        reservation.redeem()
+        reservation.end()
+        reservation.end()
+
+    asyncio.run(run())
+    assert links.said == [*ASKED, (0, wire.Redeem(1)), (2, wire.Redeem(1)), *FREED]
+
+
+@pytest.mark.parametrize(("refuse", "silent", "why"), [((2,), (), "a queue is full"), ((), (2,), "has not answered")])
+def test_a_refusal_frees_what_other_shards_have_set_aside(
+    refuse: tuple[int, ...], silent: tuple[int, ...], why: str
+) -> None:
+    links = FakeLinks(refuse, silent)
+    with pytest.raises(ChannelException, match=why) as refused:
+        asyncio.run(Reserving(links, wait_s_max=0.01).reserve(WANTED))
+    assert (refused.value.code, refused.value.class_id, refused.value.method_id) == (406, 90, 20)
+    assert links.said == [*ASKED, *FREED]
+
+
+def test_a_client_that_goes_while_shards_are_asked_leaves_no_room_behind() -> None:
+    links = FakeLinks(silent=(0, 2))
+
+    async def run() -> None:
+        task = asyncio.create_task(Reserving(links).reserve(WANTED))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert links.said == [*ASKED, *FREED]
+    assert all(future.cancelled() for future in links.futures)  # so that none is asked again after a restart
