@@ -28,7 +28,7 @@ from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
 from shardd.shard import Shard
 from shardd.signals import Signals
-from shardd.store import DiskFull, SegmentStore, StoreError, StreamCache
+from shardd.store import DiskFull, FormatTooNew, SegmentStore, StoreError, StreamCache
 from shardd.store.files import OsFiles
 from shardd.store.queue_log import QueueLog
 from shardd.store.stream_segment import SEGMENT_BYTES_MIN
@@ -67,6 +67,7 @@ SWITCH_INTERVAL_S = 0.0005
 READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 # A drain takes in what is at hand: this many messages at the most, however fast more arrive.
 DRAIN_MESSAGES_MAX = 4096
+REFUSED = 2
 # A sync under way when something broke may take this long to end.
 LAST_SYNC_S = 5.0
 # Lines about the damage of one store; `shardctl store verify` tells all.
@@ -307,7 +308,7 @@ class Server:
     # -- run -------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Exit status: 0 drained, 1 the disk failed, or we did."""
+        """Exit status: 0 drained, 1 the disk failed, or we did, 2 a later version wrote the files."""
         keep_warm()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         os.makedirs(self._directory, exist_ok=True)
@@ -322,6 +323,10 @@ class Server:
             self._serve(signals)
             self._drain()
             status = 0
+        except FormatTooNew as error:
+            log.critical("refuses what a later version wrote: %s", error)
+            self._break_off("refused", str(error))
+            status = REFUSED
         except StoreError as error:
             log.critical("stops, for recovery to decide: %s", error)
             self._break_off("disk failed", str(error))
