@@ -29,7 +29,7 @@ from shardd.peers import Outgoing
 from shardd.shard import Shard
 from shardd.signals import Signals
 from shardd.store import DiskFull, FormatTooNew, SegmentStore, StoreError, StreamCache
-from shardd.store.files import OsFiles
+from shardd.store.files import OsFiles, is_full
 from shardd.store.queue_log import QueueLog
 from shardd.store.stream_segment import SEGMENT_BYTES_MIN
 from shardd.store.told_log import Ranges, ToldLog
@@ -187,7 +187,7 @@ class Stores:
 
     def keep_only(self, vhosts: Collection[str]) -> None:
         wanted = {self._path(vhost) for vhost in vhosts}
-        for name in os.listdir(self._directory):
+        for name in os.listdir(self._directory) if os.path.isdir(self._directory) else ():
             path = f"{self._directory}/{name}"
             if VHOST_DIRECTORY.fullmatch(name) and path not in wanted:
                 self._remove(path)
@@ -311,7 +311,7 @@ class Server:
         """Exit status: 0 drained, 1 the disk failed, or we did, 2 a later version wrote the files."""
         keep_warm()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        os.makedirs(self._directory, exist_ok=True)
+        self._make_directory()
         self._listener = self._listen_for_lanes()
         self._inbox.bind(f"ipc://{self.config.runtime_dir}/shard-{self.config.shard}.sock")
         self._stall.start()
@@ -335,6 +335,15 @@ class Server:
             self._break_off("shard failed", repr(error))
         self._leave()
         return status
+
+    def _make_directory(self) -> None:
+        """A full disk has no room for a new one: then the first message that finds room makes it."""
+        try:
+            os.makedirs(self._directory, exist_ok=True)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            log.warning("no room for %s: nothing can be stored before there is", self._directory)
 
     def _serve(self, signals: Signals) -> None:
         ready = False
@@ -561,7 +570,10 @@ class Server:
         return wire.LOW_ON_DISK if free < self.config.disk_free_min_bytes else ""
 
     def _free_bytes(self) -> int:
-        stat = self._statvfs(self._directory)
+        try:
+            stat = self._statvfs(self._directory)
+        except FileNotFoundError:  # not made yet, for want of room
+            stat = self._statvfs(self.config.data_dir)
         return stat.f_bavail * stat.f_frsize
 
     def _tell_stall(self, status: str) -> None:

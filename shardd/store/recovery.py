@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from shardd.store import acks, record, scanning
-from shardd.store.files import Files, is_full, is_missing
+from shardd.store.files import Files, is_full, is_missing, remove_files
 from shardd.store.producers import NAME as PRODUCERS
 from shardd.store.producers import Producers
 from shardd.store.reclaim import Reclaimer
@@ -394,6 +394,8 @@ def write_file(files: Files, path: str, data: bytes, *, sync: bool = False) -> N
 
 
 def write_state(files: Files, directory: str, next_number: int, live: Mapping[int, array[int]]) -> None:
+    """Say that the stop is clean. A disk without room for that costs the marks alone: after the next start all that is
+    left counts as delivered before."""
     parts = [struct.pack("<Q", next_number)]
     for queue_id, entries in live.items():
         marks = array("Q", sorted(record.redelivered(entries)))
@@ -401,7 +403,13 @@ def write_state(files: Files, directory: str, next_number: int, live: Mapping[in
             parts.append(struct.pack("<II", queue_id, len(marks)) + marks.tobytes())
     rest = b"".join(parts)
     head = struct.pack("<8sII", STATE_MAGIC, FORMAT, record.crc32c(rest, FORMAT))
-    write_file(files, f"{directory}/state.new", head + rest, sync=True)
+    try:
+        write_file(files, f"{directory}/state.new", head + rest, sync=True)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        remove_files(files, [f"{directory}/state.new"])
+        return
     files.rename(f"{directory}/state.new", f"{directory}/state")
     files.sync_directory(directory)
 

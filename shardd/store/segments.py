@@ -36,10 +36,9 @@ class _Counters:
 
 class Segments(Usable):
     def __init__(self, directory: str, files: Files, segment_bytes: int, sync: bool, spare_segments: int) -> None:
-        super().__init__("store", directory)
+        super().__init__("store", directory, files)
         self.segment_bytes = segment_bytes
         self.sync = sync
-        self._files = files
         self._reclaimer = Reclaimer(files, directory, segment_bytes, spare_segments, sync)
         self._windows = Windows(files)
         self._segments: dict[int, Segment] = {}

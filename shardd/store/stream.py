@@ -106,10 +106,9 @@ class StreamLog(Usable):
     ) -> None:
         """`cache`: shared by streams with the same `files`."""
         assert SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX
-        super().__init__("stream", directory)
+        super().__init__("stream", directory, OsFiles() if files is None else files)
         self.segment_bytes = segment_bytes
         self.sync = sync
-        self._files: Files = OsFiles() if files is None else files
         self._cache = StreamCache(self._files) if cache is None else cache
         self._positions = Positions(self._files, directory, sync)
         self._segments: list[StreamSegment] = []
@@ -131,9 +130,11 @@ class StreamLog(Usable):
         """Once, first."""
         assert self._state == "new", "recover is called once"
         try:
-            self._files.make_directory(self.directory)
+            self._find_directory()
             torn = self._positions.recover()
-            found = stream_recovery.recover(self._files, self.directory, sync=self.sync)
+            found = stream_recovery.Found()
+            if self._has_directory:
+                found = stream_recovery.recover(self._files, self.directory, sync=self.sync)
         except OSError as error:
             raise self._named(error) from error
         for damage in found.damage + torn:
@@ -166,7 +167,8 @@ class StreamLog(Usable):
                 self._flush()
                 self._seal()
                 self._sync_now()
-                self._positions.close()
+                if self._has_directory:
+                    self._positions.close()
         except OSError as error:
             raise self._named(error) from error
         finally:
@@ -178,6 +180,8 @@ class StreamLog(Usable):
         assert self._job is None, "a sync is running"
         self._state = "closed"
         self._release()
+        if not self._has_directory and self._is_missing():
+            return
         for name in self._files.list(self.directory):
             if is_ours(name):
                 self._files.remove(f"{self.directory}/{name}")
@@ -254,6 +258,7 @@ class StreamLog(Usable):
         """Whatever can fail for want of room, before anything is taken."""
         made: list[StreamSegment] = []
         try:
+            self._make_directory()
             for piece in pieces:
                 size = piece.stop - piece.start
                 if piece.fresh is None:
@@ -525,7 +530,8 @@ class StreamLog(Usable):
     def _flush(self) -> None:
         if self._open is not None:
             self._write_out(self._open)
-        self._positions.flush()
+        if self._has_directory:
+            self._positions.flush()
         if not self.sync:
             self._sync_now()
 
