@@ -28,7 +28,7 @@ from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
 from shardd.shard import Shard
 from shardd.signals import Signals
-from shardd.store import DiskFull, FormatTooNew, SegmentStore, StoreError, StreamCache
+from shardd.store import Damage, DiskFull, FormatTooNew, SegmentStore, StoreError, StreamCache
 from shardd.store.files import OsFiles, is_full
 from shardd.store.queue_log import QueueLog
 from shardd.store.stream_segment import SEGMENT_BYTES_MIN
@@ -76,6 +76,8 @@ DAMAGE_WORDS = {
     "torn": (logging.WARNING, "torn end, cut off: it was being written when the last run ended and was not confirmed"),
     "corrupt": (logging.ERROR, "damaged, messages in it are lost; all others are served. Kept beside it as damaged.{}"),
     "mendable": (logging.WARNING, "the header was damaged and has been written anew from the index; nothing is lost"),
+    "stream": (logging.ERROR, "damaged, messages in it are lost; readers pass over them"),
+    "missing": (logging.ERROR, "the file is not there, messages in it are lost: stop the broker and put it back"),
     "header": (logging.ERROR, "no readable header, messages in it are lost. Kept beside it as lost.{}"),
 }
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
@@ -205,6 +207,7 @@ class Stores:
             opened = ToldLog(path, remover=self._remover, queue_id=queue_id, ranges=self._ranges, **settings)
         opened.recover()
         self._tell_damage(vhost, opened)
+        self._hear_damage(vhost, opened)
         return opened
 
     def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
@@ -233,12 +236,32 @@ class Stores:
     def _tell_damage(self, vhost: str, store: SegmentStore | QueueLog) -> None:
         """What was found broken, in words: the file, where, how much, and what became of it."""
         for one in store.damage[:DAMAGE_LOGGED_MAX]:
-            level, became = DAMAGE_WORDS[one.what]
-            became = became.format(one.file.rpartition(".")[2])
-            where = f"{store.directory}/{one.file}, bytes {one.start} to {one.stop} ({one.stop - one.start} bytes)"
-            log.log(level, "vhost %s: %s: %s", vhost, where, became)
+            self._tell_place(vhost, store.directory, one)
         if len(store.damage) > DAMAGE_LOGGED_MAX:
             log.error("vhost %s: and %d more damaged places", vhost, len(store.damage) - DAMAGE_LOGGED_MAX)
+
+    def _tell_place(self, vhost: str, directory: str, one: Damage) -> None:
+        level, became = DAMAGE_WORDS["stream" if one.offsets and one.what == "corrupt" else one.what]
+        where = f"{directory}/{one.file}"
+        if one.stop > one.start:
+            where += f", bytes {one.start} to {one.stop} ({one.stop - one.start} bytes)"
+        if one.offsets is not None:
+            where += f", offsets {one.offsets[0]} to {one.offsets[1] - 1}"
+        log.log(level, "vhost %s: %s: %s", vhost, where, became.format(one.file.rpartition(".")[2]))
+
+    def _hear_damage(self, vhost: str, opened: QueueLog) -> None:
+        """What readers of the stream find from now on is told at once, as far as the lines go."""
+        told = len(opened.damage)
+
+        def heard(damage: Damage) -> None:
+            nonlocal told
+            told += 1
+            if told <= DAMAGE_LOGGED_MAX:
+                self._tell_place(vhost, opened.directory, damage)
+            elif told == DAMAGE_LOGGED_MAX + 1:
+                log.error("vhost %s: %s: and more damaged places", vhost, opened.directory)
+
+        opened.damage_heard = heard
 
     def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         notify.watchdog()

@@ -16,7 +16,7 @@ from shardd.store.handles import Handles
 from shardd.store.reading import Windows
 from shardd.store.reclaim import Reclaimer
 from shardd.store.record import segment_runs
-from shardd.store.recovery import Damage
+from shardd.store.recovery import LOSSES, Damage
 from shardd.store.segment import HEADER_BYTES, Segment
 from shardd.store.settled import Settled
 from shardd.store.sync import SyncJob
@@ -262,6 +262,6 @@ class Segments(Usable):
             "merge_bytes": self._counters.merge_bytes,
             "syncs": self._counters.syncs,
             "producers": len(self._producers.table),
-            "damaged": sum(one.what in ("corrupt", "header") for one in self._counters.damage),
+            "damaged": sum(one.what in LOSSES for one in self._counters.damage),
             "torn": sum(one.what == "torn" for one in self._counters.damage),
         }

@@ -148,7 +148,8 @@ class SegmentStore(Segments):
         self._reclaimer.remove_doomed()
         if live is not None:
             placed = {queue_id: self._on_disk(entries) for queue_id, entries in live.items()}
-            recovery.write_state(self._files, self.directory, self._next_number, placed)
+            there = [segment.number for segment in self._distinct() if segment.flushed]
+            recovery.write_state(self._files, self.directory, self._next_number, placed, there)
 
     def _sync_acks(self, segment: Segment) -> None:
         """While the store lives acks may be lost; a clean stop promises them."""
