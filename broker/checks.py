@@ -39,6 +39,7 @@ NOT_FOUND = 404
 RESOURCE_LOCKED = 405
 PRECONDITION_FAILED = 406
 COMMAND_INVALID = 503
+NO_ROOM = 507  # HTTP's: AMQP has 541, which is said of other things too
 NOT_ALLOWED = 530
 
 QUEUE_TYPES: Final = frozenset(("classic", "quorum", "stream"))

@@ -17,7 +17,7 @@ from pamqp import base, commands
 
 from broker import checks, rewinding, rights
 from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.spec import HARD_CODES
+from broker.amqp.spec import HARD_CODES, INTERNAL_ERROR
 from broker.catalog import Catalog
 from broker.changes import QueuePut
 from broker.control import (
@@ -428,5 +428,6 @@ async def handle(session: Session, channel: Channel, method: base.Frame) -> base
 
 
 def failure(method: base.Frame | type[base.Frame], refusal: checks.Refusal) -> Exception:
-    kind = ConnectionException if refusal.code in HARD_CODES else ChannelException
-    return kind(refusal.code, refusal.text, method.index >> 16, method.index & 0xFFFF)
+    code = INTERNAL_ERROR if refusal.code == checks.NO_ROOM else refusal.code
+    kind = ConnectionException if code in HARD_CODES else ChannelException
+    return kind(code, refusal.text, method.index >> 16, method.index & 0xFFFF)

@@ -590,7 +590,9 @@ class Controls(ABC):
             peer.tell(m.StatsReply(asked.request, queues, consumers, process, rest))
             return
         streams, readers = self.streams.stats(wanted), self.streams.reader_stats(wanted)
-        peer.tell(m.StreamsReply(asked.request, queues, consumers, process, rest, streams, readers))
+        reply = asked.request, queues, consumers, process, rest, streams, readers
+        gaps = self.streams.gaps(wanted)
+        peer.tell(m.GapsReply(*reply, gaps) if gaps else m.StreamsReply(*reply))
 
     def _process_numbers(self) -> dict[str, float]:
         process = self._process_stats()
@@ -600,6 +602,8 @@ class Controls(ABC):
             for name, value in store.stats().items():
                 if name != "syncs":
                     process[name] = process.get(name, 0) + value
+        for name, value in self.streams.damage().items():
+            process[name] = process.get(name, 0) + value
         process |= stats.of_gone(self._gone) | stats.of_peers(self.peers.values())
         process |= self.batch_messages.report("batch_messages") | self.batch_bytes.report("batch_bytes")
         return process

@@ -28,8 +28,8 @@ from shardd.disk import Calls, StallWatch, WatchedFiles
 from shardd.peers import Outgoing
 from shardd.shard import Shard
 from shardd.signals import Signals
-from shardd.store import DiskFull, SegmentStore, StoreError, StreamCache
-from shardd.store.files import OsFiles
+from shardd.store import Damage, DiskFull, FormatTooNew, SegmentStore, StoreError, StreamCache
+from shardd.store.files import OsFiles, is_full
 from shardd.store.queue_log import QueueLog
 from shardd.store.stream_segment import SEGMENT_BYTES_MIN
 from shardd.store.told_log import Ranges, ToldLog
@@ -68,6 +68,7 @@ SWITCH_INTERVAL_S = 0.0005
 READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 # A drain takes in what is at hand: this many messages at the most, however fast more arrive.
 DRAIN_MESSAGES_MAX = 4096
+REFUSED = 2
 # A sync under way when something broke may take this long to end.
 LAST_SYNC_S = 5.0
 # Lines about the damage of one store; `shardctl store verify` tells all.
@@ -76,6 +77,8 @@ DAMAGE_WORDS = {
     "torn": (logging.WARNING, "torn end, cut off: it was being written when the last run ended and was not confirmed"),
     "corrupt": (logging.ERROR, "damaged, messages in it are lost; all others are served. Kept beside it as damaged.{}"),
     "mendable": (logging.WARNING, "the header was damaged and has been written anew from the index; nothing is lost"),
+    "stream": (logging.ERROR, "damaged, messages in it are lost; readers pass over them"),
+    "missing": (logging.ERROR, "the file is not there, messages in it are lost: stop the broker and put it back"),
     "header": (logging.ERROR, "no readable header, messages in it are lost. Kept beside it as lost.{}"),
 }
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
@@ -190,7 +193,7 @@ class Stores:
 
     def keep_only(self, vhosts: Collection[str]) -> None:
         wanted = {self._path(vhost) for vhost in vhosts}
-        for name in os.listdir(self._directory):
+        for name in os.listdir(self._directory) if os.path.isdir(self._directory) else ():
             path = f"{self._directory}/{name}"
             if VHOST_DIRECTORY.fullmatch(name) and path not in wanted:
                 self._remove(path)
@@ -208,6 +211,7 @@ class Stores:
             opened = ToldLog(path, remover=self._remover, queue_id=queue_id, ranges=self._ranges, **settings)
         opened.recover()
         self._tell_damage(vhost, opened)
+        self._hear_damage(vhost, opened)
         return opened
 
     def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
@@ -236,12 +240,32 @@ class Stores:
     def _tell_damage(self, vhost: str, store: SegmentStore | QueueLog) -> None:
         """What was found broken, in words: the file, where, how much, and what became of it."""
         for one in store.damage[:DAMAGE_LOGGED_MAX]:
-            level, became = DAMAGE_WORDS[one.what]
-            became = became.format(one.file.rpartition(".")[2])
-            where = f"{store.directory}/{one.file}, bytes {one.start} to {one.stop} ({one.stop - one.start} bytes)"
-            log.log(level, "vhost %s: %s: %s", vhost, where, became)
+            self._tell_place(vhost, store.directory, one)
         if len(store.damage) > DAMAGE_LOGGED_MAX:
             log.error("vhost %s: and %d more damaged places", vhost, len(store.damage) - DAMAGE_LOGGED_MAX)
+
+    def _tell_place(self, vhost: str, directory: str, one: Damage) -> None:
+        level, became = DAMAGE_WORDS["stream" if one.offsets and one.what == "corrupt" else one.what]
+        where = f"{directory}/{one.file}"
+        if one.stop > one.start:
+            where += f", bytes {one.start} to {one.stop} ({one.stop - one.start} bytes)"
+        if one.offsets is not None:
+            where += f", offsets {one.offsets[0]} to {one.offsets[1] - 1}"
+        log.log(level, "vhost %s: %s: %s", vhost, where, became.format(one.file.rpartition(".")[2]))
+
+    def _hear_damage(self, vhost: str, opened: QueueLog) -> None:
+        """What readers of the stream find from now on is told at once, as far as the lines go."""
+        told = len(opened.damage)
+
+        def heard(damage: Damage) -> None:
+            nonlocal told
+            told += 1
+            if told <= DAMAGE_LOGGED_MAX:
+                self._tell_place(vhost, opened.directory, damage)
+            elif told == DAMAGE_LOGGED_MAX + 1:
+                log.error("vhost %s: %s: and more damaged places", vhost, opened.directory)
+
+        opened.damage_heard = heard
 
     def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         notify.watchdog()
@@ -312,10 +336,10 @@ class Server:
     # -- run -------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Exit status: 0 drained, 1 the disk failed, or we did."""
+        """Exit status: 0 drained, 1 the disk failed, or we did, 2 a later version wrote the files."""
         keep_warm()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        os.makedirs(self._directory, exist_ok=True)
+        self._make_directory()
         self._listener = self._listen_for_lanes()
         self._inbox.bind(f"ipc://{self.config.runtime_dir}/shard-{self.config.shard}.sock")
         self._stall.start()
@@ -327,6 +351,10 @@ class Server:
             self._serve(signals)
             self._drain()
             status = 0
+        except FormatTooNew as error:
+            log.critical("refuses what a later version wrote: %s", error)
+            self._break_off("refused", str(error))
+            status = REFUSED
         except StoreError as error:
             log.critical("stops, for recovery to decide: %s", error)
             self._break_off("disk failed", str(error))
@@ -335,6 +363,15 @@ class Server:
             self._break_off("shard failed", repr(error))
         self._leave()
         return status
+
+    def _make_directory(self) -> None:
+        """A full disk has no room for a new one: then the first message that finds room makes it."""
+        try:
+            os.makedirs(self._directory, exist_ok=True)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            log.warning("no room for %s: nothing can be stored before there is", self._directory)
 
     def _serve(self, signals: Signals) -> None:
         ready = False
@@ -566,7 +603,10 @@ class Server:
         return wire.LOW_ON_DISK if free < self.config.disk_free_min_bytes else ""
 
     def _free_bytes(self) -> int:
-        stat = self._statvfs(self._directory)
+        try:
+            stat = self._statvfs(self._directory)
+        except FileNotFoundError:  # not made yet, for want of room
+            stat = self._statvfs(self.config.data_dir)
         return stat.f_bavail * stat.f_frsize
 
     def _tell_stall(self, status: str) -> None:

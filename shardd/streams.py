@@ -16,6 +16,7 @@ from shardd.wire import messages as m
 
 # Of one stream, in a listing.
 POSITIONS_TOLD_MAX = 1000
+GAPS_TOLD_MAX = 100
 
 
 class Judged(Protocol):
@@ -219,6 +220,15 @@ class Streams:
             queue.purge_now()
 
     # -- numbers ---------------------------------------------------------------------------------------
+
+    def damage(self) -> dict[str, int]:
+        """Damaged places known in all logs, as stores have them in their numbers."""
+        found = [queue.log.stats() for queue in self.queues.values()]
+        return {name: sum(one.get(name, 0) for one in found) for name in ("damaged", "torn")} if found else {}
+
+    def gaps(self, ids: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
+        """Offsets lost by damage, of the streams among these queues that have some."""
+        return {queue.id: queue.log.gaps[:GAPS_TOLD_MAX] for queue in self._among_ids(ids) if queue.log.gaps}
 
     def stats(self, ids: Iterable[int]) -> list[m.StreamStats]:
         """Of the streams among these queues."""

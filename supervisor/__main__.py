@@ -1,7 +1,8 @@
 """python -m supervisor [--config FILE] [flags]: flags win over the file, the file over the defaults.
 
 Standard output gets the one line `ready: ...`; what happens goes to standard error, one line per event. Exit status:
-0 drained, 1 given up, 2 wrong settings, port, data directory (one line says which; nothing was touched).
+0 drained, 1 given up, or the disk refuses everything, 2 wrong settings, port, data directory (one line says which;
+nothing was touched).
 """
 
 from __future__ import annotations
@@ -57,8 +58,16 @@ def main(arguments: list[str] | None = None, planner: Planner = children) -> int
         logs.begin(settings.log_level, settings.log_format, "supervisor")
         return asyncio.run(_run(settings, planner, lambda set: settings_from(given, set)))
     except ConfigError as error:
-        print(f"shardmq: {error}", file=sys.stderr)
+        _say(error)
         return 2
+    except OSError as error:  # a disk that refuses everything
+        _say(error.strerror if error.strerror and not error.filename else error)
+        return 1
+
+
+def _say(what: object) -> None:
+    with contextlib.suppress(OSError):  # standard error may lie on the same disk
+        print(f"shardmq: {what}", file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):

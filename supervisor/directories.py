@@ -6,14 +6,18 @@ must not open their files or sockets before they are done.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
+import logging
 import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from supervisor import formats
 from supervisor.config import ConfigError
 
 SOCKET_PATH_BYTES_MAX = 100  # sun_path holds 108
@@ -25,6 +29,12 @@ RUNTIME_NAMES = (
     "control.sock", "controller.sock", "shard-*.sock", "lane-*.sock", "door-*.sock", "shardctl.sock", READER_NAME,
     "board-*", "status.json", "status.json.new", "log-*",
 )  # fmt: skip
+# Of status.json, boards and sockets, about.
+ROOM_BYTES = 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT)
+SICK = (errno.EIO, errno.ENXIO, errno.EROFS, *FULL)  # the disk's fault, which may pass
+
+log = logging.getLogger("supervisor")
 
 
 class LockedDirectory:
@@ -39,13 +49,17 @@ class LockedDirectory:
         self._made: list[Path] = []
 
     def open(self, wait_s: float = 0) -> None:
-        """Raises ConfigError. A lock whose holder is dead is waited for: its children drain."""
+        """Raises ConfigError, or OSError where another setting would not help. A lock whose holder is dead is waited
+        for: its children drain."""
         try:
             self._make(self.path)
             self._lock(time.monotonic() + wait_s)
         except OSError as error:
             self.undo()
-            raise ConfigError(f"{self.setting}: {self.path}: {error.strerror}") from None
+            text = f"{self.setting}: {self.path}: {error.strerror}"
+            if error.errno in SICK:
+                raise OSError(error.errno, text) from None
+            raise ConfigError(text) from None
         except ConfigError:
             self.undo()
             raise
@@ -91,9 +105,12 @@ class LockedDirectory:
             if _same_file(fd, lock):
                 break
             os.close(fd)  # the holder gave up and took its lock file away while we opened it
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self.lock_fd = fd
+        self._look_inside()
+        _write_over(fd, f"{os.getpid()}\n".encode())
+
+    def _look_inside(self) -> None:
+        """Called with the lock, before anything is written. Raises ConfigError."""
 
     def _open_lock(self, lock: Path) -> int:
         try:
@@ -110,9 +127,41 @@ class DataDirectory(LockedDirectory):
     setting = "data_dir"
     mode = 0o750
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._said: dict[str, Any] = {}  # by VERSION
+
     def shards_held(self) -> int:
+        return max((number + 1 for number in self._shards()), default=0)
+
+    def _shards(self) -> list[int]:
         names = (path.name.removeprefix("shard-") for path in self.path.glob("shard-*"))
-        return max((int(name) + 1 for name in names if name.isdigit()), default=0)
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _look_inside(self) -> None:
+        try:
+            self._said = formats.check(self.path)
+        except formats.FormatError as error:
+            raise ConfigError(f"data_dir: {error}") from None
+        missing = sorted(set(self._said.get("shards", ())) - set(self._shards()))
+        if missing:
+            raise ConfigError(
+                f"data_dir: {self.path}/shard-{missing[0]:02d} is missing, with all messages in it: put it back, or "
+                f"take {missing[0]} out of {self.path}/{formats.NAME} to go on without it"
+            )
+
+    def write_version(self) -> None:
+        """Note which shards' directories there are, where that is not noted yet. A disk that refuses it is no reason
+        not to start: the next start looks at everything again."""
+        shards = self._shards()
+        if self._said.get("shards") == shards:
+            return
+        try:
+            formats.write_version(self.path, shards)
+        except OSError as error:
+            log.warning("%s cannot be written in %s: %s", formats.NAME, self.path, error.strerror)
+        else:
+            self._said = {"version": formats.VERSION, "shards": shards}
 
 
 class RuntimeDirectory(LockedDirectory):
@@ -130,17 +179,22 @@ class RuntimeDirectory(LockedDirectory):
         self._ours = not given
 
     def open(self, wait_s: float = 0) -> None:
-        if not _fits(self.path):
-            if self._given:
-                raise ConfigError(f"runtime_dir: {self.path}: too long a path for sockets")
+        fits = _fits(self.path)
+        if self._given and not fits:
+            raise ConfigError(f"runtime_dir: {self.path}: too long a path for sockets")
+        if not fits or not (self._given or _has_room(self.path.parent)):
             self.path = Path(tempfile.mkdtemp(prefix="shardmq-", dir="/tmp"))
         self._ours = self._ours or not self.path.exists()
         super().open(wait_s)
         self._clear()
 
     def remove(self) -> None:
-        self._clear()
-        (self.path / LOCK_NAME).unlink(missing_ok=True)
+        """Take away what is ours. What a disk refuses to remove stays, and the next start removes it."""
+        try:
+            self._clear()
+            (self.path / LOCK_NAME).unlink(missing_ok=True)
+        except OSError as error:
+            log.error("%s cannot be emptied: %s", self.path, error.strerror)
         if self._ours:
             try:
                 self.path.rmdir()
@@ -152,6 +206,35 @@ class RuntimeDirectory(LockedDirectory):
         for pattern in RUNTIME_NAMES:
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
+
+
+def _write_over(fd: int, data: bytes) -> None:
+    """Replace the content of a small file in the block it has: a full disk has no other. Without any block the file
+    stays empty, and is as good a lock."""
+    try:
+        os.pwrite(fd, data, 0)
+        os.ftruncate(fd, len(data))
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        log.warning("no room for the process id in %s: %s", LOCK_NAME, error.strerror)
+
+
+def _has_room(directory: Path) -> bool:
+    """Whether sockets and small files can be made there: try it with one."""
+    try:
+        fd, name = tempfile.mkstemp(dir=directory)
+    except OSError as error:
+        return error.errno not in FULL  # whatever else is wrong is told by whoever meets it
+    try:
+        os.posix_fallocate(fd, 0, ROOM_BYTES)
+    except OSError as error:
+        return error.errno not in FULL
+    finally:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+    return True
 
 
 def replace_file(path: Path, content: dict[str, Any]) -> None:

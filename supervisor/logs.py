@@ -13,6 +13,7 @@ at any time. Beside that the last lines of each process are kept in the runtime 
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import logging
@@ -41,6 +42,7 @@ LATE_S: Final = 2.0  # a process may write a line so much later than another one
 def begin(level: str, form: str, process: str) -> None:
     """Once, at the start of a process. `process`: its name in every line."""
     set_level(level)
+    logging.raiseExceptions = False  # a log on a dead disk must not fill what is left of it with tracebacks
     faulthandler.register(signal.SIGUSR1)  # what every thread does just now, to standard error
     logging.getLogger().handlers[:] = [_handler(form, process)]
 
@@ -54,7 +56,8 @@ def keep(runtime_dir: str, process: str) -> logging.Handler:
 
 def keep_no_more(handler: logging.Handler) -> None:
     logging.getLogger().removeHandler(handler)
-    handler.close()
+    with contextlib.suppress(OSError):  # lines that the disk has refused
+        handler.close()
 
 
 def set_level(level: str) -> None:

@@ -133,6 +133,7 @@ class Supervisor:
         where = {"runtime_dir": str(self.runtime.path), "http": address(self.sockets.http[0])}
         self._write(self.runtime.path / "status.json", self.describe())
         self._write(self._data.path / "broker.json", this_process() | where)
+        self._data.write_version()
         self._warn_of_readers()
 
     def _plans(self) -> list[ChildPlan]:
@@ -148,7 +149,10 @@ class Supervisor:
         return listen_unix(self.runtime.path / READER_NAME)
 
     def _warn_of_readers(self) -> None:
-        mode = self._data.path.stat().st_mode
+        try:
+            mode = self._data.path.stat().st_mode
+        except OSError:
+            return  # whoever needs the directory says what is wrong with it
         if mode & 0o007:
             log.warning("%s can be entered by every user of this host (mode %o)", self._data.path, mode & 0o777)
 
@@ -164,7 +168,8 @@ class Supervisor:
         self._background = [asyncio.create_task(work) for work in (self._look(), self._write_status())]
         try:
             if await self._start_stages():
-                announce(self.ready_line())
+                await asyncio.to_thread(self._data.write_version)  # shards have made their directories
+                _announce(announce, self.ready_line())
                 self._is_ready = True
                 systemd.tell("READY=1", f"STATUS={self.ready_line()}")
                 await self._ending.wait()
@@ -448,11 +453,21 @@ class Supervisor:
             self._calls.close()
         keep_no_more(self._kept)
         self.runtime.remove()
-        (self._data.path / "broker.json").unlink(missing_ok=True)
+        try:
+            (self._data.path / "broker.json").unlink(missing_ok=True)
+        except OSError as error:  # a dead disk: the pointer names a process that is gone, which shardctl finds out
+            log.error("%s stays in %s: %s", "broker.json", self._data.path, error.strerror)
         for fd in self._lifeline:
             os.close(fd)
         self._data.close()
         log.info("stopped")
+
+
+def _announce(announce: Callable[[str], None], line: str) -> None:
+    try:
+        announce(line)
+    except OSError as error:  # nobody reads standard output any more, or its disk is dead
+        log.error("the ready line cannot be written: %s", error)
 
 
 async def _ready(slots: Sequence[Slot], enough: int) -> None:

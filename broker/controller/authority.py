@@ -7,7 +7,7 @@ part; one of the only front door's own clients right behind the changes, which t
 does not wait for that, only for the sync.
 
 A failed sync or write of the log ends `run` with its OSError: what is on disk is no longer known, a new process must
-read it.
+read it. A full disk does not: what makes the definitions grow is refused before it is decided.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from broker.changes import (
     OPEN,
     AnyChange,
     BindingPut,
+    ParameterDelete,
     ParameterPut,
     PermissionDelete,
     PermissionPut,
@@ -40,11 +41,12 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.checks import DELAYS_FOR, SERVER_NAMED_PREFIX, Refusal, check_owner, no_queue
+from broker.checks import DELAYS_FOR, NO_ROOM, SERVER_NAMED_PREFIX, Refusal, check_owner, no_queue
 from broker.control import (
     Answer,
     AnyRequest,
     Bind,
+    BindMany,
     ExchangeDeclare,
     QueueDeclare,
     QueueRemove,
@@ -72,6 +74,12 @@ SERVER_NAME_BYTES = 16  # 22 characters of base64
 
 CONNECTION_FORCED = 320
 INTERNAL_ERROR = 541
+
+# What somebody asks for that makes the definitions grow; all else is let through on a full disk.
+GROWING = (QueueDeclare, ExchangeDeclare, Bind, BindMany, UserPut, PermissionPut, TopicPermissionPut, ParameterPut,
+           VhostPut, Pause)  # fmt: skip
+# What takes rows out of a file that is replaced whole.
+SHRINKING = (UserDelete, PermissionDelete, TopicPermissionDelete, ParameterDelete, VhostDelete)
 
 AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone | Pause | Drained | Restore | CutOff | Closed | Settled
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
@@ -190,6 +198,7 @@ class Authority:
         self._room = asyncio.Event()
         self._room.set()
         self._usual_sync_s = QUICK_SYNC_S  # of late; not known to be quick at first
+        self._is_short = False  # of room: said once
         self._held: dict[str, deque[_Asked]] = {}
         # Queues whose shard was asked whether they may go, how often; and those it must be told of again if they may
         # not. To tell it before could make anew what it has just deleted.
@@ -302,6 +311,8 @@ class Authority:
                 log.exception("%s cannot be decided", type(asked.request).__name__)
                 asked.refuse(INTERNAL_ERROR, "internal error")
                 continue
+            if decision.changes and self._lacks_room(asked):
+                continue
             if decision.refused is not None:
                 asked.refuse(decision.refused.code, decision.refused.text)
             before = self._policies(decision.policies_of)
@@ -328,6 +339,23 @@ class Authority:
         for shard, creations in to_create.items():
             self._create(shard, creations)
         return changes, decided
+
+    def _lacks_room(self, asked: _Asked) -> bool:
+        """Whether it is refused for want of room, before anything has changed."""
+        grows = isinstance(asked.request, GROWING)
+        if not grows and not isinstance(asked.request, SHRINKING):
+            return False
+        lacking = self._definitions.lacks_room(asked.decision.changes, grows)
+        if lacking:
+            asked.decision = UNDECIDED
+            asked.refuse(NO_ROOM, lacking)
+        if bool(lacking) != self._is_short and (lacking or grows):
+            self._is_short = bool(lacking)
+            if lacking:
+                log.error("%s and whatever else needs room is refused: %s", type(asked.request).__name__, lacking)
+            else:
+                log.info("there is room for definitions again")
+        return bool(lacking)
 
     def _apply(self, changes: list[AnyChange]) -> None:
         for kind, run in groupby(changes, type):

@@ -11,11 +11,16 @@
             method frame
 
 What is not durable is logged too, without a sync: a controller that starts again in the same boot gets it back,
-another boot drops it. The log ends at its first broken record; what is cut off is kept beside it as
-`definitions.amqp.cut`. Queue ids are never used twice: the header carries the largest over a compaction.
+another boot drops it. A start writes the log anew; where the disk has no room for that the start goes on with the log
+as it is. The log ends at its first broken record; what is cut off is kept beside it as `definitions.amqp.cut`.
+Queue ids are never used twice: the header carries the largest over a compaction.
 
 `vhosts.json`, `users.json`, `permissions.json`, `topic_permissions.json`, `parameters.json`: readable, editable while
-the broker is down, replaced whole.
+the broker is down, replaced whole. `definitions.files` says that all of them have been there: from then on one that is
+missing is refused, not taken for empty.
+
+Room for what may come is set aside (room.py). `lacks_room` says whether changes must be refused for want of it; what
+cannot be refused, removals above all, has room of its own. What finds no room even so waits in memory.
 
 Order of use, for each batch of changes: `add` (before the catalog applies it), `flush`, then `sync_job()` in a thread.
 """
@@ -23,7 +28,6 @@ Order of use, for each batch of changes: `add` (before the catalog applies it), 
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -57,6 +61,7 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
+from broker.controller import room
 from broker.controller.method_frames import Definition, decode_method, encode_bindings, encode_method
 
 MAGIC = b"SHARDDEF"
@@ -70,6 +75,9 @@ RESTART_VERSION_GAP = 1 << 32
 JsonChange = VhostPut | UserPut | PermissionPut | TopicPermissionPut | ParameterPut
 
 LOG_NAME = "definitions.amqp"
+FILES_NAME = "definitions.files"
+# Of a record without arguments: its fields and names.
+BARE_RECORD_BYTES_MAX = 2048
 DURABLE, PART, CUTS = 1, 2, 4
 
 _HEADER: Final = struct.Struct("<8sII QI")
@@ -102,8 +110,15 @@ class Definitions:
         self._directory = directory
         self._boot = boot
         self._path = directory / LOG_NAME
-        self._log: int = -1
+        self._log = room.GrowingLog(self._path)
+        self._files = {name: room.ReplacedFile(directory / f"{name}.json") for name in _JSON_FILES}
+        self._whole_bytes = 0  # of the log that was read, up to its first broken record
+        self._has_passing = False  # it holds what is not durable
+        self._is_behind = False  # something waits in memory for room
+        self._boot_in_log = boot
         self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._promised: dict[str, int] = {}  # bytes of rows that are not in the JSON files yet
         self._durable_pending = False
         self._dead = 0
         self._live = 0
@@ -114,11 +129,36 @@ class Definitions:
     # -- reading -------------------------------------------------------------------------------------
 
     def load(self) -> Catalog:
-        """The catalog as of the last change that is whole on disk. Leaves the log compacted and open."""
+        """The catalog as of the last change that is whole on disk. Leaves the log open, and compacted if there is room
+        for that."""
         self._directory.mkdir(parents=True, exist_ok=True)
         catalog = self.read()
-        self._run(self._compaction(catalog))
+        rewrite = self._compaction(catalog)
+        try:
+            rewrite()
+        except OSError as error:
+            if not room.is_full(error):
+                raise
+            if not self._whole_bytes:
+                raise DefinitionsError(f"{self._path}: {error.strerror}: there is no room to begin with") from None
+            self._go_on(catalog)
+        for file in self._files.values():
+            file.set_aside()
         return catalog
+
+    def _go_on(self, catalog: Catalog) -> None:
+        """With the log as it is, for want of room. What of it another boot has left and is not durable must not come
+        back with this boot's name: then the header keeps the name of the other one, and a controller that starts again
+        in this boot finds only what is durable."""
+        log.warning("%s: no room to write it anew; the start goes on with it as it is", self._path)
+        self._rewrite = True
+        boot = self._boot_in_log
+        if boot != self._boot:
+            catalog.version += RESTART_VERSION_GAP
+            if not self._has_passing and len(boot) == len(self._boot):
+                boot = self._boot
+        self._log.open(self._whole_bytes)
+        self._log.write_head(_encode_header(catalog.version, self.last_queue_id, boot))
 
     def read(self) -> Catalog:
         """The same, and nothing is changed."""
@@ -133,7 +173,26 @@ class Definitions:
     @property
     def is_new(self) -> bool:
         """Nothing was ever kept here: the first start."""
-        return not any((self._directory / f"{name}.json").exists() for name in _JSON_FILES)
+        return not self._was_complete and not any(file.path.exists() for file in self._files.values())
+
+    @property
+    def _was_complete(self) -> bool:
+        return (self._directory / FILES_NAME).exists()
+
+    def complete(self) -> None:
+        """All files are there from now on, and it is known that they are. Without room another start does it."""
+        if self._was_complete:
+            return
+        try:
+            for file in self._files.values():
+                if not file.path.exists():
+                    file.replace(b"[]\n")
+            listed = "".join(f"{name}\n" for name in (LOG_NAME, *(file.path.name for file in self._files.values())))
+            room.ReplacedFile(self._directory / FILES_NAME).replace(listed.encode())
+            (self._directory / f"{FILES_NAME}.new").unlink(missing_ok=True)
+        except OSError as error:
+            if not room.is_full(error):
+                raise
 
     def _read_log(self, catalog: Catalog) -> bool:
         try:
@@ -146,27 +205,39 @@ class Definitions:
                 ) from None
             return False
         version, self.last_queue_id, boot, at = _read_header(data, self._path)
-        same_boot = boot == self._boot
+        self._boot_in_log, same_boot = boot, boot == self._boot
         for end, record_version, flags, queue_id, change in _records(data, at):
             at, version = end, max(version, record_version)
             self.last_queue_id = max(self.last_queue_id, queue_id)
+            self._has_passing = self._has_passing or not flags & DURABLE
             if same_boot or flags & DURABLE:
                 catalog.apply(change)
         catalog.version = max(version, catalog.version)
+        self._whole_bytes = at
         if at < len(data):
             if (again := _next_record(data, at + 1)) is not None:
                 raise DefinitionsError(
                     f"{self._path}: bytes {at} to {again} are broken, whole records follow: repair it"
                 )
             log.error("%s: %d bytes after byte %d are broken, kept as .cut", self._path, len(data) - at, at)
-            self._path.with_suffix(".amqp.cut").write_bytes(data[at:])
+            try:
+                self._path.with_suffix(".amqp.cut").write_bytes(data[at:])
+            except OSError as error:
+                if not room.is_full(error):
+                    raise
+                log.error("%s: no room to keep them", self._path)
         return same_boot
 
     def _read_json(self, name: str) -> list[JsonChange]:
-        path = self._directory / f"{name}.json"
+        path = self._files[name].path
         try:
             rows = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
         except FileNotFoundError:
+            if self._was_complete:
+                raise DefinitionsError(
+                    f"{path} is missing, but {self._directory} is not new: put it back, or write [] into it to go on "
+                    f"without {name.replace('_', ' ')}"
+                ) from None
             return []
         except msgspec.MsgspecError as error:
             raise DefinitionsError(f"{path}: {error}") from None
@@ -194,7 +265,8 @@ class Definitions:
         # Bindings noted before were durable by the thing that was there.
         self._rewrite |= _replaces(change, catalog, durable)
         queue = catalog.queue(change.vhost, change.name) if isinstance(change, QueueDelete) else change
-        self._pending.append(_encode_record(change, catalog.version + 1, durable, queue))
+        self._pending.append(record := _encode_record(change, catalog.version + 1, durable, queue))
+        self._pending_bytes += len(record)
         self._durable_pending |= durable
         if isinstance(change, ExchangeDelete | QueueDelete | BindingDelete):
             self._dead += 2
@@ -207,57 +279,111 @@ class Definitions:
             of_ends = list(run)
             if of_ends[0].vhost in catalog.vhosts:
                 durable = is_lasting(of_ends[0], catalog)
-                self._pending += _encode_bindings(of_ends, version + 1, durable)
+                self._pending += (records := _encode_bindings(of_ends, version + 1, durable))
+                self._pending_bytes += sum(map(len, records))
                 self._durable_pending |= durable
                 self._live += len(of_ends)
             version += len(of_ends)
 
+    def lacks_room(self, changes: list[AnyChange], grows: bool = True) -> str:
+        """Why these changes, which somebody asks for, cannot be kept; "" when there is room for them. With `grows`
+        false something is taken away: room that was set aside will do for it."""
+        if grows and room.is_full_disk(self._directory):
+            return f"no room for definitions: the disk of {self._directory} is full"
+        records = 0
+        rows: dict[str, int] = {}
+        for change in changes:
+            if isinstance(change, Definition):
+                records += _record_bytes_max(change)
+                continue
+            if isinstance(change, VhostPut) and self._rewrite and not self._may_rewrite():
+                return f"no room to forget the queues of a vhost that was deleted before ({self._path})"
+            for name in _FILES_OF[type(change)]:
+                rows[name] = rows.get(name, 0) + _row_bytes_max(change)
+        if records and grows:
+            wanted = records + self._pending_bytes + room.LOG_KEPT_BYTES
+            self._log.set_aside(wanted)
+            if wanted > self._log.room:
+                return f"no room for definitions in {self._path}"
+        for name, size in rows.items():
+            if self._no_room_for(name, size):
+                return f"no room for definitions in {self._files[name].path}"
+        return ""
+
+    def _no_room_for(self, name: str, more: int) -> bool:
+        """With `more` bytes than it has now, and with what was promised since it was last written."""
+        file = self._files[name]
+        wanted = file.size() + self._promised.get(name, 0) + more
+        if wanted > file.room:
+            file.set_aside()
+        if wanted > file.room:
+            return True
+        self._promised[name] = self._promised.get(name, 0) + more
+        return False
+
     def flush(self) -> None:
-        """Hand what was added to the operating system: from here it outlives this process."""
+        """Hand what was added to the operating system: from here it outlives this process. What finds no room waits."""
         if self._dead > max(DEAD_RECORDS_MAX, self._live // 2):
             self._rewrite = True
-        if self._rewrite or not self._pending:
+        if not self._pending:
             return
-        data = memoryview(b"".join(self._pending))
+        try:
+            self._log.append(b"".join(self._pending))
+        except OSError as error:
+            self._wait_for_room(error, self._path)
+            return
+        self._is_behind = False
         self._pending.clear()
-        while data:
-            data = data[os.write(self._log, data) :]
+        self._pending_bytes = 0
+        self._log.set_aside()
+
+    def _wait_for_room(self, error: OSError, path: Path) -> None:
+        if not room.is_full(error):
+            raise error
+        if not self._is_behind:
+            log.error("%s: %s: what changed is kept in memory alone until there is room", path, error.strerror)
+        self._is_behind = True
 
     def sync_job(self, catalog: Catalog) -> Callable[[], None] | None:
         """What must run, in any thread, before the changes may be told: None when nothing durable changed.
 
         The next `add` comes after its end. It raises OSError when stable storage refuses; then the process must end.
         """
-        if not (self._dirty or self._rewrite or self._durable_pending):
+        rewrites = self._rewrite and self._may_rewrite()
+        if not (self._dirty or rewrites or self._durable_pending):
             return None
-        jobs: list[Callable[[], None]] = []
-        for name in sorted(self._dirty):
-            jobs.append(self._json_job(name, catalog))
-        self._dirty.clear()
-        if self._rewrite:
-            # After the JSON files: a vhost that is still named there would come back empty, not the other way round.
-            jobs.append(self._compaction(catalog))
-        elif self._durable_pending:
-            descriptor = self._log
-            jobs.append(lambda: os.fdatasync(descriptor))
-        self._durable_pending = False
-        return (lambda: self._run(*jobs)) if jobs else None
+        files = {name: _encode_rows(name, catalog) for name in sorted(self._dirty)}
+        # After the JSON files: a vhost that is still named there would come back empty, not the other way round.
+        rewrite = self._compaction(catalog) if rewrites else None
+        syncs, self._durable_pending = self._durable_pending, False
+        return lambda: self._make_last(files, rewrite, syncs)
+
+    def _make_last(self, files: dict[str, bytes], rewrite: Callable[[], None] | None, syncs: bool) -> None:
+        for name, data in files.items():
+            try:
+                self._files[name].replace(data)
+            except OSError as error:
+                self._wait_for_room(error, self._files[name].path)
+            else:
+                self._dirty.discard(name)
+                self._promised.pop(name, None)
+        if rewrite is not None:
+            try:
+                rewrite()
+                return
+            except OSError as error:
+                if not room.is_full(error):
+                    raise
+                self._rewrite = True
+        if syncs:
+            self._log.sync()
+
+    def _may_rewrite(self) -> bool:
+        """Whether there seems to be room for another log beside this one."""
+        return room.has_bytes(self._directory, self._log.size + 2 * room.LOG_ROOM_BYTES)
 
     def close(self) -> None:
-        if self._log >= 0:
-            os.fsync(self._log)
-            os.close(self._log)
-            self._log = -1
-
-    @staticmethod
-    def _run(*jobs: Callable[[], None]) -> None:
-        for job in jobs:
-            job()
-
-    def _json_job(self, name: str, catalog: Catalog) -> Callable[[], None]:
-        data = msgspec.json.format(msgspec.json.encode(_rows_of(name, catalog)), indent=2) + b"\n"
-        path = self._directory / f"{name}.json"
-        return lambda: os.close(_replace(path, data))
+        self._log.close()
 
     def _compaction(self, catalog: Catalog) -> Callable[[], None]:
         """The whole log anew, encoded now and written by the job."""
@@ -266,13 +392,12 @@ class Definitions:
         for change in changes:
             parts.append(_encode_record(change, catalog.version, is_lasting(change, catalog), change))
         data = b"".join(parts)
-        self._dead, self._live, self._rewrite = 0, len(changes), False
-        self._pending.clear()
 
         def rewrite() -> None:
-            old, self._log = self._log, _replace(self._path, data)
-            if old >= 0:
-                os.close(old)
+            self._log.replace(data)
+            self._dead, self._live, self._rewrite = 0, len(changes), False
+            self._pending.clear()
+            self._pending_bytes = 0
 
         return rewrite
 
@@ -420,21 +545,11 @@ def _read_header(data: bytes, path: Path) -> tuple[int, int, str, int]:
     return version, last_queue_id, boot, at
 
 
-def _replace(path: Path, data: bytes) -> int:
-    """The file with this content, whole or not at all, on stable storage. Its descriptor, for appending."""
-    fresh = path.with_name(path.name + ".new")
-    descriptor = os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-    os.fsync(descriptor)
-    os.rename(fresh, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return descriptor
+def _record_bytes_max(change: Definition) -> int:
+    arguments = getattr(change, "arguments", None)
+    part = change.part if isinstance(change, QueuePut) else None
+    cuts = _CUT.size * len(part.cuts) if part is not None else 0
+    return BARE_RECORD_BYTES_MAX + cuts + (len(encode_method(change)) if arguments else 0)
 
 
 # -- JSON -------------------------------------------------------------------------------------------------
@@ -471,6 +586,19 @@ def _rows_of(name: str, catalog: Catalog) -> list[dict[str, Any]]:
         "parameters": catalog.parameters.values(),
     }
     return [msgspec.structs.asdict(put) for put in puts[name]]
+
+
+def _encode_rows(name: str, catalog: Catalog) -> bytes:
+    return _encode_json(_rows_of(name, catalog)) + b"\n"
+
+
+def _encode_json(rows: list[dict[str, Any]]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(rows), indent=2)
+
+
+def _row_bytes_max(change: AnyChange) -> int:
+    """How much a change may add to a file of rows: nothing when it takes something away."""
+    return len(_encode_json([msgspec.structs.asdict(change)])) if isinstance(change, JsonChange) else 0
 
 
 def _change_of(row: dict[str, Any], kind: type[JsonChange], path: Path) -> JsonChange:

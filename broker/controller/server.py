@@ -299,6 +299,7 @@ def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog
     job = definitions.sync_job(catalog)
     if job is not None:
         job()
+    definitions.complete()
     return catalog
 
 
@@ -335,6 +336,9 @@ def load_given(
                 if imported.needed(ask, catalog):
                     _decide(ask, decisions, definitions, catalog)
     except Refusal as refusal:
+        if refusal.code == checks.NO_ROOM:  # a start needs no room
+            log.error("load_definitions: not taken in to its end: %s", refusal.text)
+            return
         raise DefinitionsError(f"load_definitions: {config.load_definitions}: {refusal.text}") from None
     warn_of_no_effect(stages)
 
@@ -344,6 +348,9 @@ def _decide(ask: imported.Ask, decisions: Decisions, definitions: Definitions, c
         decision = decisions.decide(ask, "")
     except Refusal as refusal:
         raise Refusal(refusal.code, imported.refused(ask, refusal.text)) from None
+    lacking = definitions.lacks_room(decision.changes)
+    if lacking:
+        raise Refusal(checks.NO_ROOM, imported.refused(ask, lacking))
     _apply(decision, definitions, catalog)
 
 

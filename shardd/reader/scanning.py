@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import threading
@@ -27,6 +28,8 @@ BATCH_BYTES_MAX = 1 << 20
 # A look at the pace so many times a second, or after so many bytes where there is no bound.
 LOOKS_PER_S = 32
 UNSEEN_BYTES_MAX = 64 << 20
+# Metadata of an empty batch behind the others, when messages in between are lost: [[from, to], ...], `to` not included.
+GAPS = "shardmq.gaps"
 NO_ARROW = "pyarrow is not installed where the broker runs: pip install pyarrow, then restart the broker"
 
 log = logging.getLogger(__name__)
@@ -114,9 +117,15 @@ class Scanning:
             if self._scan.offset >= self._stop:
                 break
             self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX, sender)
-        if self._scan.damaged_bytes:
+        if self._scan.gaps:
             where = f"{self._asked.queue} of vhost {self._asked.vhost}"
-            log.error("%d damaged bytes passed over in stream %s", self._scan.damaged_bytes, where)
+            lost = ", ".join(f"{first} to {stop - 1}" for first, stop in self._scan.gaps)
+            log.error(
+                "stream %s: damaged (%d bytes), messages with the offsets %s are lost",
+                where, self._scan.damaged_bytes, lost,
+            )  # fmt: skip
+            told = arrow_of().empty_batch(self._schema, {GAPS: json.dumps(self._scan.gaps)})
+            client.sendall(as_chunk(told) if chunked else as_part(told))
         client.sendall(as_chunk(END) if chunked else as_part(END))
 
     def close(self) -> None:

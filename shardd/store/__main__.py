@@ -205,6 +205,8 @@ def told(relative: str, damage: list[Damage]) -> list[Damage]:
     for one in damage:
         file = os.path.normpath(f"{relative}/{one.file}")
         where = f"bytes {one.start} to {one.stop} ({one.stop - one.start} bytes)"
+        if one.offsets is not None:
+            where += f", offsets {one.offsets[0]} to {one.offsets[1] - 1}"
         print(f"{file}: {one.what}, {where}: {MEANINGS[one.what]}", file=sys.stderr)
     return damage
 
@@ -240,6 +242,7 @@ MEANINGS = {
     "header": "what is in the file cannot be told; its messages are lost",
     "unreadable": "the disk does not give these bytes; messages in them are lost, all others can be read",
     "mendable": "the header is damaged but the index tells it; the next start mends it, nothing is lost",
+    "missing": "the file is not there, with all messages in it: put it back",
     "untrue": "the index does not say what is in the segment; removed, the next start makes it anew",
 }
 

@@ -69,6 +69,8 @@ class QueueLog(StreamLog):
 
     def recover(self) -> None:
         super().recover()
+        if not self._has_directory:
+            return
         self._recover_producers()
         self._quietly(self._remove_left_behind)
 
@@ -98,6 +100,9 @@ class QueueLog(StreamLog):
             self._remover.remove(f"{directory}/{GONE_PREFIX}{name}")
 
     def delete_all(self) -> None:
+        if not self._has_directory and self._is_missing():
+            super().delete_all()
+            return
         self._remove_left_behind()
         if self._remover is not None:
             for name in self._files.list(self.directory):
@@ -113,6 +118,7 @@ class QueueLog(StreamLog):
             return Taken(records, self._append_own(records, queue_id, alone), 0, [])
         self._check_usable()
         try:
+            self._make_directory()
             screened = self._producers.screen(records, queue_id, self.committed_offset)
         except Exception as error:
             raise self._named(error) from error

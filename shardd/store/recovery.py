@@ -6,6 +6,7 @@ in `Damage`, never hidden; the good records beside it stay usable.
     state    0  "SHMQSTAT" | u32 FORMAT | u32 crc32c of [16, end)
             16  u64 number of the next segment
             24  per queue with redelivered messages: u32 queue id | u32 count | u64 entry[count]
+                with queue id 0, which no queue has: the numbers of the segments there are
 
 The state file is written by a clean stop alone and removed at the next start: without it everything may have been
 delivered before, and carries the flag.
@@ -21,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from shardd.store import acks, record, scanning
-from shardd.store.files import Files, is_full, is_missing
+from shardd.store.files import Files, is_full, is_missing, remove_files
 from shardd.store.producers import NAME as PRODUCERS
 from shardd.store.producers import Producers
 from shardd.store.reclaim import Reclaimer
@@ -46,6 +47,8 @@ KINDS = ("msgs", "index", "acks", "spare", "lost", "damaged")
 # Of damaged bytes, copied aside in one recovery; beyond, they are only told.
 DAMAGED_BYTES_MAX = 64 << 20
 REDELIVERED = 1
+# In the place of a queue's id in the state file.
+SEGMENTS_ID = 0
 # What a disk that cannot read somewhere is asked for at a time.
 BLOCK_BYTES = 4096
 
@@ -57,12 +60,18 @@ Progress = Callable[[int, int, int], None]
 class Damage:
     """`what`: torn (the end of a segment cut off), corrupt (bad bytes between good records, kept in damaged.N), header
     (no good record can be told; the file is kept as lost.N), mendable (a header that the index can tell: no loss),
-    unreadable (the disk does not give these bytes; for those who only look, a start fails)."""
+    unreadable (the disk does not give these bytes; for those who only look, a start fails), missing (the whole file).
+    `offsets`: of a stream, the first that is lost and the one behind the last, as far as they are known."""
 
     file: str
     what: str
     start: int
     stop: int
+    offsets: tuple[int, int] | None = field(default=None, compare=False)
+
+
+# What costs messages that were stored.
+LOSSES = frozenset(("corrupt", "header", "missing"))
 
 
 @dataclass(slots=True)
@@ -78,6 +87,7 @@ class Found:
 class State:
     next_number: int
     marks: dict[int, array[int]]
+    segments: array[int]  # numbers of the segments that were there
 
 
 @dataclass(slots=True)
@@ -124,6 +134,7 @@ def recover(
         if progress is not None:
             progress(bytes_done, bytes_total, messages)
     reader.release()
+    found.damage += missing(state, {number for kind, number in names if kind in ("msgs", "lost")})
     # Not before every segment was understood: a program that is too old must not cost the clean stop.
     remove_state(files, directory)
     found.arrivals = collector.take()
@@ -142,6 +153,12 @@ def recover(
         for spare in reclaimer.spares:
             spare.lasting = True
     return found
+
+
+def missing(state: State | None, there: Collection[int]) -> list[Damage]:
+    """Segments that the last clean stop has left and that are gone. After another end nobody knows which were left."""
+    gone = [number for number in (state.segments if state is not None else ()) if number not in there]
+    return [Damage(file_name("msgs", number), "missing", 0, 0) for number in gone]
 
 
 def count_in(collector: scanning.Collector, loaded: Loaded, pairs: bytes, flags: int) -> None:
@@ -393,15 +410,27 @@ def write_file(files: Files, path: str, data: bytes, *, sync: bool = False) -> N
 # -- the state file -----------------------------------------------------------------------------------
 
 
-def write_state(files: Files, directory: str, next_number: int, live: Mapping[int, array[int]]) -> None:
+def write_state(
+    files: Files, directory: str, next_number: int, live: Mapping[int, array[int]], segments: Collection[int] = ()
+) -> None:
+    """Say that the stop is clean. A disk without room for that costs the marks alone: after the next start all that is
+    left counts as delivered before."""
     parts = [struct.pack("<Q", next_number)]
+    if segments:
+        parts.append(struct.pack("<II", SEGMENTS_ID, len(segments)) + array("Q", sorted(segments)).tobytes())
     for queue_id, entries in live.items():
         marks = array("Q", sorted(record.redelivered(entries)))
         if marks:
             parts.append(struct.pack("<II", queue_id, len(marks)) + marks.tobytes())
     rest = b"".join(parts)
     head = struct.pack("<8sII", STATE_MAGIC, FORMAT, record.crc32c(rest, FORMAT))
-    write_file(files, f"{directory}/state.new", head + rest, sync=True)
+    try:
+        write_file(files, f"{directory}/state.new", head + rest, sync=True)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        remove_files(files, [f"{directory}/state.new"])
+        return
     files.rename(f"{directory}/state.new", f"{directory}/state")
     files.sync_directory(directory)
 
@@ -415,12 +444,13 @@ def read_state(files: Files, directory: str) -> State | None:
     if magic != STATE_MAGIC or crc != record.crc32c(memoryview(data)[16:], version):
         return None
     refuse_newer("state", version)
-    state = State(struct.unpack_from("<Q", data, 16)[0], {})
+    state = State(struct.unpack_from("<Q", data, 16)[0], {}, array("Q"))
     at = 24
     while at < len(data):
         queue_id, count = struct.unpack_from("<II", data, at)
         state.marks[queue_id] = array("Q", data[at + 8 : at + 8 + 8 * count])
         at += 8 + 8 * count
+    state.segments = state.marks.pop(SEGMENTS_ID, state.segments)
     return state
 
 

@@ -16,7 +16,7 @@ from shardd.store.handles import Handles
 from shardd.store.reading import Windows
 from shardd.store.reclaim import Reclaimer
 from shardd.store.record import segment_runs
-from shardd.store.recovery import Damage
+from shardd.store.recovery import LOSSES, Damage
 from shardd.store.segment import HEADER_BYTES, Segment
 from shardd.store.settled import Settled
 from shardd.store.sync import SyncJob
@@ -36,10 +36,9 @@ class _Counters:
 
 class Segments(Usable):
     def __init__(self, directory: str, files: Files, segment_bytes: int, sync: bool, spare_segments: int) -> None:
-        super().__init__("store", directory)
+        super().__init__("store", directory, files)
         self.segment_bytes = segment_bytes
         self.sync = sync
-        self._files = files
         self._reclaimer = Reclaimer(files, directory, segment_bytes, spare_segments, sync)
         self._windows = Windows(files)
         self._segments: dict[int, Segment] = {}
@@ -280,6 +279,6 @@ class Segments(Usable):
             "merge_bytes": self._counters.merge_bytes,
             "syncs": self._counters.syncs,
             "producers": len(self._producers.table),
-            "damaged": sum(one.what in ("corrupt", "header") for one in self._counters.damage),
+            "damaged": sum(one.what in LOSSES for one in self._counters.damage),
             "torn": sum(one.what == "torn" for one in self._counters.damage),
         }

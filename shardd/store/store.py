@@ -72,7 +72,10 @@ class SegmentStore(Segments):
         """
         assert self._state == "new", "recover is called once"
         try:
-            self._files.make_directory(self.directory)
+            self._find_directory()
+            if not self._has_directory:
+                self._state = "open"
+                return {}
             returned = returns.read(self._files, self.directory)
             found = recovery.recover(
                 self._files, self.directory, self._reclaimer, queue_ids, timed, self.sync, progress, self._producers
@@ -105,7 +108,7 @@ class SegmentStore(Segments):
         assert self._job is None, "a sync is running"
         self._give_up_reclaim()
         try:
-            if not self._failure:
+            if not self._failure and self._has_directory:
                 self._write_all(live)
         except OSError as error:
             raise self._named(error) from error
@@ -118,6 +121,8 @@ class SegmentStore(Segments):
         assert self._job is None and self._reclaim is None, "a job is running"
         self._state = "closed"
         self._release()
+        if not self._has_directory and self._is_missing():
+            return
         for name in self._files.list(self.directory):
             if name.removesuffix(".new") in ("state", returns.NAME, producers.NAME) or recovery.is_ours(name):
                 self._files.remove(f"{self.directory}/{name}")
@@ -137,7 +142,8 @@ class SegmentStore(Segments):
             self._files.sync(self._handles.of(segment))
         if self._open is not None:
             self._producers.sealed(self._open)  # nothing is added to it any more
-        self._cover_all()
+        with contextlib.suppress(DiskFull):  # the segments that it would speak of stay
+            self._cover_all()
         for segment in self._distinct():
             if segment.flushed == segment.used:
                 self._write_index_if_made(segment)
@@ -149,7 +155,8 @@ class SegmentStore(Segments):
         self._reclaimer.remove_doomed()
         if live is not None:
             placed = {queue_id: self._on_disk(entries) for queue_id, entries in live.items()}
-            recovery.write_state(self._files, self.directory, self._next_number, placed)
+            there = [segment.number for segment in self._distinct() if segment.flushed]
+            recovery.write_state(self._files, self.directory, self._next_number, placed, there)
 
     def _sync_acks(self, segment: Segment) -> None:
         """While the store lives acks may be lost; a clean stop promises them."""
@@ -262,6 +269,7 @@ class SegmentStore(Segments):
         pieces = cut(self._batch, view, room, self.segment_bytes)
         if pieces[-1].fresh:
             try:
+                self._make_directory()
                 self._write_oldest()
                 self._reclaimer.set_aside(sum(piece.fresh and not piece.alone for piece in pieces))
                 allocate_alone(self._reclaimer, [piece for piece in pieces if piece.fresh], self._next_number)

@@ -13,15 +13,15 @@ from __future__ import annotations
 import itertools
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
-from shardd.store import chunk, record, stream_recovery
+from shardd.store import chunk, record, stream_reading, stream_recovery
 from shardd.store.errors import Closed
 from shardd.store.files import Files, OsFiles, is_missing
 from shardd.store.positions import NAME, NEW_NAME, Positions
 from shardd.store.producers import NAME as PRODUCERS
-from shardd.store.recovery import Damage
+from shardd.store.recovery import LOSSES, Damage
 from shardd.store.stream_reading import COUNT_MAX, OFFSET_MAX, Messages, StreamCache, Walk, chunk_newer
 from shardd.store.stream_segment import (
     HEADER_BYTES,
@@ -69,7 +69,8 @@ class _Counters:
     appended_bytes: int = 0
     written_bytes: int = 0
     syncs: int = 0
-    damaged: int = 0
+    damaged: int = 0  # places that cost messages
+    torn: int = 0
     damage: list[Damage] = field(default_factory=list)
 
 
@@ -85,10 +86,9 @@ class StreamLog(Usable):
     ) -> None:
         """`cache`: shared by streams with the same `files`."""
         assert SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX
-        super().__init__("stream", directory)
+        super().__init__("stream", directory, OsFiles() if files is None else files)
         self.segment_bytes = segment_bytes
         self.sync = sync
-        self._files: Files = OsFiles() if files is None else files
         self._cache = StreamCache(self._files) if cache is None else cache
         self._positions = Positions(self._files, directory, sync)
         self._segments: list[StreamSegment] = []
@@ -100,6 +100,7 @@ class StreamLog(Usable):
         self._job: StreamSync | None = None
         self._disk_bytes = 0  # of sealed segments
         self._counters = _Counters()
+        self.damage_heard: Callable[[Damage], None] | None = None  # told of what is found from now on
         self.next_offset = 0
         self.committed_offset = 0
         self._committed_chunk = 0  # where the last committed chunk begins, or began
@@ -110,13 +111,13 @@ class StreamLog(Usable):
         """Once, first."""
         assert self._state == "new", "recover is called once"
         try:
-            self._files.make_directory(self.directory)
+            self._find_directory()
             torn = self._positions.recover()
-            found = stream_recovery.recover(self._files, self.directory, sync=self.sync)
+            found = stream_recovery.Found()
+            if self._has_directory:
+                found = stream_recovery.recover(self._files, self.directory, sync=self.sync)
         except OSError as error:
             raise self._named(error) from error
-        for damage in found.damage + torn:
-            self._report(damage)
         self._segments = found.segments
         self._firsts = [segment.first for segment in self._segments]
         self._disk_bytes = sum(segment.used for segment in self._segments)
@@ -132,6 +133,8 @@ class StreamLog(Usable):
         if filled is not None:
             self._cache.index(filled)
         self._committed_chunk = filled.last_chunk if filled is not None else self.next_offset
+        for damage in found.damage + torn:
+            self._report(self._with_offsets(damage))
         self._state = "open"
 
     def close(self) -> None:
@@ -145,7 +148,8 @@ class StreamLog(Usable):
                 self._flush()
                 self._seal()
                 self._sync_now()
-                self._positions.close()
+                if self._has_directory:
+                    self._positions.close()
         except OSError as error:
             raise self._named(error) from error
         finally:
@@ -157,6 +161,8 @@ class StreamLog(Usable):
         assert self._job is None, "a sync is running"
         self._state = "closed"
         self._release()
+        if not self._has_directory and self._is_missing():
+            return
         for name in self._files.list(self.directory):
             if is_ours(name):
                 self._files.remove(f"{self.directory}/{name}")
@@ -233,6 +239,7 @@ class StreamLog(Usable):
         """Whatever can fail for want of room, before anything is taken."""
         made: list[StreamSegment] = []
         try:
+            self._make_directory()
             for piece in pieces:
                 size = piece.stop - piece.start
                 if piece.fresh is None:
@@ -529,7 +536,8 @@ class StreamLog(Usable):
     def _flush(self) -> None:
         if self._open is not None:
             self._write_out(self._open)
-        self._positions.flush()
+        if self._has_directory:
+            self._positions.flush()
         if not self.sync:
             self._sync_now()
 
@@ -548,9 +556,33 @@ class StreamLog(Usable):
     # -- damage and numbers ---------------------------------------------------------------------------
 
     def _report(self, damage: Damage) -> None:
-        self._counters.damaged += 1
+        if damage in self._counters.damage:
+            return  # found again by another reader
+        if damage.what in LOSSES:
+            self._counters.damaged += 1
+        else:
+            self._counters.torn += 1
         if len(self._counters.damage) < DAMAGE_MAX:
             self._counters.damage.append(damage)
+        if self.damage_heard is not None:
+            self.damage_heard(damage)
+
+    def _with_offsets(self, damage: Damage) -> Damage:
+        """What recovery found, with the offsets that it costs."""
+        parsed = parse_name(damage.file)
+        if damage.what not in LOSSES or damage.offsets is not None or parsed is None:
+            return damage
+        first, at = parsed[1], bisect_left(self._firsts, parsed[1])
+        if damage.what == "corrupt" and at < len(self._firsts) and self._firsts[at] == first:
+            lost = stream_reading.lost_offsets(self._cache, self._segments[at], damage.start, damage.stop)
+        else:
+            lost = first, self._firsts[at] if at < len(self._firsts) else self.next_offset
+        return replace(damage, offsets=lost)
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """Offsets whose messages are lost by damage that is known, [from, to) each, ascending."""
+        return sorted(one.offsets for one in self._counters.damage if one.offsets is not None)
 
     @property
     def damage(self) -> list[Damage]:
@@ -576,6 +608,7 @@ class StreamLog(Usable):
             "written_bytes": self._counters.written_bytes,
             "syncs": self._counters.syncs,
             "damaged": self._counters.damaged,
+            "torn": self._counters.torn,
         }
 
 

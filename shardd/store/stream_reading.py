@@ -8,6 +8,7 @@ for them (windows, places) is a cache that may be forgotten at any time.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from shardd.store.errors import Corrupt
 from shardd.store.files import Files
 from shardd.store.recovery import Damage, Reader
 from shardd.store.stream_segment import (
+    ENTRY_NUMBERS,
     HEADER_BYTES,
     INDEX_EVERY_BYTES,
     StreamSegment,
@@ -295,8 +297,53 @@ def skip(cache: StreamCache, segment: StreamSegment, position: int, report: Repo
         if len(segment.holes) >= HOLES_MAX:
             segment.holes.clear()
         stop = segment.holes[position] = _next_good(cache, segment, position)
-        report(Damage(segment.path.rpartition("/")[2], "corrupt", position, stop))
+        lost = lost_offsets(cache, segment, position, stop)
+        report(Damage(segment.path.rpartition("/")[2], "corrupt", position, stop, lost))
     return stop
+
+
+def lost_offsets(cache: StreamCache, segment: StreamSegment, start: int, stop: int) -> tuple[int, int]:
+    """The offsets of the messages in damaged bytes: the first, and the one behind the last."""
+    return _offset_at(cache, segment, start), _offset_from(cache, segment, stop)
+
+
+def _offset_at(cache: StreamCache, segment: StreamSegment, position: int) -> int:
+    """The first offset that is lost where bytes are damaged from `position` on."""
+    # Who only looks believes no index.
+    entries = (segment.entries or array("Q")) if cache.read_only else cache.index(segment)
+    at = bisect_right(range(len(entries) // ENTRY_NUMBERS), position, key=lambda i: entries[ENTRY_NUMBERS * i + 2]) - 1
+    offset, start = segment.first, HEADER_BYTES
+    if at >= 0:
+        offset, start = entries[ENTRY_NUMBERS * at], entries[ENTRY_NUMBERS * at + 2]
+    while start < position:
+        known = segment.holes.get(start)
+        if known is not None:
+            offset, start = _offset_from(cache, segment, known), known
+            continue
+        length, first, count = _chunk(cache, segment, start)
+        if length == 0:
+            return offset  # another damaged place lies before: what is lost begins there at the latest
+        offset, start = first + count, start + length
+    return offset
+
+
+def _offset_from(cache: StreamCache, segment: StreamSegment, position: int) -> int:
+    """The first offset that is not lost behind damage that ends at `position`."""
+    if position < segment.synced:
+        length, first, _ = _chunk(cache, segment, position)
+        if length:
+            return first
+    return segment.end
+
+
+def _chunk(cache: StreamCache, segment: StreamSegment, position: int) -> tuple[int, int, int]:
+    """(length, first offset, count) of the chunk at `position`; length 0: there is no good one."""
+    window = cache.load(segment, position, WINDOW_BYTES_MIN)
+    length, first, count, _ = chunk_at(window.data, position, window.used, position, segment.salt)
+    if length == 0 and first and window.start + window.used < segment.synced:
+        window = cache.load(segment, position, first)
+        length, first, count, _ = chunk_at(window.data, position, window.used, position, segment.salt)
+    return length, first, count
 
 
 def _next_good(cache: StreamCache, segment: StreamSegment, position: int) -> int:

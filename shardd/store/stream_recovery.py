@@ -13,6 +13,7 @@ Every segment found is sealed, but for an empty one: new chunks go to a new one,
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from shardd.store.chunk import Scanner
@@ -21,6 +22,7 @@ from shardd.store.recovery import Damage, Reader, write_file
 from shardd.store.stream_reading import OFFSET_MAX, scan
 from shardd.store.stream_segment import (
     HEADER_BYTES,
+    INDEX_HEADER,
     MESSAGE_BYTES_MIN,
     StreamSegment,
     decode_header,
@@ -29,6 +31,9 @@ from shardd.store.stream_segment import (
     file_name,
     parse_name,
 )
+
+# Of the fields of an index's header.
+INDEX_SALT, INDEX_END = 4, 7
 
 
 @dataclass(slots=True)
@@ -58,6 +63,8 @@ def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) ->
         if segment is not None:
             segment.has_index = first in indexed
             found.segments.append(segment)
+    there = [first for kind, first in names if kind in ("log", "lost")]
+    gone = _missing(files, directory, sorted(indexed), sorted(there))
     _link(found.segments)
     uncertain = _without_index(files, directory, found.segments)
     lost = [first for kind, first in names if kind == "lost" or useless.get(file_name(kind, first))]
@@ -68,13 +75,76 @@ def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) ->
             kind = "lost" if ("lost", first) in names else "log"
             end = _end_of_lost(files, f"{directory}/{file_name(kind, first)}", first)
             found.next_offset = max(found.next_offset, end)
+    found.damage += gone
+    for _, end in (one.offsets for one in gone if one.offsets):
+        found.next_offset = max(found.next_offset, end)  # no offset means two messages
     # Not before every header was understood: what a later version wrote stays as it is.
     if repair:
-        _put_away(files, directory, useless, indexed - {segment.first for segment in found.segments}, sync)
+        kept = {segment.first for segment in found.segments} | {one.offsets[0] for one in gone if one.offsets}
+        _put_away(files, directory, useless, indexed - kept, sync)
         for one in uncertain:
             if one.segment in found.segments:
                 _make_whole(files, one, sync)
     return found
+
+
+def _missing(files: Files, directory: str, indexed: list[int], there: list[int]) -> list[Damage]:
+    """Segments that are gone though none has let them go. An index says where the next segment begins; only the oldest
+    segments are let go of, so an index that is not older than what is left has lost its segment."""
+    found: list[Damage] = []
+    for first in indexed:
+        at = bisect_right(there, first)
+        following = there[at] if at < len(there) else None
+        is_lost = first not in there and (at > 0 or not there)
+        if following is None and not is_lost:
+            continue  # the newest
+        if not is_lost and _end_said(files, directory, first) == following:
+            continue
+        end = _end_by_index(files, directory, first)
+        if end is None:
+            continue
+        name = file_name("log", first if is_lost else end)
+        if is_lost:
+            found.append(Damage(name, "missing", 0, 0, (first, following if following is not None else end)))
+        elif (
+            following is not None and end < following and end not in indexed and _ends_at(files, directory, first, end)
+        ):
+            found.append(Damage(name, "missing", 0, 0, (end, following)))
+    return found
+
+
+def _ends_at(files: Files, directory: str, first: int, end: int) -> bool:
+    """Whether the segment's own chunks say that, too: what an index says may be untrue."""
+    path = f"{directory}/{file_name('log', first)}"
+    handle = files.open(path, read_only=True)
+    try:
+        head = bytearray(HEADER_BYTES)
+        with memoryview(head) as view:
+            segment = decode_header(head[: files.read_into(handle, view, 0)], path)
+        return segment is not None and scan(files, handle, segment, files.size(handle), OFFSET_MAX).offset == end
+    finally:
+        files.close(handle)
+
+
+def _end_said(files: Files, directory: str, first: int) -> int | None:
+    """The offset behind the last message of the segment, as the head of its index says; not checked."""
+    handle = files.open(f"{directory}/{file_name('index', first)}", read_only=True)
+    try:
+        head = bytearray(INDEX_HEADER.size)
+        with memoryview(head) as view:
+            got = files.read_into(handle, view, 0)
+    finally:
+        files.close(handle)
+    return int(INDEX_HEADER.unpack(head)[INDEX_END]) if got == INDEX_HEADER.size else None
+
+
+def _end_by_index(files: Files, directory: str, first: int) -> int | None:
+    """The same, checked; None when there is no good index."""
+    data = Reader(files, directory, False).read_whole(f"{directory}/{file_name('index', first)}")
+    if len(data) < INDEX_HEADER.size:
+        return None
+    segment = StreamSegment(first, INDEX_HEADER.unpack_from(data)[INDEX_SALT], "")
+    return segment.end if decode_index(data, segment, OFFSET_MAX) else None
 
 
 def _load_header(

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 
 from shardd.store.arrays import Sink
-from shardd.store.chunk import Scanner
+from shardd.store.chunk import Scanner, chunk_at
 from shardd.store.columns import OFFSET, Columns
 from shardd.store.errors import Corrupt
 from shardd.store.files import Files, is_missing
@@ -40,6 +40,7 @@ PIECE_BYTES = 128 << 10
 # Hints in memory: segments, and places in each (one for each pause of a scan).
 HINTED_MAX = 256
 HINTS_MAX = 8192
+GAPS_MAX = 1000
 
 
 class Truncated(Exception):
@@ -89,6 +90,7 @@ class Scan:
         self.stop = stop
         self.columns = columns
         self.damaged_bytes = 0
+        self.gaps: list[tuple[int, int]] = []  # offsets that damage has taken, [from, to) each; the first GAPS_MAX
         self._files = files
         self._directory = directory
         self._places = Places() if places is None else places
@@ -176,6 +178,14 @@ class Scan:
         self._position = scanner.holes[0][1] if scanner.holes else segment.synced
         self._checked = self._used = 0
         self.damaged_bytes += min(self._position, max(scanner.dirt, before)) - before
+        if scanner.holes:  # else the next segment says where offsets go on
+            _, following, _, _ = chunk_at(self._window, self._base, self._used, self._position, segment.salt)
+            self._note_gap(self.offset, following)
+
+    def _note_gap(self, start: int, stop: int) -> None:
+        stop = min(stop, self.stop)
+        if start < stop and len(self.gaps) < GAPS_MAX:
+            self.gaps.append((start, stop))
 
     # -- from segment to segment -----------------------------------------------------------------------
 
@@ -202,6 +212,7 @@ class Scan:
         segment = self._segment
         assert segment is not None
         self.close()
+        before = self.offset
         following = [first for first in segments_of(self._files, self._directory) if first > segment.first]
         if self._end is not None:
             self.offset = max(self.offset, self._end)
@@ -210,6 +221,7 @@ class Scan:
             self.offset = max(self.offset, min(following[0], self.stop))
         else:
             self.offset = self.stop
+        self._note_gap(before, self.offset)
 
 
 def segments_of(files: Files, directory: str) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
-from shardd.store.files import is_full
+from shardd.store.files import Files, is_full, is_missing
 
 
 class Syncing(Protocol):
@@ -24,12 +24,36 @@ class Syncing(Protocol):
 class Usable:
     """`what`: its name in errors."""
 
-    def __init__(self, what: str, directory: str) -> None:
+    def __init__(self, what: str, directory: str, files: Files) -> None:
         self.directory = directory
         self._what = what
         self._state = "new"
         self._failure = ""
         self._job: Syncing | None = None
+        self._files = files
+        self._has_directory = False
+
+    def _find_directory(self) -> None:
+        """At the start: on a full disk what is new begins without a directory, and takes nothing before it has one."""
+        try:
+            self._make_directory()
+        except OSError as error:
+            if not is_full(error):
+                raise
+
+    def _make_directory(self) -> None:
+        if not self._has_directory:
+            self._files.make_directory(self.directory)
+            self._has_directory = True
+
+    def _is_missing(self) -> bool:
+        try:
+            self._files.list(self.directory)
+        except OSError as error:
+            if is_missing(error):
+                return True
+            raise
+        return False
 
     def _check_usable(self) -> None:
         if self._state != "open":

@@ -11,6 +11,8 @@ streams: until then the last word of its former life holds.
 
 from __future__ import annotations
 
+import errno
+import logging
 import mmap
 import os
 from typing import NamedTuple
@@ -18,7 +20,12 @@ from typing import NamedTuple
 # Of one shard; beyond, streams are left out. The file has holes where no slot was ever used.
 STREAMS_MAX = 65_536
 SLOT_NUMBERS = 4
+# The blocks of the file are set aside one by one, as slots are used.
+BLOCK_BYTES = 4096
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _BYTES = STREAMS_MAX * SLOT_NUMBERS * 8
+
+log = logging.getLogger(__name__)
 
 
 class Range(NamedTuple):
@@ -36,19 +43,25 @@ class Board:
     def __init__(self, path: str) -> None:
         self._path = path
         self._new = f"{path}.new"
-        fd = os.open(self._new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        self._room_slots = 0  # for which the file has blocks: to write into a hole of a full disk ends the process
         try:
-            os.ftruncate(fd, _BYTES)
-            self._numbers = memoryview(mmap.mmap(fd, _BYTES)).cast("Q")
-        finally:
-            os.close(fd)
+            self._fd = os.open(self._new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+            os.ftruncate(self._fd, _BYTES)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            # The board of the former life stays in place: older ranges, that still hold.
+            log.warning("no room for %s: who reads streams beside the shard goes by what was there before", self._new)
+            self._fd = -1
+        self._numbers = memoryview(mmap.mmap(self._fd, _BYTES)).cast("Q")
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._next_free = 0
 
     def show(self) -> None:
         """To all that look from now on."""
-        os.replace(self._new, self._path)
+        if self._fd >= 0:
+            os.replace(self._new, self._path)
 
     def put(self, queue: int, first: int, next: int) -> None:
         slot = self._slots.get(queue)
@@ -63,6 +76,19 @@ class Board:
         self._numbers[slot + 2] = next
         self._numbers[slot + 1] = first
 
+    def _has_room(self) -> bool:
+        """Whether the file has a block for the next slot. Without one the stream waits for the next `put`."""
+        if self._fd < 0 or self._next_free < self._room_slots:
+            return True
+        try:
+            os.posix_fallocate(self._fd, self._next_free * 8, BLOCK_BYTES)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return False
+        self._room_slots = self._next_free + BLOCK_BYTES // 8
+        return True
+
     def remove(self, queue: int) -> None:
         slot = self._slots.pop(queue, None)
         if slot is not None:
@@ -72,7 +98,7 @@ class Board:
     def _take_slot(self) -> int | None:
         if self._free:
             return self._free.pop()
-        if self._next_free == STREAMS_MAX * SLOT_NUMBERS:
+        if self._next_free == STREAMS_MAX * SLOT_NUMBERS or not self._has_room():
             return None
         self._next_free += SLOT_NUMBERS
         return self._next_free - SLOT_NUMBERS

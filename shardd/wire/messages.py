@@ -279,6 +279,13 @@ class StreamsReply(StatsReply, tag="stats-reply-streams", frozen=True):
     readers: list[ReaderStats]
 
 
+class GapsReply(StreamsReply, tag="stats-reply-gaps", frozen=True):
+    """Where some of the streams are damaged. `gaps`: by the stream's id, the offsets whose messages are lost,
+    [from, to) each, as far as the damage is known."""
+
+    gaps: dict[int, list[tuple[int, int]]] = {}
+
+
 class Alarm(Message, tag="alarm", frozen=True):
     """Shard to all peers: publishing must pause (for a reason, in words for people) or may go on (reason "").
 
@@ -713,8 +720,8 @@ class Refused(Message, tag="refused", frozen=True):
 
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
-    | StatsReply | StreamsReply | ListQueues | Queues | Alarm | Attach | AttachPart | Attached | AttachReader
-    | AttachBounded | AttachedAt | Bound | Passed
+    | StatsReply | StreamsReply | GapsReply | ListQueues | Queues | Alarm | Attach | AttachPart | Attached
+    | AttachReader | AttachBounded | AttachedAt | Bound | Passed
     | Look | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Released | Grant | Tune
     | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge
     | DeadLetters | Departed | AskOnce | ToldOnce | OnceBecame | ForgetOnce | Reserve | Redeem | Unreserve

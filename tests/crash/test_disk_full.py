@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import http.client
+import json
 import os
-import subprocess
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +17,8 @@ import aiormq
 import pytest
 
 from tests.support.crash_clients import Listener, Publishing, connected, wait_for
-from tests.support.real_broker import RealBroker
+from tests.support.real_broker import RealBroker, wait_until
+from tests.support.small_disk import small_disk, take_all_bytes, take_all_inodes
 
 DISK_MIB = 64
 FREE_MIN_MIB = 24
@@ -28,17 +32,15 @@ disk_free_min_bytes = {}
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "shardmq-test", str(disk)]
-    done = subprocess.run(mount, capture_output=True, text=True) if os.geteuid() == 0 else None
-    if done is None or done.returncode:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip() if done else 'not root'}")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+def inodes() -> int:
+    """0: as many as there are."""
+    return 0
+
+
+@pytest.fixture
+def disk(tmp_path: Path, inodes: int) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", mib=DISK_MIB, inodes=inodes) as made:
+        yield made
 
 
 @pytest.fixture
@@ -47,10 +49,10 @@ def free_min_mib() -> int:
 
 
 @pytest.fixture
-def broker(small_disk: Path, tmp_path: Path, free_min_mib: int) -> Iterator[RealBroker]:
+def broker(disk: Path, tmp_path: Path, free_min_mib: int) -> Iterator[RealBroker]:
     settings = tmp_path / "broker.toml"
     settings.write_text(SETTINGS.format(4 << 20, free_min_mib << 20))
-    made = RealBroker(small_disk / "data", shards=1, more=("--config", str(settings)))
+    made = RealBroker(disk / "data", shards=1, more=("--config", str(settings)))
     try:
         yield made
         made.stop()
@@ -90,7 +92,7 @@ async def test_publishers_are_blocked_and_nothing_confirmed_is_lost(broker: Real
 
 @pytest.mark.parametrize("free_min_mib", [0])
 async def test_with_not_a_byte_left_publishes_are_nacked_and_the_rest_goes_on(
-    broker: RealBroker, small_disk: Path, free_min_mib: int
+    broker: RealBroker, disk: Path, free_min_mib: int
 ) -> None:
     """Another program took the room that the alarm was to keep."""
     async with connected(broker) as publishing, connected(broker) as consuming:
@@ -100,10 +102,7 @@ async def test_with_not_a_byte_left_publishes_are_nacked_and_the_rest_goes_on(
         queue = await channel.declare_queue("q", durable=True)
         publisher = Publishing(channel, "q", 5, padding=BODY_BYTES)
         await wait_for(lambda: len(publisher.confirmed) > 50, "confirms")
-        filled = small_disk / "filled"
-        with contextlib.suppress(OSError), filled.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 12))
+        free = take_all_bytes(disk)
         await wait_for(lambda: publisher.nacked > 0, "nacks")
         transactional = await publishing.channel(publisher_confirms=False)
         transaction = transactional.transaction()
@@ -112,7 +111,8 @@ async def test_with_not_a_byte_left_publishes_are_nacked_and_the_rest_goes_on(
         with pytest.raises(aiormq.exceptions.ChannelPreconditionFailed):
             await transaction.commit()
         with contextlib.suppress(aiormq.exceptions.AMQPError):  # refused, but no process ends
-            await asyncio.wait_for((await consuming.channel()).declare_queue("other", durable=True), 60)
+            async with connected(broker) as other:
+                await asyncio.wait_for((await other.channel()).declare_queue("other", durable=True), 60)
         arrived: set[bytes] = set()
 
         async def collect(message: aio_pika.abc.AbstractIncomingMessage) -> None:
@@ -121,9 +121,138 @@ async def test_with_not_a_byte_left_publishes_are_nacked_and_the_rest_goes_on(
 
         await (await reader.get_queue(queue.name)).consume(collect)
         await wait_for(lambda: set(publisher.confirmed) <= arrived, "deliveries on a full disk")
-        filled.unlink()
+        free()
         before = len(publisher.confirmed)
         await wait_for(lambda: len(publisher.confirmed) > before + 10, "confirms afterwards")
         await publisher.finish()
         await wait_for(lambda: set(publisher.confirmed) <= arrived, "all that was confirmed")
         assert all(child["restarts"] == 0 for child in broker.status()["children"])
+
+
+def call(broker: RealBroker, method: str, path: str, body: object = None) -> tuple[int, str]:
+    """Status and reason of a call of the HTTP API."""
+    host, _, port = broker.http.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    login = base64.b64encode(b"guest:guest").decode()
+    try:
+        connection.request(method, path, json.dumps(body), {"Authorization": f"Basic {login}"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+POLICY = {"pattern": "^a", "definition": {"max-length": 9}, "apply-to": "queues", "priority": 0}
+PUTS: dict[str, object] = {
+    "/api/queues/%2f/{}": {"durable": True},
+    "/api/queues/%2f/{}-stream": {"durable": True, "arguments": {"x-queue-type": "stream"}},
+    "/api/exchanges/%2f/{}": {"type": "topic", "durable": True},
+    "/api/exchanges/%2f/{}-shards": {"type": "x-random", "durable": True, "arguments": {"x-shards": 2}},
+    "/api/users/{}": {"password": "p", "tags": ""},
+    "/api/vhosts/{}": {},
+    "/api/policies/%2f/{}": POLICY,
+    "/api/operator-policies/%2f/{}": POLICY,
+    "/api/global-parameters/{}": {"value": {"a": 1}},
+}
+DECLARES = {
+    "queue": lambda channel, name: channel.declare_queue(f"{name}-amqp", durable=True),
+    "stream": lambda channel, name: channel.declare_queue(
+        f"{name}-amqp-stream", durable=True, arguments={"x-queue-type": "stream"}
+    ),
+    "exchange": lambda channel, name: channel.declare_exchange(f"{name}-amqp", "topic", durable=True),
+    "stream exchange": lambda channel, name: channel.declare_exchange(
+        f"{name}-amqp-shards", "x-random", durable=True, arguments={"x-shards": 2}
+    ),
+    "server-named queue": lambda channel, name: channel.declare_queue("", exclusive=True),
+}
+
+
+async def declare_all(broker: RealBroker, name: str, refused: bool) -> None:
+    for kind, declare in DECLARES.items():
+        async with connected(broker) as connection:
+            channel = await connection.channel()
+            if refused:
+                with pytest.raises(aiormq.exceptions.AMQPError, match="no room for definitions"):
+                    await asyncio.wait_for(declare(channel, name), 60)
+            else:
+                assert await asyncio.wait_for(declare(channel, name), 60), kind
+    for path, body in PUTS.items():
+        status, text = call(broker, "PUT", path.format(name), body)
+        if refused:
+            assert (path, status) == (path, 507) and "no room for definitions" in text
+        else:
+            assert status in (201, 204), (path, status, text)
+
+
+async def publish_and_get(broker: RealBroker, queue: str, body: bytes) -> None:
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        await channel.default_exchange.publish(aio_pika.Message(body, delivery_mode=2), queue)
+        message = await (await channel.get_queue(queue)).get(timeout=60)
+        assert message is not None and message.body == body
+        await message.ack()
+
+
+@pytest.mark.parametrize(("free_min_mib", "inodes"), [(0, 0), (0, 400)])
+async def test_on_a_full_disk_declares_are_refused_no_process_ends_and_every_start_works(
+    broker: RealBroker, disk: Path, inodes: int, free_min_mib: int
+) -> None:
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue("kept", durable=True)
+        await channel.default_exchange.publish(aio_pika.Message(b"stays", delivery_mode=2), "kept")
+    await declare_all(broker, "before", refused=False)
+    fill = take_all_inodes if inodes else take_all_bytes
+    free = fill(disk)
+    await declare_all(broker, "full", refused=True)
+    assert call(broker, "DELETE", "/api/users/before")[0] == 204
+    assert call(broker, "DELETE", "/api/queues/%2f/before")[0] == 204
+    assert call(broker, "GET", "/api/overview")[0] == 200
+    for kind in ("controller", "shard", "front-door"):
+        kill_child(broker, kind)
+    await declare_all(broker, "full", refused=True)
+    broker.kill_all()
+    broker.restart()
+    await declare_all(broker, "full", refused=True)
+    broker.stop()
+    broker.restart()
+    assert call(broker, "GET", "/api/users/before")[0] == 404
+    assert call(broker, "GET", "/api/queues/%2f/before")[0] == 404
+    assert call(broker, "GET", "/api/queues/%2f/before-amqp-stream")[0] == 200
+    free()
+    await declare_all(broker, "after", refused=False)
+    async with connected(broker) as connection:
+        message = await (await (await connection.channel()).get_queue("kept")).get(timeout=60)
+        assert message is not None and message.body == b"stays"
+    await publish_and_get(broker, "after", b"again")
+
+
+def kill_child(broker: RealBroker, kind: str) -> None:
+    """As `RealBroker.kill`, where status.json may not be up to date: the disk is full."""
+    pids = children_of(broker.process.pid, kind)
+    os.kill(pids[0], signal.SIGKILL)
+
+    def is_back() -> bool:
+        now = children_of(broker.process.pid, kind)
+        return bool(now) and now[0] != pids[0] and call(broker, "GET", "/api/health/checks/local-alarms")[0] != 0
+
+    def answers() -> bool:
+        try:
+            return is_back()
+        except OSError:
+            return False
+
+    wait_until(answers, f"{kind} to come back", 120)
+
+
+MODULES = {"controller": "broker.controller", "shard": "shardd", "front-door": "broker"}
+
+
+def children_of(pid: int, kind: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and f"-m\0{MODULES[kind]}\0" in (path / "cmdline").read_text():
+                found.append(int(path.name))
+    return sorted(found)

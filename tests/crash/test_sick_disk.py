@@ -319,7 +319,7 @@ async def test_a_bit_that_flipped_on_the_disk_costs_its_record_alone_and_is_told
     row = await asyncio.to_thread(shard_row, broker)
     assert row["restarts"] == 1 and "is damaged" in row["last_end"]
     _, health = await asyncio.to_thread(asked, broker, "health/checks/alarms")
-    text = "1 damaged places found in message files at the last start, see the log"
+    text = "1 damaged places found in message files, see the log"
     assert health == {"status": "ok", "warnings": [{"shard": 0, "warning": text}]}
     assert re.search(
         rf"{segment}, bytes \d+ to \d+ \(\d+ bytes\): damaged, .* damaged.{segment.name[5:]}", broker.log_tail()

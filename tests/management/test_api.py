@@ -365,7 +365,7 @@ async def test_what_an_operator_should_look_at_is_told_while_all_is_served(made:
     status, found = await made.call("GET", "/api/health/checks/alarms")
     texts = [
         "low on disk soon: 9 MB free",
-        "2 damaged places found in message files at the last start, see the log",
+        "2 damaged places found in message files, see the log",
     ]
     assert (status, found["status"]) == (200, "ok")
     assert found["warnings"] == [{"shard": 0, "warning": text} for text in texts]

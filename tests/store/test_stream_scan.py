@@ -334,6 +334,44 @@ def test_damage_costs_its_own_chunks_only(tmp_path_factory: pytest.TempPathFacto
     assert len(found) >= len(stream.rows) - BATCH_ROWS_MAX
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_gaps_that_damage_leaves_are_told_and_no_others(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    """Whatever is filtered, and wherever it begins."""
+    stream = Stream(tmp_path_factory.mktemp("scan"), seed)
+    stream.fill(20)
+    count = stream.log.committed_offset
+    there = [(filtered, start) for filtered in (False, True) for start in (0, stream.rng.randrange(count))]
+    for filtered, start in there:
+        assert gaps(stream, start, count, filtered) == []
+    path = Path(stream.directory) / file_name("log", stream.rng.choice(segments_of(OsFiles(), stream.directory)))
+    data = bytearray(path.read_bytes())
+    data[stream.rng.randrange(64, len(data))] ^= 1 << stream.rng.randrange(8)
+    path.write_bytes(data)
+    offset, found = 0, []
+    while offset < count:
+        read = stream.log.read(offset, 1 << 20)
+        for first, n in zip(read.runs[::2], read.runs[1::2], strict=True):
+            found += range(first, first + n)
+        offset = read.next_offset
+    for filtered, start in there:
+        told = [one for first, stop in gaps(stream, start, count, filtered) for one in range(first, stop)]
+        lost = sorted(set(range(start, count)) - set(found))
+        assert told == lost, seed
+
+
+def gaps(stream: Stream, start: int, stop: int, filtered: bool) -> list[tuple[int, int]]:
+    columns = Columns(OFFSET, Filter(since=1 << 60) if filtered else None)
+    scan = Scan(OsFiles(), stream.directory, start, stop, columns)
+    try:
+        while scan.fill(1000, 1 << 20):
+            pass
+        return scan.gaps
+    finally:
+        scan.close()
+
+
 def test_others_are_told_of_what_is_on_stable_storage_and_of_nothing_else(tmp_path: Path) -> None:
     told: list[tuple[int, int, int]] = []
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import json
 import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -507,3 +511,63 @@ def test_fewer_shards_than_the_data_has_are_refused_and_auto_starts_them_all(tmp
         "shard-2",
         "shard-3",
     ]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ENOSPC])
+async def test_a_disk_that_refuses_everything_ends_no_stop_with_an_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    broker = Broker(tmp_path)
+    await broker.ready.wait()
+    dead = dead_disk(monkeypatch, tmp_path, number)
+    with caplog.at_level(logging.ERROR, logger="supervisor"):
+        assert await broker.stop() == 0
+    assert {"unlink", "open"} <= dead
+    assert "broker.json stays" in caplog.text
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_start_on_a_dead_disk_says_so_in_one_line(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, supervisor.__main__ as start\n"
+        "def dead(*_, **__): raise OSError(5, 'Input/output error')\n"
+        "os.scandir = dead\n"
+        "sys.exit(start.main(sys.argv[1:]))\n"
+    )
+    (tmp_path / "data").mkdir()
+    command = [sys.executable, "-c", code, "--data-dir", str(tmp_path / "data"), "--bind", "127.0.0.1",
+               "--amqp-port", "0", "--http-port", "0", "--metrics-port", "0"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"shardmq: data_dir: {tmp_path}/data: Input/output error\n"
+
+
+def dead_disk(monkeypatch: pytest.MonkeyPatch, directory: Path, number: int) -> set[str]:
+    """Whatever names a file below the directory fails from now on. Returns the calls that did."""
+    failed: set[str] = set()
+
+    def refuse(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            path = arguments[0] if arguments else "."
+            if isinstance(path, (str, Path)) and str(path).startswith(str(directory)):
+                failed.add(name)
+                raise OSError(number, os.strerror(number))
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("open", "unlink", "rmdir", "rename", "replace", "scandir", "stat", "listdir", "mkdir"):
+        refuse(name)
+    monkeypatch.setattr(io, "open", refused(io.open, directory, number))
+    return failed
+
+
+def refused(real: Callable[..., Any], directory: Path, number: int) -> Callable[..., Any]:
+    def call(path: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(path, (str, Path)) and str(path).startswith(str(directory)):
+            raise OSError(number, os.strerror(number))
+        return real(path, *arguments, **options)
+
+    return call

@@ -69,6 +69,8 @@ class FaultyFiles:
         self.faults: list[Fault] = []
         self.cut_after: int | None = None  # changing calls until the power fails
         self.bytes_max: int | None = None  # room on the disk
+        self.no_inodes = False  # nothing that has a name of its own can be made
+        self.full_error = errno.ENOSPC  # what is said when there is no room
         self.sync_lies = False
         self.hang: dict[str, Hang] = {}  # the next call of that name
 
@@ -132,6 +134,8 @@ class FaultyFiles:
 
     def make_directory(self, path: str) -> None:
         self._call("make_directory")
+        if self.no_inodes and not any(name.startswith(f"{path}/") for name in self.names):
+            raise OSError(self.full_error, "no inode on purpose")
 
     def remove_directory(self, path: str) -> None:
         self._call("remove_directory")
@@ -145,6 +149,8 @@ class FaultyFiles:
         if path not in self.names:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, path)
+            if self.no_inodes:
+                raise OSError(self.full_error, "no inode on purpose")
             self.names[path] = Inode()
             self._renamed()
         self.next_handle += 1
@@ -185,6 +191,17 @@ class FaultyFiles:
         if cut:
             raise PowerCut
 
+    def fill(self, error: int = errno.ENOSPC, *, inodes: bool = False) -> None:
+        """Something else takes all the room there is."""
+        self.full_error = error
+        if inodes:
+            self.no_inodes = True
+        else:
+            self.bytes_max = 0
+
+    def free(self) -> None:
+        self.no_inodes, self.bytes_max = False, None
+
     def _grow(self, inode: Inode, size: int) -> None:
         more = size - len(inode.data)
         if more <= 0:
@@ -192,7 +209,7 @@ class FaultyFiles:
         if self.bytes_max is not None:
             taken = sum(len(known.data) for known in self.names.values())
             if taken + more > self.bytes_max:
-                raise OSError(errno.ENOSPC, "disk full on purpose")
+                raise OSError(self.full_error, "disk full on purpose")
         inode.data.extend(bytes(more))
 
     def allocate(self, handle: int, size: int) -> None:

@@ -70,6 +70,7 @@ CONTROL: list[wire.Control] = [
         [wire.StreamStats(7, 1, 9, 2, 4096, {"name": 5})],
         [wire.ReaderStats(7, 0, 1, 2, "tag", 5)],
     ),
+    wire.GapsReply(24, [], [], {}, 0, [wire.StreamStats(7, 1, 9, 2, 4096)], [], {7: [(3, 5)]}),
     wire.Detach(8, 9),
     wire.Release(9, [1, 2]),
     wire.Released(9, [7, 300]),

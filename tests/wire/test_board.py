@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
 
@@ -55,3 +57,40 @@ def test_streams_beyond_the_bound_are_left_out(tmp_path: Path, monkeypatch: pyte
     shard.remove(2)
     shard.put(5, 0, 5)
     assert view.look(5) == Range(0, 5)
+
+
+def test_a_slot_without_room_on_the_disk_is_never_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hole of a mapped file on a full disk is no error but a signal, which ends the process."""
+    path = str(tmp_path / "board-0")
+    shard, view = Board(path), BoardView(path)
+    shard.show()
+    real = os.posix_fallocate
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "full on purpose")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    shard.put(7, 0, 5)
+    assert view.look(7) is None and os.stat(path).st_blocks == 0
+    monkeypatch.setattr(os, "posix_fallocate", real)
+    shard.put(7, 0, 6)
+    assert view.look(7) == (0, 6)
+
+
+def test_a_board_that_cannot_be_made_leaves_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "board-0")
+    before = Board(path)
+    before.put(7, 0, 5)
+    before.show()
+    real = os.open
+
+    def full(name: str, flags: int, *more: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "no inode left on purpose")
+        return real(name, flags, *more)
+
+    monkeypatch.setattr(os, "open", full)
+    after = Board(path)
+    after.put(7, 2, 9)
+    after.show()
+    assert BoardView(path).look(7) == (0, 5)

@@ -59,6 +59,7 @@ AMQP_STATUS: Final = {
     404: (404, "Object Not Found"),
     403: (401, "not_authorised"),
     412: (412, "precondition_failed"),
+    507: (507, "insufficient_storage"),
     541: (503, "unavailable"),
 }
 

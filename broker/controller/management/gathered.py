@@ -27,6 +27,7 @@ from broker.routing import delaying
 from shardd.wire import messages as wire
 from shardd.wire.messages import (
     ConsumerStats,
+    GapsReply,
     Message,
     QueueStats,
     ReaderStats,
@@ -84,6 +85,7 @@ class Stats:
     delayed: dict[int, int] = field(default_factory=dict)
     consumers: list[ConsumerStats] = field(default_factory=list)
     streams: dict[int, StreamStats] = field(default_factory=dict)  # by queue
+    gaps: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of damaged streams, by queue
     readers: dict[tuple[int, int, int, int, str], ReaderStats] = field(default_factory=dict)  # by `reader_key`
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
     sizes: dict[int, dict[str, float]] = field(default_factory=dict)  # by shard, what it tells as histograms
@@ -355,6 +357,8 @@ def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
     if isinstance(reply, StreamsReply):
         stats.streams.update((stream.id, stream) for stream in reply.streams)
         stats.readers.update((reader_key(reader), reader) for reader in reply.readers)
+    if isinstance(reply, GapsReply):
+        stats.gaps.update(reply.gaps)
     for name, column in zip(_QUEUE_FIELDS, zip(*map(astuple, reply.queues), strict=True), strict=False):
         if name in stats.totals:
             stats.totals[name] += sum(column)
@@ -373,6 +377,7 @@ def _add_shard(stats: Stats, seen: Stats) -> None:
     stats.shards.update(seen.shards)
     stats.sizes.update(seen.sizes)
     stats.streams.update(seen.streams)
+    stats.gaps.update(seen.gaps)
     stats.readers.update(seen.readers)
     for name, value in seen.totals.items():
         stats.totals[name] += value

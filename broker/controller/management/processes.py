@@ -93,7 +93,7 @@ def warnings(numbers: dict[str, float]) -> list[str]:
     if numbers.get("disk_free_bytes", 0) < numbers.get("disk_free_warn_bytes", 0):
         found.append(f"low on disk soon: {numbers['disk_free_bytes'] / 1e6:.0f} MB free")
     if numbers.get("damaged"):
-        found.append(f"{numbers['damaged']:.0f} damaged places found in message files at the last start, see the log")
+        found.append(f"{numbers['damaged']:.0f} damaged places found in message files, see the log")
     return found
 
 

@@ -114,6 +114,8 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
             last_offset=stream.next_offset - 1 if stream.next_offset > stream.first_offset else None,
             segments=stream.segments,
             stream_positions=stream.positions,
+            # [from, to] each: messages that damage on the disk has taken.
+            stream_gaps=[[first, behind - 1] for first, behind in stats.gaps.get(queue.id, ())],
         )
     return shown
 

@@ -1,0 +1,164 @@
+"""The format of each file in the data directory, looked at before anything is opened or written.
+
+`VERSION` in the data directory is one JSON object: `version`, the version of the directory as a whole, and `shards`,
+the numbers of the shards whose directories must be there. A data directory without the file was made before there was
+one: it is understood, and gets one. Binary files say their format at their heads:
+
+    0  8 bytes that name the kind of file | u32 format | u32 checksum
+
+The checksum begins from the format's number (shardd/store/segment.py), so a damaged number is not taken for a later
+format; only the checksum of the definitions does not. Files that no start reads (lost.*, damaged.*) are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+NAME: Final = "VERSION"
+# To be raised whenever an older program must not open what this one writes, and no head of a file says so.
+VERSION: Final = 1
+HEAD: Final = struct.Struct("<8sII")
+# A data directory, a shard's, a vhost's, a stream's.
+LEVELS_MAX: Final = 3
+NOT_READ: Final = ("lost.", "damaged.", "gone.")
+_POLYNOMIAL: Final = 0x82F63B78  # of crc32c, reflected
+
+
+class FormatError(Exception):
+    """The data directory cannot be used by this program: the text names the file and why."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`latest`: the latest format this program understands. The checksum is of the bytes from 16 up to `checked_to`
+    (0: of no byte; None: of all); `has_number`: it begins from the format's number."""
+
+    latest: int
+    checked_to: int | None
+    has_number: bool = True
+
+
+# By the first 8 bytes of a file. A test compares the numbers with those of the modules that write the files.
+KINDS: Final[dict[bytes, Kind]] = {
+    b"SHMQMSGS": Kind(2, 64),
+    b"SHMQINDX": Kind(1, None),
+    b"SHMQACKS": Kind(1, 32),
+    b"SHMQSTAT": Kind(1, None),
+    b"SHMQPROD": Kind(1, 0),
+    b"SHMQRETN": Kind(1, 0),
+    b"SHMQSTRM": Kind(1, 64),
+    b"SHMQSIDX": Kind(1, None),
+    b"SHMQPOSN": Kind(1, 32),
+    b"SHARDDEF": Kind(1, None, has_number=False),
+}
+
+
+def check(directory: Path) -> dict[str, Any]:
+    """Return what VERSION says, {} without one. Raises FormatError for what a later version wrote; changes nothing."""
+    said = read_version(directory)
+    for path in _files(directory):
+        _check_file(path)
+    return said
+
+
+def read_version(directory: Path) -> dict[str, Any]:
+    path = directory / NAME
+    try:
+        said = json.loads(path.read_bytes())
+        version = said["version"]
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, KeyError):
+        raise FormatError(f"{path}: this is not the VERSION file of a data directory") from None
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror}") from None
+    if not isinstance(version, int) or version > VERSION:
+        raise FormatError(f"{path}: written by a later version (version {version}, this program knows up to {VERSION})")
+    return dict(said)
+
+
+def write_version(directory: Path, shards: list[int]) -> None:
+    """Write VERSION whole or not at all, on stable storage. Raises OSError."""
+    new = directory / f"{NAME}.new"
+    try:
+        with new.open("w") as file:
+            json.dump({"version": VERSION, "shards": shards}, file)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(directory / NAME)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _files(directory: Path, level: int = 0) -> Iterator[Path]:
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.is_file(follow_symlinks=False):
+            if not entry.name.startswith(NOT_READ):
+                yield Path(entry.path)
+        elif level < LEVELS_MAX and entry.is_dir():
+            yield from _files(Path(entry.path), level + 1)
+
+
+def _check_file(path: Path) -> None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            head = file.read(HEAD.size)
+            if len(head) < HEAD.size:
+                return
+            magic, version, crc = HEAD.unpack(head)
+            kind = KINDS.get(magic)
+            if kind is None or version <= kind.latest:
+                return
+            if kind.has_number and crc != _checksum(file.read, kind, version):
+                return  # damaged: what that costs is told by whoever opens the file
+    except OSError as error:
+        # Bytes that the disk does not give are told by whoever needs them; a file may go while it is looked for.
+        if error.errno in (errno.EIO, errno.ENOENT):
+            return
+        raise
+    raise FormatError(f"{path}: written by a later version (format {version}, this program knows up to {kind.latest})")
+
+
+def _checksum(read: Any, kind: Kind, version: int) -> int:
+    if kind.checked_to == 0:
+        return crc32c(b"", version)
+    if kind.checked_to is None:
+        return crc32c(read(), version)
+    return crc32c(read(kind.checked_to - HEAD.size), version)
+
+
+def crc32c(data: bytes, begun: int = 0) -> int:
+    """The checksum of shardd.store, in Python: needed only for a file that says it is of a later format."""
+    crc = begun ^ 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def _row(value: int) -> int:
+    for _ in range(8):
+        value = (value >> 1) ^ (_POLYNOMIAL if value & 1 else 0)
+    return value
+
+
+_TABLE: Final = tuple(map(_row, range(256)))

@@ -1,0 +1,179 @@
+"""Damage in a stream is told once, with the offsets that it costs, by whoever meets it; a file that is gone is told
+too, and never taken for one that was let go of."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from pathlib import Path
+
+import pytest
+
+from shardd.store import Damage, SegmentStore
+from shardd.store.chunk import expanded
+from shardd.store.queue_log import QueueLog
+from shardd.store.stream_inspection import StreamContents
+from tests.reference.record import Record, encode_message
+from tests.support.faulty_files import FaultyFiles
+from tests.support.syncing import sync
+
+QUEUE = 1
+
+
+def one(number: int, size: int) -> bytes:
+    return Record((QUEUE,), (encode_message(b"x" * size, b"", b"%d" % number),)).encode()
+
+
+def written(files: FaultyFiles, rng: random.Random, batches: int, segment_bytes: int = 1 << 16) -> None:
+    log = QueueLog("s", files=files, segment_bytes=segment_bytes)
+    log.recover()
+    for number in range(batches):
+        log.append(b"".join(one(number, rng.choice([10, 200, 3000])) for _ in range(rng.randint(1, 9))))
+        if rng.random() < 0.5:
+            sync(log)
+    log.close()
+
+
+def opened(files: FaultyFiles, segment_bytes: int = 1 << 16) -> tuple[QueueLog, list[Damage]]:
+    log, heard = QueueLog("s", files=files, segment_bytes=segment_bytes), []
+    log.recover()
+    log.damage_heard = heard.append
+    return log, heard
+
+
+def offsets_read(log: QueueLog, start: int, rng: random.Random) -> list[int]:
+    found: list[int] = []
+    while start < log.committed_offset:
+        read = log.read(start, rng.choice([1, 5000, 1 << 20]))
+        found += expanded(read.runs, 0)
+        start = read.next_offset
+    return found
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_flipped_bit_in_a_sealed_file_is_told_with_the_offsets_that_readers_miss(seed: int) -> None:
+    rng, files = random.Random(seed), FaultyFiles(seed)
+    written(files, rng, 60)
+    names = sorted(name for name in files.names if "/log." in name)
+    for name in rng.sample(names, k=min(len(names), rng.randint(1, 2))):
+        data = files.names[name].data
+        data[rng.randrange(64, len(data))] ^= 1 << rng.randrange(8)
+    log, heard = opened(files)
+    assert heard == [] and log.stats()["damaged"] == 0, "an index is believed until somebody reads"
+    there = offsets_read(log, rng.randrange(log.next_offset // 2), rng)
+    there = sorted(set(there) | set(offsets_read(log, 0, rng)))
+    lost = [offset for first, behind in log.gaps for offset in range(first, behind)]
+    assert sorted(there + lost) == list(range(log.next_offset)), seed
+    assert heard and heard == log.damage and len(set(heard)) == len(heard)
+    assert log.stats()["damaged"] == len(heard)
+    assert {(one.what, one.stop > one.start) for one in heard} == {("corrupt", True)}
+    before = list(heard)
+    assert offsets_read(log, 0, rng) == there and heard == before, "told once"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_tool_tells_the_same_places_and_offsets(seed: int) -> None:
+    rng, files = random.Random(seed), FaultyFiles(seed)
+    written(files, rng, 40)
+    name = rng.choice(sorted(name for name in files.names if "/log." in name))
+    data = files.names[name].data
+    data[rng.randrange(64, len(data))] ^= 1
+    log, _ = opened(files)
+    offsets_read(log, 0, rng)
+    contents = StreamContents(files, "s")
+    list(contents.tallies())
+    assert [(one, one.offsets) for one in contents.damage] == [(one, one.offsets) for one in log.damage]
+
+
+def test_damage_that_a_recovery_finds_has_its_offsets_too() -> None:
+    rng, files = random.Random(3), FaultyFiles(3)
+    written(files, rng, 60)
+    name = sorted(name for name in files.names if "/log." in name)[1]
+    files.names[name].data[len(files.names[name].data) // 2] ^= 1
+    for index in [name for name in files.names if "/index." in name]:
+        del files.names[index]
+    log, _ = opened(files)
+    assert log.stats()["damaged"] == len(log.damage) == 1
+    lost = [offset for first, behind in log.gaps for offset in range(first, behind)]
+    assert lost and sorted(offsets_read(log, 0, rng) + lost) == list(range(log.next_offset))
+
+
+@pytest.mark.parametrize("which", ["first but one", "middle", "last", "only"])
+def test_a_stream_file_that_is_gone_is_told_and_its_offsets_are_not_used_again(which: str) -> None:
+    rng, files = random.Random(5), FaultyFiles(5)
+    written(files, rng, 2 if which == "only" else 60)
+    names = sorted(name for name in files.names if "/log." in name)
+    assert len(names) == 1 or which != "only"
+    gone = {"first but one": 1, "middle": len(names) // 2, "last": -1, "only": 0}[which]
+    whole, _ = opened(files.restarted(power_cut=False))
+    segments = [int(name.rpartition(".")[2]) for name in names] + [whole.next_offset]
+    first = segments[gone - 1 if gone == -1 else gone]
+    behind = segments[segments.index(first) + 1]
+    del files.names[names[gone]]
+    for _ in range(2):
+        log, _ = opened(files)
+        assert log.damage == [Damage(f"log.{first:020d}", "missing", 0, 0)] and log.gaps == [(first, behind)]
+        assert log.stats()["damaged"] == 1 and log.next_offset == whole.next_offset
+        assert offsets_read(log, 0, rng) == [*range(first), *range(behind, log.next_offset)]
+        assert [one.what for one in StreamContents(files, "s").damage] == ["missing"]
+        log.close()
+    log, _ = opened(files)
+    assert log.append(one(1, 5)) == whole.next_offset
+    log.close()
+    # Once newer messages are there, what was before them all might as well have been let go of.
+    assert opened(files)[0].gaps == ([] if which == "only" else [(first, behind)])
+
+
+def test_without_its_index_a_stream_file_in_the_middle_is_missed_too() -> None:
+    rng, files = random.Random(5), FaultyFiles(5)
+    written(files, rng, 60)
+    names = sorted(name for name in files.names if "/log." in name)
+    first, behind = (int(names[at].rpartition(".")[2]) for at in (2, 3))
+    for name in (names[2], names[2].replace("/log.", "/index.")):
+        del files.names[name]
+    assert opened(files)[0].gaps == [(first, behind)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_retention_takes_is_never_told_as_missing(seed: int) -> None:
+    rng, files = random.Random(seed), FaultyFiles(seed)
+    log, _ = opened(files)
+    for number in range(80):
+        act = rng.choice(["append", "append", "sync", "retain", "truncate", "restart", "cut"])
+        if act == "append":
+            log.append(b"".join(one(number, 3000) for _ in range(9)))
+        elif act == "sync":
+            sync(log)
+        elif act == "retain":
+            sync(log)
+            log.retain(1, max_bytes=rng.choice([1, 100_000]))
+        elif act == "truncate":
+            log.truncate()
+        else:
+            if act == "restart" and rng.random() < 0.5:
+                log.close()
+            files = files.restarted(power_cut=act == "cut")
+            log, _ = opened(files)
+            assert not [one for one in log.damage if one.what == "missing"], seed
+
+
+def test_a_message_file_that_is_gone_since_a_clean_stop_is_told(tmp_path: Path) -> None:
+    directory = str(tmp_path / "d")
+    store = SegmentStore(directory, segment_bytes=4096)
+    store.recover([QUEUE])
+    entries: array[int] = array("Q")
+    for number in range(40):
+        entries += store.append(one(number, 1000))[0].entries
+        sync(store)
+    store.settle(QUEUE, entries[:20], True)
+    store.close({QUEUE: entries[20:]})
+    kept = SegmentStore(directory, segment_bytes=4096)
+    kept.recover([QUEUE])
+    assert kept.damage == [] and kept.stats()["damaged"] == 0, "what was settled has gone for good"
+    kept.close({QUEUE: entries[20:]})
+    gone = sorted((tmp_path / "d").glob("msgs.*"))[-2]
+    gone.unlink()
+    store = SegmentStore(directory, segment_bytes=4096)
+    found = store.recover([QUEUE])[QUEUE]
+    assert store.damage == [Damage(gone.name, "missing", 0, 0)] and store.stats()["damaged"] == 1
+    assert 0 < len(found.entries) < 20
