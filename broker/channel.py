@@ -7,7 +7,7 @@ exchange.* and queue.* are in topology.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pamqp import base, commands
@@ -57,6 +57,21 @@ class Channel:
         self.work: deque[Work] = deque()
         self.running = False  # some of its work waits for an answer
         self.pipeline: Pipeline | None = None
+
+    def unsettled(self) -> Iterator[Run]:
+        """Return the deliveries whose settles no shard was told of.
+
+        Those of a transaction are among them: a rollback makes them outstanding again.
+        """
+        yield from self.unacked.runs()
+        if self.transaction is not None:
+            for _, runs in self.transaction.settles:
+                yield from runs
+
+    def first_unsettled(self, consumer: Consumer, epoch: int) -> int | None:
+        """Return the lowest number of the consumer's unsettled deliveries in that epoch of its shard."""
+        own = (run.first_number for run in self.unsettled() if run.consumer is consumer and run.epoch == epoch)
+        return min(own, default=None)
 
     def report(self, owner: str) -> dict[str, object]:
         """Counters of the channel, for listings."""

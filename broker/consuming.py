@@ -18,7 +18,7 @@ from pamqp import commands
 
 from broker import checks, own_letters, reading
 from broker.amqp import ChannelException, ConnectionException, contents, properties
-from broker.consumers import FREE, Consumer, Part, Virtual
+from broker.consumers import Consumer, Part, Virtual
 from broker.counts import Counts
 from broker.grants import Grants
 from broker.replies import Replies
@@ -94,7 +94,7 @@ class Consuming:
             whole.exchange = client.queue_name(channel, method.queue)
             if reading.is_stream(shards[0].arguments):
                 whole.read_from = _read_all(whole, method)
-            await self.virtual.consume(whole, method, len(shards))
+            await self.virtual.consume(whole, method)
             return
         queue = await self._queue_of(client, channel, method)
         if queue is None:
@@ -146,12 +146,12 @@ class Consuming:
         """`leaving`: it gets no message."""
         if not leaving:
             self.grants.begin(consumer)
-        # Without acks too: its deliveries do not count, but wait for room.
-        limited = leaving or (consumer.channel.limit > 0 and consumer.reading is None)
-        kind = _attach_as(consumer, _read_from(consumer, resumed))
+        read = _read_from(consumer, resumed)
 
         def make(request: int) -> wire.Attach:
-            return kind(
+            # Without acks too: its deliveries do not count, but wait for room.
+            limited = leaving or (consumer.channel.limit > 0 and _has_part_in_limit(consumer))
+            return _attach_as(consumer, read)(
                 request=request,
                 queue=consumer.queue_id,
                 consumer=consumer.number,
@@ -198,7 +198,7 @@ class Consuming:
 
     def _let_idle_go(self, channel: Channel) -> None:
         """Cancelled consumers that hold nothing: consuming and cancelling all day must not fill the memory."""
-        holding = channel.unacked.consumers()
+        holding = {run.consumer for run in channel.unsettled()}
         idle = [consumer for consumer in channel.cancelled if consumer not in holding]
         channel.cancelled = [consumer for consumer in channel.cancelled if consumer in holding]
         for consumer in idle:
@@ -395,7 +395,7 @@ class Consuming:
         assert consumer.reading is not None
         epoch = self.links.links[consumer.shard].epoch
         if consumer.reading.crowded:
-            first = consumer.channel.unacked.first_number(consumer, epoch)
+            first = consumer.channel.first_unsettled(consumer, epoch)
             consumer.reading.forget_before(first_number if first is None else first)
         return memoryview(consumer.reading.take(first_number, count, blob, epoch))
 
@@ -530,8 +530,7 @@ class Consuming:
         consumers: list[Consumer] = []
         for each in channel.consumers.values():
             consumers += each.parts.values() if isinstance(each, Virtual) else [each]
-        # Streams have no part in it.
-        self.grants.change_limit(channel, limit, [each for each in consumers if each.reading is None])
+        self.grants.change_limit(channel, limit, [each for each in consumers if _has_part_in_limit(each)])
 
     def ungranted(self, number: int, count: int, wants: bool) -> None:
         """Grants given back, or asked for."""
@@ -546,6 +545,14 @@ def _check_reply_consumer(channel: Channel, method: commands.Basic.Consume) -> N
         raise ChannelException(406, "reply consumer cannot acknowledge", *CONSUME)
     if channel.replies is not None:
         raise ChannelException(406, "reply consumer already set", *CONSUME)
+
+
+def _has_part_in_limit(consumer: Consumer) -> bool:
+    """Return whether the limit of a channel holds for the consumer.
+
+    For a consumer of a single stream it does not, as in RabbitMQ.
+    """
+    return consumer.reading is None or consumer.whole is not None
 
 
 def _is_attached(consumer: Consumer) -> bool:
@@ -597,14 +604,14 @@ def _read_from(consumer: Consumer, resumed: bool) -> wire.ReadFrom | None:
         return None
     if not resumed:
         return consumer.reading.asked
-    return consumer.reading.resume(consumer.channel.unacked.first_number(consumer, consumer.reading.epoch))
+    return consumer.reading.resume(consumer.channel.first_unsettled(consumer, consumer.reading.epoch))
 
 
 def _attach_as(consumer: Consumer, read: wire.ReadFrom | None) -> Callable[..., wire.Attach]:
+    if read is not None and isinstance(consumer, Part):
+        stop, mark = consumer.bounds
+        return partial(wire.AttachStreamPart, read=read, stop=stop, mark=mark, whole=consumer.whole.number)
     if read is not None:
-        stop, mark = consumer.bounds if isinstance(consumer, Part) else FREE
-        if stop is not None or mark is not None:
-            return partial(wire.AttachBounded, read=read, stop=stop, mark=mark)
         return partial(wire.AttachReader, read=read)
     return wire.Attach if consumer.whole is None else partial(wire.AttachPart, whole=consumer.whole.number)
 

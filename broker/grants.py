@@ -71,12 +71,13 @@ class Grants:
         self.drop(consumer)
         if isinstance(consumer, Part):
             consumer.lost = consumer.held
-        if isinstance(consumer, Part) and consumer.whole.limit and consumer.reading is None:
+        if isinstance(consumer, Part) and consumer.whole.limit:
             whole = consumer.whole
             consumer.lent = not consumer.channel.limit
             if consumer.lent:
                 without = sum(1 for part in whole.parts.values() if part.wanted and not part.granted)
-                self._lend(consumer, max(0, whole.limit - whole.granted) // max(1, without))
+                room = max(0, whole.limit - whole.granted) if self._links.is_up(consumer.shard) else 0
+                self._lend(consumer, room // max(1, without))
             consumer.prefetch = consumer.granted if consumer.lent else whole.limit
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
@@ -129,6 +130,8 @@ class Grants:
         if isinstance(consumer, Part):
             consumer.lost = consumer.held
             consumer.whole.turns.pop(consumer.shard, None)
+            if consumer.lent:
+                consumer.prefetch = 0  # if the next process has to be asked again to attach it
 
     def settled(self, part: Part, count: int) -> None:
         """Of one that is stopped."""

@@ -153,7 +153,7 @@ class ShardLinks:
         self.links = [ShardLink(shard, self._socket(zmq.PUSH), self._due) for shard in range(config.shards)]
         self.vhost = ""  # whose publishes the packer holds
         self._batch_messages, self._batch_bytes = Histogram(), Histogram()
-        self._requests: dict[int, tuple[int, wire.Message, asyncio.Future[wire.Control]]] = {}
+        self._requests: dict[int, tuple[int, Callable[[int], wire.Message], asyncio.Future[wire.Control]]] = {}
         self._last_request = 0
         self._acks_wait = False  # some do, and a timer runs
         self._answered_in: dict[int, int] = {}  # epoch of answers to basic.get, until their caller runs
@@ -244,14 +244,17 @@ class ShardLinks:
         return envelope.control(self.peer, self.incarnation, link.epoch, link.shard, what)  # type: ignore[arg-type] # a member of the union
 
     def ask(self, shard: int, make: Callable[[int], wire.Message]) -> asyncio.Future[wire.Control]:
-        """`make(request)` is the message; the future gives the answer or raises ShardRefused. It outlives a restart."""
+        """`make(request)` is the message; the future gives the answer or raises ShardRefused.
+
+        The request outlives a restart of its shard: the message is made anew for the next process,
+        as things are then.
+        """
         assert self._loop is not None
         self._last_request = request = self._last_request + 1
         future: asyncio.Future[wire.Control] = self._loop.create_future()
-        what = make(request)
-        self._requests[request] = (shard, what, future)
+        self._requests[request] = (shard, make, future)
         if self.links[shard].up:
-            self.tell(shard, what)
+            self.tell(shard, make(request))
         return future
 
     def forget(self, connection: int) -> None:
@@ -684,9 +687,10 @@ class ShardLinks:
         """Requests the old process did not answer, in their order: a Release behind an Attach still undoes it.
         Consumers attached again are not among them: restarted() names those that are still wanted. Nor are those
         whose client has left: a message got for nobody would be lost."""
-        for request, (shard, what, future) in list(self._requests.items()):
+        for request, (shard, make, future) in list(self._requests.items()):
             if shard != link.shard:
                 continue
+            what = make(request)
             unwanted = isinstance(what, (wire.Attach, wire.Get, wire.Reserve)) and future.done()
             if unwanted or (isinstance(what, wire.Attach) and what.resumed):
                 del self._requests[request]

@@ -7,6 +7,7 @@ nothing only per queue; after rollback the deliveries are unacknowledged as befo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from broker.amqp.errors import ChannelException
@@ -47,6 +48,11 @@ class Transaction(Generic[P, S]):
             text = f"more than {HELD_SETTLES_MAX} acknowledgements in one transaction"
             raise ChannelException(PRECONDITION_FAILED, text, TX, 0)
         self._settles.append(settle)
+
+    @property
+    def settles(self) -> Sequence[S]:
+        """What is held of settles, in order."""
+        return self._settles
 
     @property
     def publish_count(self) -> int:

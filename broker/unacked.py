@@ -102,17 +102,12 @@ class Unacked:
             yield _from(run, first)._replace(last_tag=end)
             first = end + 1
 
-    def consumers(self) -> set[Consumer]:
-        """Who has deliveries here."""
-        return {run.consumer for run in self._runs}
+    def runs(self) -> Iterator[Run]:
+        """Return all of them, by tag."""
+        return iter(self._runs)
 
     def of(self, consumer: Consumer) -> Iterator[Run]:
         return (run for run in self._runs if run.consumer is consumer)
-
-    def first_number(self, consumer: Consumer, epoch: int) -> int | None:
-        """Of the first delivery it has not settled."""
-        own = (run.first_number for run in self._runs if run.consumer is consumer and run.epoch == epoch)
-        return min(own, default=None)
 
     def put_back(self, run: Run) -> None:
         """What a rolled back transaction had taken."""

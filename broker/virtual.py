@@ -84,14 +84,14 @@ class VirtualConsuming:
 
     # -- what clients ask ----------------------------------------------------------------------------------
 
-    async def consume(self, whole: Virtual, method: commands.Basic.Consume, shards: int) -> None:
+    async def consume(self, whole: Virtual, method: commands.Basic.Consume) -> None:
         client, channel, arguments = whole.client, whole.channel, method.arguments or {}
         whole.nowait, whole.no_ack = bool(method.nowait), bool(method.no_ack)
         whole.limit = 0 if whole.no_ack else channel.prefetch
         whole.terms = terms_of(whole, arguments, bool(method.exclusive))
         whole.handover_s = handover_of(arguments, whole.exchange, client.vhost)
         if whole.read_from is not None:
-            _read_streams(whole, whole.read_from, shards)
+            _read_streams(whole, whole.read_from)
         channel.consumers[whole.tag] = whole
         channel.virtuals[whole.number] = whole
         self._all[whole.number] = whole
@@ -335,15 +335,14 @@ def terms_of(whole: Virtual, arguments: Mapping[str, Any], exclusive: bool) -> C
     )
 
 
-def _read_streams(whole: Virtual, asked: wire.ReadFrom, shards: int) -> None:
+def _read_streams(whole: Virtual, asked: wire.ReadFrom) -> None:
     """The shards are streams: who names a group shares them with it, and the group's position in each is kept under its
-    name; who names none reads all of them. Each shard is read with an equal piece of the prefetch."""
+    name; who names none reads all of them."""
     if whole.terms.group:
         whole.read_from = msgspec.structs.replace(asked, name=whole.terms.group)
     else:
         alone = f"{whole.client.owner} {whole.number}"
         whole.terms = msgspec.structs.replace(whole.terms, group=alone)
-    whole.limit = max(1, whole.limit // shards)
 
 
 def affinity_of(arguments: Mapping[str, Any], queue: str, vhost: str) -> bool:

@@ -92,6 +92,7 @@ class Controls(ABC):
             m.AttachPart: self._on_attach,
             m.AttachReader: self._on_attach_reader,
             m.AttachBounded: self._on_attach_reader,
+            m.AttachStreamPart: self._on_attach_reader,
             m.Bound: self._on_bound,
             m.Look: lambda peer, look, _: peer.tell(self.streams.look(peer, look)),
             m.Pull: lambda peer, pull, _: peer.tell(self.streams.pull(peer, pull)),
@@ -388,7 +389,8 @@ class Controls(ABC):
             peer.tell(m.Refused(attach.request, 404, "gone"))
             return
         try:
-            reader = self.streams.attach(queue, peer, attach, now)
+            loan = peer.loan(attach.whole, self._wake) if isinstance(attach, m.AttachStreamPart) else None
+            reader = self.streams.attach(queue, peer, attach, loan, now)
         except ValueError as error:
             peer.tell(m.Refused(attach.request, 406, str(error)))
             return

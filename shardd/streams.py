@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shardd.peers import Peer
-from shardd.queues import Log, Queue, Reader, Store, StreamQueue, retention_of
+from shardd.queues import Loan, Log, Queue, Reader, Store, StreamQueue, retention_of
 from shardd.wire import messages as m
 
 # Of one stream, in a listing.
@@ -135,8 +135,11 @@ class Streams:
         if reader.name:
             self.dirty[queue] = None
 
-    def attach(self, queue: StreamQueue, peer: Peer, attach: m.AttachReader, now: int) -> Reader:
-        """Raises ValueError when the stream knows too many names already."""
+    def attach(self, queue: StreamQueue, peer: Peer, attach: m.AttachReader, loan: Loan | None, now: int) -> Reader:
+        """Return a new reader of that stream; `loan`: of the virtual consumer that it is a part of.
+
+        Raises ValueError when the stream knows too many names already.
+        """
         read = attach.read
         offset, name, wanted = queue.new_reader(read.start, read.value, read.name, read.filters, read.unfiltered, now)
         if name:
@@ -152,6 +155,8 @@ class Streams:
             tag=attach.tag,
             prefetch=attach.prefetch,
             limited=attach.granted,
+            lent=attach.lent,
+            loan=loan,
         )
         reader.begin(offset, name, wanted, read.seen_below)
         if isinstance(attach, m.AttachBounded):

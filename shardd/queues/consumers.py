@@ -193,12 +193,16 @@ class Loan(Turns):
         part.recalled = keep
         self._reckon()
 
-    def give_back(self, queue: Queue) -> list[tuple[Consumer, int]]:
-        """What may go of that which others want, after it has looked: all that is free if nothing waits here."""
+    def give_back(self, looked: Consumer) -> list[tuple[Consumer, int]]:
+        """Take from the parts what others want and the loan can spare.
+
+        The queue of the part `looked` has just looked what it can hand out. Returns the parts with
+        how many each gives back: all that is free if nothing waits here.
+        """
         left = self.lent - self.used
         if left <= 0 or not (self.recalled or self.has_turns):
             return []
-        needed = queue.ready_count > 0 or any(part.queue.ready_count for part in self.parts)
+        needed = looked.queue.has_for(looked) or any(part.queue.has_for(part) for part in self.parts)
         if needed and self.in_turn:
             return []
         found: list[tuple[Consumer, int]] = []

@@ -395,6 +395,10 @@ class Queue(Backlog):
             at += 1
         return at
 
+    def has_for(self, consumer: Consumer) -> bool:
+        """Return whether a message is ready that this consumer, one of its own, may get."""
+        return self.ready_count > 0
+
     def _settle_grants(self, outlet: Outlet) -> None:
         """Give back grants that wait for nothing; ask for some where a message waits for nothing else."""
         for consumer in self.consumers.all:
@@ -404,7 +408,7 @@ class Queue(Backlog):
             if not consumer.limited:
                 continue
             may = self.consumers.active(consumer) and not self.consumers.paused
-            useful = self.ready_count and may and consumer.wanted() > 0
+            useful = may and self.has_for(consumer) and consumer.wanted() > 0
             if consumer.grants and not useful:
                 count, consumer.grants = consumer.grants, 0
                 outlet.ungranted(consumer, count, False)
@@ -414,9 +418,9 @@ class Queue(Backlog):
 
     def _settle_loan(self, consumer: Consumer, loan: Loan, outlet: Outlet) -> None:
         """Give back what others want and the loan can spare; ask for more if it is used up."""
-        for part, count in loan.give_back(self):
+        for part, count in loan.give_back(consumer):
             outlet.ungranted(part, count, False)
-        useful = self.ready_count and self.consumers.active(consumer) and not self.consumers.paused
+        useful = self.has_for(consumer) and self.consumers.active(consumer) and not self.consumers.paused
         if useful and loan.lent <= loan.used and not loan.asked:
             loan.asked = True
             outlet.ungranted(consumer, 0, True)

@@ -2,9 +2,10 @@
 
 A message that was published is there when it is on stable storage, and goes with its segment, by age or size. What a
 consumer does not settle counts against its prefetch; ack and reject are the same here, a requeue brings the message to
-the same consumer again. A consumer with a name has a position in the log: the first message it has not settled. It is
-written by the next flush of the log and synced within a second, so a power cut may set it back by
-about that, never forward.
+the same consumer again. A consumer with a name has a position in the log: the lowest offset that
+it has not settled, in whatever order it settles the others. What it gives back stays unsettled,
+also after it was cancelled. The position is written by the next flush of the log and synced within
+a second, so a power cut may set it back by about that, never forward.
 
 To a shard it is a queue like others: of what it asks, this file changes nearly all. `store` is where other queues of
 the vhost have their messages; a stream's are never there for longer than it takes to settle them.
@@ -132,7 +133,7 @@ class Reader(Consumer):
     name: bytes  # b"": its position is not kept
     filters: array[int] | None  # None: it wants everything
     seen_below: int  # what is below this offset it may have seen
-    again: list[int]  # offsets it gave back, ascending; at most as many as its prefetch
+    again: list[int]  # offsets it gave back and does not hold, ascending; at most as many as its prefetch
     came_again: set[int]  # of those, what it has a second time and has not settled
     stop: int  # it gets nothing new from there on
     mark: int | None  # when all below is settled is to be told
@@ -304,8 +305,8 @@ class StreamQueue(Queue):
     def place(self, name: bytes, offset: int | None) -> None:
         """Of those that read it elsewhere under that name: what they want next; None: they are forgotten. Raises
         ValueError when it may not be."""
-        if any(isinstance(reader, Reader) and reader.name == name for reader in self.consumers.all):
-            raise ValueError("consumers are reading under this name")
+        if any(isinstance(holder, Reader) and holder.name == name for holder in self._holders):
+            raise ValueError("consumers are reading under this name, or hold messages they have read")
         if offset is None:
             self.log.forget_position(name)
             return
@@ -319,22 +320,33 @@ class StreamQueue(Queue):
         """Each reader in turn gets a piece; whether there is more to hand out now."""
         if now >= self._look_at:
             self._retain(now)
+        consumers = self.consumers
+        if consumers.borrow:
+            consumers.look(now)
         given = 0
         progress = False
-        readers = self.consumers.all
+        readers = consumers.all
         for _ in range(len(readers)):
             if given >= bytes_max:
                 return True
             self._turn = (self._turn + 1) % len(readers)
             reader = readers[self._turn]
             assert isinstance(reader, Reader)
-            if reader.again or reader.offset < min(self.log.committed_offset, reader.stop):
+            if self.has_for(reader):
                 before = reader.offset
                 given += self._feed(reader, bytes_max - given, outlet)
                 progress = progress or reader.offset > before
             if reader.mark is not None:
                 self._tell_passed(reader, outlet)
-        return progress or given > 0
+        if progress or given > 0:
+            return True
+        if consumers.borrow:
+            self._settle_grants(outlet)
+        return False
+
+    def has_for(self, consumer: Consumer) -> bool:
+        assert isinstance(consumer, Reader)
+        return bool(consumer.again) or consumer.offset < min(self.log.committed_offset, consumer.stop)
 
     @staticmethod
     def _tell_passed(reader: Reader, outlet: Outlet) -> None:
@@ -361,6 +373,8 @@ class StreamQueue(Queue):
             reader.offset = batch.next_offset
         if not batch.entries:
             self._note(reader)
+            if reader.loan is not None:  # a search may be long: others that share the loan look too
+                reader.loan.served(self)
             return 0
         return self._hand_out(reader, batch, seen, outlet)
 
@@ -387,6 +401,10 @@ class StreamQueue(Queue):
         outlet.deliver(reader, number, redelivered, count, batch.blob)
         reader.window.room -= len(batch.blob)
         reader.window.served = self
+        if reader.limited:
+            reader.grants -= count
+        if reader.unacked.loan is not None:
+            reader.unacked.loan.take(self, count)
         self.counters.delivered += count
         self.counters.redelivered += count if redelivered else 0
         self.unacked_count += count
@@ -406,7 +424,7 @@ class StreamQueue(Queue):
         self.counters.acked += len(entries) if kind_is_ack else 0
         if reader.came_again:
             reader.came_again.difference_update(entry - 1 for entry in entries)
-        if again and not reader.detached:
+        if again:
             for entry in entries:
                 insort(reader.again, entry - 1)
         self._note(reader)
@@ -416,13 +434,16 @@ class StreamQueue(Queue):
             self.log.store_position(reader.name, reader.position)
 
     def release(self, consumer: Consumer, now: int) -> None:
-        """It is gone for good. Its position stays at what it had not settled."""
+        """It is gone for good. Its position stays at the lowest offset it had not settled."""
         assert isinstance(consumer, Reader)
         self.detach(consumer, now)
         self._note(consumer)
         entries, size = consumer.unacked.take_all()
         self._taken_back(entries, size)
         self._holders.pop(consumer, None)
+
+    def _take_turns(self) -> None:
+        """Do nothing: turns are for queues that lie in one log, and each stream has its own."""
 
     # -- limits ----------------------------------------------------------------------------------------
 
@@ -488,6 +509,7 @@ class StreamQueue(Queue):
         count = self.ready_count
         for holder in self._holders:
             if isinstance(holder, Consumer):
+                holder.stop_sharing()
                 holder.unacked.take_all()
         self.closed = self.deleted = True
         self.ready_count = self.ready_bytes = self.unacked_count = self.unacked_bytes = 0

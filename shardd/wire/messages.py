@@ -433,6 +433,12 @@ class AttachBounded(AttachReader, tag="attach-bounded", frozen=True):
     mark: int | None = None
 
 
+class AttachStreamPart(AttachBounded, tag="attach-stream-part", frozen=True):
+    """The same, of a part of a virtual consumer: `whole` is drawn at AttachPart."""
+
+    whole: int = 0
+
+
 class Bound(Message, tag="bound", frozen=True):
     """Front door to shard: from now on a consumer of a stream gets nothing from offset `stop` on (None: all), and its
     shard says with Passed, once, that it has settled all below `mark` (None: no more)."""
@@ -721,7 +727,7 @@ class Refused(Message, tag="refused", frozen=True):
 Control = (
     Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
     | StatsReply | StreamsReply | GapsReply | ListQueues | Queues | Alarm | Attach | AttachPart | Attached
-    | AttachReader | AttachBounded | AttachedAt | Bound | Passed
+    | AttachReader | AttachBounded | AttachStreamPart | AttachedAt | Bound | Passed
     | Look | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Released | Grant | Tune
     | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge
     | DeadLetters | Departed | AskOnce | ToldOnce | OnceBecame | ForgetOnce | Reserve | Redeem | Unreserve

@@ -276,6 +276,16 @@ async def test_a_request_outlives_the_shard_that_was_asked(pair: Pair) -> None:
     assert await asked == (3, 2)
 
 
+async def test_what_is_asked_again_is_as_things_are_then(pair: Pair) -> None:
+    queues = [7]
+    pair.links.ask(0, lambda request: wire.Count(request, queues[-1]))
+    before = await pair.shards[0].receive_control()
+    queues.append(8)
+    await pair.restart()
+    again = await pair.shards[0].receive_control()
+    assert isinstance(before, wire.Count) and again == wire.Count(before.request, 8)
+
+
 async def test_an_attach_of_a_consumer_that_is_attached_again_is_not_repeated(pair: Pair) -> None:
     def attach(request: int) -> wire.Attach:
         return wire.Attach(request, 7, 1, 1, 1, "tag", False, False, 0, 0, resumed=True)

@@ -63,6 +63,7 @@ class History:
         self.last_number = 0
         self.told = Told()
         self.readers: dict[int, Reader] = {}
+        self.cancelled: set[int] = set()  # readers that get nothing new, and hold something
         self.due: dict[int, int] = {}  # by reader: the offset it gets next, but for what it gave back
         self.held: dict[int, dict[int, int]] = {}  # by reader: number, offset
         self.again: dict[int, set[int]] = {}
@@ -116,7 +117,7 @@ class History:
             self.committed = self.job_end
 
     def attach(self) -> None:
-        if len(self.readers) >= 4:
+        if len(self.readers) - len(self.cancelled) >= 4:
             return
         self.last_number += 1
         log = self.queue.log
@@ -158,6 +159,8 @@ class History:
         self.told.passes.clear()
         for number, reader in self.readers.items():
             mark = self.bounds.get(number, (None, None))[1]
+            if number in self.cancelled:
+                continue  # it is nobody's any more
             assert not is_all or mark is None or reader.position < mark, "settled, and not told"
 
     def deliver(self) -> None:
@@ -187,6 +190,7 @@ class History:
             assert reader.unacked.count == len(self.held[number])
 
     def settle(self) -> None:
+        gone: list[int] = []
         for number, reader in self.readers.items():
             held = sorted(self.held[number])
             if not held or self.random.random() < 0.4:
@@ -202,18 +206,38 @@ class History:
                     self.again[number].add(offset)
             reader.window.free(WINDOW)
             self.check_position(reader)
+            if number in self.cancelled and not self.held[number]:
+                self.queue.let_holder_go(reader)  # what it gave back it does not get
+                self.cancelled.discard(number)
+                gone.append(number)
+        for number in gone:
+            del self.readers[number]
 
-    def check_position(self, reader: Reader) -> None:
-        """The first that it has not settled."""
+    def check_position(self, reader: Reader, is_told: bool = True) -> None:
+        """The first that it has not settled. `is_told`: as of now, so it is what the log has under its name."""
         waiting = [*self.held[reader.number].values(), *self.again[reader.number], reader.offset]
         assert reader.position == min(waiting)
-        if reader.name:
+        if reader.name and is_told:
             assert self.queue.log.position(reader.name) == reader.position
+
+    def cancel(self) -> None:
+        """It gets no more; what it holds it may still settle, or give back."""
+        if self.readers:
+            number = self.random.choice(list(self.readers))
+            reader = self.readers[number]
+            self.queue.detach(reader, self.now)
+            self.check_position(reader, is_told=False)
+            if self.held[number]:
+                self.cancelled.add(number)
+            else:
+                self.queue.let_holder_go(reader)
+                del self.readers[number]
 
     def leave(self) -> None:
         if self.readers:
             number = self.random.choice(list(self.readers))
             reader = self.readers.pop(number)
+            self.cancelled.discard(number)
             position = min([*self.held[number].values(), *self.again[number], reader.offset])
             self.queue.release(reader, self.now)
             if reader.name:
@@ -231,6 +255,7 @@ class History:
             self.job = None
         self.files = self.files.restarted(power_cut=not clean and self.random.random() < 0.5)
         self.readers.clear()
+        self.cancelled.clear()
         self.open()
         assert self.queue.log.committed_offset >= self.committed, "what was committed is lost"
         assert not clean or self.queue.log.positions() == known
@@ -240,7 +265,7 @@ class History:
 
     def play(self, steps: int) -> None:
         acts = [self.publish] * 4 + [self.sync] * 3 + [self.end_sync, self.attach] + [self.deliver] * 6
-        acts += [self.settle] * 4 + [self.leave, self.bound]
+        acts += [self.settle] * 4 + [self.leave, self.bound, self.cancel]
         for _ in range(steps):
             self.random.choice(acts)() if self.random.random() > 0.02 else self.end()
             self.now += self.random.choice([0, 1, 400])
@@ -253,6 +278,7 @@ class History:
 
     def drain(self) -> None:
         """Whoever settles all it gets comes to the end, if nothing bounds it."""
+        self.readers = {number: each for number, each in self.readers.items() if number not in self.cancelled}
         for reader in self.readers.values():
             reader.bound(None, None)
         self.end_sync()

@@ -1,6 +1,6 @@
 """The prefetch of a virtual consumer, lent to its parts at several shards: never more than that is on its way or
 unsettled, nothing waits while there is room, and no queue is forgotten, in whatever order the processes hear of each
-other. The queues are the shards', the grants the front door's; between them lie lists."""
+other. The queues, streams or not, are the shards', the grants the front door's; between them lie lists."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -22,9 +23,14 @@ from broker.control import SeatName
 from broker.grants import ROUND_S
 from broker.settling import Settles
 from shardd.controls import Controls
-from shardd.queues import Consumer, Loan, Queue, Window, limits_of
+from shardd.queues import Consumer, Loan, Queue, Reader, StreamQueue, Window, limits_of, retention_of
+from shardd.queues.stream import SEGMENT_BYTES
+from shardd.store import StreamCache
+from shardd.store.queue_log import QueueLog
 from shardd.wire import messages as wire
+from tests.reference.record import Record
 from tests.support.dict_store import DictArrival, DictStore
+from tests.support.faulty_files import FaultyFiles
 
 ROOM = 1 << 30
 ROUND_MS = round(ROUND_S * 1000)
@@ -45,9 +51,16 @@ class Shard:
 
     def publish(self, number: int, count: int) -> None:
         queue = self.parts[number].queue
+        self.dirty[queue] = None
+        if isinstance(queue, StreamQueue):
+            if count:
+                queue.append(memoryview(Record((queue.id,), (MESSAGE,) * count).encode()), alone=True)
+                if (job := queue.begin_sync()) is not None:
+                    job.run()
+                    queue.finish_sync(job)
+            return
         entries = array("Q", [self.store.put([queue.id], MESSAGE) for _ in range(count)])
         queue.publish(DictArrival(queue.id, entries, count), 0)
-        self.dirty[queue] = None
 
     def turn(self, most: int) -> None:
         for _ in range(min(most, len(self.heard))):
@@ -56,14 +69,19 @@ class Shard:
             if self.dirty:
                 queue = next(iter(self.dirty))
                 del self.dirty[queue]
-                assert not queue.deliver(self.now_ms, self.outlet, ROOM)  # type: ignore[arg-type] # as much as is used
+                more = queue.deliver(self.now_ms, self.outlet, ROOM)
+                assert not more or isinstance(queue, StreamQueue)  # as much as is used
+                while more:
+                    more = queue.deliver(self.now_ms, self.outlet, ROOM)
 
     outlet: Any = None
 
 
 class Bench:
-    def __init__(self, layout: list[int], limit: int) -> None:
+    def __init__(self, layout: list[int], limit: int, streams: bool = False) -> None:
         """`layout`: how many queues each shard has."""
+        self.streams = streams
+        self.away: set[int] = set()
         self.shards = [Shard() for _ in layout]
         self.settles = [Settles() for _ in layout]
         self.links = [SimpleNamespace(epoch=1, settles=settles) for settles in self.settles]
@@ -73,6 +91,7 @@ class Bench:
             ack=lambda at, epoch, number, *rest: epoch == self.links[at].epoch and self.settles[at].ack(number, *rest),
             settle=lambda at, epoch, *rest: epoch == self.links[at].epoch and self.settles[at].add(*rest),
             tell_settled=self.tell_settled,
+            is_up=lambda at: at not in self.away,
         )
         self.consuming = Consuming(links, lambda said: None)
         self.channel = Channel(1)
@@ -94,7 +113,6 @@ class Bench:
             self.attach(part)
         self.given = dict.fromkeys(self.numbers, 0)
         self.on_way = 0
-        self.away: set[int] = set()
         # Consumers of single queues beside it, by queue, and what they hold.
         self.others: dict[int, Consumer] = {}
         self.of_others: list[tuple[Shard, Consumer, int, int]] = []
@@ -102,8 +120,11 @@ class Bench:
 
     def attach(self, part: Part, again: Queue | None = None) -> None:
         shard = self.shards[part.shard]
-        queue = again or Queue(part.number, shard.store, limits_of({}))
-        consumer = Consumer(queue, None, part.number, Window(ROOM), prefetch=part.prefetch, lent=True, loan=shard.loan)
+        queue = again or self.new_queue(part.number, shard.store)
+        kind = Reader if isinstance(queue, StreamQueue) else Consumer
+        consumer = kind(queue, None, part.number, Window(ROOM), prefetch=part.prefetch, lent=True, loan=shard.loan)
+        if isinstance(queue, StreamQueue) and isinstance(consumer, Reader):
+            consumer.begin(*queue.new_reader("first", 0, "position", [], False, 0))
         queue.attach(consumer)
         shard.parts[part.number] = consumer
         shard.outlet = SimpleNamespace(
@@ -112,6 +133,14 @@ class Bench:
                 lambda: self.consuming.ungranted(consumer.number, count, wants)
             ),
         )
+
+    def new_queue(self, number: int, store: DictStore) -> Queue:
+        if not self.streams:
+            return Queue(number, store, limits_of({}))
+        files = FaultyFiles()
+        log = QueueLog("s", files=files, segment_bytes=SEGMENT_BYTES, cache=StreamCache(files))
+        log.recover()
+        return StreamQueue(number, store, log, retention_of({}))
 
     # -- between them ----------------------------------------------------------------------------------------
 
@@ -148,6 +177,10 @@ class Bench:
                 entries, size = consumer.unacked.settle(first, last)
                 assert len(entries) == last + 1 - first
                 queue = consumer.queue
+                if isinstance(queue, StreamQueue):
+                    queue.settled(consumer, kind == wire.ACK, entries, size, kind == wire.REQUEUE)
+                    shard.dirty[queue] = None
+                    continue
                 (queue.ack if kind == wire.ACK else queue.requeue)(entries, size)
                 if kind != wire.ACK or queue.turns is None:  # else the loan wakes who is next
                     shard.dirty[queue] = None
@@ -222,6 +255,8 @@ class Bench:
         """Another consumer of that queue comes, or goes."""
         shard = self.numbers[number]
         queue = shard.parts[number].queue
+        if self.streams:
+            return  # who reads a stream takes nothing from others
         if number in self.others:
             queue.release(self.others.pop(number), shard.now_ms)
             self.of_others = [held for held in self.of_others if held[1].queue is not queue]
@@ -315,8 +350,9 @@ class Bench:
         raise AssertionError("they never come to rest")
 
     def waiting(self) -> int:
+        """Parts that have something to get."""
         consumers = [shard.parts[number] for number, shard in self.numbers.items()]
-        return sum(consumer.queue.ready_count for consumer in consumers if not consumer.detached)  # nor away
+        return sum(consumer.queue.has_for(consumer) for consumer in consumers if not consumer.detached)  # nor away
 
 
 LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
@@ -340,13 +376,14 @@ NEVER_ASKED = [
 HELD_OF_THE_DEAD = [("publish", 19), ("publish", 28), ("rest", 0), ("away", 22), ("stop", 8)]
 
 
+@pytest.mark.parametrize("streams", [False, True], ids=["queues", "streams"])
 @example([2, 2], 3, NEVER_ASKED)
 @example([1, 2, 3], 6, HELD_OF_THE_DEAD)
 @given(LAYOUTS, st.integers(1, 20), STEPS)
 def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
-    layout: list[int], limit: int, steps: list[tuple[str, int]]
+    streams: bool, layout: list[int], limit: int, steps: list[tuple[str, int]]
 ) -> None:
-    bench = Bench(layout, limit)
+    bench = Bench(layout, limit, streams)
     for step, n in steps:
         number = 101 + n % len(bench.numbers)
         if step == "publish":
@@ -390,10 +427,11 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
     assert bench.whole.outstanding == 0 <= bench.whole.granted <= limit
 
 
+@pytest.mark.parametrize("streams", [False, True], ids=["queues", "streams"])
 @settings(max_examples=30)
 @given(LAYOUTS, st.integers(1, 20), st.integers(1, ROUND_MS))
-def test_no_queue_waits_for_another_to_be_empty(layout: list[int], limit: int, pace_ms: int) -> None:
-    bench = Bench(layout, limit)
+def test_no_queue_waits_for_another_to_be_empty(streams: bool, layout: list[int], limit: int, pace_ms: int) -> None:
+    bench = Bench(layout, limit, streams)
     # So many as a turn of the whole broker lasts, at that pace.
     most = limit * (ROUND_MS // pace_ms + 20) * len(bench.numbers)
     for number, shard in bench.numbers.items():
@@ -505,11 +543,25 @@ def test_what_a_dead_shard_was_lent_is_for_the_others_until_it_is_back() -> None
     assert min(map(sum, zip(*turns, strict=True))) > 0
 
 
-def starved(seed: int, beside_others: bool) -> str:
+def test_nothing_is_lent_to_a_shard_that_is_away_when_its_consumer_comes() -> None:
+    bench = Bench([1, 1], 10)
+    bench.go_away(1)
+    for part in bench.whole.parts.values():
+        bench.consuming.grants.begin(part)
+    assert [part.granted for part in bench.whole.parts.values()] == [5, 0]
+
+
+def test_a_part_that_has_to_be_attached_again_brings_nothing_it_was_lent_before() -> None:
+    bench = Bench([1, 1], 10)
+    bench.consuming.away(1)  # its answer had not come
+    assert [(part.granted, part.prefetch) for part in bench.whole.parts.values()] == [(5, 5), (0, 0)]
+
+
+def starved(seed: int, beside_others: bool, streams: bool = False) -> str:
     """Clients that are fast and slow by turns, clocks that are set, parts that stop; "" or which shard had messages and
     was given none, for more acks than all there is to lend and longer than turns take."""
     rng = random.Random(seed)
-    bench = Bench([rng.randint(1, 3) for _ in range(rng.randint(2, 3))], rng.choice([2, 3, 7, 20, 60]))
+    bench = Bench([rng.randint(1, 3) for _ in range(rng.randint(2, 3))], rng.choice([2, 3, 7, 20, 60]), streams)
     for number, shard in bench.numbers.items():
         if rng.random() < 0.8:
             shard.publish(number, 3000)
@@ -536,7 +588,7 @@ def starved(seed: int, beside_others: bool) -> str:
                 own = [number for number, of in bench.numbers.items() if of is shard]
                 parts = [shard.parts[number] for number in own]
                 acks[at] += 1
-                if not any(not part.detached and part.queue.ready_count for part in parts) or any(
+                if not any(not part.detached and part.queue.has_for(part) for part in parts) or any(
                     bench.given[number] != last[number] for number in own
                 ):
                     acks[at], since[at] = 0, now
@@ -554,3 +606,9 @@ def starved(seed: int, beside_others: bool) -> str:
 @given(st.integers(0, 1 << 20), st.booleans())
 def test_no_shard_waits_for_acks_that_make_room_elsewhere(seed: int, beside_others: bool) -> None:
     assert not starved(seed, beside_others)
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(0, 1 << 20))
+def test_no_shard_of_streams_waits_for_acks_that_make_room_elsewhere(seed: int) -> None:
+    assert not starved(seed, beside_others=False, streams=True)

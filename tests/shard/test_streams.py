@@ -132,6 +132,47 @@ def test_a_reader_is_given_what_it_may_hold_and_what_it_gave_back() -> None:
     assert bench.turn() == [("deliver", [(1, 4, True, 1)])]
 
 
+def test_what_a_cancelled_reader_gives_back_is_where_its_name_goes_on() -> None:
+    bench = Bench()
+    bench.publish(1, count=12)
+    bench.sync()
+    bench.attach(prefetch=5, name="auditor")
+    bench.turn()
+    bench.settle(m.ACK, 1, 5)
+    bench.turn()
+    bench.settle(m.ACK, 7, 7)
+    bench.tell(m.Detach(51, 1))
+    for number in (6, 8, 9, 10):
+        bench.tell(m.Place(60, 1, "auditor", 0), m.CONTROLLER, 3)
+        assert [one.code for one in bench.turn(m.CONTROLLER)] == [406], "it holds some still"
+        bench.settle(m.REQUEUE, number, number)
+    assert bench.shard.streams.queues[1].log.position(b"auditor") == 5
+    bench.turn()
+    bench.attach(name="auditor")
+    assert bench.turn() == [m.AttachedAt(50, 5), ("deliver", [(1, 1, False, 7)])]
+
+
+def test_readers_that_are_parts_of_one_consumer_share_its_prefetch() -> None:
+    bench = Bench()
+    other = m.QueueSpec(3, "/", "other", True, arguments={"x-queue-type": "stream"})
+    bench.tell(m.CreateQueues(40, [other]), m.CONTROLLER, 3)
+    bench.publish(1, count=5)
+    bench.publish(3, count=5)
+    bench.sync()
+    start = m.ReadFrom("first")
+    for consumer, queue, lent in ((1, 1, 3), (2, 3, 0)):
+        bench.tell(
+            m.AttachStreamPart(50, queue, consumer, 9, 1, "tag", False, False, 0, lent, lent=True, read=start, whole=7)
+        )
+    told = bench.turn()
+    (sections,) = [what[1] for what in told if isinstance(what, tuple) and what[0] == "deliver"]
+    ((first, *delivered),) = sections
+    assert delivered == [1, False, 3]
+    assert [what.wants for what in told if isinstance(what, m.Ungranted)] == [True], "one asks for both"
+    bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(first, m.ACK, 1, 2)]), 1000)
+    assert bench.turn() == [("deliver", [(3 - first, 1, False, 2)])], "the other had waited"
+
+
 def test_a_stream_deleted_during_a_sync_goes_with_its_end() -> None:
     bench = Bench()
     bench.attach()

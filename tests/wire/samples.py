@@ -52,6 +52,9 @@ CONTROL: list[wire.Control] = [
     wire.AttachBounded(
         23, 7, 8, 9, 10, "tag", False, False, 0, 20, False, True, read=wire.ReadFrom("first"), stop=100, mark=90
     ),
+    wire.AttachStreamPart(
+        23, 7, 8, 9, 10, "tag", False, False, 0, 20, lent=True, read=wire.ReadFrom("first"), stop=100, whole=11
+    ),
     wire.AttachedAt(23, 5),
     wire.Bound(8, 100, None),
     wire.Passed(8, 95),
