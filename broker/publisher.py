@@ -9,6 +9,7 @@ from broker.amqp import ChannelException, ConnectionException
 from broker.confirms import Confirms
 from broker.message import Message
 from broker.scope import Scope
+from shardd.wire.messages import SOME
 
 if TYPE_CHECKING:
     from broker.transactions import Transaction
@@ -33,7 +34,7 @@ class Committed:
 
     def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
         """No room on the shard's disk, if it is this channel that is named: with 0, for want of a confirm number."""
-        if (connection, channel, first) == (self.connection, self.channel, 0):
+        if (connection, channel & ~SOME, first) == (self.connection, self.channel, 0):
             self._stored = False
 
     def confirmed(self) -> None:

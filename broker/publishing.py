@@ -179,7 +179,8 @@ class Publishing:
                     to_ask = [*(to_ask or ()), *copies_by_channel(event, {number}, ask.at).items()]
                     event.without = {*event.without, number}
                     at = ask.at + 1
-            if event.done < at < event.count and is_over():
+            # What the packer is told to pass by holds for the very next message.
+            if event.done < at < event.count and not self._far_queue and is_over():
                 break
         event.done = at
         return to_ask or ()

@@ -65,8 +65,9 @@ class Reserving:
     async def reserve(self, wanted: Wanted) -> Reservation:
         """Set room aside for all; raises the refusal of the commit when some queue has none."""
         reservation = Reservation(self._links, number := next(self._numbers), wanted)
+        asked: list[asyncio.Future[wire.Control]] = []
         try:
-            asked = [self._ask(shard, number, queues) for shard, queues in wanted.items()]
+            asked += [self._ask(shard, number, queues) for shard, queues in wanted.items()]
             await asyncio.wait_for(asyncio.gather(*asked), self._wait_s_max)
         except ShardRefused:
             raise refused("a queue is full") from None
@@ -76,6 +77,8 @@ class Reserving:
             kept, reservation = reservation, Reservation(self._links, number, ())
             return kept
         finally:
+            for each in asked:
+                each.cancel()  # or the next process of a shard that is away would be asked, and nobody end that
             reservation.end()
 
     def _ask(self, shard: int, number: int, queues: Mapping[int, list[int]]) -> asyncio.Future[wire.Control]:

@@ -188,15 +188,18 @@ class Peer:
             self._told_after.clear()
 
 
-def refused_runs(message: envelope.Message, ordinals: Sequence[int], unnumbered: bool = False) -> list[Refused]:
+def refused_runs(message: envelope.Message, ordinals: Sequence[int], unnumbered: int | None = None) -> list[Refused]:
     """The confirms wanted for these messages of a batch, neighbours together. `unnumbered`: also those without a
-    confirm number, as 0: a transaction must hear that it was not stored."""
+    confirm number, as 0, once for each channel, since a transaction must hear that it was not stored; SOME beside the
+    channel, if others of it were taken."""
+    told: set[tuple[int, int]] = set()
     found: list[Refused] = []
     for ordinal in ordinals:
         connection, channel, seq = codec.run_of(message, ordinal)
         if not seq:
-            if unnumbered and found[-1:] != [(connection, channel, 0, 0)]:
-                found.append((connection, channel, 0, 0))
+            if unnumbered is not None and (connection, channel) not in told:
+                told.add((connection, channel))
+                found.append((connection, channel | unnumbered, 0, 0))
             continue
         if found and found[-1][:2] == (connection, channel) and found[-1][3] + 1 == seq:
             found[-1] = (connection, channel, found[-1][2], seq)

@@ -57,7 +57,7 @@ class Reservations:
     def use(self, peer: int, queue: Queue, messages: int, body_bytes: int) -> bool:
         """Tell whether messages that just came to the queue have room set aside, and free that: they take it now."""
         room = self._made[peer, self.redeeming[peer]].get(queue)
-        if room is None:
+        if room is None or not queue.may_refuse:  # the front door may know other arguments of it
             return False
         queue.unreserve(*room.use(messages, body_bytes))
         return True

@@ -122,7 +122,7 @@ class Shard(Controls):
                 if queue.consumers.all or not queue.is_asleep:
                     self._dirty[queue] = None
             if refused and held is not None:
-                held.refused = refused_runs(message, sorted(refused), unnumbered=True)
+                held.refused = refused_runs(message, sorted(refused), m.SOME)
             if fates is not None and fates.known and held is not None:
                 held.refused = [*held.refused, *known_runs(message, sorted(fates.known), fates.altered)]
         except self._no_room:
@@ -489,7 +489,7 @@ class Shard(Controls):
 
 def _all_of(message: envelope.Message, messages: int) -> list[Refused]:
     """The confirms wanted for all of a batch, which is refused."""
-    return refused_runs(message, range(messages), unnumbered=True)
+    return refused_runs(message, range(messages), 0)
 
 
 def _may_refuse(queues: list[Queue]) -> bool:

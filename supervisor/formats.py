@@ -109,7 +109,7 @@ def write_version(directory: Path, shards: list[int]) -> None:
 def _files(directory: Path, level: int = 0) -> Iterator[Path]:
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # a folder that is not the broker's, as lost+found of a volume
         return
     for entry in entries:
         if entry.is_file(follow_symlinks=False):
@@ -133,7 +133,7 @@ def _check_file(path: Path) -> None:
                 return  # damaged: what that costs is told by whoever opens the file
     except OSError as error:
         # Bytes that the disk does not give are told by whoever needs them; a file may go while it is looked for.
-        if error.errno in (errno.EIO, errno.ENOENT):
+        if error.errno in (errno.EIO, errno.ENOENT, errno.EACCES, errno.EPERM):
             return
         raise
     raise FormatError(f"{path}: written by a later version (format {version}, this program knows up to {kind.latest})")

@@ -52,7 +52,6 @@ from broker.control import (
     QueueRemove,
     things_asked,
 )
-from broker.controller import without_effect
 from broker.controller.access import hash_password
 from broker.controller.decisions import RESHAPING, Decision, Decisions
 from broker.controller.definitions import Definitions
@@ -600,12 +599,7 @@ class Authority:
         return await self.ask(TopicPermissionDelete(vhost, user, exchange))
 
     async def put_parameter(self, vhost: str, component: str, name: str, value: Any) -> Answer:
-        put = ParameterPut(vhost, component, name, value)
-        answer = await self.ask(put)
-        if not answer.code:
-            for warning in without_effect.sentences([put]):
-                log.warning("%s", warning)
-        return answer
+        return await self.ask(ParameterPut(vhost, component, name, value))
 
     async def declare_exchange(
         self,

@@ -315,7 +315,7 @@ class Definitions:
         file = self._files[name]
         wanted = file.size() + self._promised.get(name, 0) + more
         if wanted > file.room:
-            file.set_aside()
+            file.set_aside(wanted + room.FILE_ROOM_BYTES)
         if wanted > file.room:
             return True
         self._promised[name] = self._promised.get(name, 0) + more

@@ -172,8 +172,8 @@ class ReplacedFile:
         self.room = 0
         self._spare = path.with_name(path.name + ".new")
 
-    def set_aside(self) -> None:
-        """See that there is room for a content somewhat larger than the present one, as far as the disk has some."""
+    def set_aside(self, wanted: int = 0) -> None:
+        """See that there is room for `wanted` bytes and for more than the present content, as far as there is."""
         try:
             fd = os.open(self._spare, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, MODE)
         except OSError as error:
@@ -182,7 +182,7 @@ class ReplacedFile:
             self.room = 0
             return
         try:
-            wanted = self.size() + FILE_ROOM_BYTES
+            wanted = max(wanted, self.size() + FILE_ROOM_BYTES)
             try:
                 set_aside(fd, 0, wanted)
                 self.room = wanted

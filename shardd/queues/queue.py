@@ -158,9 +158,7 @@ class Queue(Backlog):
 
     def reserve(self, sizes: Sequence[int]) -> bool:
         """Set room aside for new messages with so many body bytes each, if all of them fit."""
-        if not self.may_refuse:
-            return True
-        if self._fitting(len(sizes), sizes)[1]:
+        if self.may_refuse and self._fitting(len(sizes), sizes)[1]:
             return False
         self._change_reserved(len(sizes), sum(sizes))
         return True

@@ -502,7 +502,7 @@ class StreamLog(Usable):
         None: there is nothing to make last. The job ends with `finish_settled_sync`.
         """
         self._check_usable()
-        if not self.sync:
+        if not self.sync or not self._has_directory:
             return None
         try:
             self._positions.flush()

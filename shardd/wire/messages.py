@@ -37,6 +37,9 @@ LANE = 7  # both ways, no body: what follows comes through the ring again, see l
 # Beside the channel of confirm numbers in CONFIRMED: some queue had the message before, of the same producer; had
 # another message of that sequence.
 KNOWN, ALTERED = 1 << 16, 1 << 17
+# The same, with the number 0: of what this channel published without numbers a queue refused some, not all of it. For
+# transactions alone; without this bit nothing of it was taken.
+SOME = 1 << 18
 
 # Reasons of an Alarm that more than people act on.
 LOW_ON_DISK = "low on disk"

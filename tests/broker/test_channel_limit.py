@@ -31,6 +31,9 @@ class Links:
     def tell(self, shard: int, what: wire.Message) -> None:
         self.to_shard.append(what)
 
+    def is_up(self, shard: int) -> bool:
+        return True
+
     def tell_settled(self, shard: int) -> None:
         """All is told at once."""
 

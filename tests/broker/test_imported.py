@@ -46,7 +46,7 @@ def rows(document: dict[str, Any], kind: str) -> set[str]:
 @pytest.mark.row("G1.28", "J14", "I2", "K10")
 def test_what_rabbitmq_exported_comes_back_out_as_it_was(tmp_path: Path) -> None:
     document = json.loads(EXPORT.read_bytes())
-    found = _whole(definitions(loaded(tmp_path)))
+    found = _whole(definitions(loaded(tmp_path), str(tmp_path)))
     for kind in LISTS:
         assert rows(found, kind) == rows(document, kind), kind
     assert {vhost["name"] for vhost in found["vhosts"]} == {"/", "orders"}

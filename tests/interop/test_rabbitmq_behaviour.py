@@ -167,7 +167,7 @@ def test_connection_start_offers_both_mechanisms(broker: RealBroker) -> None:
         kind, channel, length = struct.unpack(">BHI", receive_exactly(sock, 7))
         payload = receive_exactly(sock, length + 1)
     assert (kind, channel, payload[:6]) == (1, 0, b"\x00\x0a\x00\x0a\x00\x09")
-    assert b"PLAIN AMQPLAIN" in payload
+    assert b"AMQPLAIN PLAIN" in payload
     assert payload.endswith(b"en_US\xce")
 
 

@@ -218,7 +218,7 @@ def test_external_is_offered_only_to_those_who_showed_a_certificate(secured: Sec
         client.send(HEADER)
         offered.append(client.expect(commands.Connection.Start).mechanisms)
         client.sock.close()
-    assert offered == ["PLAIN AMQPLAIN", "PLAIN AMQPLAIN EXTERNAL"]
+    assert offered == ["AMQPLAIN PLAIN", "AMQPLAIN PLAIN EXTERNAL"]
 
 
 def test_external_without_a_certificate_is_no_mechanism(secured: Secured) -> None:

@@ -82,7 +82,7 @@ def values(broker: RealBroker) -> dict[str, float]:
 @contextlib.contextmanager
 def unread(address: str, path: str, count: int) -> Iterator[list[socket.socket]]:
     """That many clients, which ask and read nothing."""
-    asking = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {LOGIN['Authorization']}\r\n\r\n".encode()
+    asking = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {LOGIN['Authorization']}\r\n\r\n".encode()
     clients = []
     try:
         for _ in range(count):

@@ -75,10 +75,10 @@ class Doors:
         for i, (queue, size) in enumerate(messages):
             stored = struct.pack("<II", size, 0) + b"\0\1q" + b"x" * size
             packer.add_stored(0, [queue], stored, 9, 1, i + 1 if numbered else 0, NOW, 0xFFFFFFFF, 0xFF, True, True)
-        self.batch[door] += 1
-        data = packer.take(0, door, self.incarnations[door], EPOCH, self.batch[door])
+        data = packer.take(0, door, self.incarnations[door], EPOCH, self.batch[door] + 1)
         if data is None:
             return set()
+        self.batch[door] += 1
         self.shard.receive(data, NOW)
         refused: set[int] = set()
         for said in self.heard(door):

@@ -170,7 +170,6 @@ class World:
         self.prefetches: dict[int, int] = {}  # by virtual consumer or consumer
         self.ledger = Ledger()
         self.tasks: list[tuple[tuple[int, int], asyncio.Task[Any]]] = []
-        self.batch = 0
         self.deaths = 0
         self.troubles = Troubles(self.loop)
         logging.getLogger("broker").addHandler(self.troubles)
@@ -446,11 +445,11 @@ class World:
         shard = self.shards[at]
         if shard is None or 0 not in shard.peers or not count:
             return
-        self.batch += 1
+        peer = shard.peers[0]
         packer = packing.Packer(1)
         for _ in range(count):
             packer.add_stored(0, [at + 1], MESSAGE, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False)
-        data = packer.take(0, 0, DOOR, self.epochs[at], self.batch, False)
+        data = packer.take(0, 0, DOOR, self.epochs[at], peer.next_batch or 1, False)
         assert data is not None
         shard.receive(data, 1000)
 

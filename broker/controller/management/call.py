@@ -26,6 +26,7 @@ from broker.catalog import Catalog, Vhost
 from broker.changes import UserPut
 from broker.checks import Refusal
 from broker.control import Answer
+from broker.controller import without_effect
 from broker.controller.authority import Authority
 from broker.controller.config import ControllerConfig
 from broker.controller.ended_streams import EndedStreams
@@ -253,9 +254,15 @@ class Call:
     # -- rights ------------------------------------------------------------------------------------------
 
     async def ask(self, request: Any) -> Answer:
-        """Have the authority carry out a request, if this user has the rights it needs. Raises ApiError if not."""
+        """Have the authority carry out a request, if this user has the rights it needs. Raises ApiError if not.
+
+        What is kept without effect is said in the log.
+        """
         self.must(request)
-        return check(await self.context.authority.ask(request))
+        answer = check(await self.context.authority.ask(request))
+        for warning in without_effect.sentences([request]):
+            log.warning("%s", warning)
+        return answer
 
     def must(self, act: Any) -> None:
         """Raise ApiError, 401, when this user lacks a right that the act needs (`broker.rights`)."""

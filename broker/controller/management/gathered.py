@@ -81,6 +81,7 @@ class Stats:
     queue id, of those where exchanges keep messages; they are not among `queues`."""
 
     at: float = 0.0
+    is_sample: bool = False  # nobody had asked for it
     queues: dict[int, QueueStats] = field(default_factory=dict)
     delayed: dict[int, int] = field(default_factory=dict)
     consumers: list[ConsumerStats] = field(default_factory=list)
@@ -165,7 +166,7 @@ class Gatherer:
 
     async def now(self, totals_only: bool = False) -> Stats:
         """Of everything, at most `fresh_s` old. `totals_only`: connections and channels need not be told one by one."""
-        is_fresh = self._last.at and self._clock() - self._last.at < self.fresh_s
+        is_fresh = not self._last.is_sample and self._last.at and self._clock() - self._last.at < self.fresh_s
         if is_fresh and (totals_only or not self._last.totals_only):
             return self._last
         asking = self._asking
@@ -181,8 +182,14 @@ class Gatherer:
         self._last, self._connections, self._channels = Stats(), (0.0, {}), (0.0, {})
 
     async def sample(self) -> None:
-        """Look at everything, connections and channels too, unless somebody has just done so."""
+        """Look at everything, connections and channels too, unless somebody has just done so.
+
+        Who asks for numbers right afterwards gets a look of their own: what a client did before it asked
+        must be in them.
+        """
+        before = self._last
         await self.now()
+        self._last.is_sample = self._last is not before
         for note in self.noted:
             note(self._last)
 

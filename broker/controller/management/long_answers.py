@@ -115,7 +115,7 @@ class Rendering:
         """Let go what was made; its readers are told."""
         if self.failed is None and not self.is_ended:
             self.failed = error
-            self.pieces = Pieces()
+            self.pieces.clear()
             self.tell()
 
 
@@ -204,6 +204,9 @@ class LongAnswers:
         if rendering is None:
             return
         rendering.readers.discard(reader)
+        if not rendering.readers and rendering.is_ended and rendering.failed is None:
+            rendering.failed = ConnectionResetError("nobody reads it")
+            rendering.pieces.clear()
         if rendering.readers or rendering.is_ended or rendering.failed is not None:
             return
         if (task := self._making.get(rendering)) is not None:

@@ -54,6 +54,13 @@ class Pieces:
         self.bytes_held += len(piece)
         self.packed.append(piece)
 
+    def clear(self) -> None:
+        """Let the bytes go, whoever still holds this."""
+        self.packed.clear()
+        self._open.clear()
+        self._deflate = self.whole = None
+        self.bytes_held = 0
+
     def gzip_tail(self) -> bytes:
         """Return what a gzip file has after its pieces, when there are all."""
         return LAST_BLOCK + struct.pack("<II", self._crc, self.bytes_made & 0xFFFFFFFF)

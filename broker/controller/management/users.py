@@ -245,7 +245,7 @@ ROUTES = [
     Route("GET", "/api/topic-permissions/{vhost}/{user}", get_topic_permission, "administrator", is_long=True),
     Route("PUT", "/api/topic-permissions/{vhost}/{user}", put_topic_permission, "administrator"),
     Route("DELETE", "/api/topic-permissions/{vhost}/{user}", delete_topic_permission, "administrator", ("exchange",)),
-    Route("GET", ONE_TOPIC, get_topic_permission, "administrator"),
+    Route("GET", ONE_TOPIC, get_topic_permission, "administrator", is_long=True),
     Route("PUT", ONE_TOPIC, put_topic_permission, "administrator"),
     Route("DELETE", ONE_TOPIC, delete_topic_permission_of, "administrator"),
 ]
