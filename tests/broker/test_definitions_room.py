@@ -296,3 +296,15 @@ def test_a_directory_of_an_earlier_version_may_lack_files_that_were_never_needed
     (tmp_path / "parameters.json").unlink()
     with pytest.raises(DefinitionsError, match=r"parameters\.json is missing"):
         begun(tmp_path)
+
+
+def test_many_rows_at_once_and_large_ones_are_taken_where_there_is_room(tmp_path: Path) -> None:
+    """What is set aside for small changes is no bound of what the disk has room for."""
+    definitions = Definitions(tmp_path, "boot")
+    definitions.load()
+    try:
+        for number in range(5_000):  # of one batch: the file is written behind the last
+            assert definitions.lacks_room([UserPut(f"user-{number}", "x" * 100)]) == ""
+        assert definitions.lacks_room([ParameterPut("/", "shards", "large", "x" * (3 << 20))]) == ""
+    finally:
+        definitions.close()

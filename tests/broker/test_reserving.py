@@ -78,3 +78,11 @@ def test_a_client_that_goes_while_shards_are_asked_leaves_no_room_behind() -> No
     asyncio.run(run())
     assert links.said == [*ASKED, *FREED]
     assert all(future.cancelled() for future in links.futures)  # so that none is asked again after a restart
+
+
+def test_a_shard_that_is_away_is_not_asked_again_for_a_transaction_that_was_refused() -> None:
+    """What nobody ends would be set aside for ever."""
+    links = FakeLinks(refuse=(2,), silent=(0,))
+    with pytest.raises(ChannelException, match="a queue is full"):
+        asyncio.run(Reserving(links).reserve(WANTED))
+    assert all(future.done() for future in links.futures)

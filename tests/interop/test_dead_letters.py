@@ -16,6 +16,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.support.real_broker import RealBroker, wait_until
 
 WAIT_S = 60.0
+OFFERED_AGAIN_S = 2.5  # dead letters that were refused are offered again each second
 Arguments = dict[str, Any]
 
 
@@ -456,3 +457,20 @@ def test_with_a_key_of_its_queue_a_dead_letter_goes_by_no_other(bench: Bench) ->
     bench.reject()
     assert "BCC" not in bench.take()[1].headers
     assert bench.is_empty(other)
+
+
+def test_a_full_queue_beside_another_keeps_no_dead_letter_going_round(bench: Bench) -> None:
+    """Two queues get each dead letter; one refuses all of them: the other has each once, whenever one looks."""
+    full, exchange = f"{bench.name}-full", f"{bench.name}-both"
+    bench.channel.exchange_declare(exchange, "fanout")
+    bench.channel.queue_declare(full, arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    for queue in (full, bench.dead):
+        bench.channel.queue_bind(queue, exchange)
+    bench.source(x_dead_letter_exchange=exchange, x_dead_letter_routing_key=None)
+    for number in range(5):
+        bench.publish(b"%d" % number)
+        bench.reject()
+    got = [bench.take()[2] for _ in range(5)]
+    time.sleep(OFFERED_AGAIN_S)
+    assert sorted(got) == [b"%d" % number for number in range(5)]
+    assert bench.channel.basic_get(bench.dead, auto_ack=True)[0] is None

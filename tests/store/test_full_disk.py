@@ -216,3 +216,23 @@ def stream_of(directory: str) -> QueueLog:
     log = QueueLog(directory, segment_bytes=1 << 16)
     log.recover()
     return log
+
+
+@pytest.mark.parametrize("fill", [take_all_bytes, take_all_inodes])
+def test_the_position_of_a_reader_waits_for_a_stream_to_have_a_directory(
+    tmp_path: Path, fill: Callable[[Path], Callable[[], None]]
+) -> None:
+    with small_disk(tmp_path / "disk", mib=2, inodes=40) as disk:
+        free = fill(disk)
+        log = stream_of(f"{disk}/shard/s")
+        log.store_position(b"reader", 1)
+        sync(log)
+        assert log.begin_settled_sync() is None
+        free()
+        log.append(one(1))
+        sync(log)
+        if (job := log.begin_settled_sync()) is not None:  # unless the sync has written it
+            job.run()
+            log.finish_settled_sync(job)
+        log.close()
+        assert stream_of(f"{disk}/shard/s").position(b"reader") == 1

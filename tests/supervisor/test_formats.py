@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import struct
 import subprocess
@@ -10,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,3 +156,17 @@ def test_a_shard_whose_directory_is_missing_is_not_taken_for_an_empty_one(tmp_pa
     (tmp_path / "shard-00").rmdir()
     with pytest.raises(ConfigError, match=r"shard-00 is missing.*put it back, or take 0 out of .*VERSION"):
         DataDirectory(tmp_path).open()
+
+
+def test_a_folder_that_may_not_be_looked_into_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume has one of root's: lost+found."""
+    (tmp_path / "lost+found").mkdir()
+    look = os.scandir
+
+    def scandir(path: Path) -> Any:
+        if Path(path).name == "lost+found":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return look(path)
+
+    monkeypatch.setattr(formats.os, "scandir", scandir)
+    formats.check(tmp_path)
