@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from shardd.store import chunk, record, stream_reading, stream_recovery
 from shardd.store.errors import Closed
-from shardd.store.files import Files, OsFiles, is_missing
+from shardd.store.files import Files, OsFiles, is_full, is_missing
 from shardd.store.positions import NAME, NEW_NAME, Positions
 from shardd.store.producers import NAME as PRODUCERS
 from shardd.store.recovery import LOSSES, Damage
@@ -344,28 +344,42 @@ class StreamLog(Usable):
         return self.first_offset - before
 
     def truncate(self) -> None:
-        """Let go of all messages; offsets go on from where they are."""
+        """Let go of all messages; offsets go on from where they are.
+
+        On a disk without room for the file whose name says where that is, the messages stay.
+        """
         self._check_usable()
         assert self._job is None, "a sync is running"
+        begun = True
         try:
             self._flush()
             if self._open is None or self._open.used > HEADER_BYTES:
                 self._seal()
-                self._begin_empty()
+                begun = self._begin_empty()
             self._sync_now()
         except Exception as error:
             raise self._fail(error) from error
+        if not begun:
+            return
         for segment in self._segments[:-1]:
             if not self._let_go(segment):
                 break
 
-    def _begin_empty(self) -> None:
-        """Its file's name says where offsets go on."""
+    def _begin_empty(self) -> bool:
+        """Begin a segment whose file's name says where offsets go on. False: there is no room for it."""
         segment = StreamSegment(self.next_offset, 0, "")
-        self._create(segment, HEADER_BYTES)
+        try:
+            self._make_directory()
+            self._create(segment, HEADER_BYTES)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._unmake([segment])
+            return False
         self._begin(segment)
         segment.used = HEADER_BYTES
         self._write_out(segment)
+        return True
 
     def _let_go(self, segment: StreamSegment) -> bool:
         if self._in_job(segment) or segment in self._unsynced:

@@ -236,3 +236,23 @@ def test_the_position_of_a_reader_waits_for_a_stream_to_have_a_directory(
             log.finish_settled_sync(job)
         log.close()
         assert stream_of(f"{disk}/shard/s").position(b"reader") == 1
+
+
+@pytest.mark.parametrize("fill", [take_all_bytes, take_all_inodes])
+def test_a_purge_of_a_stream_on_a_full_disk_ends_nothing(
+    tmp_path: Path, fill: Callable[[Path], Callable[[], None]]
+) -> None:
+    with small_disk(tmp_path / "disk", mib=2, inodes=40) as disk:
+        log = stream_of(f"{disk}/shard/s")
+        log.append(one(1))
+        sync(log)
+        free = fill(disk)
+        log.truncate()
+        free()
+        log.append(one(2))
+        sync(log)
+        assert split_messages(log.read(log.first_offset, 1 << 20).blob)[-1] == message(2)
+        log.truncate()
+        assert (log.first_offset, log.next_offset) == (2, 2)
+        log.close()
+        assert stream_of(f"{disk}/shard/s").next_offset == 2
