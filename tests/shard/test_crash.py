@@ -25,6 +25,11 @@ def test_what_was_confirmed_and_not_settled_outlives_any_end(request: pytest.Fix
     assert sum(len(each.broken_off) for each in known) > HISTORIES // 4, "hardly anything broke"
 
 
+@pytest.mark.parametrize("seed", [1272])  # a full disk that refuses to make a directory that is there
+def test_a_history_that_once_broke_a_promise_keeps_it(seed: int) -> None:
+    play(seed)
+
+
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
 def test_a_shard_that_says_too_much_is_convicted(broken: object) -> None:
     with broken(), pytest.raises(PromiseBroken):  # type: ignore[operator] # makes a context
