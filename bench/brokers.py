@@ -35,7 +35,7 @@ def own_broker(data_parent: Path | None, python: str = sys.executable, flags: Se
     """This broker on a fresh data directory below `data_parent`: the disk that is measured. `flags`: of its start."""
     with tempfile.TemporaryDirectory(prefix="bench-", dir=data_parent) as directory:
         log = Path(directory) / "log"
-        command = [python, "-m", "supervisor.cli.app", "start", "--data-dir", str(Path(directory) / "data")]
+        command = [python, "-m", "shardmq.supervisor.cli.app", "start", "--data-dir", str(Path(directory) / "data")]
         command += ["--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", *flags]
         with log.open("w") as errors:
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)

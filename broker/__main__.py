@@ -1,10 +1,10 @@
-"""python -m broker --config fd:N, or the JSON itself: a front door, started by the supervisor."""
+"""python -m shardmq.broker --config fd:N, or the JSON itself: a front door, started by the supervisor."""
 
 import sys
 
-from broker.config import ConfigError, read_config
-from broker.server import run
-from supervisor import logs
+from shardmq.broker.config import ConfigError, read_config
+from shardmq.broker.server import run
+from shardmq.supervisor import logs
 
 
 def main() -> int:

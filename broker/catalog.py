@@ -1,6 +1,6 @@
 """What exists, as a pure state machine: the same code in the controller and in every front door.
 
-`Catalog.apply` takes one change (`broker.changes`) and is total: a change that no longer fits (its vhost or exchange
+`Catalog.apply` takes one change (`shardmq.broker.changes`) and is total: a change that no longer fits (its vhost or exchange
 is gone) does nothing but count, so that two copies that applied the same changes are equal whatever the changes were.
 Who decides which changes are made is `controller.authority`; where a message goes is `Vhost.table`, a new table after
 each change.
@@ -18,8 +18,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from broker import passwords, patterns, policies
-from broker.changes import (
+from shardmq.broker import passwords, patterns, policies
+from shardmq.broker.changes import (
     USER_LIMITS,
     VHOST_LIMITS,
     AnyChange,
@@ -41,9 +41,9 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.policies import Applied, Policies
-from broker.routing import delaying, hidden
-from broker.routing.table import NoTable, RoutingTable
+from shardmq.broker.policies import Applied, Policies
+from shardmq.broker.routing import delaying, hidden
+from shardmq.broker.routing.table import NoTable, RoutingTable
 
 Right = Literal["configure", "write", "read"]
 BindingKey = tuple[str, str, str, str, bytes]  # source, kind, destination, routing key, arguments
@@ -471,7 +471,7 @@ class Catalog:
 
     def password_ok(self, user: str, password: str) -> bool:
         """Takes the same time for an unknown user, a wrong password and a right one, of users hashed alike. May take
-        long: who must not wait asks `broker.logins`."""
+        long: who must not wait asks `shardmq.broker.logins`."""
         return passwords.matches(self.users.get(user), password)
 
     # -- changes -------------------------------------------------------------------------------------

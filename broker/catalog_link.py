@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
-from broker.catalog import Catalog
-from broker.changes import AnyChange, is_only_more
-from broker.control import (
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import AnyChange, is_only_more
+from shardmq.broker.control import (
     CONTROL_BYTES_MAX,
     Alarmed,
     Answer,

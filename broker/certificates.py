@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from broker.config import ConfigError, Tls
+from shardmq.broker.config import ConfigError, Tls
 
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 # As getpeercert names them, and as RabbitMQ writes them (RFC 4519, RFC 4514).

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pamqp import base, commands
 
-from broker import transactions
-from broker.amqp import Binds, ChannelException, ConnectionException
-from broker.confirms import Confirms
-from broker.consumers import Consumer, Virtual
-from broker.pipeline import Pipeline
-from broker.publisher import Held
-from broker.transactions import Transaction
-from broker.unacked import Run, Unacked
+from shardmq.broker import transactions
+from shardmq.broker.amqp import Binds, ChannelException, ConnectionException
+from shardmq.broker.confirms import Confirms
+from shardmq.broker.consumers import Consumer, Virtual
+from shardmq.broker.pipeline import Pipeline
+from shardmq.broker.publisher import Held
+from shardmq.broker.transactions import Transaction
+from shardmq.broker.unacked import Run, Unacked
 
 if TYPE_CHECKING:
-    from broker.client import Client
+    from shardmq.broker.client import Client
 
 TX_COMMIT = 20
 TX_ROLLBACK = 30

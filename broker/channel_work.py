@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 from pamqp import base
 
-from broker.amqp import Binds, ChannelException, Connection, ConnectionException
-from broker.channel import Channel, Work
-from broker.output import Stream
-from broker.pipeline import Pipeline
-from broker.proxy import Peer
-from broker.transport import PAUSE_WORK, Transport
+from shardmq.broker.amqp import Binds, ChannelException, Connection, ConnectionException
+from shardmq.broker.channel import Channel, Work
+from shardmq.broker.output import Stream
+from shardmq.broker.pipeline import Pipeline
+from shardmq.broker.proxy import Peer
+from shardmq.broker.transport import PAUSE_WORK, Transport
 
 if TYPE_CHECKING:
-    from broker.server import Door
+    from shardmq.broker.server import Door
 
-log = logging.getLogger("broker.client")
+log = logging.getLogger("shardmq.broker.client")
 
 # Work queued behind a busy channel past which the client is not read any more.
 WORK_MAX = 4096

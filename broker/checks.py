@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from broker.catalog import Catalog
-from broker.changes import ExchangePut, QueuePut
-from broker.routing import delaying, hidden, keeping
-from broker.routing.spreading import CHECKED_KEYS, exchange_fault, weight_fault
-from broker.routing.types import TYPES
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import ExchangePut, QueuePut
+from shardmq.broker.routing import delaying, hidden, keeping
+from shardmq.broker.routing.spreading import CHECKED_KEYS, exchange_fault, weight_fault
+from shardmq.broker.routing.types import TYPES
 
 NAME_BYTES_MAX = 255  # a shortstr
 NAME_PREFIX_BYTES_MAX = 64

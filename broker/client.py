@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
-from broker import checks, login, topology
-from broker.amqp import (
+from shardmq.broker import checks, login, topology
+from shardmq.broker.amqp import (
     Binds,
     ChannelException,
     ChannelOpenOk,
@@ -34,26 +34,26 @@ from broker.amqp import (
     copies_by_channel,
     things_in,
 )
-from broker.channel import HANDLERS, Channel
-from broker.channel_work import ChannelWork
-from broker.control import ChannelClose, ChannelOpen, ConnectionInfo, ConnectionOpen
-from broker.logins import TakesLong
-from broker.output import Stream, close_behind_output
-from broker.pipeline import Pipeline
-from broker.proxy import Peer
-from broker.scope import Scope
-from broker.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_SLICE
-from shardd.wire import messages as wire
+from shardmq.broker.channel import HANDLERS, Channel
+from shardmq.broker.channel_work import ChannelWork
+from shardmq.broker.control import ChannelClose, ChannelOpen, ConnectionInfo, ConnectionOpen
+from shardmq.broker.logins import TakesLong
+from shardmq.broker.output import Stream, close_behind_output
+from shardmq.broker.pipeline import Pipeline
+from shardmq.broker.proxy import Peer
+from shardmq.broker.scope import Scope
+from shardmq.broker.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_SLICE
+from shardmq.shardd.wire import messages as wire
 
 if TYPE_CHECKING:
-    from broker.catalog import Catalog
-    from broker.catalog_link import CatalogLink
-    from broker.changes import QueuePut
-    from broker.rewinding import Rewinding
-    from broker.server import Door
-    from broker.shard_link import ShardLinks
+    from shardmq.broker.catalog import Catalog
+    from shardmq.broker.catalog_link import CatalogLink
+    from shardmq.broker.changes import QueuePut
+    from shardmq.broker.rewinding import Rewinding
+    from shardmq.broker.server import Door
+    from shardmq.broker.shard_link import ShardLinks
 
-log = logging.getLogger("broker.client")
+log = logging.getLogger("shardmq.broker.client")
 
 # What becomes of publishes that were kept for their channel's turn.
 Publish = Callable[["Client", Channel, Publishes], Coroutine[None, None, None] | None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-from broker.catalog import Catalog
-from broker.changes import CLUSTER_NAME, GLOBAL
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import CLUSTER_NAME, GLOBAL
 
 DEFAULT: Final = f"shardmq@{socket.gethostname()}"  # as rabbit@HOST
 

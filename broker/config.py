@@ -1,4 +1,4 @@
-"""What one front door is told at its start: one JSON object, `python -m broker --config fd:N` (or the JSON itself).
+"""What one front door is told at its start: one JSON object, `python -m shardmq.broker --config fd:N` (or the JSON itself).
 
 It is checked once. The supervisor reads the settings file and hands each process its own section; nothing here reads
 files or the environment. A wrong key or value is a ConfigError whose text names the key.
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from supervisor.notify import section
+from shardmq.supervisor.notify import section
 
 FRAME_BYTES_FLOOR = 8192  # clients may count on this much before they have negotiated (RabbitMQ 4.1 and later)
 FRAME_BYTES_CEILING = 16 << 20

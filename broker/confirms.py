@@ -11,8 +11,8 @@ import struct
 from collections import deque
 from typing import Protocol
 
-from broker.amqp import ChannelException, ConnectionException
-from broker.counts import Counts
+from shardmq.broker.amqp import ChannelException, ConnectionException
+from shardmq.broker.counts import Counts
 
 PUBLISH = (60, 40)
 LOST = "a publish with x-sequence may be lost: publish again, in order, what was not confirmed"

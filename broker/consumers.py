@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from broker.control import Answer, ConsumeTerms, SeatName
-from broker.reading import Reading
-from shardd.wire import messages as wire
-from shardd.wire.messages import ReadFrom
+from shardmq.broker.control import Answer, ConsumeTerms, SeatName
+from shardmq.broker.reading import Reading
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.messages import ReadFrom
 
 if TYPE_CHECKING:
-    from broker.channel import Channel
-    from broker.client import Client
+    from shardmq.broker.channel import Channel
+    from shardmq.broker.client import Client
 
 
 # Of a reader: the offset from which on it gets nothing, and the one below which all settled is to be told; or None.

@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from broker import checks, own_letters, reading
-from broker.amqp import ChannelException, ConnectionException, contents, properties
-from broker.consumers import Consumer, Part, Virtual
-from broker.counts import Counts
-from broker.grants import Grants
-from broker.replies import Replies
-from broker.settling import ALL_TOGETHER, acks_together
-from broker.shard_link import ShardLinks, ShardRefused
-from broker.unacked import Run, UnknownTag, subsumed
-from broker.virtual import VirtualConsuming, affinity_of
-from shardd.wire import messages as wire
+from shardmq.broker import checks, own_letters, reading
+from shardmq.broker.amqp import ChannelException, ConnectionException, contents, properties
+from shardmq.broker.consumers import Consumer, Part, Virtual
+from shardmq.broker.counts import Counts
+from shardmq.broker.grants import Grants
+from shardmq.broker.replies import Replies
+from shardmq.broker.settling import ALL_TOGETHER, acks_together
+from shardmq.broker.shard_link import ShardLinks, ShardRefused
+from shardmq.broker.unacked import Run, UnknownTag, subsumed
+from shardmq.broker.virtual import VirtualConsuming, affinity_of
+from shardmq.shardd.wire import messages as wire
 
 if TYPE_CHECKING:
-    from broker.changes import QueuePut
-    from broker.channel import Channel
-    from broker.client import Client
-    from broker.control import ControlMessage
-    from broker.tracing import Tracing
+    from shardmq.broker.changes import QueuePut
+    from shardmq.broker.channel import Channel
+    from shardmq.broker.client import Client
+    from shardmq.broker.control import ControlMessage
+    from shardmq.broker.tracing import Tracing
 
-log = logging.getLogger("broker.consuming")
+log = logging.getLogger("shardmq.broker.consuming")
 
 CONSUME = (60, 20)
 GET = (60, 70)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from broker.changes import AnyChange
+from shardmq.broker.changes import AnyChange
 
 CONTROL_BYTES_MAX = 256 << 20
 

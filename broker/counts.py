@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.amqp.frames import Sizes
-from shardd.wire.histogram import SUM
+from shardmq.broker.amqp.frames import Sizes
+from shardmq.shardd.wire.histogram import SUM
 
 MESSAGE_BYTES = "message_bytes"
 

@@ -15,20 +15,20 @@ import time
 from collections import deque
 from typing import NamedTuple, Protocol
 
-from broker.amqp import contents, deaths, properties
-from broker.catalog import Catalog, Vhost
-from broker.changes import QueuePut
-from broker.reading import is_stream
-from broker.releasing import Releasing
-from broker.routing import Message, delaying, goes_by_key, keeping, route_message
-from broker.routing.spreading import HASH_PROPERTIES
-from broker.shard_link import ShardLinks
-from shardd.wire import messages as wire
-from shardd.wire import packer
+from shardmq.broker.amqp import contents, deaths, properties
+from shardmq.broker.catalog import Catalog, Vhost
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.reading import is_stream
+from shardmq.broker.releasing import Releasing
+from shardmq.broker.routing import Message, delaying, goes_by_key, keeping, route_message
+from shardmq.broker.routing.spreading import HASH_PROPERTIES
+from shardmq.broker.shard_link import ShardLinks
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import packer
 
 DUE = "delayed"  # the reason of what did not die, but has waited long enough (releasing.py)
 
-log = logging.getLogger("broker.dead_letters")
+log = logging.getLogger("shardmq.broker.dead_letters")
 
 # No client's: theirs begin with 1.
 CONNECTION = 0

@@ -21,13 +21,13 @@ from collections.abc import Iterable
 from math import ceil
 from typing import TYPE_CHECKING, Protocol
 
-from broker.consumers import Consumer, Part, Virtual
-from broker.settling import acks_together
-from shardd.wire import messages as wire
+from shardmq.broker.consumers import Consumer, Part, Virtual
+from shardmq.broker.settling import acks_together
+from shardmq.shardd.wire import messages as wire
 
 if TYPE_CHECKING:
-    from broker.channel import Channel
-    from broker.shard_link import ShardLinks
+    from shardmq.broker.channel import Channel
+    from shardmq.broker.shard_link import ShardLinks
 
 # How many messages one grant lets through at most, so that no consumer of the channel waits long for its turn; more
 # where the limit is large, so that a grant's own cost stays small beside that of its messages.

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from broker.amqp.errors import ConnectionException
-from broker.amqp.methods import decode_table
-from broker.catalog import Catalog
-from broker.checks import MAX_CHANNELS, MAX_CONNECTIONS
-from broker.failures import UNSEEN
-from broker.logins import is_loopback
+from shardmq.broker.amqp.errors import ConnectionException
+from shardmq.broker.amqp.methods import decode_table
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.checks import MAX_CHANNELS, MAX_CONNECTIONS
+from shardmq.broker.failures import UNSEEN
+from shardmq.broker.logins import is_loopback
 
 RABBITMQ_VERSION = "3.13.7"
 MECHANISMS = b"AMQPLAIN PLAIN"  # in RabbitMQ's order

@@ -18,9 +18,9 @@ import secrets
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from broker import passwords
-from broker.changes import UserPut
-from broker.failures import Failures, Unseen
+from shardmq.broker import passwords
+from shardmq.broker.changes import UserPut
+from shardmq.broker.failures import Failures, Unseen
 
 THREADS = 2  # each takes 16 MiB while it works
 PENDING_MAX = 10_000  # passwords that wait for a thread

@@ -9,13 +9,13 @@ import random
 import struct
 from typing import Any, Protocol
 
-from broker import checks
-from broker.amqp import ChannelException, Publishes, contents, frames, properties
-from broker.checks import type_name
-from broker.routing import Message as Routable
-from broker.routing import delaying
-from broker.routing.spreading import HASH_PROPERTIES
-from shardd.wire import packer
+from shardmq.broker import checks
+from shardmq.broker.amqp import ChannelException, Publishes, contents, frames, properties
+from shardmq.broker.checks import type_name
+from shardmq.broker.routing import Message as Routable
+from shardmq.broker.routing import delaying
+from shardmq.broker.routing.spreading import HASH_PROPERTIES
+from shardmq.shardd.wire import packer
 
 PUBLISH = (60, 40)
 NO_ROUTE = 312

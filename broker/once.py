@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
-from broker.catalog import Catalog
-from broker.changes import ExchangePut, QueuePut
-from broker.deduplication import Copy, Id, Rule
-from broker.shard_link import ShardLinks
-from shardd.wire import messages as wire
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import ExchangePut, QueuePut
+from shardmq.broker.deduplication import Copy, Id, Rule
+from shardmq.broker.shard_link import ShardLinks
+from shardmq.shardd.wire import messages as wire
 
 ANSWER_S_MAX = 2.0
 # Who follows another's copy is told no after this, at the latest.

@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from itertools import islice
 
-from broker.tls import TlsSocket
+from shardmq.broker.tls import TlsSocket
 
 # Unsent output past which a client is not read any more (deliveries have their own window, see the shard).
 OUT_BYTES_MAX = 1 << 20

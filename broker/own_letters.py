@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from shardd.wire import packer
+from shardmq.shardd.wire import packer
 
 EXCHANGE: Final = "x-dead-letter-exchange"
 ROUTING_KEY: Final = "x-dead-letter-routing-key"

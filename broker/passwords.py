@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from broker.changes import UserPut
+from shardmq.broker.changes import UserPut
 
 REMEMBERED_MAX = 10_000  # logins that were right lately
 

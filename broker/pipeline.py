@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from pamqp import base, commands
 
-from broker import checks, rewinding, topology
-from broker.amqp.events import Binds
-from broker.control import Answer, BindMany
-from broker.routing import delaying, keeping
-from broker.routing.types import TYPES
+from shardmq.broker import checks, rewinding, topology
+from shardmq.broker.amqp.events import Binds
+from shardmq.broker.control import Answer, BindMany
+from shardmq.broker.routing import delaying, keeping
+from shardmq.broker.routing.types import TYPES
 
 PIPELINED_MAX = 1024  # methods of one channel that are asked at once
 WAITING_MAX = 4096  # methods of one channel behind them; beyond it the client is not read

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from broker import patterns
-from broker.changes import ParameterPut
-from broker.routing import delaying, hidden
+from shardmq.broker import patterns
+from shardmq.broker.changes import ParameterPut
+from shardmq.broker.routing import delaying, hidden
 
 POLICY = "policy"
 OPERATOR_POLICY = "operator_policy"

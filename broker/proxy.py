@@ -33,7 +33,7 @@ LOCAL, PROXY = 0x20, 0x21
 TCP4, TCP6 = 0x11, 0x21
 READ_BYTES = HEAD_2.size + BODY_2_BYTES_MAX
 
-log = logging.getLogger("broker.proxy")
+log = logging.getLogger("shardmq.broker.proxy")
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
-from broker.amqp import ChannelException, ConnectionException
-from broker.confirms import Confirms
-from broker.message import Message
-from broker.scope import Scope
-from shardd.wire.messages import SOME
+from shardmq.broker.amqp import ChannelException, ConnectionException
+from shardmq.broker.confirms import Confirms
+from shardmq.broker.message import Message
+from shardmq.broker.scope import Scope
+from shardmq.shardd.wire.messages import SOME
 
 if TYPE_CHECKING:
-    from broker.transactions import Transaction
+    from shardmq.broker.transactions import Transaction
 
 # Names of the queues a message goes to; those where exchanges keep it are the last.
 Targets = tuple[str, ...]

@@ -16,26 +16,26 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
-from broker import checks, own_letters, rights
-from broker.amqp import ChannelException, ConnectionException, Publishes, copies_by_channel, frames
-from broker.catalog import Catalog, Vhost
-from broker.changes import ExchangePut, QueuePut
-from broker.confirms import Confirms
-from broker.counts import Counts
-from broker.deduplication import Copy, Rule, Seen
-from broker.message import FACTS, MANDATORY, PUBLISH, ROW, Message, exchange_and_key, line_of
-from broker.once import Asked, Once, Wanted
-from broker.publisher import Committed, Held, Publisher, PublishingChannel, Targets
-from broker.reading import is_stream
-from broker.replies import Replies
-from broker.reserving import Reservation, Reserving, wanted
-from broker.routing import delaying, goes_always_alike, goes_by_key, keeping, route, route_message, spread_of
-from broker.scope import PLACES_MAX, Alone, Places, Scope
-from broker.shard_link import ShardLinks
-from shardd.wire import packer, routes
+from shardmq.broker import checks, own_letters, rights
+from shardmq.broker.amqp import ChannelException, ConnectionException, Publishes, copies_by_channel, frames
+from shardmq.broker.catalog import Catalog, Vhost
+from shardmq.broker.changes import ExchangePut, QueuePut
+from shardmq.broker.confirms import Confirms
+from shardmq.broker.counts import Counts
+from shardmq.broker.deduplication import Copy, Rule, Seen
+from shardmq.broker.message import FACTS, MANDATORY, PUBLISH, ROW, Message, exchange_and_key, line_of
+from shardmq.broker.once import Asked, Once, Wanted
+from shardmq.broker.publisher import Committed, Held, Publisher, PublishingChannel, Targets
+from shardmq.broker.reading import is_stream
+from shardmq.broker.replies import Replies
+from shardmq.broker.reserving import Reservation, Reserving, wanted
+from shardmq.broker.routing import delaying, goes_always_alike, goes_by_key, keeping, route, route_message, spread_of
+from shardmq.broker.scope import PLACES_MAX, Alone, Places, Scope
+from shardmq.broker.shard_link import ShardLinks
+from shardmq.shardd.wire import packer, routes
 
 if TYPE_CHECKING:
-    from broker.tracing import Tracing
+    from shardmq.broker.tracing import Tracing
 
 # Queue ids in one record: their count is a u16.
 QUEUES_MAX = 65535

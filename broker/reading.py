@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from broker.amqp import properties
-from broker.checks import Refusal, named
-from shardd.wire.messages import ReadFrom
+from shardmq.broker.amqp import properties
+from shardmq.broker.checks import Refusal, named
+from shardmq.shardd.wire.messages import ReadFrom
 
 PRECONDITION_FAILED: Final = 406
 NOT_IMPLEMENTED: Final = 540

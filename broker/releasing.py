@@ -10,15 +10,15 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from broker import checks, own_letters
-from broker.amqp import contents, properties
-from broker.amqp.released import released
-from broker.catalog import Vhost
-from broker.reading import is_stream
-from broker.routing import Message, goes_by_key, keeping, route_message
-from broker.routing.spreading import HASH_PROPERTIES
-from broker.shard_link import ShardLinks
-from shardd.wire import messages as wire
+from shardmq.broker import checks, own_letters
+from shardmq.broker.amqp import contents, properties
+from shardmq.broker.amqp.released import released
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.reading import is_stream
+from shardmq.broker.routing import Message, goes_by_key, keeping, route_message
+from shardmq.broker.routing.spreading import HASH_PROPERTIES
+from shardmq.broker.shard_link import ShardLinks
+from shardmq.shardd.wire import messages as wire
 
 # No client's: theirs begin with 1.
 CONNECTION = 0

@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from broker.amqp import Publishes, contents
-from broker.changes import QueuePut
-from broker.consumers import Consumer
-from broker.counts import Counts
-from broker.output import OUT_BYTES_MAX
+from shardmq.broker.amqp import Publishes, contents
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.consumers import Consumer
+from shardmq.broker.counts import Counts
+from shardmq.broker.output import OUT_BYTES_MAX
 
 if TYPE_CHECKING:
-    from broker.tracing import Tracing
+    from shardmq.broker.tracing import Tracing
 
 # With one read's replies on top a client still has less unsent than would keep it from being read.
 REPLIES_BYTES_MAX = OUT_BYTES_MAX // 2

@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from broker.amqp import ChannelException, contents
-from broker.catalog import Vhost
-from broker.message import Message
-from broker.shard_link import ShardRefused
-from shardd.wire import messages as wire
+from shardmq.broker.amqp import ChannelException, contents
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.message import Message
+from shardmq.broker.shard_link import ShardRefused
+from shardmq.shardd.wire import messages as wire
 
 COMMIT = (90, 20)
 PRECONDITION_FAILED = 406

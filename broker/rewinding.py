@@ -20,21 +20,21 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from broker.amqp import contents, frames, properties
-from broker.catalog import Catalog, Vhost
-from broker.changes import BindingPut, QueuePut
-from broker.checks import Refusal
-from broker.routing import Message, keeping
-from broker.routing.delaying import inner_type
-from broker.routing.keeping import Kept, chosen
-from broker.routing.matching import Matcher, Target
-from broker.routing.spreading import HASH_PROPERTIES, Spread
-from broker.routing.types import TYPES
-from broker.shard_link import ShardLinks
-from shardd.wire import messages as wire
-from shardd.wire import packer
+from shardmq.broker.amqp import contents, frames, properties
+from shardmq.broker.catalog import Catalog, Vhost
+from shardmq.broker.changes import BindingPut, QueuePut
+from shardmq.broker.checks import Refusal
+from shardmq.broker.routing import Message, keeping
+from shardmq.broker.routing.delaying import inner_type
+from shardmq.broker.routing.keeping import Kept, chosen
+from shardmq.broker.routing.matching import Matcher, Target
+from shardmq.broker.routing.spreading import HASH_PROPERTIES, Spread
+from shardmq.broker.routing.types import TYPES
+from shardmq.broker.shard_link import ShardLinks
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import packer
 
-log = logging.getLogger("broker.rewinding")
+log = logging.getLogger("shardmq.broker.rewinding")
 
 # No client's: theirs begin with 1, and 0 is that of dead letters.
 CONNECTION = 0xFFFFFFFF

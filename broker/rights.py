@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
-from broker import checks, own_letters
-from broker.catalog import Catalog, Right
-from broker.changes import (
+from shardmq.broker import checks, own_letters
+from shardmq.broker.catalog import Catalog, Right
+from shardmq.broker.changes import (
     CLUSTER_NAME,
     GLOBAL,
     USER_LIMITS,
@@ -33,10 +33,10 @@ from broker.changes import (
     ParameterDelete,
     ParameterPut,
 )
-from broker.checks import ACCESS_REFUSED, SERVER_NAMED_PREFIX, Refusal
-from broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
-from broker.policies import OPERATOR_POLICY
-from broker.routing import delaying
+from shardmq.broker.checks import ACCESS_REFUSED, SERVER_NAMED_PREFIX, Refusal
+from shardmq.broker.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from shardmq.broker.policies import OPERATOR_POLICY
+from shardmq.broker.routing import delaying
 
 TopicRight = Literal["write", "read"]
 MANAGEMENT, POLICYMAKER, MONITORING, ADMINISTRATOR = "management", "policymaker", "monitoring", "administrator"

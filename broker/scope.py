@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from broker.catalog import Vhost
-from broker.routing import delaying
-from broker.routing.matching import Matcher, Message
-from broker.routing.spreading import Spread
-from shardd.wire.routes import Routes
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.routing import delaying
+from shardmq.broker.routing.matching import Matcher, Message
+from shardmq.broker.routing.spreading import Spread
+from shardmq.shardd.wire.routes import Routes
 
 # Combinations of queues remembered; past it the memory is emptied.
 PLACES_MAX = 4096

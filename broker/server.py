@@ -19,38 +19,38 @@ from typing import Any
 
 import uvloop
 
-from broker import certificates, checks, login
-from broker.amqp import ChannelException, ConnectionException
-from broker.catalog_link import CatalogLink
-from broker.certificates import Certificates
-from broker.changes import AnyChange, ParameterPut, is_only_more
-from broker.client import Client
-from broker.cluster_name import cluster_name
-from broker.config import BrokerConfig, ConfigError, read_config
-from broker.confirms import known_frame
-from broker.consuming import Consuming
-from broker.control import ConsumerHere, Fenced, SeatOrder
-from broker.counts import Counts
-from broker.dead_letters import DeadLettering
-from broker.logins import Logins
-from broker.once import Once
-from broker.output import Stream
-from broker.pace import Pace, Reads
-from broker.proxy import Balancers, Greeting, Peer
-from broker.publishing import Publishing
-from broker.replies import Replies
-from broker.rewinding import Rewinding
-from broker.shard_link import ShardLinks
-from broker.time_slices import TimeSlices
-from broker.tls import Handshake
-from broker.tracing import Tracing
-from broker.transport import Transport
-from shardd.wire import messages as wire
-from shardd.wire.memory import AfterBursts, collect_seldom, give_back, keep_warm
-from supervisor import notify
-from supervisor.logs import set_level
+from shardmq.broker import certificates, checks, login
+from shardmq.broker.amqp import ChannelException, ConnectionException
+from shardmq.broker.catalog_link import CatalogLink
+from shardmq.broker.certificates import Certificates
+from shardmq.broker.changes import AnyChange, ParameterPut, is_only_more
+from shardmq.broker.client import Client
+from shardmq.broker.cluster_name import cluster_name
+from shardmq.broker.config import BrokerConfig, ConfigError, read_config
+from shardmq.broker.confirms import known_frame
+from shardmq.broker.consuming import Consuming
+from shardmq.broker.control import ConsumerHere, Fenced, SeatOrder
+from shardmq.broker.counts import Counts
+from shardmq.broker.dead_letters import DeadLettering
+from shardmq.broker.logins import Logins
+from shardmq.broker.once import Once
+from shardmq.broker.output import Stream
+from shardmq.broker.pace import Pace, Reads
+from shardmq.broker.proxy import Balancers, Greeting, Peer
+from shardmq.broker.publishing import Publishing
+from shardmq.broker.replies import Replies
+from shardmq.broker.rewinding import Rewinding
+from shardmq.broker.shard_link import ShardLinks
+from shardmq.broker.time_slices import TimeSlices
+from shardmq.broker.tls import Handshake
+from shardmq.broker.tracing import Tracing
+from shardmq.broker.transport import Transport
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.memory import AfterBursts, collect_seldom, give_back, keep_warm
+from shardmq.supervisor import notify
+from shardmq.supervisor.logs import set_level
 
-log = logging.getLogger("broker.server")
+log = logging.getLogger("shardmq.broker.server")
 
 # One read takes at most this from a socket; one buffer serves all clients.
 READ_BYTES = 256 << 10

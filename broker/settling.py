@@ -13,7 +13,7 @@ Decides only; the clock is the caller's (shard_link.py).
 
 from __future__ import annotations
 
-from shardd.wire.messages import ACK, LENT, LOWERED
+from shardmq.shardd.wire.messages import ACK, LENT, LOWERED
 
 # Acks of one consumer that wait for each other: by then a batch costs little more than its messages.
 ACKS_TOGETHER_MAX = 256

@@ -23,15 +23,15 @@ from typing import Protocol
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from broker.changes import QueuePut
-from broker.config import BrokerConfig
-from broker.settling import ACKS_WAIT_S, Due, Settles
-from shardd.wire import codec, envelope, packer
-from shardd.wire import messages as wire
-from shardd.wire.histogram import Histogram
-from shardd.wire.lane import ALL, Lane, NoLane, Offer, joined, offer
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.config import BrokerConfig
+from shardmq.broker.settling import ACKS_WAIT_S, Due, Settles
+from shardmq.shardd.wire import codec, envelope, packer
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.histogram import Histogram
+from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, joined, offer
 
-log = logging.getLogger("broker.shard_link")
+log = logging.getLogger("shardmq.broker.shard_link")
 
 # Bytes of publishes a shard may have from this front door that it has not taken in; beyond, their clients are not read.
 PUBLISH_WINDOW_BYTES = 1 << 20

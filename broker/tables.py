@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.amqp.spec import TABLE_DEPTH_MAX
+from shardmq.broker.amqp.spec import TABLE_DEPTH_MAX
 
 INTEGER_MIN = -(1 << 63)
 # Above 2 ** 63 - 1 only as a timestamp that no calendar has.

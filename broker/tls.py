@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from broker.proxy import Peer
+from shardmq.broker.proxy import Peer
 
 # Plaintext that is encrypted at one go; its ciphertext is kept until the kernel took it.
 WRITE_BYTES_MAX = 128 << 10
@@ -26,7 +26,7 @@ RECORD_BYTES_MAX = (16 << 10) + 2048 + 5
 ANSWERS_BYTES_MAX = 64 << 10
 HANDSHAKE_READ_BYTES = 16 << 10
 
-log = logging.getLogger("broker.tls")
+log = logging.getLogger("shardmq.broker.tls")
 
 
 class TlsSocket:

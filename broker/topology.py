@@ -15,12 +15,12 @@ from typing import Any, Final, Protocol
 
 from pamqp import base, commands
 
-from broker import checks, rewinding, rights
-from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.spec import HARD_CODES, INTERNAL_ERROR
-from broker.catalog import Catalog
-from broker.changes import QueuePut
-from broker.control import (
+from shardmq.broker import checks, rewinding, rights
+from shardmq.broker.amqp.errors import ChannelException, ConnectionException
+from shardmq.broker.amqp.spec import HARD_CODES, INTERNAL_ERROR
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.control import (
     Answer,
     AnyRequest,
     Bind,
@@ -31,7 +31,7 @@ from broker.control import (
     Unbind,
     VirtualLook,
 )
-from broker.routing import delaying, hidden
+from shardmq.broker.routing import delaying, hidden
 
 ACCESS_REFUSED = 403
 NOT_FOUND = 404

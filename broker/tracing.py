@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from broker.amqp import ConnectionException, contents, properties
-from broker.catalog import Catalog
-from broker.cluster_name import cluster_name
-from broker.routing import Message, hidden, route_message
-from broker.shard_link import ShardLinks
+from shardmq.broker.amqp import ConnectionException, contents, properties
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.cluster_name import cluster_name
+from shardmq.broker.routing import Message, hidden, route_message
+from shardmq.broker.shard_link import ShardLinks
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
 ROUTING_KEY_BYTES_MAX = 255

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from broker.amqp.errors import ChannelException
+from shardmq.broker.amqp.errors import ChannelException
 
 HELD_BYTES_MAX = 512 << 20  # of one channel's publishes: a transaction lives in memory until it is committed
 HELD_SETTLES_MAX = 1_000_000

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
-from broker.amqp import Connection
-from broker.output import OUT_BYTES_MAX, Output, Stream
-from broker.proxy import Peer
+from shardmq.broker.amqp import Connection
+from shardmq.broker.output import OUT_BYTES_MAX, Output, Stream
+from shardmq.broker.proxy import Peer
 
 if TYPE_CHECKING:
-    from broker.server import Door
+    from shardmq.broker.server import Door
 
-log = logging.getLogger("broker.client")
+log = logging.getLogger("shardmq.broker.client")
 
 # How long a client may take to answer our connection.close.
 CLOSE_TIMEOUT_S = 5.0

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from broker.consumers import Consumer
+from shardmq.broker.consumers import Consumer
 
 # Deliveries of one consumer that came within this time are one run: their age is told to within it.
 RUN_S_MAX = 1.0

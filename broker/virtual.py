@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 from pamqp import commands
 
-from broker import checks
-from broker.amqp import ChannelException
-from broker.consumers import Consumer, Part, Virtual
-from broker.control import (
+from shardmq.broker import checks
+from shardmq.broker.amqp import ChannelException
+from shardmq.broker.consumers import Consumer, Part, Virtual
+from shardmq.broker.control import (
     ConsumerHere,
     ConsumerJoin,
     ConsumerLeave,
@@ -35,17 +35,17 @@ from broker.control import (
     SeatOrder,
     SeatPassed,
 )
-from broker.grants import Grants
-from broker.reading import Reading
-from broker.shard_link import ShardLinks, ShardRefused
-from shardd.wire import messages as wire
+from shardmq.broker.grants import Grants
+from shardmq.broker.reading import Reading
+from shardmq.broker.shard_link import ShardLinks, ShardRefused
+from shardmq.shardd.wire import messages as wire
 
 if TYPE_CHECKING:
-    from broker.catalog import Catalog
-    from broker.changes import QueuePut
-    from broker.channel import Channel
+    from shardmq.broker.catalog import Catalog
+    from shardmq.broker.changes import QueuePut
+    from shardmq.broker.channel import Channel
 
-log = logging.getLogger("broker.virtual")
+log = logging.getLogger("shardmq.broker.virtual")
 
 CONSUME = (60, 20)
 # What a consumer holds of a shard that moves may take this long; a rebalance is over within a second.

@@ -1,4 +1,4 @@
-"""python -m shardd --config fd:N, or the JSON itself"""
+"""python -m shardmq.shardd --config fd:N, or the JSON itself"""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 import msgspec
 
-from shardd import config
-from shardd.server import Server
-from supervisor import logs
-from supervisor.notify import section
+from shardmq.shardd import config
+from shardmq.shardd.server import Server
+from shardmq.supervisor import logs
+from shardmq.supervisor.notify import section
 
 
 def main() -> int:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from shardd import stats
-from shardd.dead_letters import DeadLetters
-from shardd.once import Once
-from shardd.peers import Outgoing, Peer
-from shardd.queues import (
+from shardmq.shardd import stats
+from shardmq.shardd.dead_letters import DeadLetters
+from shardmq.shardd.once import Once
+from shardmq.shardd.peers import Outgoing, Peer
+from shardmq.shardd.queues import (
     Consumer,
     Counters,
     Getter,
@@ -30,13 +30,13 @@ from shardd.queues import (
     is_stream,
     limits_of,
 )
-from shardd.reservations import Reservations
-from shardd.stores import Home, Store, Sync
-from shardd.streams import Streams
-from shardd.upkeep import Upkeep
-from shardd.wire import envelope
-from shardd.wire import messages as m
-from shardd.wire.histogram import Histogram
+from shardmq.shardd.reservations import Reservations
+from shardmq.shardd.stores import Home, Store, Sync
+from shardmq.shardd.streams import Streams
+from shardmq.shardd.upkeep import Upkeep
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire.histogram import Histogram
 
 
 class Controls(ABC):

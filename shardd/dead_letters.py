@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shardd.peers import Peer
-from shardd.queues import Queue
-from shardd.wire import messages as m
+from shardmq.shardd.peers import Peer
+from shardmq.shardd.queues import Queue
+from shardmq.shardd.wire import messages as m
 
 # Bytes of messages that a front door may have and has not answered for; one more message if it alone is larger.
 WINDOW_BYTES = 1 << 20

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import ParamSpec, TypeVar
 
-from shardd.store.files import Files
+from shardmq.shardd.store.files import Files
 
-log = logging.getLogger("shardd.disk")
+log = logging.getLogger("shardmq.shardd.disk")
 
 P = ParamSpec("P")
 R = TypeVar("R")

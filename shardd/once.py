@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
-from shardd.peers import Peer
-from shardd.wire import messages as m
+from shardmq.shardd.peers import Peer
+from shardmq.shardd.wire import messages as m
 
 Thing = int | str  # id of a queue, vhost and name of an exchange
 

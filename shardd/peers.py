@@ -12,9 +12,9 @@ from enum import Enum
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
-from shardd.queues import Consumer, Getter, Loan, Queue, Window
-from shardd.wire import codec, envelope
-from shardd.wire import messages as m
+from shardmq.shardd.queues import Consumer, Getter, Loan, Queue, Window
+from shardmq.shardd.wire import codec, envelope
+from shardmq.shardd.wire import messages as m
 
 # Bytes of deliveries that may be on their way to one client; a window of at least four reads and chunks (measured).
 CONNECTION_WINDOW_BYTES = 1 << 20

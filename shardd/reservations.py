@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardd.queues import Queue
+from shardmq.shardd.queues import Queue
 
 
 class _Room:

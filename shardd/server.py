@@ -22,28 +22,28 @@ from typing import Any, Protocol
 
 import zmq
 
-from shardd.config import ShardConfig, read
-from shardd.directories import shard_directory, stream_directory, vhost_directory
-from shardd.disk import Calls, StallWatch, WatchedFiles
-from shardd.peers import Outgoing
-from shardd.shard import Shard
-from shardd.signals import Signals
-from shardd.store import Damage, DiskFull, FormatTooNew, SegmentStore, StoreError, StreamCache
-from shardd.store.files import OsFiles, is_full
-from shardd.store.queue_log import QueueLog
-from shardd.store.stream_segment import SEGMENT_BYTES_MIN
-from shardd.store.told_log import Ranges, ToldLog
-from shardd.upkeep import Step
-from shardd.wire import envelope
-from shardd.wire import messages as wire
-from shardd.wire.board import Board, path_of
-from shardd.wire.histogram import Histogram
-from shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
-from shardd.wire.memory import give_back, keep_warm
-from supervisor import notify
-from supervisor.logs import set_level
+from shardmq.shardd.config import ShardConfig, read
+from shardmq.shardd.directories import shard_directory, stream_directory, vhost_directory
+from shardmq.shardd.disk import Calls, StallWatch, WatchedFiles
+from shardmq.shardd.peers import Outgoing
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.signals import Signals
+from shardmq.shardd.store import Damage, DiskFull, FormatTooNew, SegmentStore, StoreError, StreamCache
+from shardmq.shardd.store.files import OsFiles, is_full
+from shardmq.shardd.store.queue_log import QueueLog
+from shardmq.shardd.store.stream_segment import SEGMENT_BYTES_MIN
+from shardmq.shardd.store.told_log import Ranges, ToldLog
+from shardmq.shardd.upkeep import Step
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.board import Board, path_of
+from shardmq.shardd.wire.histogram import Histogram
+from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
+from shardmq.shardd.wire.memory import give_back, keep_warm
+from shardmq.supervisor import notify
+from shardmq.supervisor.logs import set_level
 
-log = logging.getLogger("shardd.server")
+log = logging.getLogger("shardmq.shardd.server")
 
 # Messages taken in before the others (syncs, deliveries) get their turn.
 RECEIVE_BURST = 32

@@ -12,14 +12,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from shardd.controls import Controls
-from shardd.peers import PUBLISH_CREDIT_BYTES, Outgoing, Peer, Refused, known_runs, refused_runs
-from shardd.queues import Arrival, Consumer, Queue, Reader, StreamQueue
-from shardd.stores import Home, NoRoom, Screened, Store, Sync, SyncJob
-from shardd.streams import Fates
-from shardd.upkeep import Step
-from shardd.wire import codec, envelope
-from shardd.wire import messages as m
+from shardmq.shardd.controls import Controls
+from shardmq.shardd.peers import PUBLISH_CREDIT_BYTES, Outgoing, Peer, Refused, known_runs, refused_runs
+from shardmq.shardd.queues import Arrival, Consumer, Queue, Reader, StreamQueue
+from shardmq.shardd.stores import Home, NoRoom, Screened, Store, Sync, SyncJob
+from shardmq.shardd.streams import Fates
+from shardmq.shardd.upkeep import Step
+from shardmq.shardd.wire import codec, envelope
+from shardmq.shardd.wire import messages as m
 
 # Deliveries of one queue before the next has its turn, and of all queues before messages are received again.
 QUEUE_PASS_BYTES = 256 << 10

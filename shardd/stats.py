@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardd.peers import Peer
-from shardd.queues import Consumer, Counters, Queue
-from shardd.wire import messages as m
+from shardmq.shardd.peers import Peer
+from shardmq.shardd.queues import Consumer, Counters, Queue
+from shardmq.shardd.wire import messages as m
 
 GONE = ("published", "delivered", "acked", "redelivered", "got", "repeated")
 

@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from shardd.queues import Arrival, StreamQueue
-from shardd.queues import Store as QueueStore
-from shardd.streams import Home as StreamHome
+from shardmq.shardd.queues import Arrival, StreamQueue
+from shardmq.shardd.queues import Store as QueueStore
+from shardmq.shardd.streams import Home as StreamHome
 
 # Of one store: bytes of message files gone through, of how many; messages found in them so far.
 Progress = Callable[[int, int, int], None]

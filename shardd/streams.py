@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from shardd.peers import Peer
-from shardd.queues import Loan, Log, Queue, Reader, Store, StreamQueue, retention_of
-from shardd.wire import messages as m
+from shardmq.shardd.peers import Peer
+from shardmq.shardd.queues import Loan, Log, Queue, Reader, Store, StreamQueue, retention_of
+from shardmq.shardd.wire import messages as m
 
 # Of one stream, in a listing.
 POSITIONS_TOLD_MAX = 1000

@@ -1,4 +1,4 @@
-"""python -m supervisor [--config FILE] [flags]: flags win over the file, the file over the defaults.
+"""python -m shardmq.supervisor [--config FILE] [flags]: flags win over the file, the file over the defaults.
 
 Standard output gets the one line `ready: ...`; what happens goes to standard error, one line per event. Exit status:
 0 drained, 1 given up, or the disk refuses everything, 2 wrong settings, port, data directory (one line says which;
@@ -22,10 +22,10 @@ import signal
 from pathlib import Path
 from typing import Any, NoReturn
 
-from supervisor import logs
-from supervisor.config import ConfigError, Settings, read_settings
-from supervisor.plan import children
-from supervisor.supervisor import Planner, Reread, Supervisor
+from shardmq.supervisor import logs
+from shardmq.supervisor.config import ConfigError, Settings, read_settings
+from shardmq.supervisor.plan import children
+from shardmq.supervisor.supervisor import Planner, Reread, Supervisor
 
 FILES_WANTED = 65536  # fewer are said to be few
 
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
 
 def settings_from(arguments: list[str], set: dict[str, Any] | None = None) -> Settings:
     """`set`: what wins over the flags."""
-    parser = Parser(prog="python -m supervisor", description="Run the broker in the foreground.")
+    parser = Parser(prog="python -m shardmq.supervisor", description="Run the broker in the foreground.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, TOML")
     for flag, (key, kind) in FLAGS.items():
         parser.add_argument(flag, dest=key, type=kind, help=f"overrides {key}")

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from supervisor.notify import DATAGRAM_BYTES_MAX, LIFELINE_FD, NOTIFY_FD
-from supervisor.plan import ChildPlan
+from shardmq.supervisor.notify import DATAGRAM_BYTES_MAX, LIFELINE_FD, NOTIFY_FD
+from shardmq.supervisor.plan import ChildPlan
 
 STARTING, READY, STOPPING, EXITED = "starting", "ready", "stopping", "exited"
 

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from supervisor import formats
-from supervisor.config import ConfigError
+from shardmq.supervisor import formats
+from shardmq.supervisor.config import ConfigError
 
 SOCKET_PATH_BYTES_MAX = 100  # sun_path holds 108
 SOCKET_NAME_BYTES_MAX = 32

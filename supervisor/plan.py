@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from supervisor.config import SHARDS_MAX, Settings
+from shardmq.supervisor.config import SHARDS_MAX, Settings
 
 # Started in this order, each ready before the next; drained in reverse.
 STAGES = ("controller", "shard", "front-door", "reader")
@@ -90,7 +90,7 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "log_format": settings.log_format,
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
-    return ChildPlan("controller", 0, "broker.controller", section, fds)
+    return ChildPlan("controller", 0, "shardmq.broker.controller", section, fds)
 
 
 def _names(bind: str | list[str]) -> list[str]:
@@ -127,7 +127,7 @@ def _reader(settings: Settings, shards: int, runtime_dir: str, listen_fd: int) -
         "log_level": settings.log_level,
         "log_format": settings.log_format,
     }
-    return ChildPlan("reader", 0, "shardd.reader", section, (listen_fd,), needed=False, called_at=listen_fd)
+    return ChildPlan("reader", 0, "shardmq.shardd.reader", section, (listen_fd,), needed=False, called_at=listen_fd)
 
 
 def _tls(settings: Settings) -> dict[str, Any] | None:

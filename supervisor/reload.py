@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from supervisor.config import Http, Settings
+from shardmq.supervisor.config import Http, Settings
 
 # The rest takes a restart: sockets, numbers of processes and what lies on the disk are decided once.
 RUN_TIME = frozenset({

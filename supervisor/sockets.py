@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from supervisor.config import ConfigError, Settings
-from supervisor.plan import Listening
+from shardmq.supervisor.config import ConfigError, Settings
+from shardmq.supervisor.plan import Listening
 
 BACKLOG = 4096
 EVERYWHERE = "*"  # every address of this host, whatever of IPv4 and IPv6 it has

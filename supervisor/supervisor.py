@@ -25,15 +25,15 @@ from typing import Any
 
 import msgspec
 
-from supervisor import systemd
-from supervisor.child import EXITED, READY, STARTING, Child, describe_exit
-from supervisor.config import ConfigError, Settings, Supervision
-from supervisor.directories import READER_NAME, DataDirectory, RuntimeDirectory, replace_file
-from supervisor.logs import keep, keep_no_more, set_level
-from supervisor.plan import STAGES, ChildPlan, Listening, children
-from supervisor.reload import SECRET, SETTABLE, flat, reloaded
-from supervisor.restart import Restarts
-from supervisor.sockets import Sockets, address, listen, listen_unix
+from shardmq.supervisor import systemd
+from shardmq.supervisor.child import EXITED, READY, STARTING, Child, describe_exit
+from shardmq.supervisor.config import ConfigError, Settings, Supervision
+from shardmq.supervisor.directories import READER_NAME, DataDirectory, RuntimeDirectory, replace_file
+from shardmq.supervisor.logs import keep, keep_no_more, set_level
+from shardmq.supervisor.plan import STAGES, ChildPlan, Listening, children
+from shardmq.supervisor.reload import SECRET, SETTABLE, flat, reloaded
+from shardmq.supervisor.restart import Restarts
+from shardmq.supervisor.sockets import Sockets, address, listen, listen_unix
 
 LOOK_INTERVAL_S = 0.25  # how late a silent child or a systemd watchdog may be noticed
 # A look that is later than this was kept from the processor, and so were the others: a machine that was paused.

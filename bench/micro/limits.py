@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import uvloop
 
-from shardd.store import record
+from shardmq.shardd.store import record
 
 PIECE_BYTES = 64 << 10
 SPREAD_BYTES = 64 << 20  # copies out of the cache go through so much

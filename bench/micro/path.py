@@ -32,14 +32,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from broker.amqp import contents, frames
-from broker.consuming import LARGE_BYTES
-from shardd.shard import Shard
-from shardd.store import SegmentStore
-from shardd.wire import codec, envelope, packer
-from shardd.wire import messages as wire
-from shardd.wire.ring import CONTROL_BYTES, Reader, Writer
-from shardd.wire.routes import TARGETS, Routes
+from shardmq.broker.amqp import contents, frames
+from shardmq.broker.consuming import LARGE_BYTES
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.store import SegmentStore
+from shardmq.shardd.wire import codec, envelope, packer
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
+from shardmq.shardd.wire.routes import TARGETS, Routes
 
 READ_BYTES = 64 << 10
 SMALL, LARGE = 16, 32768

@@ -17,9 +17,9 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from shardd.queues import Consumer, Queue, Window, limits_of
-from shardd.queues.delay_queue import DelayQueue
-from shardd.store.record import Arrival
+from shardmq.shardd.queues import Consumer, Queue, Window, limits_of
+from shardmq.shardd.queues.delay_queue import DelayQueue
+from shardmq.shardd.store.record import Arrival
 
 BATCH = 256
 REQUEUED = 1_000

@@ -21,7 +21,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 
-from shardd.store import SegmentStore, record
+from shardmq.shardd.store import SegmentStore, record
 
 SIZES = (40, 160, 512, 1024, 16384, 32768)
 PUBLISHED_US = {40: "5.5", 1024: "7.7", 16384: "60", 32768: "100"}

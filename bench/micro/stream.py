@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from shardd.store import StreamLog, record
+from shardmq.shardd.store import StreamLog, record
 
 SIZES = (16, 100, 1024, 16384)
 BATCH_MESSAGES = 256

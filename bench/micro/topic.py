@@ -18,9 +18,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from broker.amqp import Publishes, frames
-from broker.catalog import Catalog
-from broker.changes import (
+from shardmq.broker.amqp import Publishes, frames
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import (
     BindingDelete,
     BindingPut,
     ExchangePut,
@@ -30,8 +30,8 @@ from broker.changes import (
     UserPut,
     VhostPut,
 )
-from broker.publishing import Publishing
-from shardd.wire import packer
+from shardmq.broker.publishing import Publishing
+from shardmq.shardd.wire import packer
 
 QUEUES = 100
 SHARDS = 2

@@ -1,8 +1,8 @@
 """AMQP 0-9-1 as a library: bytes in, events out; no socket, no clock."""
 
-from broker.amqp.connection import Connection
-from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.events import (
+from shardmq.broker.amqp.connection import Connection
+from shardmq.broker.amqp.errors import ChannelException, ConnectionException
+from shardmq.broker.amqp.events import (
     Binds,
     Event,
     Failed,
@@ -15,7 +15,7 @@ from broker.amqp.events import (
     copies_by_channel,
     things_in,
 )
-from broker.amqp.methods import ChannelOpenOk
+from shardmq.broker.amqp.methods import ChannelOpenOk
 
 __all__ = [
     "Binds",

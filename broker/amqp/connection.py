@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from pamqp import base, commands
 
-from broker.amqp import frames, properties, spec
-from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.events import Binds, Event, Failed, Method, Nothing, Open, Publishes, Settles, StartOk
-from broker.amqp.methods import AccessRequest, AccessRequestOk, decode_method, encode_method
-from broker.amqp.states import (
+from shardmq.broker.amqp import frames, properties, spec
+from shardmq.broker.amqp.errors import ChannelException, ConnectionException
+from shardmq.broker.amqp.events import Binds, Event, Failed, Method, Nothing, Open, Publishes, Settles, StartOk
+from shardmq.broker.amqp.methods import AccessRequest, AccessRequestOk, decode_method, encode_method
+from shardmq.broker.amqp.states import (
     CHANNEL_DISCARDS,
     CONNECTION_DISCARDS,
     CONNECTION_SENT,

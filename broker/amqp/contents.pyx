@@ -6,7 +6,7 @@ A stored message, little endian:
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
-from broker.amqp.octets cimport Row, get16, get32, put, put16, put32, put64
+from shardmq.broker.amqp.octets cimport Row, get16, get32, put, put16, put32, put64
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 
 cdef enum:

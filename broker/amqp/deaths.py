@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from broker.amqp.methods import decode_table, skip_value
+from shardmq.broker.amqp.methods import decode_table, skip_value
 
 REJECTED = "rejected"
 # Headers by which a message says where it goes when it dies: exchange and key.

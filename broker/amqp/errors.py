@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.amqp.spec import REPLY_NAMES
+from shardmq.broker.amqp.spec import REPLY_NAMES
 
 REPLY_TEXT_BYTES_MAX = 255  # a short string
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from pamqp import base
 
-from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.spec import FRAME_OVERHEAD_BYTES
+from shardmq.broker.amqp.errors import ChannelException, ConnectionException
+from shardmq.broker.amqp.spec import FRAME_OVERHEAD_BYTES
 
 # Kinds of settling.
 ACK = 0

@@ -11,7 +11,7 @@ mistake in it or puts an interleaved or large publish together. So every check h
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memset
-from broker.amqp.octets cimport Row, get16, get32, get64, put, put16, put64
+from shardmq.broker.amqp.octets cimport Row, get16, get32, get64, put, put16, put64
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 from cpython.unicode cimport PyUnicode_DecodeUTF8

@@ -21,8 +21,8 @@ import pamqp.decode
 import pamqp.encode
 from pamqp import base, commands
 
-from broker.amqp.errors import ConnectionException
-from broker.amqp.spec import COMMAND_INVALID, FRAME_ERROR, SYNTAX_ERROR, TABLE_DEPTH_MAX
+from shardmq.broker.amqp.errors import ConnectionException
+from shardmq.broker.amqp.spec import COMMAND_INVALID, FRAME_ERROR, SYNTAX_ERROR, TABLE_DEPTH_MAX
 
 Value = Any  # of a field: bool, int, float, str, bytes, None, datetime, Decimal, list, dict
 

@@ -5,7 +5,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
-from broker.amqp.octets cimport get32, put, put32
+from shardmq.broker.amqp.octets cimport get32, put, put32
 
 cdef enum:
     HEADERS = 1 << 13

@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from broker.amqp.contents import read_stored, split
-from broker.amqp.errors import ConnectionException
-from broker.amqp.methods import decode_table, encode_table, skip_value
-from broker.amqp.numbered import numbered
-from broker.amqp.spec import SYNTAX_ERROR
+from shardmq.broker.amqp.contents import read_stored, split
+from shardmq.broker.amqp.errors import ConnectionException
+from shardmq.broker.amqp.methods import decode_table, encode_table, skip_value
+from shardmq.broker.amqp.numbered import numbered
+from shardmq.broker.amqp.spec import SYNTAX_ERROR
 
 # Name and kind, from bit 15 down.
 PROPERTIES: Final = (

@@ -10,7 +10,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from broker.amqp.octets cimport get32
+from shardmq.broker.amqp.octets cimport get32
 
 cdef enum:
     HEADERS = 13

@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from broker.amqp.errors import ConnectionException
-from broker.amqp.frames import CHANNEL_OPEN
-from broker.amqp.spec import CHANNEL_ERROR, PUBLISH, UNEXPECTED_FRAME
+from shardmq.broker.amqp.errors import ConnectionException
+from shardmq.broker.amqp.frames import CHANNEL_OPEN
+from shardmq.broker.amqp.spec import CHANNEL_ERROR, PUBLISH, UNEXPECTED_FRAME
 
 
 class ConnectionState(IntEnum):

@@ -1,4 +1,4 @@
-"""python -m broker.controller --config fd:N, or the JSON itself"""
+"""python -m shardmq.broker.controller --config fd:N, or the JSON itself"""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import sys
 import msgspec
 import uvloop
 
-from broker.config import ConfigError
-from broker.controller.config import ControllerConfig, read_config
-from broker.controller.definitions import DefinitionsError
-from broker.controller.server import serve
-from shardd.wire.memory import collect_seldom
-from shardd.wire.precedence import messages_first
-from supervisor import logs
-from supervisor.notify import section
+from shardmq.broker.config import ConfigError
+from shardmq.broker.controller.config import ControllerConfig, read_config
+from shardmq.broker.controller.definitions import DefinitionsError
+from shardmq.broker.controller.server import serve
+from shardmq.shardd.wire.memory import collect_seldom
+from shardmq.shardd.wire.precedence import messages_first
+from shardmq.supervisor import logs
+from shardmq.supervisor.notify import section
 
 BAD_CONFIG = 2
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m broker.controller")
+    parser = argparse.ArgumentParser(prog="python -m shardmq.broker.controller")
     parser.add_argument("--config", required=True, help="settings as one JSON object, or fd:N that holds it")
     try:
         config = read_config(section(parser.parse_args().config))

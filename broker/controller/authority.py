@@ -23,8 +23,8 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, cast
 
-from broker.catalog import Catalog, Vhost
-from broker.changes import (
+from shardmq.broker.catalog import Catalog, Vhost
+from shardmq.broker.changes import (
     OPEN,
     AnyChange,
     BindingPut,
@@ -41,8 +41,8 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.checks import DELAYS_FOR, NO_ROOM, SERVER_NAMED_PREFIX, Refusal, check_owner, no_queue
-from broker.control import (
+from shardmq.broker.checks import DELAYS_FOR, NO_ROOM, SERVER_NAMED_PREFIX, Refusal, check_owner, no_queue
+from shardmq.broker.control import (
     Answer,
     AnyRequest,
     Bind,
@@ -52,15 +52,15 @@ from broker.control import (
     QueueRemove,
     things_asked,
 )
-from broker.controller.access import hash_password
-from broker.controller.decisions import RESHAPING, Decision, Decisions
-from broker.controller.definitions import Definitions
-from broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
-from broker.passwords import DEFAULT_ALGORITHM
-from broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
-from broker.routing import hidden
-from broker.routing.placement import place
-from shardd.wire import messages as wire
+from shardmq.broker.controller.access import hash_password
+from shardmq.broker.controller.decisions import RESHAPING, Decision, Decisions
+from shardmq.broker.controller.definitions import Definitions
+from shardmq.broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
+from shardmq.broker.passwords import DEFAULT_ALGORITHM
+from shardmq.broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
+from shardmq.broker.routing import hidden
+from shardmq.broker.routing.placement import place
+from shardmq.shardd.wire import messages as wire
 
 BATCH_MAX = 2048  # requests that share one sync
 INBOX_MAX = 16_384  # requests not yet decided; beyond it links stop reading

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from broker.changes import OPEN, Cut, QueuePut
+from shardmq.broker.changes import OPEN, Cut, QueuePut
 
 # Of each stream; the oldest are forgotten: then who reads that far back may meet keys that have moved out of order.
 CUTS_MAX: Final = 256

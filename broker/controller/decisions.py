@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from broker import checks, patterns, tables
-from broker.catalog import BindingKey, Catalog, Vhost
-from broker.changes import (
+from shardmq.broker import checks, patterns, tables
+from shardmq.broker.catalog import BindingKey, Catalog, Vhost
+from shardmq.broker.changes import (
     ACTIVE,
     CLOSED,
     CLOSING,
@@ -41,12 +41,12 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.checks import Refusal
-from broker.control import Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
-from broker.controller import cuts, policies, shard_sets
-from broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
-from broker.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies, exchange_arguments
-from broker.routing import delaying, hidden, keeping
+from shardmq.broker.checks import Refusal
+from shardmq.broker.control import Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from shardmq.broker.controller import cuts, policies, shard_sets
+from shardmq.broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
+from shardmq.broker.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies, exchange_arguments
+from shardmq.broker.routing import delaying, hidden, keeping
 
 # A queue or exchange with more bindings loses them one by one first: front doors take changes in slices, with messages
 # between them, but one change is one step, however much goes with it.

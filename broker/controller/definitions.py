@@ -38,8 +38,8 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.catalog import Catalog
-from broker.changes import (
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import (
     OPEN,
     AnyChange,
     BindingDelete,
@@ -61,8 +61,8 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.controller import room
-from broker.controller.method_frames import Definition, decode_method, encode_bindings, encode_method
+from shardmq.broker.controller import room
+from shardmq.broker.controller.method_frames import Definition, decode_method, encode_bindings, encode_method
 
 MAGIC = b"SHARDDEF"
 FORMAT = 1

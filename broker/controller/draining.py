@@ -11,11 +11,11 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from broker.catalog import Catalog
-from broker.changes import QueuePut
-from broker.control import Answer
-from broker.controller.requests import Drained, Restore
-from broker.controller.shard_sets import draining
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.control import Answer
+from shardmq.broker.controller.requests import Drained, Restore
+from shardmq.broker.controller.shard_sets import draining
 
 LOOK_S_FIRST = 2.0
 LOOK_S_MAX = 20.0  # between looks at queues in which nothing happens

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.changes import QueuePut
-from broker.controller.config import ControllerConfig
-from broker.controller.stream_ranges import StreamRanges, is_stream
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.stream_ranges import StreamRanges, is_stream
 
 NAME: Final = "ended_streams.json"
 FORMAT: Final = 1

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import pamqp.frame
 from pamqp import base, commands
 
-from broker.amqp import properties
-from broker.amqp.properties import PROPERTIES, Properties
-from broker.controller.method_frames import encode_table
+from shardmq.broker.amqp import properties
+from shardmq.broker.amqp.properties import PROPERTIES, Properties
+from shardmq.broker.controller.method_frames import encode_table
 
 HANDSHAKE_S_MAX = 5.0
 ANSWER_S_MAX = 30.0  # a publish waits for its confirm, and for a shard that starts anew
@@ -92,7 +92,7 @@ class Got(NamedTuple):
 
 
 def socket_path(runtime_dir: str, door: int) -> str:
-    """Where front door `door` listens for this; `broker.server` binds the same."""
+    """Where front door `door` listens for this; `shardmq.broker.server` binds the same."""
     return f"{runtime_dir}/door-{door}.sock"
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from broker.controller.cuts import FREE, Bounds, Crossing, Move
+from shardmq.broker.controller.cuts import FREE, Bounds, Crossing, Move
 
 GROUP, RANDOM, LEAST = "group", "random", "least"
 

@@ -12,13 +12,13 @@ from typing import Any, get_args
 
 import msgspec
 
-from broker.catalog import PREDECLARED, Catalog
-from broker.changes import GLOBAL, ParameterPut, PermissionPut, TopicPermissionPut, UserPut, VhostPut
-from broker.checks import QUEUE_TYPES
-from broker.control import Bind, ExchangeDeclare, QueueDeclare
-from broker.controller.policies import USER_LIMITS, VHOST_LIMITS, bad
-from broker.passwords import HASHES, is_base64
-from broker.policies import OPERATOR_POLICY, POLICY
+from shardmq.broker.catalog import PREDECLARED, Catalog
+from shardmq.broker.changes import GLOBAL, ParameterPut, PermissionPut, TopicPermissionPut, UserPut, VhostPut
+from shardmq.broker.checks import QUEUE_TYPES
+from shardmq.broker.control import Bind, ExchangeDeclare, QueueDeclare
+from shardmq.broker.controller.policies import USER_LIMITS, VHOST_LIMITS, bad
+from shardmq.broker.passwords import HASHES, is_base64
+from shardmq.broker.policies import OPERATOR_POLICY, POLICY
 
 RABBITMQ_DEFAULT = "rabbit_password_hashing_sha256"
 

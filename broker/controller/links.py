@@ -19,8 +19,8 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from broker.changes import AnyChange
-from broker.control import (
+from shardmq.broker.changes import AnyChange
+from shardmq.broker.control import (
     CONTROL_BYTES_MAX,
     Alarmed,
     Answer,

@@ -14,9 +14,9 @@ from asyncio import Future
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from broker.catalog import Catalog
-from broker.changes import AnyChange, BindingDelete, BindingPut, QueuePut
-from broker.control import (
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import AnyChange, BindingDelete, BindingPut, QueuePut
+from shardmq.broker.control import (
     Ask,
     ConsumerHere,
     ConsumerJoin,
@@ -30,10 +30,10 @@ from broker.control import (
     SeatPassed,
     VirtualLook,
 )
-from broker.controller import cuts, shard_sets
-from broker.controller.groups import Groups, InUse, Member, Name, Order, Seat, Terms
-from broker.controller.settling import BREAK_ORDER
-from shardd.wire import messages as wire
+from shardmq.broker.controller import cuts, shard_sets
+from shardmq.broker.controller.groups import Groups, InUse, Member, Name, Order, Seat, Terms
+from shardmq.broker.controller.settling import BREAK_ORDER
+from shardmq.shardd.wire import messages as wire
 
 # After a start: how long a front door that has not come back holds up the assignment of shards.
 RETURN_S_MAX = 3.0

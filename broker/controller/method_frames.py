@@ -13,8 +13,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
-from broker.amqp.methods import decode_table
-from broker.changes import (
+from shardmq.broker.amqp.methods import decode_table
+from shardmq.broker.changes import (
     AnyChange,
     BindingDelete,
     BindingPut,

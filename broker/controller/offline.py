@@ -1,4 +1,4 @@
-"""python -m broker.controller.offline export|import DIR [FILE]: definitions of a stopped broker's data directory.
+"""python -m shardmq.broker.controller.offline export|import DIR [FILE]: definitions of a stopped broker's data directory.
 
 `export` writes RabbitMQ's JSON to FILE or standard output and changes nothing; `import` takes a file of it in, as a
 start with `load_definitions` would. Exit status 0, or 2 with the reason in one line. Whoever runs it holds the
@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from broker.controller.config import ControllerConfig
-from broker.controller.definitions import Definitions, DefinitionsError
-from broker.controller.management.definitions import definitions as exported
-from broker.controller.server import load_or_begin
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.definitions import Definitions, DefinitionsError
+from shardmq.broker.controller.management.definitions import definitions as exported
+from shardmq.broker.controller.server import load_or_begin
 
 FAILED = 2
 OWNER_ONLY = 0o600  # password hashes are in it

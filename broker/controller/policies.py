@@ -1,7 +1,7 @@
 """Whether a parameter may be set: policies, operator policies, limits, with RabbitMQ's words. Pure.
 
 `check_parameter` raises Refusal with status 400 and the text RabbitMQ gives, where it gives one. What policies then do
-is in `broker.policies`.
+is in `shardmq.broker.policies`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from broker import patterns
-from broker.changes import GLOBAL
-from broker.changes import USER_LIMITS as USER_LIMITS
-from broker.changes import VHOST_LIMITS as VHOST_LIMITS
-from broker.checks import NAME_BYTES_MAX, Refusal
-from broker.policies import APPLY_TO, OPERATOR_POLICY, POLICY
-from broker.routing.delaying import POLICY_KEY as DELAYED_MESSAGE
+from shardmq.broker import patterns
+from shardmq.broker.changes import GLOBAL
+from shardmq.broker.changes import USER_LIMITS as USER_LIMITS
+from shardmq.broker.changes import VHOST_LIMITS as VHOST_LIMITS
+from shardmq.broker.checks import NAME_BYTES_MAX, Refusal
+from shardmq.broker.policies import APPLY_TO, OPERATOR_POLICY, POLICY
+from shardmq.broker.routing.delaying import POLICY_KEY as DELAYED_MESSAGE
 
 BAD_REQUEST = 400
 LIMITS: Final = {VHOST_LIMITS: ("max-connections", "max-queues"), USER_LIMITS: ("max-connections", "max-channels")}

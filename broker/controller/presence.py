@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker.control import ConnectionInfo
+from shardmq.broker.control import ConnectionInfo
 
 
 class Connected(NamedTuple):

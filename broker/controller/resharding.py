@@ -11,14 +11,14 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from broker.catalog import Catalog
-from broker.changes import SETTLING, QueuePut
-from broker.control import Answer
-from broker.controller import cuts, settling, shard_sets
-from broker.controller.authority import ShardSilent
-from broker.controller.requests import Closed, CutOff, Restore, Settled
-from broker.controller.settling import BREAK_ORDER, DEAD_LETTER, Question, Settling
-from shardd.wire import messages as wire
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import SETTLING, QueuePut
+from shardmq.broker.control import Answer
+from shardmq.broker.controller import cuts, settling, shard_sets
+from shardmq.broker.controller.authority import ShardSilent
+from shardmq.broker.controller.requests import Closed, CutOff, Restore, Settled
+from shardmq.broker.controller.settling import BREAK_ORDER, DEAD_LETTER, Question, Settling
+from shardmq.shardd.wire import messages as wire
 
 LOOK_S = 0.1  # between two looks while something changes
 # A look at a queue costs as much as it has: of so many messages that are left it takes twice as long to the next.

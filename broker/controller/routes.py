@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from broker.catalog import Vhost
-from broker.routing import hidden
-from broker.routing.table import RoutingTable
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.routing import hidden
+from shardmq.broker.routing.table import RoutingTable
 
 
 def table_of(vhost: Vhost, exchange: str, key: str = "") -> RoutingTable:

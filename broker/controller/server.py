@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from broker import checks
-from broker.catalog import Catalog
-from broker.certificates import Certificates
-from broker.changes import AnyChange, PermissionPut, UserPut, VhostPut
-from broker.checks import Refusal
-from broker.config import ConfigError
-from broker.control import (
+from shardmq.broker import checks
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.certificates import Certificates
+from shardmq.broker.changes import AnyChange, PermissionPut, UserPut, VhostPut
+from shardmq.broker.checks import Refusal
+from shardmq.broker.config import ConfigError
+from shardmq.broker.control import (
     Ask,
     ChannelClose,
     ChannelOpen,
@@ -34,25 +34,25 @@ from broker.control import (
     SeatPassed,
     VirtualLook,
 )
-from broker.controller import draining, imported, memory, without_effect
-from broker.controller.access import hash_new_password
-from broker.controller.authority import Authority
-from broker.controller.config import ControllerConfig, read_config
-from broker.controller.decisions import Decision, Decisions
-from broker.controller.definitions import Definitions, DefinitionsError
-from broker.controller.ended_streams import EndedStreams
-from broker.controller.links import DoorLinks
-from broker.controller.memberships import Memberships
-from broker.controller.presence import Presence, door_of
-from broker.controller.resharding import Resharding
-from broker.controller.shard_links import ShardLinks
-from broker.controller.shard_sets import NODE
-from broker.controller.stream_ranges import StreamRanges
-from broker.routing.placement import place
-from shardd.wire import messages as wire
-from shardd.wire.memory import AfterBursts, give_back
-from supervisor import notify
-from supervisor.logs import set_level
+from shardmq.broker.controller import draining, imported, memory, without_effect
+from shardmq.broker.controller.access import hash_new_password
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.config import ControllerConfig, read_config
+from shardmq.broker.controller.decisions import Decision, Decisions
+from shardmq.broker.controller.definitions import Definitions, DefinitionsError
+from shardmq.broker.controller.ended_streams import EndedStreams
+from shardmq.broker.controller.links import DoorLinks
+from shardmq.broker.controller.memberships import Memberships
+from shardmq.broker.controller.presence import Presence, door_of
+from shardmq.broker.controller.resharding import Resharding
+from shardmq.broker.controller.shard_links import ShardLinks
+from shardmq.broker.controller.shard_sets import NODE
+from shardmq.broker.controller.stream_ranges import StreamRanges
+from shardmq.broker.routing.placement import place
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.memory import AfterBursts, give_back
+from shardmq.supervisor import notify
+from shardmq.supervisor.logs import set_level
 
 WATCHDOG_S = 1.0
 # After a restart of the controller: front doors that have not come back by then are gone with their connections.
@@ -367,7 +367,7 @@ async def start_http(controller: Controller) -> Any:
     config = controller.config
     if not config.http_fds and not config.https_fds and not config.metrics_fds:
         return None
-    from broker.controller.management import app
+    from shardmq.broker.controller.management import app
 
     certificates = controller.certificates
     return await app.start(

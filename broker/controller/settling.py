@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from broker.changes import CLOSING, KEPT, SETTLING, QueuePut
-from broker.controller.shard_sets import held_of
+from shardmq.broker.changes import CLOSING, KEPT, SETTLING, QueuePut
+from shardmq.broker.controller.shard_sets import held_of
 
 BREAK_ORDER, DEAD_LETTER = "break-order", "dead-letter"  # else: wait
 

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 import zmq
 
-from broker.changes import QueuePut
-from broker.controller.authority import ShardSilent
-from shardd.wire import envelope
-from shardd.wire import messages as wire
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.controller.authority import ShardSilent
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as wire
 
 ANSWER_S_MAX = 15.0  # a shard that restarts has this long to recover before declares on it fail
 STATS_S_MAX = 2.0

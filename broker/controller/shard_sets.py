@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from broker import checks
-from broker.catalog import Catalog, Vhost
-from broker.changes import (
+from shardmq.broker import checks
+from shardmq.broker.catalog import Catalog, Vhost
+from shardmq.broker.changes import (
     ACTIVE,
     CLOSED,
     CLOSING,
@@ -34,9 +34,9 @@ from broker.changes import (
     QueuePut,
     ShardOf,
 )
-from broker.checks import PRECONDITION_FAILED, Refusal
-from broker.controller import cuts
-from broker.controller.policies import (
+from shardmq.broker.checks import PRECONDITION_FAILED, Refusal
+from shardmq.broker.controller import cuts
+from shardmq.broker.controller.policies import (
     AT_DEADLINE,
     DEADLINE,
     DEFINITION,
@@ -50,9 +50,9 @@ from broker.controller.policies import (
     number_fault,
     when_gone_fault,
 )
-from broker.routing.delaying import inner_type
-from broker.routing.placement import place
-from broker.routing.spreading import weight_fault
+from shardmq.broker.routing.delaying import inner_type
+from shardmq.broker.routing.placement import place
+from shardmq.broker.routing.spreading import weight_fault
 
 NODE = "shardmq@localhost"  # this host's name, here and in the HTTP API
 DEFAULT_SHARDS = 1

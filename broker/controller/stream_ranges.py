@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.catalog import Vhost
-from broker.changes import QueuePut
-from broker.controller.config import ControllerConfig
-from broker.controller.installation import installation_id
-from broker.routing import hidden
-from shardd.wire.board import BoardView, Range, path_of
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.installation import installation_id
+from shardmq.broker.routing import hidden
+from shardmq.shardd.wire.board import BoardView, Range, path_of
 
 # How late somebody who waits hears that a stream goes on.
 LOOK_EACH_S = 0.005

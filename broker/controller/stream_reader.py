@@ -1,4 +1,4 @@
-"""The controller's calls to the reader of streams: one connection each; `shardd.wire.reading` draws what is said."""
+"""The controller's calls to the reader of streams: one connection each; `shardmq.shardd.wire.reading` draws what is said."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from shardd.wire.reading import DIRECT, DONE, JSON_BYTES_MAX, LENGTH, PROXY, Answer, Call, socket_path
+from shardmq.shardd.wire.reading import DIRECT, DONE, JSON_BYTES_MAX, LENGTH, PROXY, Answer, Call, socket_path
 
 # A turn may be waited for, and a publish for its confirms.
 ANSWER_S_MAX = 90.0

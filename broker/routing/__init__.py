@@ -1,8 +1,8 @@
 """Which queues a message goes to: pure functions over immutable tables."""
 
-from broker.routing.matching import Message
-from broker.routing.route import Routed, goes_always_alike, goes_by_key, route, route_message, spread_of
-from broker.routing.table import NoSuchDestination, NoSuchExchange, RoutingTable
+from shardmq.broker.routing.matching import Message
+from shardmq.broker.routing.route import Routed, goes_always_alike, goes_by_key, route, route_message, spread_of
+from shardmq.broker.routing.table import NoSuchDestination, NoSuchExchange, RoutingTable
 
 __all__ = [
     "Message",

@@ -12,8 +12,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from broker.routing import hidden
-from broker.routing.matching import Arguments, Matcher, Message, Target
+from shardmq.broker.routing import hidden
+from shardmq.broker.routing.matching import Arguments, Matcher, Message, Target
 
 DELAYED_TYPE: Final = "x-delayed-message"
 TYPE_ARGUMENT: Final = "x-delayed-type"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker.routing.hashing import key_hash
-from broker.routing.matching import Message, Target
-from broker.routing.route import Step, route_message
-from broker.routing.spreading import Chance, ConsistentHash, Spread
-from broker.routing.table import RoutingTable
+from shardmq.broker.routing.hashing import key_hash
+from shardmq.broker.routing.matching import Message, Target
+from shardmq.broker.routing.route import Step, route_message
+from shardmq.broker.routing.spreading import Chance, ConsistentHash, Spread
+from shardmq.broker.routing.table import RoutingTable
 
 
 class Hash(NamedTuple):

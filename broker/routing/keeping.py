@@ -23,8 +23,8 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from broker.routing import hidden
-from broker.routing.matching import Arguments, Fanout
+from shardmq.broker.routing import hidden
+from shardmq.broker.routing.matching import Arguments, Fanout
 
 RECENT_HISTORY: Final = "x-recent-history"
 MESSAGES: Final = "x-persist-messages"

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Set
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from broker.routing.topic import TopicTrie
+from shardmq.broker.routing.topic import TopicTrie
 
 Arguments = Mapping[str, Any]
 Headers = Mapping[str, Any]

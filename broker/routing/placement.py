@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.routing.hashing import hash64, jump
+from shardmq.broker.routing.hashing import hash64, jump
 
 
 def place(vhost: str, queue: str, shards: int) -> int:

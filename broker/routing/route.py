@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from broker.routing.delaying import Delayed, inner_type
-from broker.routing.keeping import is_kept, queue_name
-from broker.routing.matching import NOTHING, Fanout, Matcher, Message, Target
-from broker.routing.spreading import Spread
-from broker.routing.table import Exchange, RoutingTable
+from shardmq.broker.routing.delaying import Delayed, inner_type
+from shardmq.broker.routing.keeping import is_kept, queue_name
+from shardmq.broker.routing.matching import NOTHING, Fanout, Matcher, Message, Target
+from shardmq.broker.routing.spreading import Spread
+from shardmq.broker.routing.table import Exchange, RoutingTable
 
 
 class Routed(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_weighted
-from broker.routing.matching import NOTHING, Arguments, Message, Target
+from shardmq.broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_weighted
+from shardmq.broker.routing.matching import NOTHING, Arguments, Message, Target
 
 WEIGHT_MAX = 10000  # RabbitMQ's
 CHECKED_KEYS = frozenset(("x-consistent-hash", "x-local-random"))  # types that do not take any key of a binding

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from broker.routing.delaying import inner_type
-from broker.routing.keeping import keeps
-from broker.routing.matching import Matcher, QueueNames, Target
-from broker.routing.types import TYPES, matcher_of
+from shardmq.broker.routing.delaying import inner_type
+from shardmq.broker.routing.keeping import keeps
+from shardmq.broker.routing.matching import Matcher, QueueNames, Target
+from shardmq.broker.routing.types import TYPES, matcher_of
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 

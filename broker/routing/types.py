@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from broker.routing.delaying import DELAYED_TYPE, Delayed, inner_type
-from broker.routing.keeping import RECENT_HISTORY, RecentHistory
-from broker.routing.matching import Arguments, Direct, Fanout, HeadersExchange, Matcher, Topic
-from broker.routing.spreading import Chance, ConsistentHash, ModulusHash
+from shardmq.broker.routing.delaying import DELAYED_TYPE, Delayed, inner_type
+from shardmq.broker.routing.keeping import RECENT_HISTORY, RecentHistory
+from shardmq.broker.routing.matching import Arguments, Direct, Fanout, HeadersExchange, Matcher, Topic
+from shardmq.broker.routing.spreading import Chance, ConsistentHash, ModulusHash
 
 TYPES: Final[dict[str, Callable[[Arguments], Matcher]]] = {
     "direct": Direct,

@@ -8,13 +8,13 @@ from __future__ import annotations
 from array import array
 from typing import Protocol
 
-from shardd.queues.backlog import Counters
-from shardd.queues.consumers import Consumer, Loan, Window
-from shardd.queues.limits import Limits, limits_of
-from shardd.queues.queue import Queue
-from shardd.queues.roster import Kind, Roster
-from shardd.queues.stream import Log, Reader, StreamQueue, is_stream, retention_of
-from shardd.queues.unacked import Getter
+from shardmq.shardd.queues.backlog import Counters
+from shardmq.shardd.queues.consumers import Consumer, Loan, Window
+from shardmq.shardd.queues.limits import Limits, limits_of
+from shardmq.shardd.queues.queue import Queue
+from shardmq.shardd.queues.roster import Kind, Roster
+from shardmq.shardd.queues.stream import Log, Reader, StreamQueue, is_stream, retention_of
+from shardmq.shardd.queues.unacked import Getter
 
 __all__ = [
     "Arrival",

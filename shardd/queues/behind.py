@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 
-from shardd.queues.ready import Ready
+from shardmq.shardd.queues.ready import Ready
 
 
 class Behind:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from shardd.queues.overdue import Handed
-from shardd.queues.turns import ENDLESS, Turns
-from shardd.queues.unacked import Unacked
+from shardmq.shardd.queues.overdue import Handed
+from shardmq.shardd.queues.turns import ENDLESS, Turns
+from shardmq.shardd.queues.unacked import Unacked
 
 if TYPE_CHECKING:
-    from shardd.queues.queue import Queue
+    from shardmq.shardd.queues.queue import Queue
 
 NO_LIMIT = 1 << 30
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shardd.queues.entry import EXPIRY
-from shardd.queues.resting import REST_MS_MAX, Retry
+from shardmq.shardd.queues.entry import EXPIRY
+from shardmq.shardd.queues.resting import REST_MS_MAX, Retry
 
 PRIORITY_MAX = 255
 # Why a message was let go.

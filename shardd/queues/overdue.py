@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from shardd.queues.unacked import Getter
+from shardmq.shardd.queues.unacked import Getter
 
 if TYPE_CHECKING:
-    from shardd.queues.consumers import Consumer
-    from shardd.queues.queue import Queue
+    from shardmq.shardd.queues.consumers import Consumer
+    from shardmq.shardd.queues.queue import Queue
 
 # Stamps of one consumer, about, with one timeout's worth of deliveries held.
 STEPS = 16

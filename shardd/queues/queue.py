@@ -17,19 +17,19 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shardd.queues import overdue
-from shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
-from shardd.queues.backlog import ALL, STEP_MESSAGES, Backlog
-from shardd.queues.consumers import Consumer, Consumers, Loan
-from shardd.queues.entry import EXPIRY, PLACE, REDELIVERED
-from shardd.queues.limits import DELIVERY_LIMIT, MAXLEN, REFUSED, REJECTED, Limits
-from shardd.queues.ready import Ready, marked, same_mark, total
-from shardd.queues.resting import Resting, Retry
-from shardd.queues.turns import ENDLESS, LEEWAY, TURN_BYTES, Turns
-from shardd.queues.unacked import Getter
+from shardmq.shardd.queues import overdue
+from shardmq.shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
+from shardmq.shardd.queues.backlog import ALL, STEP_MESSAGES, Backlog
+from shardmq.shardd.queues.consumers import Consumer, Consumers, Loan
+from shardmq.shardd.queues.entry import EXPIRY, PLACE, REDELIVERED
+from shardmq.shardd.queues.limits import DELIVERY_LIMIT, MAXLEN, REFUSED, REJECTED, Limits
+from shardmq.shardd.queues.ready import Ready, marked, same_mark, total
+from shardmq.shardd.queues.resting import Resting, Retry
+from shardmq.shardd.queues.turns import ENDLESS, LEEWAY, TURN_BYTES, Turns
+from shardmq.shardd.queues.unacked import Getter
 
 if TYPE_CHECKING:
-    from shardd.queues import Arrival, Store
+    from shardmq.shardd.queues import Arrival, Store
 
 # Messages that expire in one pass: a million at once must not stop the other queues.
 EXPIRED_MAX = 16384

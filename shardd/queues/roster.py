@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardd.queues.delay_queue import DelayQueue
-from shardd.queues.limits import Limits
-from shardd.queues.queue import Queue
+from shardmq.shardd.queues.delay_queue import DelayQueue
+from shardmq.shardd.queues.limits import Limits
+from shardmq.shardd.queues.queue import Queue
 
 if TYPE_CHECKING:
-    from shardd.queues import Store
+    from shardmq.shardd.queues import Store
 
 
 class Kind(NamedTuple):

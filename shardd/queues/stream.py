@@ -19,14 +19,14 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from shardd.queues.consumers import Consumer
-from shardd.queues.limits import UNLIMITED, Limits
-from shardd.queues.queue import Outlet, Queue
-from shardd.queues.ready import total
+from shardmq.shardd.queues.consumers import Consumer
+from shardmq.shardd.queues.limits import UNLIMITED, Limits
+from shardmq.shardd.queues.queue import Outlet, Queue
+from shardmq.shardd.queues.ready import total
 
 if TYPE_CHECKING:
-    from shardd.queues import Arrival, Store
-    from shardd.queues.unacked import Getter
+    from shardmq.shardd.queues import Arrival, Store
+    from shardmq.shardd.queues.unacked import Getter
 
 SEGMENT_BYTES: Final = 500_000_000  # RabbitMQ's default
 SEGMENT_BYTES_MIN: Final = 4096

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardd.queues.queue import Queue
+    from shardmq.shardd.queues.queue import Queue
 
 # Bytes of the log in a stretch: about as much as is read of it at once (shardd/store/reading.py).
 STRETCH_BYTES = 1 << 20

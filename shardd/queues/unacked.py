@@ -10,12 +10,12 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from shardd.queues.ready import total
+from shardmq.shardd.queues.ready import total
 
 if TYPE_CHECKING:
-    from shardd.queues.backlog import Backlog
-    from shardd.queues.consumers import Loan
-    from shardd.queues.queue import Queue
+    from shardmq.shardd.queues.backlog import Backlog
+    from shardmq.shardd.queues.consumers import Loan
+    from shardmq.shardd.queues.queue import Queue
 
 # Settled items in front of the others are cut off when they are this many, and half of all.
 CUT_MIN = 512

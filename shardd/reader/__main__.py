@@ -1,4 +1,4 @@
-"""python -m shardd.reader --config fd:N, or the JSON itself"""
+"""python -m shardmq.shardd.reader --config fd:N, or the JSON itself"""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 import msgspec
 
-from shardd.reader import config
-from shardd.reader.server import Server
-from supervisor import logs
-from supervisor.notify import section
+from shardmq.shardd.reader import config
+from shardmq.shardd.reader.server import Server
+from shardmq.supervisor import logs
+from shardmq.supervisor.notify import section
 
 
 def main() -> int:

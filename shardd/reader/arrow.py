@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from shardd.store import columns as c
-from shardd.store.arrays import Arrays
-from shardd.store.columns import Columns
+from shardmq.shardd.store import columns as c
+from shardmq.shardd.store.arrays import Arrays
+from shardmq.shardd.store.columns import Columns
 
 BITS = {
     "offset": c.OFFSET,

@@ -14,7 +14,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
-from shardd.grown cimport Grown, reserve
+from shardmq.shardd.grown cimport Grown, reserve
 
 cdef enum:
     METHOD = 1

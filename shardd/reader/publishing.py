@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardd.reader.door import Closed, Outcome, Session, Unavailable
-from shardd.reader.publishes import Column, Publishes
-from shardd.reader.scanning import Refused
-from shardd.store.columns import PROPERTY_COLUMNS
-from shardd.wire.reading import Answer, Publish
+from shardmq.shardd.reader.door import Closed, Outcome, Session, Unavailable
+from shardmq.shardd.reader.publishes import Column, Publishes
+from shardmq.shardd.reader.scanning import Refused
+from shardmq.shardd.store.columns import PROPERTY_COLUMNS
+from shardmq.shardd.wire.reading import Answer, Publish
 
 # Frames made at a time, while the ones before are on their way.
 FRAMES_BYTES = 1 << 20

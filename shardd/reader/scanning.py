@@ -9,18 +9,18 @@ import threading
 import time
 from types import ModuleType
 
-from shardd.directories import shard_directory, stream_directory, vhost_directory
-from shardd.reader.ipc import END, batch_head
-from shardd.reader.pace import Pace
-from shardd.reader.sending import Sender
-from shardd.store.columns import Columns
-from shardd.store.errors import Corrupt, FormatTooNew
-from shardd.store.files import OsFiles
-from shardd.store.filtering import Filter
-from shardd.store.stream_scan import Places, Truncated, find
-from shardd.store.stream_scan import Scan as StreamScan
-from shardd.wire.board import BoardView, Range, path_of
-from shardd.wire.reading import LENGTH, Answer, Find, Scan
+from shardmq.shardd.directories import shard_directory, stream_directory, vhost_directory
+from shardmq.shardd.reader.ipc import END, batch_head
+from shardmq.shardd.reader.pace import Pace
+from shardmq.shardd.reader.sending import Sender
+from shardmq.shardd.store.columns import Columns
+from shardmq.shardd.store.errors import Corrupt, FormatTooNew
+from shardmq.shardd.store.files import OsFiles
+from shardmq.shardd.store.filtering import Filter
+from shardmq.shardd.store.stream_scan import Places, Truncated, find
+from shardmq.shardd.store.stream_scan import Scan as StreamScan
+from shardmq.shardd.wire.board import BoardView, Range, path_of
+from shardmq.shardd.wire.reading import LENGTH, Answer, Find, Scan
 
 # A batch stays in a core's own cache from when its columns are written to when they are sent.
 BATCH_ROWS_MAX = 5_000
@@ -151,7 +151,7 @@ def truncated(start: int, there: Range) -> Answer:
 
 def arrow_of() -> ModuleType:
     try:
-        from shardd.reader import arrow
+        from shardmq.shardd.reader import arrow
     except ImportError:
         raise Refused(Answer(501, "not_implemented", NO_ARROW)) from None
     return arrow

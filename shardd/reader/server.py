@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from shardd.reader.config import ReaderConfig, read
-from shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams
-from shardd.signals import Signals
-from shardd.store.errors import Corrupt
-from shardd.store.stream_scan import Truncated
-from shardd.wire.memory import collect_seldom, keep_warm
-from shardd.wire.precedence import messages_first
-from shardd.wire.reading import (
+from shardmq.shardd.reader.config import ReaderConfig, read
+from shardmq.shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams
+from shardmq.shardd.signals import Signals
+from shardmq.shardd.store.errors import Corrupt
+from shardmq.shardd.store.stream_scan import Truncated
+from shardmq.shardd.wire.memory import collect_seldom, keep_warm
+from shardmq.shardd.wire.precedence import messages_first
+from shardmq.shardd.wire.reading import (
     BODY_BYTES_MAX,
     DIRECT,
     DONE,
@@ -33,8 +33,8 @@ from shardd.wire.reading import (
     Publish,
     Scan,
 )
-from supervisor import notify
-from supervisor.logs import set_level
+from shardmq.supervisor import notify
+from shardmq.supervisor.logs import set_level
 
 # Calls beside the scans that run: they wait for their turn.
 WAITING_MAX = 32
@@ -207,7 +207,7 @@ def receive_parts(caller: socket.socket, bytes_max: int) -> bytes:
 
 def publisher() -> Callable[[Publish, bytes, float], Answer]:
     try:
-        from shardd.reader.publishing import publish
+        from shardmq.shardd.reader.publishing import publish
     except ImportError:
         raise Refused(Answer(501, "not_implemented", NO_ARROW)) from None
     return publish

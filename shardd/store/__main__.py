@@ -1,9 +1,9 @@
 """Look into the message files of a stopped broker, or rescue what can be read.
 
-    python -m shardd.store verify  DIR       check every record; counts, and damage by file and byte range
-    python -m shardd.store stats   DIR       JSON lines per segment and per store: live and dead messages and bytes
-    python -m shardd.store dump    DIR       a line of JSON per message that is not settled
-    python -m shardd.store salvage DIR OUT   copy what is readable and not settled into the new directory OUT
+    python -m shardmq.shardd.store verify  DIR       check every record; counts, and damage by file and byte range
+    python -m shardmq.shardd.store stats   DIR       JSON lines per segment and per store: live and dead messages and bytes
+    python -m shardmq.shardd.store dump    DIR       a line of JSON per message that is not settled
+    python -m shardmq.shardd.store salvage DIR OUT   copy what is readable and not settled into the new directory OUT
 
 DIR is one store (DATA/shard-00/<hash of the vhost>), one shard's directory, or the data directory with all of them.
 Streams in it are looked at too: all their messages count and are dumped, with their offset. What is damaged in a stream
@@ -23,12 +23,12 @@ import struct
 import sys
 from collections.abc import Callable
 
-from shardd.store.errors import FormatTooNew, StoreError
-from shardd.store.files import OsFiles
-from shardd.store.inspection import NO_PRIORITY, NONE, Message, Tally, contents, is_store
-from shardd.store.recovery import Damage
-from shardd.store.salvage import salvage
-from shardd.store.stream_inspection import StreamContents, is_stream
+from shardmq.shardd.store.errors import FormatTooNew, StoreError
+from shardmq.shardd.store.files import OsFiles
+from shardmq.shardd.store.inspection import NO_PRIORITY, NONE, Message, Tally, contents, is_store
+from shardmq.shardd.store.recovery import Damage
+from shardmq.shardd.store.salvage import salvage
+from shardmq.shardd.store.stream_inspection import StreamContents, is_stream
 
 GOOD, DAMAGED, USAGE = 0, 1, 2
 # From a stream up to the data directory, which has the lock.

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import struct
 
-from shardd.store import record
-from shardd.store.segment import FORMAT, file_name, refuse_newer
+from shardmq.shardd.store import record
+from shardmq.shardd.store.segment import FORMAT, file_name, refuse_newer
 
 HEADER = struct.Struct("<8sIIQII")
 MAGIC = b"SHMQACKS"

@@ -3,8 +3,8 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from shardd.grown cimport Grown
-from shardd.store.growing cimport Text
+from shardmq.shardd.grown cimport Grown
+from shardmq.shardd.store.growing cimport Text
 
 cdef enum:
     # All columns there are have 25 and 64.

@@ -7,8 +7,8 @@ batch, as long as buffers are looked up through `Grown`.
 from libc.stdint cimport int32_t, uint8_t, uint64_t
 from libc.string cimport memcpy
 
-from shardd.grown cimport Grown, reserve
-from shardd.store.growing cimport Text, free_text
+from shardmq.shardd.grown cimport Grown, reserve
+from shardmq.shardd.store.growing cimport Text, free_text
 
 
 cdef class Arrays:

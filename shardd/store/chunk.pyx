@@ -25,11 +25,11 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, qsort
 from libc.string cimport memcpy, memset
 
-from shardd.grown cimport Grown, reserve
-from shardd.store.chunk_shape cimport (
+from shardmq.shardd.grown cimport Grown, reserve
+from shardmq.shardd.store.chunk_shape cimport (
     CHUNK_HEADER, CUT_OFF, FILTERS, IN_SEQUENCE, MESSAGES_BYTES, NONE, SHARED_BYTES, WORDS, chunk_bytes,
 )
-from shardd.store.layout cimport RECORD_HEADER, message_bytes, put32, put64, record_bytes, u16, u32, u64
+from shardmq.shardd.store.layout cimport RECORD_HEADER, message_bytes, put32, put64, record_bytes, u16, u32, u64
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)

@@ -3,7 +3,7 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from shardd.store.layout cimport RECORD_HEADER, u16, u32
+from shardmq.shardd.store.layout cimport RECORD_HEADER, u16, u32
 
 cdef enum:
     CHUNK_HEADER = 40

@@ -1,5 +1,5 @@
-from shardd.store.arrays import Arrays, Sink
-from shardd.store.filtering import Filter
+from shardmq.shardd.store.arrays import Arrays, Sink
+from shardmq.shardd.store.filtering import Filter
 
 OFFSET: int
 TIMESTAMP: int

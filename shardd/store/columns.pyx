@@ -14,16 +14,16 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
-from shardd.grown cimport Grown, reserve
-from shardd.octets cimport be32, copy_short
-from shardd.store.arrays cimport Arrays, Sink
-from shardd.store.chunk_shape cimport CHUNK_HEADER, CUT_OFF, FILTERS, chunk_bytes
-from shardd.store.filtering cimport Filter
-from shardd.store.growing cimport (
+from shardmq.shardd.grown cimport Grown, reserve
+from shardmq.shardd.octets cimport be32, copy_short
+from shardmq.shardd.store.arrays cimport Arrays, Sink
+from shardmq.shardd.store.chunk_shape cimport CHUNK_HEADER, CUT_OFF, FILTERS, chunk_bytes
+from shardmq.shardd.store.filtering cimport Filter
+from shardmq.shardd.store.growing cimport (
     Number, Text, clear_text, fill32, fill_bits, fill_number, fill_text, free_text, is_ascii, push32, push64,
     push_bytes, put_end, put_number, set_bit,
 )
-from shardd.store.layout cimport RECORD_HEADER, message_bytes, u16, u32, u64
+from shardmq.shardd.store.layout cimport RECORD_HEADER, message_bytes, u16, u32, u64
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)

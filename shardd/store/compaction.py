@@ -17,12 +17,12 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shardd.store.errors import Corrupt
-from shardd.store.files import Files, remove_files
-from shardd.store.record import segment_runs
-from shardd.store.recovery import Reader
-from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header
-from shardd.store.survivors import Survivors, moved_again, moved_entries, moved_pairs
+from shardmq.shardd.store.errors import Corrupt
+from shardmq.shardd.store.files import Files, remove_files
+from shardmq.shardd.store.record import segment_runs
+from shardmq.shardd.store.recovery import Reader
+from shardmq.shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header
+from shardmq.shardd.store.survivors import Survivors, moved_again, moved_entries, moved_pairs
 
 # One job reads no more than this, or two segments.
 READ_BYTES_MAX = 16 << 20

@@ -9,9 +9,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from shardd.grown cimport Grown, reserve
-from shardd.octets cimport copy_short
-from shardd.store.layout cimport u32, u64
+from shardmq.shardd.grown cimport Grown, reserve
+from shardmq.shardd.octets cimport copy_short
+from shardmq.shardd.store.layout cimport u32, u64
 
 
 cdef struct Text:

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
-from shardd.store.files import Files
-from shardd.store.segment import Segment
+from shardmq.shardd.store.files import Files
+from shardmq.shardd.store.segment import Segment
 
 HANDLES_MAX = 64
 

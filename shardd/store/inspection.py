@@ -11,10 +11,10 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from shardd.store import record
-from shardd.store.files import Files
-from shardd.store.recovery import Damage, Reader, is_ours
-from shardd.store.segment import HEADER_BYTES, Segment, decode_index, file_name, parse_name
+from shardmq.shardd.store import record
+from shardmq.shardd.store.files import Files
+from shardmq.shardd.store.recovery import Damage, Reader, is_ours
+from shardmq.shardd.store.segment import HEADER_BYTES, Segment, decode_index, file_name, parse_name
 
 ABSTRACT = struct.Struct("<QIIHBB")
 # Of records made anew: enough messages to make records few, few enough to keep them small.

@@ -13,8 +13,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from shardd.octets cimport be32
-from shardd.store.layout cimport RECORD_HEADER, message_bytes, record_bytes, u16, u32
+from shardmq.shardd.octets cimport be32
+from shardmq.shardd.store.layout cimport RECORD_HEADER, message_bytes, record_bytes, u16, u32
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)

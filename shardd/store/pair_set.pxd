@@ -4,7 +4,7 @@
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport calloc
 
-from shardd.store.layout cimport u64
+from shardmq.shardd.store.layout cimport u64
 
 
 cdef struct PairSet:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardd.store.reclaim import Reclaimer
-from shardd.store.record import Batch
-from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, file_name
+from shardmq.shardd.store.reclaim import Reclaimer
+from shardmq.shardd.store.record import Batch
+from shardmq.shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, file_name
 
 
 @dataclass(slots=True)

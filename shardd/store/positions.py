@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import struct
 
-from shardd.store import record
-from shardd.store.files import Files, is_full
-from shardd.store.recovery import Damage, Reader
-from shardd.store.segment import refuse_newer
+from shardmq.shardd.store import record
+from shardmq.shardd.store.files import Files, is_full
+from shardmq.shardd.store.recovery import Damage, Reader
+from shardmq.shardd.store.segment import refuse_newer
 
 FORMAT = 1
 MAGIC = b"SHMQPOSN"

@@ -21,10 +21,10 @@ import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from shardd.store import record
-from shardd.store.files import Files, is_full, is_missing
-from shardd.store.segment import NO_CHAIN, Segment, refuse_newer
-from shardd.store.sequences import Screened, Sequences
+from shardmq.shardd.store import record
+from shardmq.shardd.store.files import Files, is_full, is_missing
+from shardmq.shardd.store.segment import NO_CHAIN, Segment, refuse_newer
+from shardmq.shardd.store.sequences import Screened, Sequences
 
 FORMAT = 1
 MAGIC = b"SHMQPROD"

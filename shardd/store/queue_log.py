@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from shardd.store import intake
-from shardd.store.chunk import expanded
-from shardd.store.files import is_missing
-from shardd.store.stream import StreamLog, StreamSync, wanted_filters
-from shardd.store.stream_producers import StreamProducers
-from shardd.store.stream_reading import COUNT_MAX, OFFSET_MAX, chunks
-from shardd.store.stream_segment import StreamSegment, last_not_above
+from shardmq.shardd.store import intake
+from shardmq.shardd.store.chunk import expanded
+from shardmq.shardd.store.files import is_missing
+from shardmq.shardd.store.stream import StreamLog, StreamSync, wanted_filters
+from shardmq.shardd.store.stream_producers import StreamProducers
+from shardmq.shardd.store.stream_reading import COUNT_MAX, OFFSET_MAX, chunks
+from shardmq.shardd.store.stream_segment import StreamSegment, last_not_above
 
 _RECORD = struct.Struct("<I16xIH")  # of a record (drawn in record.pyx): length, messages, queues
 _RECORD_HEADER = 28

@@ -13,10 +13,10 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from shardd.store import record, scanning
-from shardd.store.errors import Corrupt
-from shardd.store.files import Files
-from shardd.store.segment import Segment
+from shardmq.shardd.store import record, scanning
+from shardmq.shardd.store.errors import Corrupt
+from shardmq.shardd.store.files import Files
+from shardmq.shardd.store.segment import Segment
 
 POSITION = 0xFFFFFFFF  # of an entry, << 4 with its flags
 WINDOWS_MAX = 4

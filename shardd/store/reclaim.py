@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardd.store.files import Files, is_full, is_missing, remove_files
-from shardd.store.segment import HEADER_BYTES, Segment, decode_header, file_name
+from shardmq.shardd.store.files import Files, is_full, is_missing, remove_files
+from shardmq.shardd.store.segment import HEADER_BYTES, Segment, decode_header, file_name
 
 # Beyond the open segment's: two sealed ones as read cache, one between lives.
 BUFFERS_MAX = 1

@@ -28,9 +28,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from shardd.grown cimport GROWN_AT_FIRST, Grown, reserve
-from shardd.store.id_table cimport IdTable, id_table_add, id_table_clear
-from shardd.store.layout cimport (
+from shardmq.shardd.grown cimport GROWN_AT_FIRST, Grown, reserve
+from shardmq.shardd.store.id_table cimport IdTable, id_table_add, id_table_clear
+from shardmq.shardd.store.layout cimport (
     ABSTRACT_HEADER, MARKS, RECORD_HEADER, fact_of, message_bytes, put32, record_bytes, u16, u32, walk, write_abstract,
 )
 

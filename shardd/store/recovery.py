@@ -21,12 +21,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from shardd.store import acks, record, scanning
-from shardd.store.files import Files, is_full, is_missing, remove_files
-from shardd.store.producers import NAME as PRODUCERS
-from shardd.store.producers import Producers
-from shardd.store.reclaim import Reclaimer
-from shardd.store.segment import (
+from shardmq.shardd.store import acks, record, scanning
+from shardmq.shardd.store.files import Files, is_full, is_missing, remove_files
+from shardmq.shardd.store.producers import NAME as PRODUCERS
+from shardmq.shardd.store.producers import Producers
+from shardmq.shardd.store.reclaim import Reclaimer
+from shardmq.shardd.store.segment import (
     FORMAT,
     HEADER_BYTES,
     INDEX_SHARE_MAX,

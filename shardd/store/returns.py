@@ -14,9 +14,9 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 
-from shardd.store import record
-from shardd.store.files import Files, is_full, is_missing
-from shardd.store.segment import refuse_newer
+from shardmq.shardd.store import record
+from shardmq.shardd.store.files import Files, is_full, is_missing
+from shardmq.shardd.store.segment import refuse_newer
 
 FORMAT = 1
 MAGIC = b"SHMQRETN"

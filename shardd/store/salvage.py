@@ -9,10 +9,10 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from shardd.store.files import Files
-from shardd.store.inspection import Contents, contents, encode, groups
-from shardd.store.recovery import REDELIVERED, Damage, State, read_state
-from shardd.store.store import SegmentStore
+from shardmq.shardd.store.files import Files
+from shardmq.shardd.store.inspection import Contents, contents, encode, groups
+from shardmq.shardd.store.recovery import REDELIVERED, Damage, State, read_state
+from shardmq.shardd.store.store import SegmentStore
 
 
 @dataclass(slots=True)

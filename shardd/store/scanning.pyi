@@ -1,6 +1,6 @@
 from collections.abc import Collection
 
-from shardd.store.record import Arrival
+from shardmq.shardd.store.record import Arrival
 
 def scan(segment: bytearray, start: int, stop: int, salt: int) -> tuple[bytes, int, list[tuple[int, int]]]: ...
 def sound_until(data: bytearray, start: int, stop: int, salt: int) -> tuple[int, int]: ...

@@ -11,14 +11,14 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
 
-from shardd.grown cimport Grown, reserve
-from shardd.store.id_table cimport IdTable, id_table_add, id_table_clear, id_table_place
-from shardd.store.layout cimport (
+from shardmq.shardd.grown cimport Grown, reserve
+from shardmq.shardd.store.id_table cimport IdTable, id_table_add, id_table_clear, id_table_place
+from shardmq.shardd.store.layout cimport (
     ABSTRACT_HEADER, MARKS, RECORD_HEADER, fact_of, record_bytes, u16, u32, u64, walk, write_abstract,
 )
-from shardd.store.pair_set cimport PairSet, pair_set_fill, pair_set_has
+from shardmq.shardd.store.pair_set cimport PairSet, pair_set_fill, pair_set_has
 
-from shardd.store.record import Arrival
+from shardmq.shardd.store.record import Arrival
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)

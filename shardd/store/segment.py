@@ -23,12 +23,12 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardd.store import record, scanning
-from shardd.store.errors import FormatTooNew
-from shardd.store.files import Files
+from shardmq.shardd.store import record, scanning
+from shardmq.shardd.store.errors import FormatTooNew
+from shardmq.shardd.store.files import Files
 
 if TYPE_CHECKING:
-    from shardd.store.compaction import Moves
+    from shardmq.shardd.store.compaction import Moves
 
 FORMAT = 1
 MERGED_FORMAT = 2

@@ -9,18 +9,18 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from shardd.store import producers, returns
-from shardd.store.compaction import Candidates, Merged, ReclaimJob, bytes_max_alone, source_of
-from shardd.store.files import Files, is_full
-from shardd.store.handles import Handles
-from shardd.store.reading import Windows
-from shardd.store.reclaim import Reclaimer
-from shardd.store.record import segment_runs
-from shardd.store.recovery import LOSSES, Damage
-from shardd.store.segment import HEADER_BYTES, Segment
-from shardd.store.settled import Settled
-from shardd.store.sync import SyncJob
-from shardd.store.usable import Usable
+from shardmq.shardd.store import producers, returns
+from shardmq.shardd.store.compaction import Candidates, Merged, ReclaimJob, bytes_max_alone, source_of
+from shardmq.shardd.store.files import Files, is_full
+from shardmq.shardd.store.handles import Handles
+from shardmq.shardd.store.reading import Windows
+from shardmq.shardd.store.reclaim import Reclaimer
+from shardmq.shardd.store.record import segment_runs
+from shardmq.shardd.store.recovery import LOSSES, Damage
+from shardmq.shardd.store.segment import HEADER_BYTES, Segment
+from shardmq.shardd.store.settled import Settled
+from shardmq.shardd.store.sync import SyncJob
+from shardmq.shardd.store.usable import Usable
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from shardd.grown cimport Grown, reserve
-from shardd.store.layout cimport RECORD_HEADER, message_bytes, put16, put32, record_bytes, u16, u32, u64
+from shardmq.shardd.grown cimport Grown, reserve
+from shardmq.shardd.store.layout cimport RECORD_HEADER, message_bytes, put16, put32, record_bytes, u16, u32, u64
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from shardd.store import acks
-from shardd.store.files import Files, is_full
-from shardd.store.segment import Segment, file_name
+from shardmq.shardd.store import acks
+from shardmq.shardd.store.files import Files, is_full
+from shardmq.shardd.store.segment import Segment, file_name
 
 # Settled pairs in memory, of segments that are on disk; beyond this each settle writes some.
 SETTLED_BYTES_MAX = 1 << 20

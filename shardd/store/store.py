@@ -14,22 +14,22 @@ import contextlib
 from array import array
 from collections.abc import Collection, Mapping
 
-from shardd.store import producers, recovery, returns
-from shardd.store.errors import Closed, Corrupt, DiskFull
-from shardd.store.files import Files, OsFiles, is_full
-from shardd.store.pieces import Piece, allocate_alone, cut
-from shardd.store.reading import Place, are_scattered, is_scattered, span
-from shardd.store.record import Arrival, Batch, copy_out, look_at, only_segment, segment_runs, settled_pairs
-from shardd.store.recovery import Progress
-from shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
-from shardd.store.segments import Segments
-from shardd.store.sequences import Screened
-from shardd.store.settled import (
+from shardmq.shardd.store import producers, recovery, returns
+from shardmq.shardd.store.errors import Closed, Corrupt, DiskFull
+from shardmq.shardd.store.files import Files, OsFiles, is_full
+from shardmq.shardd.store.pieces import Piece, allocate_alone, cut
+from shardmq.shardd.store.reading import Place, are_scattered, is_scattered, span
+from shardmq.shardd.store.record import Arrival, Batch, copy_out, look_at, only_segment, segment_runs, settled_pairs
+from shardmq.shardd.store.recovery import Progress
+from shardmq.shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
+from shardmq.shardd.store.segments import Segments
+from shardmq.shardd.store.sequences import Screened
+from shardmq.shardd.store.settled import (
     ACKS_FILES_AT_ONCE,
     ACKS_FILES_SYNCED_AT_ONCE,
     SETTLED_BYTES_MAX,
 )
-from shardd.store.sync import SettledSync, SyncJob
+from shardmq.shardd.store.sync import SettledSync, SyncJob
 
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096

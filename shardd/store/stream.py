@@ -16,14 +16,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from shardd.store import chunk, record, stream_reading, stream_recovery
-from shardd.store.errors import Closed
-from shardd.store.files import Files, OsFiles, is_full, is_missing
-from shardd.store.positions import NAME, NEW_NAME, Positions
-from shardd.store.producers import NAME as PRODUCERS
-from shardd.store.recovery import LOSSES, Damage
-from shardd.store.stream_reading import COUNT_MAX, OFFSET_MAX, Messages, StreamCache, Walk, chunk_newer
-from shardd.store.stream_segment import (
+from shardmq.shardd.store import chunk, record, stream_reading, stream_recovery
+from shardmq.shardd.store.errors import Closed
+from shardmq.shardd.store.files import Files, OsFiles, is_full, is_missing
+from shardmq.shardd.store.positions import NAME, NEW_NAME, Positions
+from shardmq.shardd.store.producers import NAME as PRODUCERS
+from shardmq.shardd.store.recovery import LOSSES, Damage
+from shardmq.shardd.store.stream_reading import COUNT_MAX, OFFSET_MAX, Messages, StreamCache, Walk, chunk_newer
+from shardmq.shardd.store.stream_segment import (
     HEADER_BYTES,
     SEGMENT_BYTES_MAX,
     SEGMENT_BYTES_MIN,
@@ -32,8 +32,8 @@ from shardd.store.stream_segment import (
     file_name,
     parse_name,
 )
-from shardd.store.sync import MessageSync, SettledSync
-from shardd.store.usable import Usable
+from shardmq.shardd.store.sync import MessageSync, SettledSync
+from shardmq.shardd.store.usable import Usable
 
 # Room in the file is set aside in steps that grow with it: a stream of few messages must not take a whole segment.
 ALLOCATE_BYTES_MIN = 64 << 10

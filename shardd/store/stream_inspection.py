@@ -10,14 +10,14 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardd.store import record
-from shardd.store.chunk import Copier
-from shardd.store.files import Files
-from shardd.store.positions import NAME, Positions
-from shardd.store.recovery import Damage, Reader
-from shardd.store.stream_reading import OFFSET_MAX, StreamCache, Window, chunks, scan
-from shardd.store.stream_recovery import recover
-from shardd.store.stream_segment import HEADER_BYTES, StreamSegment, decode_index, file_name, parse_name
+from shardmq.shardd.store import record
+from shardmq.shardd.store.chunk import Copier
+from shardmq.shardd.store.files import Files
+from shardmq.shardd.store.positions import NAME, Positions
+from shardmq.shardd.store.recovery import Damage, Reader
+from shardmq.shardd.store.stream_reading import OFFSET_MAX, StreamCache, Window, chunks, scan
+from shardmq.shardd.store.stream_recovery import recover
+from shardmq.shardd.store.stream_segment import HEADER_BYTES, StreamSegment, decode_index, file_name, parse_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ was ever confirmed, and no sequence is taken as stored. At worst an unconfirmed 
 
 from __future__ import annotations
 
-from shardd.store import producers
-from shardd.store.errors import DiskFull
-from shardd.store.files import Files
-from shardd.store.producers import Cover
-from shardd.store.sequences import Screened, Sequences
+from shardmq.shardd.store import producers
+from shardmq.shardd.store.errors import DiskFull
+from shardmq.shardd.store.files import Files
+from shardmq.shardd.store.producers import Cover
+from shardmq.shardd.store.sequences import Screened, Sequences
 
 # What recovery looks at, at most, with what one sync takes.
 COVER_BYTES = 64 << 20

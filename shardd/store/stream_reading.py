@@ -13,11 +13,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shardd.store.chunk import Copier, Packer, Scanner, chunk_at
-from shardd.store.errors import Corrupt
-from shardd.store.files import Files
-from shardd.store.recovery import Damage, Reader
-from shardd.store.stream_segment import (
+from shardmq.shardd.store.chunk import Copier, Packer, Scanner, chunk_at
+from shardmq.shardd.store.errors import Corrupt
+from shardmq.shardd.store.files import Files
+from shardmq.shardd.store.recovery import Damage, Reader
+from shardmq.shardd.store.stream_segment import (
     ENTRY_NUMBERS,
     HEADER_BYTES,
     INDEX_EVERY_BYTES,

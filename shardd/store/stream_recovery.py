@@ -16,11 +16,11 @@ import itertools
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from shardd.store.chunk import Scanner
-from shardd.store.files import Files, is_full
-from shardd.store.recovery import Damage, Reader, write_file
-from shardd.store.stream_reading import OFFSET_MAX, scan
-from shardd.store.stream_segment import (
+from shardmq.shardd.store.chunk import Scanner
+from shardmq.shardd.store.files import Files, is_full
+from shardmq.shardd.store.recovery import Damage, Reader, write_file
+from shardmq.shardd.store.stream_reading import OFFSET_MAX, scan
+from shardmq.shardd.store.stream_segment import (
     HEADER_BYTES,
     INDEX_HEADER,
     MESSAGE_BYTES_MIN,

@@ -13,15 +13,15 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 
-from shardd.store.arrays import Sink
-from shardd.store.chunk import Scanner, chunk_at
-from shardd.store.columns import OFFSET, Columns
-from shardd.store.errors import Corrupt
-from shardd.store.files import Files, is_missing
-from shardd.store.filtering import Filter
-from shardd.store.recovery import Reader
-from shardd.store.stream_reading import OFFSET_MAX
-from shardd.store.stream_segment import (
+from shardmq.shardd.store.arrays import Sink
+from shardmq.shardd.store.chunk import Scanner, chunk_at
+from shardmq.shardd.store.columns import OFFSET, Columns
+from shardmq.shardd.store.errors import Corrupt
+from shardmq.shardd.store.files import Files, is_missing
+from shardmq.shardd.store.filtering import Filter
+from shardmq.shardd.store.recovery import Reader
+from shardmq.shardd.store.stream_reading import OFFSET_MAX
+from shardmq.shardd.store.stream_segment import (
     HEADER_BYTES,
     INDEX_EVERY_BYTES,
     StreamSegment,

@@ -27,8 +27,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
-from shardd.store import record
-from shardd.store.segment import refuse_newer
+from shardmq.shardd.store import record
+from shardmq.shardd.store.segment import refuse_newer
 
 FORMAT = 1
 HEADER_BYTES = 64

@@ -12,9 +12,9 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
-from shardd.grown cimport Grown, reserve
-from shardd.store.layout cimport RECORD_HEADER, message_bytes, put16, put32, u16, u32
-from shardd.store.pair_set cimport PairSet, pair_set_fill, pair_set_has
+from shardmq.shardd.grown cimport Grown, reserve
+from shardmq.shardd.store.layout cimport RECORD_HEADER, message_bytes, put16, put32, u16, u32
+from shardmq.shardd.store.pair_set cimport PairSet, pair_set_fill, pair_set_has
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from shardd.store.errors import StoreFailed
-from shardd.store.files import Files, is_missing
-from shardd.store.producers import Cover
-from shardd.store.reclaim import Spare
-from shardd.store.segment import Segment
+from shardmq.shardd.store.errors import StoreFailed
+from shardmq.shardd.store.files import Files, is_missing
+from shardmq.shardd.store.producers import Cover
+from shardmq.shardd.store.reclaim import Spare
+from shardmq.shardd.store.segment import Segment
 
 AnySegment = TypeVar("AnySegment")
 

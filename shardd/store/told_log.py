@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from shardd.store.queue_log import QueueLog
-from shardd.store.stream import StreamSync
+from shardmq.shardd.store.queue_log import QueueLog
+from shardmq.shardd.store.stream import StreamSync
 
 
 class Ranges(Protocol):

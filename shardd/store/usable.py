@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
-from shardd.store.files import Files, is_full, is_missing
+from shardmq.shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
+from shardmq.shardd.store.files import Files, is_full, is_missing
 
 
 class Syncing(Protocol):

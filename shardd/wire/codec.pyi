@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 
-from shardd.wire.envelope import Buffer, Parts
-from shardd.wire.messages import Publish
+from shardmq.shardd.wire.envelope import Buffer, Parts
+from shardmq.shardd.wire.messages import Publish
 
 def read_publish(message: Buffer) -> Publish: ...
 def run_of(message: Buffer, ordinal: int) -> tuple[int, int, int]: ...

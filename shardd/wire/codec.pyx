@@ -17,8 +17,8 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from shardd.wire.buffer cimport KIND_DELIVER, Bytes, reserve, write_header
-from shardd.wire.messages import Publish
+from shardmq.shardd.wire.buffer cimport KIND_DELIVER, Bytes, reserve, write_header
+from shardmq.shardd.wire.messages import Publish
 
 cdef enum:
     PUBLISH_HEADER = 40

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shardd.wire.messages import CONFIRMED, CONTROL, CREDIT, HEADER_BYTES, SETTLE, WIRE_VERSION, Control
+from shardmq.shardd.wire.messages import CONFIRMED, CONTROL, CREDIT, HEADER_BYTES, SETTLE, WIRE_VERSION, Control
 
 _HEADER = struct.Struct("<BBHIII")
 _HEADER_READ = struct.Struct("<BxHIII")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardd.wire.tally import Tally
+from shardmq.shardd.wire.tally import Tally
 
 SUM = "sum"
 

@@ -20,10 +20,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from shardd.wire import envelope
-from shardd.wire.envelope import Message, Parts
-from shardd.wire.messages import LANE
-from shardd.wire.ring import CONTROL_BYTES, Reader, Writer
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire.envelope import Message, Parts
+from shardmq.shardd.wire.messages import LANE
+from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
 
 # Bytes of messages under way in one direction; only what is used is ever touched. The window of publishes
 # (shard_link.py) and that of one client's deliveries (peers.py) twice, with what is around them: of messages that fill

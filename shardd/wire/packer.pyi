@@ -1,5 +1,5 @@
-from shardd.wire.envelope import Buffer, Parts
-from shardd.wire.routes import Routes
+from shardmq.shardd.wire.envelope import Buffer, Parts
+from shardmq.shardd.wire.routes import Routes
 
 DONE: int
 CHANNEL: int

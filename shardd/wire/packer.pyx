@@ -26,13 +26,13 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
-from shardd.wire.publishes cimport (
+from shardmq.shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
+from shardmq.shardd.wire.publishes cimport (
     IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, RUN, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
     close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, seal, sequence_read, sequence_t,
     stored_bytes,
 )
-from shardd.wire.routes cimport H_ANY, Route, Routes, Share, Spread, goes_to, hash_of, same_exchange
+from shardmq.shardd.wire.routes cimport H_ANY, Route, Routes, Share, Spread, goes_to, hash_of, same_exchange
 
 crc32c_start()
 

@@ -5,8 +5,8 @@ table that the AMQP library makes of a read."""
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from shardd.octets cimport be32, copy_short
-from shardd.wire.buffer cimport Bytes, regain, reserve
+from shardmq.shardd.octets cimport be32, copy_short
+from shardmq.shardd.wire.buffer cimport Bytes, regain, reserve
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)

@@ -1,4 +1,4 @@
-from shardd.wire.envelope import Buffer, Message
+from shardmq.shardd.wire.envelope import Buffer, Message
 
 CONTROL_BYTES: int
 

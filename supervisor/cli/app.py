@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from supervisor.cli import (
+from shardmq.supervisor.cli import (
     connections,
     definitions,
     diagnostics,
@@ -28,9 +28,9 @@ from supervisor.cli import (
     top,
     users,
 )
-from supervisor.cli.api import CONFIG, USAGE
-from supervisor.cli.command import bound
-from supervisor.cli.processes import SOURCE_ROOT
+from shardmq.supervisor.cli.api import CONFIG, USAGE
+from shardmq.supervisor.cli.command import bound
+from shardmq.supervisor.cli.processes import SOURCE_ROOT
 
 STATUSES = (
     "Exit status: 0 done; 1 failed, or a probe that was not passed; 64 wrong usage; 65 no such thing, or wrong data; "

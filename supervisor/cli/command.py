@@ -13,8 +13,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from supervisor.cli.api import TIMEOUT_S, Rows, connect
-from supervisor.cli.show import check_formatter, show
+from shardmq.supervisor.cli.api import TIMEOUT_S, Rows, connect
+from shardmq.supervisor.cli.show import check_formatter, show
 
 Url = Annotated[str, typer.Option(envvar="SHARDMQ_URL", help="Of the HTTP API; else the broker on this host.")]
 User = Annotated[str, typer.Option(envvar="SHARDMQ_USER", help="Who asks, by HTTP.")]

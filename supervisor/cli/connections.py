@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
-from supervisor.cli.queues import Columns, listed
+from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from shardmq.supervisor.cli.queues import Columns, listed
 
 Reason = Annotated[str, typer.Argument(metavar="REASON", help="Told to the client.")]
 Limit = Annotated[int, typer.Option(help="Close at most so many; 0: all.")]

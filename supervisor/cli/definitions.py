@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from supervisor.cli.api import CONFIG, DATA, Api, fail
-from supervisor.cli.processes import module_command, module_environment
-from supervisor.config import ConfigError
-from supervisor.directories import DataDirectory
+from shardmq.supervisor.cli.api import CONFIG, DATA, Api, fail
+from shardmq.supervisor.cli.processes import module_command, module_environment
+from shardmq.supervisor.config import ConfigError
+from shardmq.supervisor.directories import DataDirectory
 
 STREAM = "-"
 MANY = ("exchanges", "queues", "bindings")  # of which there may be many; bindings come after what they bind
@@ -136,7 +136,7 @@ def _offline(verb: str, directory: Path, *others: str) -> None:
     except ConfigError as error:
         fail(str(error), CONFIG)
     try:
-        command = module_command("broker.controller.offline", verb, str(directory), *others)
+        command = module_command("shardmq.broker.controller.offline", verb, str(directory), *others)
         status = subprocess.run(command, env=module_environment(), check=False).returncode
     finally:
         locked.close()

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli import elsewhere, log, node, processes
-from supervisor.cli.api import FAILED, Api, Rows, fail
-from supervisor.cli.command import Command, bound
+from shardmq.supervisor.cli import elsewhere, log, node, processes
+from shardmq.supervisor.cli.api import FAILED, Api, Rows, fail
+from shardmq.supervisor.cli.command import Command, bound
 
 Port = Annotated[int, typer.Argument(metavar="PORT")]
 Protocol = Annotated[str, typer.Argument(metavar="PROTOCOL", help="amqp, amqp/ssl, http, https, http/prometheus.")]

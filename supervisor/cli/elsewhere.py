@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import typer
 
-from supervisor.cli.api import USAGE, fail
+from shardmq.supervisor.cli.api import USAGE, fail
 
 ANYTHING: Final[dict[str, Any]] = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import Api
-from supervisor.logs import News, escaped, exception_lines
+from shardmq.supervisor.cli.api import Api
+from shardmq.supervisor.logs import News, escaped, exception_lines
 
 LINES_MAX = 1_000  # what one answer holds
 LOOK_EACH_S = 0.5

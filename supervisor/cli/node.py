@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from supervisor.cli.api import DATA, FAILED, UNREACHABLE, USAGE, Api, Rows, fail, looked_in, running
-from supervisor.cli.command import DataDir
+from shardmq.supervisor.cli.api import DATA, FAILED, UNREACHABLE, USAGE, Api, Rows, fail, looked_in, running
+from shardmq.supervisor.cli.command import DataDir
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
          "tib": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip

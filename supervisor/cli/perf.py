@@ -17,9 +17,9 @@ import pamqp.frame
 import typer
 from pamqp import commands, header
 
-from supervisor.cli import scenarios as played
-from supervisor.cli.amqp import FRAME_BYTES_MAX, FRAME_END, HEAD, READ_BYTES, Connection, Counts, Lost
-from supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail
+from shardmq.supervisor.cli import scenarios as played
+from shardmq.supervisor.cli.amqp import FRAME_BYTES_MAX, FRAME_END, HEAD, READ_BYTES, Connection, Counts, Lost
+from shardmq.supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail
 
 BURST_BYTES = 64 << 10  # publishes that leave in one write
 BACKLOG_MESSAGES_MAX = 50_000  # not consumed yet: then publishers wait, and the figure is of what comes through

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import Api, Rows, Vhost, json_argument, there
+from shardmq.supervisor.cli.api import Api, Rows, Vhost, json_argument, there
 
 Username = Annotated[str, typer.Argument(metavar="USERNAME")]
 Global = Annotated[bool, typer.Option("--global", help="Of all of them.")]

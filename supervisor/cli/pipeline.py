@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.api import CONFIG, fail
-from supervisor.cli.processes import module_command, module_environment
+from shardmq.supervisor.cli.api import CONFIG, fail
+from shardmq.supervisor.cli.processes import module_command, module_environment
 
 JOBS = {
     "archive": "streams to Parquet files, exactly once",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail, json_argument
+from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail, json_argument
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Pattern = Annotated[str, typer.Argument(metavar="PATTERN", help="Regular expression over names.")]

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import FAILED, UNREACHABLE, Api, Rows, fail, is_alive, looked_in, running
-from supervisor.cli.command import DataDir, Formatter
-from supervisor.cli.show import check_formatter, show
+from shardmq.supervisor.cli.api import FAILED, UNREACHABLE, Api, Rows, fail, is_alive, looked_in, running
+from shardmq.supervisor.cli.command import DataDir, Formatter
+from shardmq.supervisor.cli.show import check_formatter, show
 
 STOP_POLL_S = 0.05
 # What fits on a terminal; `--formatter json` has everything the broker tells.

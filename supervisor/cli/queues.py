@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
 
 Columns = Annotated[
     list[str] | None, typer.Argument(help="Columns to show, such as name; one that is not there is answered with all.")

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
-from supervisor.cli.command import Formatter, bound
-from supervisor.cli.show import show
+from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from shardmq.supervisor.cli.command import Formatter, bound
+from shardmq.supervisor.cli.show import show
 
 route = typer.Typer(no_args_is_help=True, help="Where a message goes.")
 ring = typer.Typer(no_args_is_help=True, help="Who gets which part of what an exchange spreads.")

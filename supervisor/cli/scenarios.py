@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from supervisor.cli.api import FAILED, fail
-from supervisor.cli.processes import SOURCE_ROOT
+from shardmq.supervisor.cli.api import FAILED, fail
+from shardmq.supervisor.cli.processes import SOURCE_ROOT
 
 # As pyproject.toml installs it.
 INSTALLED = Path("share") / "shardmq" / "bench"

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
-from supervisor.cli.command import Formatter, bound
-from supervisor.cli.show import show
+from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from shardmq.supervisor.cli.command import Formatter, bound
+from shardmq.supervisor.cli.show import show
 
 shards = typer.Typer(no_args_is_help=True, help="How many shard queues a stream exchange has.")
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from supervisor.cli.api import USAGE, Rows, fail
+from shardmq.supervisor.cli.api import USAGE, Rows, fail
 
 FORMATTERS = ("table", "json", "csv", "pretty_table")
 WIDE = 10_000  # columns of a table that goes nowhere in particular

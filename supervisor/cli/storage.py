@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.api import CONFIG, fail
-from supervisor.cli.processes import module_command, module_environment
+from shardmq.supervisor.cli.api import CONFIG, fail
+from shardmq.supervisor.cli.processes import module_command, module_environment
 
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="The data directory, or one store: DATA/shard-00/<hash of the vhost>.")
@@ -59,5 +59,5 @@ def salvage(directory: Directory, target: Target) -> None:
 def _run(verb: str, directory: Path, *others: Path) -> None:
     if not directory.is_dir():
         fail(f"{directory}: not a directory", CONFIG)
-    command = module_command("shardd.store", verb, str(directory), *map(str, others))
+    command = module_command("shardmq.shardd.store", verb, str(directory), *map(str, others))
     raise typer.Exit(subprocess.run(command, env=module_environment(), check=False).returncode)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import REFUSED, USAGE, Api, Vhost, fail
-from supervisor.cli.node import size_bytes
+from shardmq.supervisor.cli.api import REFUSED, USAGE, Api, Vhost, fail
+from shardmq.supervisor.cli.node import size_bytes
 
 PARTITIONS = 3  # rabbitmq-streams' default
 SECONDS = {"Y": 365 * 86_400, "M": 30 * 86_400, "W": 7 * 86_400, "D": 86_400}

@@ -12,8 +12,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from supervisor.cli.api import Api, Rows
-from supervisor.cli.show import table
+from shardmq.supervisor.cli.api import Api, Rows
+from shardmq.supervisor.cli.show import table
 
 RATES = {"publish": "in", "deliver_get": "out", "ack": "acked"}
 PROCESSES = ["name", "state", "restarts", "rss MB", "fds", "status"]

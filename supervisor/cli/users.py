@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.api import DATA, REFUSED, Api, Rows, Vhost, Where, fail, http_url, there
-from supervisor.cli.queues import Columns, listed
+from shardmq.supervisor.cli.api import DATA, REFUSED, Api, Rows, Vhost, Where, fail, http_url, there
+from shardmq.supervisor.cli.queues import Columns, listed
 
 Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pamqp import base, body, commands, frame, header
 
-from broker.amqp import Connection, Event, Failed, Method, Open, Publishes, StartOk, contents
+from shardmq.broker.amqp import Connection, Event, Failed, Method, Open, Publishes, StartOk, contents
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 

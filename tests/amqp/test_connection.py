@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker.amqp import (
+from shardmq.broker.amqp import (
     Binds,
     ChannelException,
     Connection,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker.amqp import contents, deaths, properties
-from broker.amqp.methods import decode_table, encode_table
+from shardmq.broker.amqp import contents, deaths, properties
+from shardmq.broker.amqp.methods import decode_table, encode_table
 from tests.reference import deaths as reference
 
 NAMES = st.sampled_from(["a", "b", "häufig"])

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import body, commands, frame, header
 
-from broker.amqp import Connection, ConnectionException, Publishes, contents, frames, properties
-from broker.amqp.methods import decode_method, decode_table, encode_method, encode_table
+from shardmq.broker.amqp import Connection, ConnectionException, Publishes, contents, frames, properties
+from shardmq.broker.amqp.methods import decode_method, decode_table, encode_method, encode_table
 from tests.amqp.bytes_of import publish, received, shake_hands
 from tests.support.raw_client import raw_frame
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker.amqp import Publishes, contents, copies_by_channel, frames
-from shardd.wire.histogram import Histogram
+from shardmq.broker.amqp import Publishes, contents, copies_by_channel, frames
+from shardmq.shardd.wire.histogram import Histogram
 from tests.amqp.bytes_of import method, publish
 from tests.reference import frames as reference
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker.amqp import Connection, Failed
+from shardmq.broker.amqp import Connection, Failed
 from tests.amqp.bytes_of import HEADER, method, publish, received, shake_hands
 
 FRAMES = st.builds(

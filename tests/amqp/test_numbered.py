@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pamqp import header
 from pamqp.commands import Basic
 
-from broker.amqp import properties
-from broker.amqp.contents import split
-from broker.amqp.numbered import numbered
+from shardmq.broker.amqp import properties
+from shardmq.broker.amqp.contents import split
+from shardmq.broker.amqp.numbered import numbered
 
 NAME = b"x-stream-offset"
 HEADERS: st.SearchStrategy[dict[str, Any] | None] = st.none() | st.dictionaries(

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from broker.amqp import ConnectionException
-from broker.amqp.states import (
+from shardmq.broker.amqp import ConnectionException
+from shardmq.broker.amqp.states import (
     CHANNEL_DISCARDS,
     CHANNEL_RECEIVED,
     CONNECTION_DISCARDS,

@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from broker.catalog import Catalog
-from broker.changes import AnyChange, QueuePut
-from broker.control import Answer
-from broker.controller.resharding import Name, Resharding
-from broker.routing import route
-from shardd.wire import messages as wire
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import AnyChange, QueuePut
+from shardmq.broker.control import Answer
+from shardmq.broker.controller.resharding import Name, Resharding
+from shardmq.broker.routing import route
+from shardmq.shardd.wire import messages as wire
 from tests.broker.test_shard_sets import World
 
 KEYS = "abcdefgh"

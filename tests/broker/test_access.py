@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from broker import passwords
-from broker.catalog import Catalog
-from broker.changes import UserPut
-from broker.controller.access import hash_new_password, hash_password
-from broker.controller.config import ControllerConfig
+from shardmq.broker import passwords
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import UserPut
+from shardmq.broker.controller.access import hash_new_password, hash_password
+from shardmq.broker.controller.config import ControllerConfig
 
 SHA256 = "rabbit_password_hashing_sha256"
 # RabbitMQ's documentation, "Password hashes": salt 908DC60A, password test12.

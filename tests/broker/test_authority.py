@@ -14,14 +14,14 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.catalog import Catalog
-from broker.changes import ParameterDelete, ParameterPut, ShardOf, VhostPut
-from broker.control import Answer, Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
-from broker.controller.authority import Authority
-from broker.controller.definitions import Definitions
-from broker.controller.presence import Presence
-from broker.controller.requests import Drained, Restore
-from shardd.wire import messages as wire
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import ParameterDelete, ParameterPut, ShardOf, VhostPut
+from shardmq.broker.control import Answer, Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.definitions import Definitions
+from shardmq.broker.controller.presence import Presence
+from shardmq.broker.controller.requests import Drained, Restore
+from shardmq.shardd.wire import messages as wire
 from tests.support.fake_controller_peers import FakeDoors, FakeShards
 
 ME, YOU = "0.1.1", "0.1.2"

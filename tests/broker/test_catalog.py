@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.catalog import PREDECLARED, Catalog
-from broker.changes import (
+from shardmq.broker.catalog import PREDECLARED, Catalog
+from shardmq.broker.changes import (
     AnyChange,
     BindingDelete,
     BindingPut,

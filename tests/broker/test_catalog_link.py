@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker import catalog_link
-from broker.catalog_link import CatalogLink, Reply
-from broker.changes import AnyChange, ExchangePut, QueueDelete, QueuePut, VhostPut
-from broker.control import (
+from shardmq.broker import catalog_link
+from shardmq.broker.catalog_link import CatalogLink, Reply
+from shardmq.broker.changes import AnyChange, ExchangePut, QueueDelete, QueuePut, VhostPut
+from shardmq.broker.control import (
     Alarmed,
     Answer,
     AnyControl,

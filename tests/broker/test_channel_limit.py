@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.channel import Channel
-from broker.consumers import Consumer, Part, Virtual
-from broker.consuming import Consuming
-from broker.control import SeatName
-from broker.settling import Settles
-from shardd.wire import messages as wire
+from shardmq.broker.channel import Channel
+from shardmq.broker.consumers import Consumer, Part, Virtual
+from shardmq.broker.consuming import Consuming
+from shardmq.broker.control import SeatName
+from shardmq.broker.settling import Settles
+from shardmq.shardd.wire import messages as wire
 
 MANY = 1 << 30
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from broker.changes import CLOSING, OPEN, Cut, ParameterPut, QueuePut, ShardOf
-from broker.control import Answer
-from broker.controller import cuts
-from broker.controller.cuts import CUTS_MAX, FREE, Bounds, Crossing, Move
-from broker.controller.groups import BOUND, GIVE, TAKE, Groups, Member, Order, Seat, Terms
-from broker.controller.groups import Name as Virtual
-from shardd.wire import messages as wire
+from shardmq.broker.changes import CLOSING, OPEN, Cut, ParameterPut, QueuePut, ShardOf
+from shardmq.broker.control import Answer
+from shardmq.broker.controller import cuts
+from shardmq.broker.controller.cuts import CUTS_MAX, FREE, Bounds, Crossing, Move
+from shardmq.broker.controller.groups import BOUND, GIVE, TAKE, Groups, Member, Order, Seat, Terms
+from shardmq.broker.controller.groups import Name as Virtual
+from shardmq.shardd.wire import messages as wire
 from tests.broker.resharding_play import ReshardingPlay, Sent
 
 VIRTUAL = Virtual("/", "e")

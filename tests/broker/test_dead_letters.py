@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from broker.amqp import contents, properties
-from broker.catalog import Catalog
-from broker.changes import BindingPut, ExchangePut, QueuePut, VhostPut
-from broker.dead_letters import CONNECTION, DeadLettering
-from shardd.wire import codec
-from shardd.wire import messages as wire
-from shardd.wire import packer as packing
+from shardmq.broker.amqp import contents, properties
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import BindingPut, ExchangePut, QueuePut, VhostPut
+from shardmq.broker.dead_letters import CONNECTION, DeadLettering
+from shardmq.shardd.wire import codec
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import packer as packing
 from tests.reference.wire import records_of
 
 NO_TTL = 0xFFFFFFFF

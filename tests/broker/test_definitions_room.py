@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from broker.catalog import Catalog
-from broker.changes import (
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import (
     ParameterDelete,
     ParameterPut,
     PermissionDelete,
@@ -27,12 +27,12 @@ from broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from broker.checks import NO_ROOM
-from broker.control import Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
-from broker.controller.config import ControllerConfig
-from broker.controller.definitions import Definitions, DefinitionsError
-from broker.controller.requests import Pause
-from broker.controller.server import load_or_begin
+from shardmq.broker.checks import NO_ROOM
+from shardmq.broker.control import Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.definitions import Definitions, DefinitionsError
+from shardmq.broker.controller.requests import Pause
+from shardmq.broker.controller.server import load_or_begin
 from tests.broker.test_authority import World
 from tests.support.small_disk import RefusingDisk, small_disk, take_all_bytes, take_all_inodes
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.catalog import Catalog
-from broker.changes import (
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import (
     BindingPut,
     ExchangeDelete,
     ExchangePut,
@@ -17,8 +17,8 @@ from broker.changes import (
     QueuePut,
     VhostPut,
 )
-from broker.control import ExchangeDeclare, ExchangeRemove, Unbind
-from broker.controller.decisions import Decision, Decisions
+from shardmq.broker.control import ExchangeDeclare, ExchangeRemove, Unbind
+from shardmq.broker.controller.decisions import Decision, Decisions
 
 DELAYED = {"x-delayed-type": "topic"}
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from broker.changes import DRAINING, QueuePut, ShardOf
-from broker.controller import ended_streams
-from broker.controller.ended_streams import NAME, EndedStreams
-from broker.controller.stream_ranges import StreamRanges
-from shardd.wire.board import Board, path_of
+from shardmq.broker.changes import DRAINING, QueuePut, ShardOf
+from shardmq.broker.controller import ended_streams
+from shardmq.broker.controller.ended_streams import NAME, EndedStreams
+from shardmq.broker.controller.stream_ranges import StreamRanges
+from shardmq.shardd.wire.board import Board, path_of
 
 
 def shard(index: int, kind: str = "stream", exchange: str = "orders") -> QueuePut:

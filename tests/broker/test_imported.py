@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from broker import passwords
-from broker.catalog import Catalog
-from broker.checks import Refusal
-from broker.controller import imported
-from broker.controller.config import ControllerConfig
-from broker.controller.definitions import Definitions, DefinitionsError
-from broker.controller.management.definitions import definitions, definitions_of
-from broker.controller.server import load_or_begin
+from shardmq.broker import passwords
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.checks import Refusal
+from shardmq.broker.controller import imported
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.definitions import Definitions, DefinitionsError
+from shardmq.broker.controller.management.definitions import definitions, definitions_of
+from shardmq.broker.controller.server import load_or_begin
 
 EXPORT = Path(__file__).with_name("rabbitmq_definitions.json")  # written by RabbitMQ 3.10.8
 LISTS = (

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import checks, login
-from broker.amqp.errors import ConnectionException
-from broker.catalog import Catalog
-from broker.changes import ParameterPut, PermissionPut, UserPut, VhostPut
-from broker.login import LoginRefused
+from shardmq.broker import checks, login
+from shardmq.broker.amqp.errors import ConnectionException
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import ParameterPut, PermissionPut, UserPut, VhostPut
+from shardmq.broker.login import LoginRefused
 
 CLOSES = {"capabilities": {"authentication_failure_close": True}}
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from broker import logins as logins_module
-from broker import passwords
-from broker.changes import UserPut
-from broker.controller.access import hash_password
-from broker.failures import (
+from shardmq.broker import logins as logins_module
+from shardmq.broker import passwords
+from shardmq.broker.changes import UserPut
+from shardmq.broker.controller.access import hash_password
+from shardmq.broker.failures import (
     ADDRESS_FAILURE_S,
     ADDRESS_FAILURES_MAX,
     SAY_EACH_S,
@@ -21,7 +21,7 @@ from broker.failures import (
     USER_FAILURE_S,
     USER_FAILURES_MAX,
 )
-from broker.logins import (
+from shardmq.broker.logins import (
     BUSY,
     THREADS,
     WRONG,

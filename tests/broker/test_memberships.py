@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from broker.catalog import Catalog
-from broker.changes import CLOSING, SETTLING, Cut, ExchangeDelete, ExchangePut, QueuePut, ShardOf, VhostPut
-from broker.control import (
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import CLOSING, SETTLING, Cut, ExchangeDelete, ExchangePut, QueuePut, ShardOf, VhostPut
+from shardmq.broker.control import (
     Ask,
     ConsumerHere,
     ConsumerJoin,
@@ -24,8 +24,8 @@ from broker.control import (
     SeatPassed,
     VirtualLook,
 )
-from broker.controller.memberships import Memberships
-from shardd.wire import messages as wire
+from shardmq.broker.controller.memberships import Memberships
+from shardmq.shardd.wire import messages as wire
 
 TERMS = ConsumeTerms("", "group", False, 0, False, "0.1.1", 1, "tag")
 QUEUES = (11, 12)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.controller import memory
-from broker.controller.memory import LOW_ON_MEMORY, MemoryWatch, alarm
+from shardmq.broker.controller import memory
+from shardmq.broker.controller.memory import LOW_ON_MEMORY, MemoryWatch, alarm
 
 
 @given(st.integers(1, 1 << 40), st.integers(0, 1 << 41), st.sampled_from(["", LOW_ON_MEMORY]))

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker import once as asking
-from broker.catalog import Catalog
-from broker.changes import ExchangePut, QueuePut
-from broker.deduplication import HEADER, Rule
-from broker.once import Asked, Once, Wanted, digest, home_of
-from shardd.wire import messages as wire
+from shardmq.broker import once as asking
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import ExchangePut, QueuePut
+from shardmq.broker.deduplication import HEADER, Rule
+from shardmq.broker.once import Asked, Once, Wanted, digest, home_of
+from shardmq.shardd.wire import messages as wire
 from tests.support.answered import Answered
 
 EXCHANGE = ExchangePut("/", "x", "fanout")

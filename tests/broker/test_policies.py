@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import policies
-from broker.catalog import Catalog
-from broker.changes import AnyChange, ExchangePut, ParameterDelete, ParameterPut, QueuePut, VhostPut
-from broker.policies import Policies
-from broker.routing import route
+from shardmq.broker import policies
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import AnyChange, ExchangePut, ParameterDelete, ParameterPut, QueuePut, VhostPut
+from shardmq.broker.policies import Policies
+from shardmq.broker.routing import route
 from tests.support.changes import any_change
 
 NUMBERS = ("max-length", "max-length-bytes", "message-ttl", "expires", "consumer-timeout")

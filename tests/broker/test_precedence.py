@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from shardd.wire.precedence import messages_first
+from shardmq.shardd.wire.precedence import messages_first
 
 
 def test_a_thread_that_lets_messages_go_first_takes_a_processor_from_nobody() -> None:

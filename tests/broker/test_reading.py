@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker.checks import Refusal
-from broker.reading import LOOK_MIN, Reading, read_from
-from shardd.wire.messages import ReadFrom
+from shardmq.broker.checks import Refusal
+from shardmq.broker.reading import LOOK_MIN, Reading, read_from
+from shardmq.shardd.wire.messages import ReadFrom
 
 MESSAGE = struct.pack("<II", 0, 2) + b"\0\0\0\0"
 STEPS = st.lists(

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.changes import QueuePut
-from broker.replies import FOUND_EMPTY, REPLIES_BYTES_MAX, Requester, Way
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.replies import FOUND_EMPTY, REPLIES_BYTES_MAX, Requester, Way
 
 NONE, MUCH = 0, REPLIES_BYTES_MAX + 1
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.amqp import ChannelException
-from broker.reserving import Reserving
-from broker.shard_link import ShardRefused
-from shardd.wire import messages as wire
+from shardmq.broker.amqp import ChannelException
+from shardmq.broker.reserving import Reserving
+from shardmq.broker.shard_link import ShardRefused
+from shardmq.shardd.wire import messages as wire
 
 
 class FakeLinks:

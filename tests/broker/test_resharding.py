@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from broker.changes import OPEN, ParameterPut, QueuePut, ShardOf
-from broker.control import Answer
-from broker.controller.settling import Question, Settling, losers
-from broker.controller.shard_sets import held_of
-from shardd.wire import messages as wire
+from shardmq.broker.changes import OPEN, ParameterPut, QueuePut, ShardOf
+from shardmq.broker.control import Answer
+from shardmq.broker.controller.settling import Question, Settling, losers
+from shardmq.broker.controller.shard_sets import held_of
+from shardmq.shardd.wire import messages as wire
 from tests.broker.resharding_play import KEYS, ReshardingPlay, Sent
 
 

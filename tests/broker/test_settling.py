@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.settling import ACKS_TOGETHER_MAX, ALL_TOGETHER, RANGES_MAX, TURN_WAITS_MAX, Settles, acks_together
-from broker.unacked import Run, Unacked, UnknownTag, subsumed
-from shardd.wire import messages as wire
+from shardmq.broker.settling import ACKS_TOGETHER_MAX, ALL_TOGETHER, RANGES_MAX, TURN_WAITS_MAX, Settles, acks_together
+from shardmq.broker.unacked import Run, Unacked, UnknownTag, subsumed
+from shardmq.shardd.wire import messages as wire
 
 CONSUMERS: list[Any] = ["a", "b"]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from broker.changes import QueuePut
-from broker.config import BrokerConfig
-from broker.shard_link import DELIVERY_CREDIT_BYTES, PUBLISH_WINDOW_BYTES, ShardLinks, ShardRefused
-from shardd.wire import codec, envelope, lane
-from shardd.wire import messages as wire
-from shardd.wire import packer as packing
-from shardd.wire.routes import TARGETS, Routes
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.config import BrokerConfig
+from shardmq.broker.shard_link import DELIVERY_CREDIT_BYTES, PUBLISH_WINDOW_BYTES, ShardLinks, ShardRefused
+from shardmq.shardd.wire import codec, envelope, lane
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.routes import TARGETS, Routes
 from tests.reference import wire as reference
 from tests.support.fake_shard import FakeShard
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.catalog import Catalog, Vhost
-from broker.changes import (
+from shardmq.broker.catalog import Catalog, Vhost
+from shardmq.broker.changes import (
     ACTIVE,
     DRAINING,
     KEPT,
@@ -22,13 +22,13 @@ from broker.changes import (
     QueuePut,
     VhostPut,
 )
-from broker.checks import Refusal
-from broker.control import ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
-from broker.controller.decisions import Decision, Decisions
-from broker.controller.policies import SHARDS_PER_EXCHANGE_MAX
-from broker.controller.requests import Closed, Settled
-from broker.controller.shard_sets import NODE, held_of
-from broker.routing import route
+from shardmq.broker.checks import Refusal
+from shardmq.broker.control import ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
+from shardmq.broker.controller.decisions import Decision, Decisions
+from shardmq.broker.controller.policies import SHARDS_PER_EXCHANGE_MAX
+from shardmq.broker.controller.requests import Closed, Settled
+from shardmq.broker.controller.shard_sets import NODE, held_of
+from shardmq.broker.routing import route
 
 SHARDS = 4
 HASH = "x-modulus-hash"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import tables
-from broker.amqp.methods import decode_table, encode_table
-from broker.controller import method_frames
+from shardmq.broker import tables
+from shardmq.broker.amqp.methods import decode_table, encode_table
+from shardmq.broker.controller import method_frames
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.integers(-(1 << 63), (1 << 64) - 1), st.floats(allow_nan=False),

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.certificates import Certificates
-from broker.config import Tls
-from broker.output import Output
-from broker.tls import RECORD_BYTES_MAX, WRITE_BYTES_MAX, Handshake, TlsSocket
+from shardmq.broker.certificates import Certificates
+from shardmq.broker.config import Tls
+from shardmq.broker.output import Output
+from shardmq.broker.tls import RECORD_BYTES_MAX, WRITE_BYTES_MAX, Handshake, TlsSocket
 from tests.support.certificates import Authority
 
 READ_BYTES = 64 << 10

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from broker import checks, pipeline, topology
-from broker.amqp.errors import ChannelException, ConnectionException
-from broker.amqp.events import Binds
-from broker.catalog import Catalog
-from broker.catalog_link import Reply
-from broker.changes import (
+from shardmq.broker import checks, pipeline, topology
+from shardmq.broker.amqp.errors import ChannelException, ConnectionException
+from shardmq.broker.amqp.events import Binds
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.catalog_link import Reply
+from shardmq.broker.changes import (
     AnyChange,
     BindingPut,
     ExchangeDelete,
@@ -27,7 +27,7 @@ from broker.changes import (
     UserPut,
     VhostPut,
 )
-from broker.control import (
+from shardmq.broker.control import (
     Answer,
     AnyRequest,
     Bind,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from broker import checks
-from broker.changes import ParameterPut, VhostPut
-from broker.control import QueueDeclare
-from broker.controller import policies, without_effect
-from broker.controller.without_effect import sentences
+from shardmq.broker import checks
+from shardmq.broker.changes import ParameterPut, VhostPut
+from shardmq.broker.control import QueueDeclare
+from shardmq.broker.controller import policies, without_effect
+from shardmq.broker.controller.without_effect import sentences
 
 SOURCE = Path(__file__).resolve().parents[2]
 # Where names are checked and listed; whoever acts on one reads it elsewhere.

@@ -111,7 +111,7 @@ def by_arrow(broker: RealBroker) -> tuple[list[int], list[list[int]]]:
 
 
 def told_by_verify(broker: RealBroker) -> list[tuple[str, int, int]]:
-    command = [sys.executable, "-m", "supervisor.cli.app", "store", "verify", str(broker.data_dir)]
+    command = [sys.executable, "-m", "shardmq.supervisor.cli.app", "store", "verify", str(broker.data_dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     lines = re.findall(r"/([^/]+): corrupt, bytes .*, offsets (\d+) to (\d+): ", done.stderr)

@@ -43,7 +43,7 @@ class Operated(RealBroker):
 
     def ctl(self, *arguments: str, status: int = 0) -> str:
         """shardctl on the broker's host: no password."""
-        command = [sys.executable, "-m", "supervisor.cli.app", *arguments, "--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-m", "shardmq.supervisor.cli.app", *arguments, "--data-dir", str(self.data_dir)]
         ended = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == status, ended.stderr
         return ended.stdout + ended.stderr
@@ -301,7 +301,7 @@ def test_a_load_that_is_interrupted_takes_its_queues_away(
     operated: Operated, tmp_path: Path, words: list[str], queue: str, number: int
 ) -> None:
     words = ["perf", "--time", "60", "--output", str(tmp_path / "result.json"), *words]
-    command = [sys.executable, "-m", "supervisor.cli.app", *words, "--data-dir", str(operated.data_dir)]
+    command = [sys.executable, "-m", "shardmq.supervisor.cli.app", *words, "--data-dir", str(operated.data_dir)]
     load = subprocess.Popen(
         command,
         cwd=SOURCE,

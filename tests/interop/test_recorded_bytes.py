@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from supervisor.cli.app import app
+from shardmq.supervisor.cli.app import app
 from tests.interop.recordings.record import CONTENT, METHOD, RECORDINGS, Connection
 from tests.support.real_broker import PATIENCE_S, RealBroker
 

@@ -6,7 +6,7 @@ import pika
 import pika.exceptions
 import pytest
 
-from broker.routing.hashing import key_hash, rendezvous_weighted
+from shardmq.broker.routing.hashing import key_hash, rendezvous_weighted
 
 
 def counts(channel: pika.adapters.blocking_connection.BlockingChannel, queues: list[str]) -> list[int]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from supervisor.cli.app import app
+from shardmq.supervisor.cli.app import app
 from tests.support.certificates import Authority
 from tests.support.real_broker import RealBroker, wait_until
 

@@ -16,7 +16,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from typer.testing import CliRunner
 
-from supervisor.cli.app import app
+from shardmq.supervisor.cli.app import app
 from tests.support.real_broker import RealBroker, wait_until
 
 SHARDS = 4

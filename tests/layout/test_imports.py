@@ -14,7 +14,7 @@ IMPORT = re.compile(r"^\s*(?:from\s+(\S+)\s+)?c?import\s+(\S+)", re.MULTILINE)
 # Structures and inline functions that several folders of a package share.
 SHARED = [path for package in ("broker", "shardd") for path in (ROOT / package).glob("*.pxd")]
 # The reader sends the arrays of the store's columns from where they lie.
-MADE_FOR = {"shardd.reader": {"shardd.store.arrays", "shardd.store.layout"}}
+MADE_FOR = {"shardd.reader": {"shardd.store.arrays", "shardmq.shardd.store.layout"}}
 OPTIONS = "# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False"
 
 

@@ -43,7 +43,7 @@ def allowed() -> set[str]:
 @pytest.mark.skipif(not shutil.which("strace") or not shutil.which("systemd-analyze"), reason="no strace, no systemd")
 def test_the_broker_makes_no_system_call_that_its_unit_refuses(tmp_path: Path) -> None:
     traced = tmp_path / "calls"
-    start = [sys.executable, "-m", "supervisor", "--data-dir", str(tmp_path / "data"), "--bind", "127.0.0.1",
+    start = [sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(tmp_path / "data"), "--bind", "127.0.0.1",
              "--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", "--shards", "1"]  # fmt: skip
     broker = subprocess.Popen(
         ["strace", "-f", "-c", "-o", str(traced), *start], cwd=SOURCE, stdout=subprocess.PIPE, text=True
@@ -51,7 +51,7 @@ def test_the_broker_makes_no_system_call_that_its_unit_refuses(tmp_path: Path) -
     assert broker.stdout is not None
     assert broker.stdout.readline().startswith("ready: ")
     for command in (["perf", "-z", "0.2", "-c", "10", "--persistent"], ["add_user", "a", "b"], ["stop"]):
-        shardctl = [sys.executable, "-m", "supervisor.cli.app", *command, "--data-dir", str(tmp_path / "data")]
+        shardctl = [sys.executable, "-m", "shardmq.supervisor.cli.app", *command, "--data-dir", str(tmp_path / "data")]
         subprocess.run(shardctl, cwd=SOURCE, check=True, capture_output=True, timeout=120)
     assert broker.wait(timeout=120) == 0
     lines = [line.split() for line in traced.read_text().splitlines()]

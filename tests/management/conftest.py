@@ -16,18 +16,18 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from broker.changes import AnyChange, QueuePut
-from broker.control import ConnectionInfo, DoorReport
-from broker.controller.authority import Authority
-from broker.controller.config import ControllerConfig
-from broker.controller.definitions import Definitions
-from broker.controller.management.app import api_app
-from broker.controller.management.call import Context
-from broker.controller.management.callers import SERVER
-from broker.controller.management.gathered import Gatherer
-from broker.controller.presence import Presence
-from broker.controller.server import load_or_begin
-from shardd.wire import messages as wire
+from shardmq.broker.changes import AnyChange, QueuePut
+from shardmq.broker.control import ConnectionInfo, DoorReport
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.definitions import Definitions
+from shardmq.broker.controller.management.app import api_app
+from shardmq.broker.controller.management.call import Context
+from shardmq.broker.controller.management.callers import SERVER
+from shardmq.broker.controller.management.gathered import Gatherer
+from shardmq.broker.controller.presence import Presence
+from shardmq.broker.controller.server import load_or_begin
+from shardmq.shardd.wire import messages as wire
 
 OWNER = "0.7.1"
 CONNECTION = "127.0.0.1:5000 -> 127.0.0.1:5672"

@@ -11,12 +11,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from broker import passwords
-from broker.control import QueueDeclare
-from broker.controller.groups import Member, Name, Terms
-from broker.controller.management import app, gathered
-from broker.controller.management.app import RESOURCES
-from shardd.wire import messages as wire
+from shardmq.broker import passwords
+from shardmq.broker.control import QueueDeclare
+from shardmq.broker.controller.groups import Member, Name, Terms
+from shardmq.broker.controller.management import app, gathered
+from shardmq.broker.controller.management.app import RESOURCES
+from shardmq.shardd.wire import messages as wire
 from tests.management.conftest import CONNECTION, OWNER, Api
 
 QUICK_HASH = {"hashing_algorithm": "rabbit_password_hashing_sha256"}

@@ -16,10 +16,10 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.controller.config import HttpLimits
-from broker.controller.management import call, callers
-from broker.controller.management.app import guarded_site, metrics_app
-from broker.controller.management.callers import IDLE_S_MAX, IDLE_S_MIN, Callers, superfluous
+from shardmq.broker.controller.config import HttpLimits
+from shardmq.broker.controller.management import call, callers
+from shardmq.broker.controller.management.app import guarded_site, metrics_app
+from shardmq.broker.controller.management.callers import IDLE_S_MAX, IDLE_S_MIN, Callers, superfluous
 from tests.management.conftest import Api
 
 LIMITS = HttpLimits()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.controller.management.app import RESOURCES
-from broker.controller.management.openapi import PART
-from shardd.wire import messages as wire
+from shardmq.broker.controller.management.app import RESOURCES
+from shardmq.broker.controller.management.openapi import PART
+from shardmq.shardd.wire import messages as wire
 from tests.management.conftest import Api
 
 CHANGES_BY_DESTROYING = {  # beside all DELETE

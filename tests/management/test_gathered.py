@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from broker.changes import QueuePut
-from broker.controller.authority import ShardSilent
-from broker.controller.management import channels, gathered
-from broker.controller.management.gathered import Gatherer, message_stats
-from shardd.wire import messages as wire
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.controller.authority import ShardSilent
+from shardmq.broker.controller.management import channels, gathered
+from shardmq.broker.controller.management.gathered import Gatherer, message_stats
+from shardmq.shardd.wire import messages as wire
 from tests.management.conftest import OWNER, FakeDoors, FakeShards
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from broker.controller.management import guard
-from broker.controller.management.app import RESOURCES
+from shardmq.broker.controller.management import guard
+from shardmq.broker.controller.management.app import RESOURCES
 from tests.management.conftest import Api
 
 

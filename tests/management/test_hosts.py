@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.controller.management import hosts
-from broker.controller.management.hosts import SAID_MAX, SAY_EACH_S, Misnamed, is_known, name_of
+from shardmq.broker.controller.management import hosts
+from shardmq.broker.controller.management.hosts import SAID_MAX, SAY_EACH_S, Misnamed, is_known, name_of
 from tests.management.conftest import Api
 
 MACHINE = "mq-7.example.org"

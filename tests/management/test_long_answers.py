@@ -17,11 +17,11 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.controller.config import HttpLimits
-from broker.controller.management import pieces, queues, turns
-from broker.controller.management.api_error import ApiError
-from broker.controller.management.listing import MADE_ROWS
-from broker.controller.management.long_answers import UNREAD_S_MIN, LongAnswers, Parts, takes_gzip
+from shardmq.broker.controller.config import HttpLimits
+from shardmq.broker.controller.management import pieces, queues, turns
+from shardmq.broker.controller.management.api_error import ApiError
+from shardmq.broker.controller.management.listing import MADE_ROWS
+from shardmq.broker.controller.management.long_answers import UNREAD_S_MIN, LongAnswers, Parts, takes_gzip
 from tests.management.conftest import Api
 
 KEYS = ("queues", "bindings", "metrics")

@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from broker.control import DoorReport
-from broker.controller.management.loglines import LIVE_MAX, ROWS_MAX, TAIL_BYTES_MAX, last_lines
-from supervisor import logs
+from shardmq.broker.control import DoorReport
+from shardmq.broker.controller.management.loglines import LIVE_MAX, ROWS_MAX, TAIL_BYTES_MAX, last_lines
+from shardmq.supervisor import logs
 from tests.management.conftest import OWNER, Api
 from tests.support.real_broker import PATIENCE_S
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from broker.controller.management import gathered, listing, queue_order, queues
-from shardd.wire import messages as wire
+from shardmq.broker.controller.management import gathered, listing, queue_order, queues
+from shardmq.shardd.wire import messages as wire
 from tests.management.conftest import Api
 
 QUEUES = 60

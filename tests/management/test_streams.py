@@ -8,9 +8,9 @@ import uuid
 import msgspec
 import pytest
 
-from broker.routing import hidden
-from shardd.wire import messages as wire
-from shardd.wire.board import Board, path_of
+from shardmq.broker.routing import hidden
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.board import Board, path_of
 from tests.management.conftest import Api
 
 STREAM = {"arguments": {"x-queue-type": "stream"}}

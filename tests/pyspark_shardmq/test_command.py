@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pyspark_shardmq.jobs import archive, command, replay
-from supervisor.cli.app import app
+from shardmq.supervisor.cli.app import app
 
 
 def test_a_job_nobody_knows_is_status_2_and_those_known_are_listed() -> None:

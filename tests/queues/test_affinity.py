@@ -9,8 +9,8 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.queues import Consumer, Queue, Window, limits_of
-from shardd.queues.affinity import LOOK_MESSAGES, stored
+from shardmq.shardd.queues import Consumer, Queue, Window, limits_of
+from shardmq.shardd.queues.affinity import LOOK_MESSAGES, stored
 from tests.support.dict_store import DictArrival, DictStore
 
 KEYS = [b"a", b"bb", b"c" * 255, b""]

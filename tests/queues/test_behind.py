@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.queues import Consumer, Limits, Queue, Window
-from shardd.queues.entry import PLACE
-from shardd.queues.limits import DeadLetters
+from shardmq.shardd.queues import Consumer, Limits, Queue, Window
+from shardmq.shardd.queues.entry import PLACE
+from shardmq.shardd.queues.limits import DeadLetters
 from tests.queues.test_queue_model import Outlet, publish
 from tests.support.dict_store import DictArrival, DictStore
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardd.queues import Consumer, Queue, Window, limits_of
-from shardd.queues.consumers import NO_LIMIT, Consumers
+from shardmq.shardd.queues import Consumer, Queue, Window, limits_of
+from shardmq.shardd.queues.consumers import NO_LIMIT, Consumers
 from tests.support.dict_store import DictStore
 
 QUEUE = Queue(1, DictStore(), limits_of({}))

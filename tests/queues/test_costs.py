@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shardd.queues import Consumer, Queue, Window, limits_of
-from shardd.queues.delay_queue import DelayQueue
-from shardd.store.record import Arrival
+from shardmq.shardd.queues import Consumer, Queue, Window, limits_of
+from shardmq.shardd.queues.delay_queue import DelayQueue
+from shardmq.shardd.store.record import Arrival
 
 BATCH = 250
 FEW, MANY = 2_000, 128_000

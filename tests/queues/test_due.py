@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.queues import Kind, Queue, Roster, due, limits_of
-from shardd.queues.delay_queue import DEPARTING_MAX
-from shardd.queues.limits import DUE
+from shardmq.shardd.queues import Kind, Queue, Roster, due, limits_of
+from shardmq.shardd.queues.delay_queue import DEPARTING_MAX
+from shardmq.shardd.queues.limits import DUE
 from tests.reference import due as reference
 from tests.support.dict_store import DictArrival, DictStore
 

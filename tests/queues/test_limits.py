@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shardd.queues import limits_of
-from shardd.queues.entry import EXPIRY, Facts
-from shardd.queues.limits import Limits
+from shardmq.shardd.queues import limits_of
+from shardmq.shardd.queues.entry import EXPIRY, Facts
+from shardmq.shardd.queues.limits import Limits
 
 LATER = 1 << 45
 

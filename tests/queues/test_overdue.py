@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.queues import Consumer, Getter, Queue, Window, limits_of
-from shardd.queues.overdue import STEPS, Handed, step_of
+from shardmq.shardd.queues import Consumer, Getter, Queue, Window, limits_of
+from shardmq.shardd.queues.overdue import STEPS, Handed, step_of
 from tests.queues.test_queue_model import Outlet, publish
 from tests.support.dict_store import DictStore
 

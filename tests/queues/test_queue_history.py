@@ -10,7 +10,7 @@ from unittest.mock import patch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardd.queues import Consumer, Getter, Queue, Window, limits_of
+from shardmq.shardd.queues import Consumer, Getter, Queue, Window, limits_of
 from tests.support.dict_store import DictArrival, DictStore
 from tests.support.model_queue import Message, ModelConsumer, ModelQueue
 
@@ -267,7 +267,7 @@ BY_PRIORITY = [*[("publish", 0, 0)] * 6, ("publish", 1, 0), ("attach", 0, 2), ("
 @example({}, NO_ACK_FIRST)
 @example({"x-dead-letter-exchange": "dlx", "x-max-priority": 2, "x-delivery-limit": 0}, BY_PRIORITY)
 def test_a_queue_does_what_lists_do(arguments: dict[str, Any], steps: list[tuple[str, int, int]]) -> None:
-    with patch("shardd.queues.entry.FACT_RUNS_MIN", 3):
+    with patch("shardmq.shardd.queues.entry.FACT_RUNS_MIN", 3):
         both = Both(arguments)
         for act, a, b in steps:
             getattr(both, act)(a, b)

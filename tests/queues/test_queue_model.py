@@ -8,7 +8,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.queues import Consumer, Queue, Window, limits_of
+from shardmq.shardd.queues import Consumer, Queue, Window, limits_of
 from tests.support.dict_store import DictArrival, DictStore
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.queues import ready
+from shardmq.shardd.queues import ready
 from tests.reference import ready as reference
 
 # Of a chunk in ready.pyx; a queue of more than four has chunks that are packed.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.queues import limits_of
-from shardd.queues.resting import REST_MS_MAX, STEPS, Resting, Retry
+from shardmq.shardd.queues import limits_of
+from shardmq.shardd.queues.resting import REST_MS_MAX, STEPS, Resting, Retry
 
 STEP = st.tuples(st.integers(0, 50), st.integers(0, 5), st.integers(0, 2000))
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.queues import Kind, Queue, Roster, limits_of
+from shardmq.shardd.queues import Kind, Queue, Roster, limits_of
 from tests.support.dict_store import DictStore
 
 ARGUMENTS = st.sampled_from([{}, {}, {"x-max-length": 5}, {"x-expires": 1000}, {"x-message-ttl": 7}])

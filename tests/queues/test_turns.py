@@ -8,8 +8,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.queues import Consumer, Loan, Queue, Window, limits_of
-from shardd.queues.turns import LEEWAY, PASSES_MAX, STAY_MS, STRETCH
+from shardmq.shardd.queues import Consumer, Loan, Queue, Window, limits_of
+from shardmq.shardd.queues.turns import LEEWAY, PASSES_MAX, STAY_MS, STRETCH
 from tests.support.dict_store import DictArrival, DictStore
 
 ROOM = 1 << 30

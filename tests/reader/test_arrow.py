@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.reader import publishing
-from shardd.reader.arrow import TYPES, schema_of
-from shardd.reader.publishing import framed, publishes_of, read
-from shardd.reader.scanning import Refused
-from shardd.wire.reading import COLUMNS, Publish
+from shardmq.shardd.reader import publishing
+from shardmq.shardd.reader.arrow import TYPES, schema_of
+from shardmq.shardd.reader.publishing import framed, publishes_of, read
+from shardmq.shardd.reader.scanning import Refused
+from shardmq.shardd.wire.reading import COLUMNS, Publish
 from tests.reader.rows import random_values
 from tests.reference.columns import PROPERTIES, encode_props
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.reader.arrow import arrays_of, bits_of, schema_of
-from shardd.reader.ipc import END, batch_head
-from shardd.reader.sending import Sender
-from shardd.store import StreamLog
-from shardd.store.columns import Columns
-from shardd.store.files import OsFiles
-from shardd.store.stream_scan import Scan
-from shardd.wire.reading import LENGTH
+from shardmq.shardd.reader.arrow import arrays_of, bits_of, schema_of
+from shardmq.shardd.reader.ipc import END, batch_head
+from shardmq.shardd.reader.sending import Sender
+from shardmq.shardd.store import StreamLog
+from shardmq.shardd.store.columns import Columns
+from shardmq.shardd.store.files import OsFiles
+from shardmq.shardd.store.stream_scan import Scan
+from shardmq.shardd.wire.reading import LENGTH
 from tests.reference.record import Record, encode_message
 
 TIME_OUT_S = 60

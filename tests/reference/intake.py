@@ -6,7 +6,7 @@ import struct
 
 from pamqp import header
 
-from shardd.store import filter_of
+from shardmq.shardd.store import filter_of
 from tests.reference.record import decode_record, split_messages
 
 NAME = "x-stream-filter-value"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from broker.amqp import contents, properties
+from shardmq.broker.amqp import contents, properties
 
 WIDTHS = {b"b": 1, b"s": 2, b"I": 4, b"l": 8, b"L": 8, b"B": 1, b"u": 2, b"i": 4}
 SIGNED = {b"B": b"b", b"u": b"s", b"i": b"I"}

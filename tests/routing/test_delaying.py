@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.routing import Message, RoutingTable, delaying, goes_by_key, route_message
-from broker.routing.types import TYPES
+from shardmq.broker.routing import Message, RoutingTable, delaying, goes_by_key, route_message
+from shardmq.broker.routing.types import TYPES
 
 QUEUES = ("a", "b", "amq.delayed.x")
 

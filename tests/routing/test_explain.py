@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.catalog import Catalog, Vhost
-from broker.changes import AnyChange, BindingPut, ExchangePut, ParameterPut, QueuePut, VhostPut
-from broker.controller.routes import table_of
-from broker.routing import Message, NoSuchExchange, route_message
-from broker.routing.explain import explain, ring
-from broker.routing.matching import Target
+from shardmq.broker.catalog import Catalog, Vhost
+from shardmq.broker.changes import AnyChange, BindingPut, ExchangePut, ParameterPut, QueuePut, VhostPut
+from shardmq.broker.controller.routes import table_of
+from shardmq.broker.routing import Message, NoSuchExchange, route_message
+from shardmq.broker.routing.explain import explain, ring
+from shardmq.broker.routing.matching import Target
 from tests.support.changes import any_change
 
 HASH = "x-consistent-hash"

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.routing import RoutingTable, goes_by_key, route, route_message, spread_of
-from broker.routing.hidden import NAME_BYTES_MAX
-from broker.routing.keeping import (
+from shardmq.broker.routing import RoutingTable, goes_by_key, route, route_message, spread_of
+from shardmq.broker.routing.hidden import NAME_BYTES_MAX
+from shardmq.broker.routing.keeping import (
     Kept,
     binding_fault,
     chosen,
@@ -18,7 +18,7 @@ from broker.routing.keeping import (
     named,
     queue_name,
 )
-from broker.routing.matching import Message
+from shardmq.broker.routing.matching import Message
 
 NUMBERS = st.integers(-30, 30)
 

@@ -8,8 +8,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.routing.matching import HeaderRule, Message, Target
-from broker.routing.types import TYPES
+from shardmq.broker.routing.matching import HeaderRule, Message, Target
+from shardmq.broker.routing.types import TYPES
 from tests.reference.topic import matches, words
 
 SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.UTC)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.routing.hashing import hash64, jump
-from broker.routing.placement import place
+from shardmq.broker.routing.hashing import hash64, jump
+from shardmq.broker.routing.placement import place
 
 
 @pytest.mark.row("K9")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.routing import (
+from shardmq.broker.routing import (
     Message,
     NoSuchDestination,
     NoSuchExchange,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.catalog import Catalog
-from broker.changes import BindingDelete, BindingPut, ExchangeDelete, ExchangePut, QueueDelete, QueuePut, VhostPut
-from broker.routing import RoutingTable, goes_by_key, route_message, spread_of
-from broker.routing.hashing import jump_weighted, key_hash, rendezvous_weighted
-from broker.routing.matching import Message, Target
-from broker.routing.spreading import (
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import BindingDelete, BindingPut, ExchangeDelete, ExchangePut, QueueDelete, QueuePut, VhostPut
+from shardmq.broker.routing import RoutingTable, goes_by_key, route_message, spread_of
+from shardmq.broker.routing.hashing import jump_weighted, key_hash, rendezvous_weighted
+from shardmq.broker.routing.matching import Message, Target
+from shardmq.broker.routing.spreading import (
     Chance,
     ConsistentHash,
     ModulusHash,
@@ -23,7 +23,7 @@ from broker.routing.spreading import (
     exchange_fault,
     weight_fault,
 )
-from shardd.wire import routes
+from shardmq.shardd.wire import routes
 
 KEYS = 20_000
 # Chi-square over n - 1 degrees of freedom stays below this but once in a million (Wilson and Hilferty).

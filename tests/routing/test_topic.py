@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.routing.topic import TopicTrie
+from shardmq.broker.routing.topic import TopicTrie
 from tests.reference import topic as reference
 
 WORDS = st.sampled_from(["a", "b", "", "*", "#"])

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardd.queues import Queue
-from shardd.queues.entry import OWN_LETTERS
-from shardd.wire import messages as m
-from shardd.wire import packer as packing
-from shardd.wire.lane import joined
+from shardmq.shardd.queues import Queue
+from shardmq.shardd.queues.entry import OWN_LETTERS
+from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.lane import joined
 from tests.shard.test_shard import EPOCH, MESSAGE, Bench, read
 
 ARGUMENTS = st.sampled_from(

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shardd import dead_letters
-from shardd.queues import entry
-from shardd.wire import envelope
-from shardd.wire import messages as m
-from shardd.wire.lane import joined
+from shardmq.shardd import dead_letters
+from shardmq.shardd.queues import entry
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire.lane import joined
 from tests.shard.test_shard import MESSAGE, Bench
 
 DLX = {"x-dead-letter-exchange": "dlx"}

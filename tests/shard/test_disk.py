@@ -8,8 +8,8 @@ from array import array
 
 import pytest
 
-from shardd.disk import Calls, StallWatch, WatchedFiles
-from shardd.store import SegmentStore
+from shardmq.shardd.disk import Calls, StallWatch, WatchedFiles
+from shardmq.shardd.store import SegmentStore
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles, Hang
 

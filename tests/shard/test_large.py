@@ -5,12 +5,12 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
-from shardd.shard import Shard
-from shardd.store import SegmentStore
-from shardd.wire import codec, envelope
-from shardd.wire import messages as m
-from shardd.wire import packer as packing
-from shardd.wire.lane import joined
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.store import SegmentStore
+from shardmq.shardd.wire import codec, envelope
+from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.lane import joined
 from tests.support.dict_store import NoStreams
 
 EPOCH, DOOR, QUEUE, CONSUMER = 2, 0, 7, 1

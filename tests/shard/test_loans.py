@@ -16,18 +16,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker.channel import Channel
-from broker.consumers import Part, Virtual
-from broker.consuming import Consuming
-from broker.control import SeatName
-from broker.grants import ROUND_S
-from broker.settling import Settles
-from shardd.controls import Controls
-from shardd.queues import Consumer, Loan, Queue, Reader, StreamQueue, Window, limits_of, retention_of
-from shardd.queues.stream import SEGMENT_BYTES
-from shardd.store import StreamCache
-from shardd.store.queue_log import QueueLog
-from shardd.wire import messages as wire
+from shardmq.broker.channel import Channel
+from shardmq.broker.consumers import Part, Virtual
+from shardmq.broker.consuming import Consuming
+from shardmq.broker.control import SeatName
+from shardmq.broker.grants import ROUND_S
+from shardmq.broker.settling import Settles
+from shardmq.shardd.controls import Controls
+from shardmq.shardd.queues import Consumer, Loan, Queue, Reader, StreamQueue, Window, limits_of, retention_of
+from shardmq.shardd.queues.stream import SEGMENT_BYTES
+from shardmq.shardd.store import StreamCache
+from shardmq.shardd.store.queue_log import QueueLog
+from shardmq.shardd.wire import messages as wire
 from tests.reference.record import Record
 from tests.support.dict_store import DictArrival, DictStore
 from tests.support.faulty_files import FaultyFiles

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.once import Once
-from shardd.wire import messages as m
+from shardmq.shardd.once import Once
+from shardmq.shardd.wire import messages as m
 
 SIZE = 4
 QUEUE, EXCHANGE = 7, "//x"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.peers import (
+from shardmq.shardd.peers import (
     APPENDING,
     CONFIRMABLE,
     FAILED,
@@ -17,8 +17,8 @@ from shardd.peers import (
     Held,
     Peer,
 )
-from shardd.wire import envelope
-from shardd.wire.lane import joined
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire.lane import joined
 
 REFUSED = [(9, 1, 4, 5)]
 ACTS = {

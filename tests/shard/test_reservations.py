@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.shard import Shard
-from shardd.wire import envelope
-from shardd.wire import messages as m
-from shardd.wire import packer as packing
-from shardd.wire.lane import joined
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.lane import joined
 from tests.shard.test_shard import read
 from tests.support.dict_store import DictHome
 

@@ -9,13 +9,13 @@ from unittest import mock
 
 import pytest
 
-from shardd.server import TICK_MS
-from shardd.store import SegmentStore, StreamLog
-from shardd.store.segment import file_name
-from shardd.store.settled import ACKS_FILES_SYNCED_AT_ONCE
-from shardd.stores import Sync
-from shardd.wire import envelope
-from shardd.wire import messages as m
+from shardmq.shardd.server import TICK_MS
+from shardmq.shardd.store import SegmentStore, StreamLog
+from shardmq.shardd.store.segment import file_name
+from shardmq.shardd.store.settled import ACKS_FILES_SYNCED_AT_ONCE
+from shardmq.shardd.stores import Sync
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as m
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles
 from tests.support.shard_lives import DOORS, Known, Life

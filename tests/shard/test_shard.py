@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from broker.controller.shard_links import visit
-from shardd.peers import PUBLISH_CREDIT_BYTES, BatchMissing
-from shardd.queues import Queue
-from shardd.shard import Shard
-from shardd.stores import NoRoom
-from shardd.wire import codec, envelope
-from shardd.wire import messages as m
-from shardd.wire import packer as packing
-from shardd.wire.lane import joined
+from shardmq.broker.controller.shard_links import visit
+from shardmq.shardd.peers import PUBLISH_CREDIT_BYTES, BatchMissing
+from shardmq.shardd.queues import Queue
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.stores import NoRoom
+from shardmq.shardd.wire import codec, envelope
+from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.lane import joined
 from tests.support.dict_store import DictHome, DictStore
 
 EPOCH = 7

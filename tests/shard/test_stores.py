@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shardd.config import ShardConfig
-from shardd.disk import Calls
-from shardd.server import Stores
+from shardmq.shardd.config import ShardConfig
+from shardmq.shardd.disk import Calls
+from shardmq.shardd.server import Stores
 
 
 def test_only_stores_of_other_vhosts_go(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_recovery_tells_how_far_it_is_at_most_twice_a_second(
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     stores = Stores(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096), Calls())
-    with caplog.at_level(logging.INFO, "shardd.server"):
+    with caplog.at_level(logging.INFO, "shardmq.shardd.server"):
         for done in range(1, 21):
             stores.progress("/", done * 1_000_000, 20_000_000, done * 1000)
             clock[0] += 0.1

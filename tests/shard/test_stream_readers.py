@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import virtual
-from broker.channel import Channel
-from broker.consumers import Virtual
-from broker.grants import Grants
-from broker.shard_link import ShardLinks
-from shardd.queues import Consumer, Reader, StreamQueue
+from shardmq.broker import virtual
+from shardmq.broker.channel import Channel
+from shardmq.broker.consumers import Virtual
+from shardmq.broker.grants import Grants
+from shardmq.broker.shard_link import ShardLinks
+from shardmq.shardd.queues import Consumer, Reader, StreamQueue
 from tests.support.reading_world import NAME, World
 
 GROUP = {"x-stream-offset": "first", "x-group": "group"}

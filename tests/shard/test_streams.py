@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from shardd.queues.stream import PLACED_MAX
-from shardd.shard import Shard
-from shardd.store import DiskFull
-from shardd.stores import NoRoom
-from shardd.wire import codec, envelope
-from shardd.wire import messages as m
-from shardd.wire import packer as packing
-from shardd.wire.lane import joined
+from shardmq.shardd.queues.stream import PLACED_MAX
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.store import DiskFull
+from shardmq.shardd.stores import NoRoom
+from shardmq.shardd.wire import codec, envelope
+from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.lane import joined
 from tests.shard.test_shard import EPOCH, MESSAGE, read
 from tests.support import producer_lives as lives
 from tests.support.dict_store import DictHome

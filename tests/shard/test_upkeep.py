@@ -6,12 +6,12 @@ import struct
 from array import array
 from dataclasses import dataclass, field
 
-from shardd.shard import Shard
-from shardd.store import SegmentStore
-from shardd.upkeep import LOOK_EACH_MS, NOT_DUE, RECLAIM_BYTES_PER_S, Upkeep
-from shardd.wire import envelope
-from shardd.wire import messages as m
-from shardd.wire import packer as packing
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.store import SegmentStore
+from shardmq.shardd.upkeep import LOOK_EACH_MS, NOT_DUE, RECLAIM_BYTES_PER_S, Upkeep
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire import packer as packing
 from tests.support.dict_store import NoStreams
 from tests.support.faulty_files import FaultyFiles
 

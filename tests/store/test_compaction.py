@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.store import Corrupt, SegmentStore, compaction
-from shardd.store.__main__ import main
-from shardd.store.segment import decode_header
+from shardmq.shardd.store import Corrupt, SegmentStore, compaction
+from shardmq.shardd.store.__main__ import main
+from shardmq.shardd.store.segment import decode_header
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 from tests.support.store_history import History

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shardd.store import Damage, SegmentStore
-from shardd.store.chunk import expanded
-from shardd.store.queue_log import QueueLog
-from shardd.store.stream_inspection import StreamContents
+from shardmq.shardd.store import Damage, SegmentStore
+from shardmq.shardd.store.chunk import expanded
+from shardmq.shardd.store.queue_log import QueueLog
+from shardmq.shardd.store.stream_inspection import StreamContents
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles
 from tests.support.syncing import sync

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardd.store import FormatTooNew, SegmentStore
-from shardd.store.record import crc32c
+from shardmq.shardd.store import FormatTooNew, SegmentStore
+from shardmq.shardd.store.record import crc32c
 from tests.reference.record import decode_record, split_messages
 from tests.support import golden_store
 

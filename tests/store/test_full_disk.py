@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shardd.store import DiskFull, SegmentStore
-from shardd.store.queue_log import QueueLog
+from shardmq.shardd.store import DiskFull, SegmentStore
+from shardmq.shardd.store.queue_log import QueueLog
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 from tests.support.small_disk import small_disk, take_all_bytes, take_all_inodes

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.store import SegmentStore, record, scanning
-from shardd.store.segment import HEADER_BYTES, INDEX_SHARE_MAX, decode_header, encode_index
-from shardd.store.store import RENEW_BYTES
+from shardmq.shardd.store import SegmentStore, record, scanning
+from shardmq.shardd.store.segment import HEADER_BYTES, INDEX_SHARE_MAX, decode_header, encode_index
+from shardmq.shardd.store.store import RENEW_BYTES
 from tests.reference.record import NONE, Record, decode_record, encode_message
 from tests.support.faulty_files import FaultyFiles
 from tests.support.syncing import sync

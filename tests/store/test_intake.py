@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pamqp import header
 from pamqp.commands import Basic
 
-from shardd.store import filter_of, intake
+from shardmq.shardd.store import filter_of, intake
 from tests.reference import intake as reference
 from tests.reference.record import Record, encode_message, split_messages
 

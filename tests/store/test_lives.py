@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shardd.store import Corrupt
+from shardmq.shardd.store import Corrupt
 from tests.support.store_history import History
 from tests.support.store_lives import (
     LIVES,

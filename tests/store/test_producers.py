@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.store import SegmentStore, producers
-from shardd.store.producers import Producers
-from shardd.store.sequences import Sequences
-from shardd.wire import packer
+from shardmq.shardd.store import SegmentStore, producers
+from shardmq.shardd.store.producers import Producers
+from shardmq.shardd.store.sequences import Sequences
+from shardmq.shardd.wire import packer
 from tests.reference.record import Record, split_messages
 from tests.reference.wire import records_of
 from tests.support import producer_lives as lives

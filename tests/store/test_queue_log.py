@@ -7,9 +7,9 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.store import StreamCache
-from shardd.store.queue_log import GONE_PREFIX, QueueLog
-from shardd.store.stream_segment import SEGMENT_BYTES_MIN
+from shardmq.shardd.store import StreamCache
+from shardmq.shardd.store.queue_log import GONE_PREFIX, QueueLog
+from shardmq.shardd.store.stream_segment import SEGMENT_BYTES_MIN
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.store import Closed, OsFiles, SegmentStore
+from shardmq.shardd.store import Closed, OsFiles, SegmentStore
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 from tests.support.store_history import History

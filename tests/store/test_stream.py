@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.store import StreamLog, StreamSync
+from shardmq.shardd.store import StreamLog, StreamSync
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.stream_history import StreamHistory, live_through_power_cut
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardd.store import FormatTooNew, StreamLog, wanted_filters
-from shardd.store.record import crc32c
+from shardmq.shardd.store import FormatTooNew, StreamLog, wanted_filters
+from shardmq.shardd.store.record import crc32c
 from tests.reference.record import split_messages
 from tests.support import golden_stream
 

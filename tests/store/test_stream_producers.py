@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shardd.store import stream_producers
-from shardd.store.errors import DiskFull
-from shardd.store.queue_log import QueueLog
-from shardd.store.stream import StreamSync
-from shardd.store.stream_reading import StreamCache
+from shardmq.shardd.store import stream_producers
+from shardmq.shardd.store.errors import DiskFull
+from shardmq.shardd.store.queue_log import QueueLog
+from shardmq.shardd.store.stream import StreamSync
+from shardmq.shardd.store.stream_reading import StreamCache
 from tests.reference.record import Record, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 from tests.support.producer_lives import IN_SEQUENCE, NAMES, PERSISTENT, message, place_of

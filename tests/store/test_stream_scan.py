@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.reader.arrow import TYPES, arrays_of, bits_of, schema_of
-from shardd.reader.ipc import END, batch_head
-from shardd.reader.sending import Sender
-from shardd.store import StreamLog, stream_scan
-from shardd.store.columns import OFFSET, VALUE, Columns
-from shardd.store.errors import Corrupt
-from shardd.store.files import OsFiles
-from shardd.store.filtering import Filter
-from shardd.store.stream_scan import PIECE_BYTES, Places, Scan, Truncated, find, segments_of
-from shardd.store.stream_segment import HEADER_BYTES, file_name
-from shardd.store.told_log import ToldLog
+from shardmq.shardd.reader.arrow import TYPES, arrays_of, bits_of, schema_of
+from shardmq.shardd.reader.ipc import END, batch_head
+from shardmq.shardd.reader.sending import Sender
+from shardmq.shardd.store import StreamLog, stream_scan
+from shardmq.shardd.store.columns import OFFSET, VALUE, Columns
+from shardmq.shardd.store.errors import Corrupt
+from shardmq.shardd.store.files import OsFiles
+from shardmq.shardd.store.filtering import Filter
+from shardmq.shardd.store.stream_scan import PIECE_BYTES, Places, Scan, Truncated, find, segments_of
+from shardmq.shardd.store.stream_segment import HEADER_BYTES, file_name
+from shardmq.shardd.store.told_log import ToldLog
 from tests.reader.rows import KEYS, plain, random_values
 from tests.reference import topic
 from tests.reference.columns import encode_props, row

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardd.store import SegmentStore, StoreFailed, StreamLog
-from shardd.store.__main__ import main
-from shardd.store.record import crc32c
-from shardd.store.salvage import salvage
+from shardmq.shardd.store import SegmentStore, StoreFailed, StreamLog
+from shardmq.shardd.store.__main__ import main
+from shardmq.shardd.store.record import crc32c
+from shardmq.shardd.store.salvage import salvage
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 from tests.support.store_history import DIRECTORY, History

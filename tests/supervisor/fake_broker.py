@@ -1,12 +1,12 @@
-"""`python -m supervisor` over fake children: python -m tests.supervisor.fake_broker JOURNAL [flags]."""
+"""`python -m shardmq.supervisor` over fake children: python -m tests.supervisor.fake_broker JOURNAL [flags]."""
 
 from __future__ import annotations
 
 import sys
 
-from supervisor.__main__ import main
-from supervisor.config import Settings
-from supervisor.plan import ChildPlan, Listening, children
+from shardmq.supervisor.__main__ import main
+from shardmq.supervisor.config import Settings
+from shardmq.supervisor.plan import ChildPlan, Listening, children
 
 JOURNAL = sys.argv[1]
 

@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 
-from supervisor import notify
+from shardmq.supervisor import notify
 
 
 def main() -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.child import EXITED, READY, STARTING, STOPPING, Child, describe_exit
-from supervisor.plan import ChildPlan
+from shardmq.supervisor.child import EXITED, READY, STARTING, STOPPING, Child, describe_exit
+from shardmq.supervisor.plan import ChildPlan
 
 FAKE = "tests.supervisor.fake_child"
 

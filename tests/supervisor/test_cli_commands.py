@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from supervisor.cli import diagnostics
-from supervisor.cli.app import COMMANDS, app
-from supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
-from supervisor.cli.elsewhere import NOT_HERE
-from supervisor.cli.node import size_bytes
-from supervisor.cli.top import Picture
-from supervisor.logs import News
-from supervisor.supervisor import this_process
+from shardmq.supervisor.cli import diagnostics
+from shardmq.supervisor.cli.app import COMMANDS, app
+from shardmq.supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
+from shardmq.supervisor.cli.elsewhere import NOT_HERE
+from shardmq.supervisor.cli.node import size_bytes
+from shardmq.supervisor.cli.top import Picture
+from shardmq.supervisor.logs import News
+from shardmq.supervisor.supervisor import this_process
 
 NAME = "127.0.0.1:4000 -> 127.0.0.1:5672"
 PATH_OF_NAME = "127.0.0.1%3A4000%20-%3E%20127.0.0.1%3A5672"
@@ -374,7 +374,7 @@ def test_who_names_a_user_is_asked_for_the_password_by_http(local: Path) -> None
 
 
 def test_a_socket_that_may_not_be_opened_is_passed_over_for_http(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.cli.api.os.access", lambda path, mode: "shardctl.sock" not in str(path))
+    monkeypatch.setattr("shardmq.supervisor.cli.api.os.access", lambda path, mode: "shardctl.sock" not in str(path))
     assert CliRunner().invoke(app, ["ping", "--data-dir", str(local)]).exit_code == 0
     assert base64.b64decode(Handler.logins[0].partition(" ")[2]) == b"guest:guest"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from supervisor.config import ConfigError, Settings, read_settings
+from shardmq.supervisor.config import ConfigError, Settings, read_settings
 
 DOCUMENTED = Path(__file__).parents[2] / "deploy" / "broker.toml"
 

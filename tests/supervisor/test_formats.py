@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from broker.controller import definitions
-from shardd.store import acks, positions, producers, recovery, returns, segment, stream_segment
-from shardd.store.record import crc32c
-from supervisor import formats
-from supervisor.config import ConfigError
-from supervisor.directories import DataDirectory
+from shardmq.broker.controller import definitions
+from shardmq.shardd.store import acks, positions, producers, recovery, returns, segment, stream_segment
+from shardmq.shardd.store.record import crc32c
+from shardmq.supervisor import formats
+from shardmq.supervisor.config import ConfigError
+from shardmq.supervisor.directories import DataDirectory
 
 SOURCE = Path(__file__).parents[2]
 STORE = SOURCE / "tests" / "store" / "formats" / "v1"
@@ -78,7 +78,7 @@ def test_each_file_of_a_later_version_is_named_with_both_versions_and_nothing_is
     path.parent.mkdir(parents=True)
     FILES[file](path)
     before = snapshot(tmp_path)
-    start = [sys.executable, "-m", "supervisor", "--data-dir", str(tmp_path / "data"), "--bind", "127.0.0.1",
+    start = [sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(tmp_path / "data"), "--bind", "127.0.0.1",
              "--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", "--shards", "1"]  # fmt: skip
     done = subprocess.run(start, cwd=SOURCE, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr

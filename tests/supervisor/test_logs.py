@@ -21,11 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor import logs
+from shardmq.supervisor import logs
 
 
 def record(message: str, *args: str, level: int = logging.WARNING) -> logging.LogRecord:
-    return logging.LogRecord("shardd.disk", level, "/x/disk.py", 7, message, args, None)
+    return logging.LogRecord("shardmq.shardd.disk", level, "/x/disk.py", 7, message, args, None)
 
 
 def fields_of(data: bytes) -> dict[str, str]:
@@ -49,7 +49,7 @@ def fields_of(data: bytes) -> dict[str, str]:
 def test_any_text_comes_out_of_the_journal_as_it_was(text: str) -> None:
     found = fields_of(logs.entry(record("%s", text), "shard-1"))
     assert found["MESSAGE"] == text
-    assert (found["SHARDMQ_PROCESS"], found["LOGGER"], found["PRIORITY"]) == ("shard-1", "shardd.disk", "4")
+    assert (found["SHARDMQ_PROCESS"], found["LOGGER"], found["PRIORITY"]) == ("shard-1", "shardmq.shardd.disk", "4")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def said(name: str, fault: str | None) -> logging.LogRecord:
             raise ValueError(fault)
         except ValueError:
             exc_info = sys.exc_info()
-    return logging.LogRecord("broker.client", logging.WARNING, "/x/client.py", 7, "user '%s'", (name,), exc_info)
+    return logging.LogRecord("shardmq.broker.client", logging.WARNING, "/x/client.py", 7, "user '%s'", (name,), exc_info)
 
 
 def as_text(event: logging.LogRecord) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.config import FrontDoors, Settings, Shards, Tls
-from supervisor.plan import STAGES, Listening, children, shard_count
+from shardmq.supervisor.config import FrontDoors, Settings, Shards, Tls
+from shardmq.supervisor.plan import STAGES, Listening, children, shard_count
 
 
 def listening(doors: int) -> Listening:

@@ -96,7 +96,7 @@ def test_when_the_supervisor_is_killed_its_children_drain_and_a_new_broker_start
 
 
 def test_a_second_broker_on_the_same_data_ends_with_status_2_in_one_line(tmp_path: Path, process: Process) -> None:
-    command = [sys.executable, "-m", "supervisor", "--data-dir", str(tmp_path / "data"), "--amqp-port=0"]
+    command = [sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(tmp_path / "data"), "--amqp-port=0"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from supervisor.config import Listen, Settings, Shards, Tls
-from supervisor.reload import RUN_TIME, SETTABLE, flat, nested, reloaded
+from shardmq.supervisor.config import Listen, Settings, Shards, Tls
+from shardmq.supervisor.reload import RUN_TIME, SETTABLE, flat, nested, reloaded
 
 DOCUMENTED = Path(__file__).parents[2] / "deploy" / "broker.toml"
 

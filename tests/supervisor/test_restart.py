@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.restart import LONGEST_WAIT_S, Restarts
+from shardmq.supervisor.restart import LONGEST_WAIT_S, Restarts
 
 
 def restarts(deaths_max: int = 10, within_s: float = 60, ready: bool = True) -> Restarts:

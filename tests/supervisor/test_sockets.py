@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import systemd
-from supervisor.config import ConfigError, FrontDoors, Listen, Settings, Tls
-from supervisor.sockets import Sockets, listen
+from shardmq.supervisor import systemd
+from shardmq.supervisor.config import ConfigError, FrontDoors, Listen, Settings, Tls
+from shardmq.supervisor.sockets import Sockets, listen
 
 HAS_IPV6 = Path("/proc/net/if_inet6").exists() and Path("/proc/net/if_inet6").read_text() != ""
 PORTS = {"amqp_port": 0, "http_port": 0, "metrics_port": 0, "amqps_port": 0, "https_port": 0}
@@ -63,7 +63,7 @@ def test_a_host_without_ipv6_is_listened_at_by_ipv4(opened: list[Sockets], monke
                 raise OSError(97, "Address family not supported by protocol")
             super().__init__(family, *rest, **more)
 
-    monkeypatch.setattr("supervisor.sockets.socket.socket", OnlyIpv4)
+    monkeypatch.setattr("shardmq.supervisor.sockets.socket.socket", OnlyIpv4)
     sockets = listen(settings("*"))
     opened.append(sockets)
     assert [sock.getsockname()[0] for sock in sockets.http] == ["0.0.0.0"]

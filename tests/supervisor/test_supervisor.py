@@ -25,11 +25,11 @@ import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
-from supervisor.config import ConfigError, FrontDoors, Listen, Reader, Settings, Shards, Supervision
-from supervisor.directories import DataDirectory, RuntimeDirectory
-from supervisor.plan import ChildPlan, Listening, children
-from supervisor.reload import flat, nested
-from supervisor.supervisor import Supervisor
+from shardmq.supervisor.config import ConfigError, FrontDoors, Listen, Reader, Settings, Shards, Supervision
+from shardmq.supervisor.directories import DataDirectory, RuntimeDirectory
+from shardmq.supervisor.plan import ChildPlan, Listening, children
+from shardmq.supervisor.reload import flat, nested
+from shardmq.supervisor.supervisor import Supervisor
 
 FAKE = "tests.supervisor.fake_child"
 POLL_S = 0.005  # status.json is a file: nothing tells of its change
@@ -183,7 +183,7 @@ async def test_a_disk_that_hangs_under_the_status_file_does_not_stop_the_watch_o
     await broker.ready.wait()
     before = await broker.status(lambda named: named["shard-1"]["state"] == "ready")
     answers = threading.Event()
-    monkeypatch.setattr("supervisor.supervisor.replace_file", lambda *_: answers.wait())
+    monkeypatch.setattr("shardmq.supervisor.supervisor.replace_file", lambda *_: answers.wait())
     os.kill(before["shard-1"]["pid"], signal.SIGKILL)
     while broker.journal().count("shard-1 ready") < 2:
         await asyncio.sleep(POLL_S)
@@ -217,7 +217,7 @@ async def test_a_silent_child_is_killed_and_comes_back(tmp_path: Path) -> None:
 async def test_a_pause_of_the_whole_machine_is_nobodys_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("supervisor.supervisor.LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr("shardmq.supervisor.supervisor.LOOK_INTERVAL_S", 0.01)
     loop = asyncio.get_running_loop()
     clock, paused_s = loop.time, 0
     monkeypatch.setattr(loop, "time", lambda: clock() + paused_s)

@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from shardd.queues.entry import HAS_BCC, OWN_LETTERS
-from shardd.store import StreamCache
-from shardd.store.queue_log import QueueLog
-from shardd.store.sequences import Screened, Sequences
+from shardmq.shardd.queues.entry import HAS_BCC, OWN_LETTERS
+from shardmq.shardd.store import StreamCache
+from shardmq.shardd.store.queue_log import QueueLog
+from shardmq.shardd.store.sequences import Screened, Sequences
 from tests.reference.wire import records_of
 from tests.support.faulty_files import FaultyFiles
 
@@ -65,7 +65,7 @@ class DictStore:
         self, records: bytes | bytearray | memoryview, indexes: bool = False, in_sequence: bool = False
     ) -> list[DictArrival]:
         if self.full:
-            from shardd.stores import NoRoom
+            from shardmq.shardd.stores import NoRoom
 
             raise NoRoom
         found: dict[int, DictArrival] = {}
@@ -131,7 +131,7 @@ class DictStore:
 
     def begin_sync(self) -> DictJob | None:
         if self.full and self.dirty:
-            from shardd.stores import NoRoom
+            from shardmq.shardd.stores import NoRoom
 
             raise NoRoom
         dirty, self.dirty = self.dirty, False

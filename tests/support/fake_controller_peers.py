@@ -7,9 +7,9 @@ from asyncio import Future
 from collections.abc import Callable
 from typing import Any
 
-from broker.catalog import Catalog
-from broker.changes import AnyChange
-from shardd.wire import messages as wire
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import AnyChange
+from shardmq.shardd.wire import messages as wire
 
 
 class FakeDoors:

@@ -9,8 +9,8 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from shardd.wire import envelope
-from shardd.wire import messages as wire
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as wire
 
 WAIT_S = 60.0
 

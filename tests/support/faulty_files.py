@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shardd.store.files import Pieces, Positions
+from shardmq.shardd.store.files import Pieces, Positions
 
 
 @dataclass

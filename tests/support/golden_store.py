@@ -12,7 +12,7 @@ import os
 import sys
 from array import array
 
-from shardd.store import OsFiles, SegmentStore
+from shardmq.shardd.store import OsFiles, SegmentStore
 from tests.reference.record import Record, encode_message
 
 SEGMENT_BYTES = 4096

@@ -1,6 +1,6 @@
 """A broker that is broken on purpose: its shards confirm at once and put on disk only what a second has gathered.
 
-`python -m tests.support.hasty_broker FLAGS` as `python -m supervisor FLAGS`. If the crash tests do not catch it, they
+`python -m tests.support.hasty_broker FLAGS` as `python -m shardmq.supervisor FLAGS`. If the crash tests do not catch it, they
 are no crash tests.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-from shardd import server
-from shardd.__main__ import main as shard_main
-from shardd.peers import Peer
-from shardd.shard import Shard
-from supervisor.__main__ import main as supervisor_main
-from supervisor.config import Settings
-from supervisor.plan import ChildPlan, Listening, children
+from shardmq.shardd import server
+from shardmq.shardd.__main__ import main as shard_main
+from shardmq.shardd.peers import Peer
+from shardmq.shardd.shard import Shard
+from shardmq.supervisor.__main__ import main as supervisor_main
+from shardmq.supervisor.config import Settings
+from shardmq.supervisor.plan import ChildPlan, Listening, children
 
 
 class HastyShard(Shard):

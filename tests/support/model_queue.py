@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardd.queues.limits import Limits
+from shardmq.shardd.queues.limits import Limits
 
 NEVER = 0
 MANY = 1 << 30

@@ -14,7 +14,7 @@ import random
 from array import array
 from dataclasses import dataclass, field
 
-from shardd.store import DiskFull, ReclaimJob, SegmentStore, StoreFailed, SyncJob
+from shardmq.shardd.store import DiskFull, ReclaimJob, SegmentStore, StoreFailed, SyncJob
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 

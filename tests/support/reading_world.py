@@ -18,19 +18,19 @@ from typing import Any, NamedTuple
 
 from pamqp import commands
 
-from broker import transactions
-from broker.changes import QueuePut
-from broker.channel import Channel
-from broker.consumers import Part, Virtual
-from broker.consuming import Consuming
-from broker.control import Answer, ConsumerJoin, ConsumerLeave, SeatGivenUp, SeatName, SeatOrder
-from broker.controller.groups import Groups, Member, Name, Order, Seat, Terms
-from broker.shard_link import ShardLink, ShardLinks
-from shardd.shard import Shard
-from shardd.wire import envelope
-from shardd.wire import messages as wire
-from shardd.wire import packer as packing
-from shardd.wire.lane import joined
+from shardmq.broker import transactions
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.channel import Channel
+from shardmq.broker.consumers import Part, Virtual
+from shardmq.broker.consuming import Consuming
+from shardmq.broker.control import Answer, ConsumerJoin, ConsumerLeave, SeatGivenUp, SeatName, SeatOrder
+from shardmq.broker.controller.groups import Groups, Member, Name, Order, Seat, Terms
+from shardmq.broker.shard_link import ShardLink, ShardLinks
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.lane import joined
 from tests.support.dict_store import DictHome
 
 NAME = Name("/", "streams")

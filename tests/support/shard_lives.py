@@ -20,19 +20,19 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from shardd.peers import APPENDING, CONFIRMABLE, Held, Outgoing, Refused
-from shardd.queues import StreamQueue
-from shardd.server import Syncer
-from shardd.shard import Shard
-from shardd.store import Arrival, DiskFull, SegmentStore, StoreFailed, StreamCache
-from shardd.store.queue_log import QueueLog
-from shardd.store.sync import Job, SettledSync
-from shardd.stores import Sync
-from shardd.upkeep import Step
-from shardd.wire import codec, envelope
-from shardd.wire import messages as m
-from shardd.wire import packer as packing
-from shardd.wire.lane import joined
+from shardmq.shardd.peers import APPENDING, CONFIRMABLE, Held, Outgoing, Refused
+from shardmq.shardd.queues import StreamQueue
+from shardmq.shardd.server import Syncer
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.store import Arrival, DiskFull, SegmentStore, StoreFailed, StreamCache
+from shardmq.shardd.store.queue_log import QueueLog
+from shardmq.shardd.store.sync import Job, SettledSync
+from shardmq.shardd.stores import Sync
+from shardmq.shardd.upkeep import Step
+from shardmq.shardd.wire import codec, envelope
+from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.lane import joined
 from tests.reference.record import encode_message, split_messages
 from tests.support.faulty_files import CALLS, Fault, FaultyFiles, PowerCut
 from tests.support.producer_lives import headers
@@ -551,9 +551,9 @@ _make_settled_last = SettledSync._make_last
 _break_off, _run = Shard.break_off, Job.run
 
 BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "a batch is confirmable before its append": lambda: mock.patch("shardd.peers.Held", _ConfirmableAtOnce),
-    "a batch that is dropped is not refused": lambda: mock.patch("shardd.shard._all_of", lambda *_: []),
-    "a batch that is dropped is never answered for": lambda: mock.patch("shardd.shard._all_of", _cannot_say),
+    "a batch is confirmable before its append": lambda: mock.patch("shardmq.shardd.peers.Held", _ConfirmableAtOnce),
+    "a batch that is dropped is not refused": lambda: mock.patch("shardmq.shardd.shard._all_of", lambda *_: []),
+    "a batch that is dropped is never answered for": lambda: mock.patch("shardmq.shardd.shard._all_of", _cannot_say),
     "the last words confirm all": lambda: mock.patch.object(Shard, "break_off", _answers_all),
     "only errors of the disk fail a sync": lambda: mock.patch.object(Job, "run", _knows_only_errors_of_the_disk),
     "what is settled is never synced": lambda: mock.patch.object(Shard, "begin_settled_sync", lambda shard: None),

@@ -16,12 +16,12 @@ import sys
 import time
 from pathlib import Path
 
-from shardd import server
-from shardd.__main__ import main as shard_main
-from shardd.store.files import OsFiles
-from supervisor.__main__ import main as supervisor_main
-from supervisor.config import Settings
-from supervisor.plan import ChildPlan, Listening, children
+from shardmq.shardd import server
+from shardmq.shardd.__main__ import main as shard_main
+from shardmq.shardd.store.files import OsFiles
+from shardmq.supervisor.__main__ import main as supervisor_main
+from shardmq.supervisor.config import Settings
+from shardmq.supervisor.plan import ChildPlan, Listening, children
 
 VARIABLE = "SHARDMQ_TEST_FAULTS"
 POLL_S = 0.01

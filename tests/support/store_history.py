@@ -16,7 +16,7 @@ import random
 from array import array
 from dataclasses import dataclass, field
 
-from shardd.store import Arrival, DiskFull, ReclaimJob, SegmentStore, SyncJob
+from shardmq.shardd.store import Arrival, DiskFull, ReclaimJob, SegmentStore, SyncJob
 from tests.reference.record import NONE, Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
-from shardd.store import Corrupt, ReclaimJob, SegmentStore, StoreFailed, SyncJob, record, scanning
-from shardd.store.recovery import Reader
+from shardmq.shardd.store import Corrupt, ReclaimJob, SegmentStore, StoreFailed, SyncJob, record, scanning
+from shardmq.shardd.store.recovery import Reader
 from tests.support.faulty_files import Fault, Hang, PowerCut
 from tests.support.store_history import DIRECTORY, History
 

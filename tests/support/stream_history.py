@@ -12,7 +12,7 @@ import random
 from array import array
 from dataclasses import dataclass, field
 
-from shardd.store import StreamCache, StreamLog, StreamSync, filter_of, wanted_filters
+from shardmq.shardd.store import StreamCache, StreamLog, StreamSync, filter_of, wanted_filters
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from shardd.store import SegmentStore, StreamLog
+from shardmq.shardd.store import SegmentStore, StreamLog
 
 Log = TypeVar("Log", SegmentStore, StreamLog)
 

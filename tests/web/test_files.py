@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from setuptools.dist import Distribution
 
-from broker.controller.management import page
+from shardmq.broker.controller.management import page
 from tests.management.conftest import Api, api  # noqa: F401 # a fixture
 
 ROOT = Path(__file__).parents[2]
@@ -105,5 +105,5 @@ def test_the_wheel_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     build.ensure_finalized()
     build.manifest_files = {}  # type: ignore[attr-defined] # without an sdist's list
     folder = os.path.join("broker", "controller")
-    packed = build.find_data_files("broker.controller", folder)  # type: ignore[attr-defined]
+    packed = build.find_data_files("shardmq.broker.controller", folder)  # type: ignore[attr-defined]
     assert {f"{folder}/web/{name}" for name in FILES} <= {Path(path).as_posix() for path in packed}

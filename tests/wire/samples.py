@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardd.wire import codec, envelope
-from shardd.wire import messages as wire
-from shardd.wire import packer as packing
-from shardd.wire.routes import TARGETS, Routes
+from shardmq.shardd.wire import codec, envelope
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.routes import TARGETS, Routes
 from tests.reference import wire as reference
 
 SPEC = wire.QueueSpec(7, "/", "orders", True, False, False, {"x-message-ttl": 1000})

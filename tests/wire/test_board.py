@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardd.wire import board
-from shardd.wire.board import Board, BoardView, Range
+from shardmq.shardd.wire import board
+from shardmq.shardd.wire.board import Board, BoardView, Range
 
 
 def test_who_looks_sees_what_was_put_last(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.peers import refused_runs
-from shardd.wire import codec, envelope
-from shardd.wire import messages as wire
-from shardd.wire import packer as packing
-from shardd.wire.lane import joined
-from shardd.wire.routes import CALLER, NOWHERE, TARGETS, Routes
+from shardmq.shardd.peers import refused_runs
+from shardmq.shardd.wire import codec, envelope
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.lane import joined
+from shardmq.shardd.wire.routes import CALLER, NOWHERE, TARGETS, Routes
 from tests.reference import wire as reference
 
 SHARDS = 3

@@ -11,8 +11,8 @@ from typing import get_args
 
 import pytest
 
-from shardd.wire import envelope
-from shardd.wire import messages as wire
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as wire
 from tests.wire.samples import CONTROL, binary
 
 GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "golden" / f"v{wire.WIRE_VERSION}.json").read_text())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.wire.histogram import Histogram, cumulative, parts_of
+from shardmq.shardd.wire.histogram import Histogram, cumulative, parts_of
 
 VALUES = st.lists(st.one_of(st.integers(0, 70), st.integers(0, 1 << 63)), max_size=60)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardd.wire import envelope, lane
-from shardd.wire import messages as wire
+from shardmq.shardd.wire import envelope, lane
+from shardmq.shardd.wire import messages as wire
 
 SMALL = 256
 

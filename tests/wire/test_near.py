@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.wire import codec, packer
-from shardd.wire.routes import HERE, TARGETS, Routes
+from shardmq.shardd.wire import codec, packer
+from shardmq.shardd.wire.routes import HERE, TARGETS, Routes
 from tests.reference import wire as reference
 from tests.wire.test_spread import records_of
 

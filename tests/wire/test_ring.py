@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardd.wire.ring import CONTROL_BYTES, Reader, Writer
+from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
 
 START = 4096
 MANY = 1 << 20

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.amqp import frames
-from broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_weighted
-from shardd.wire import codec, packer
-from shardd.wire.lane import joined
-from shardd.wire.routes import CHANCE, JUMP, MODULUS, NOWHERE, RENDEZVOUS, TARGETS, Routes, winners
+from shardmq.broker.amqp import frames
+from shardmq.broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_weighted
+from shardmq.shardd.wire import codec, packer
+from shardmq.shardd.wire.lane import joined
+from shardmq.shardd.wire.routes import CHANCE, JUMP, MODULUS, NOWHERE, RENDEZVOUS, TARGETS, Routes, winners
 
 MEMBERS = [(weight, seed, shard, queue, False) for weight, seed, shard, queue in
            ((1, 11, 0, 100), (1, 22, 1, 200), (3, 33, 0, 300), (1, 44, 1, 400))]  # fmt: skip
@@ -335,8 +335,8 @@ def record_bytes(head: memoryview) -> int:
 
 WANT_OF_MEMORY = """
 import resource, sys
-from shardd.wire.packer import Packer
-from shardd.wire.routes import MODULUS, Routes
+from shardmq.shardd.wire.packer import Packer
+from shardmq.shardd.wire.routes import MODULUS, Routes
 from tests.wire.test_spread import frames_of, line_of
 
 routes, packing = Routes(7), Packer(2)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from broker.changes import CLUSTER_NAME, GLOBAL, ParameterPut
-from broker.cluster_name import cluster_name
-from broker.controller.access import hash_password
-from broker.controller.management.call import Call, Route, bad_request, with_keys
-from broker.controller.management.overview import RABBITMQ_VERSION
+from shardmq.broker.changes import CLUSTER_NAME, GLOBAL, ParameterPut
+from shardmq.broker.cluster_name import cluster_name
+from shardmq.broker.controller.access import hash_password
+from shardmq.broker.controller.management.call import Call, Route, bad_request, with_keys
+from shardmq.broker.controller.management.overview import RABBITMQ_VERSION
 
 
 async def get_cluster_name(call: Call) -> Any:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from broker.controller.management.call import to_json
-from broker.controller.management.turns import Turns
+from shardmq.broker.controller.management.call import to_json
+from shardmq.broker.controller.management.turns import Turns
 
 SLICE_ROWS = 60  # made before others have a turn
 JSON = "application/json"

@@ -15,13 +15,13 @@ from random import randrange
 
 from aiohttp import web
 
-from broker import rights
-from broker.controller.authority import Authority
-from broker.controller.config import ControllerConfig
-from broker.controller.ended_streams import EndedStreams
-from broker.controller.groups import Groups
-from broker.controller.links import DoorLinks
-from broker.controller.management import (
+from shardmq.broker import rights
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.ended_streams import EndedStreams
+from shardmq.broker.controller.groups import Groups
+from shardmq.broker.controller.links import DoorLinks
+from shardmq.broker.controller.management import (
     about,
     attempts,
     bindings,
@@ -57,8 +57,8 @@ from broker.controller.management import (
     vhosts,
     virtual_queues,
 )
-from broker.controller.management.answers import JSON, Document, at_once, json_list, json_object, json_response
-from broker.controller.management.call import (
+from shardmq.broker.controller.management.answers import JSON, Document, at_once, json_list, json_object, json_response
+from shardmq.broker.controller.management.call import (
     BODY_BYTES_MAX,
     ApiError,
     Call,
@@ -69,15 +69,15 @@ from broker.controller.management.call import (
     to_json,
     user_of,
 )
-from broker.controller.management.gathered import Gatherer
-from broker.controller.management.listing import Lazy, Listing, cut, shown
-from broker.controller.management.long_answers import Parts
-from broker.controller.management.object_metrics import FAMILIES
-from broker.controller.management.overview import product_version
-from broker.controller.memory import MemoryWatch
-from broker.controller.presence import Presence
-from broker.controller.settling import Settling
-from broker.controller.shard_links import ShardLinks
+from shardmq.broker.controller.management.gathered import Gatherer
+from shardmq.broker.controller.management.listing import Lazy, Listing, cut, shown
+from shardmq.broker.controller.management.long_answers import Parts
+from shardmq.broker.controller.management.object_metrics import FAMILIES
+from shardmq.broker.controller.management.overview import product_version
+from shardmq.broker.controller.memory import MemoryWatch
+from shardmq.broker.controller.presence import Presence
+from shardmq.broker.controller.settling import Settling
+from shardmq.broker.controller.shard_links import ShardLinks
 
 BACKLOG = 128
 # In a route's path; what aiohttp makes of it by itself does not match names with braces.

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from broker.controller.management.call import NODE, Call, Context, Route, not_found
-from broker.controller.management.gathered import Stats
+from shardmq.broker.controller.management.call import NODE, Call, Context, Route, not_found
+from shardmq.broker.controller.management.gathered import Stats
 
 AMQP: Final = "amqp091"
 HTTP: Final = "http"

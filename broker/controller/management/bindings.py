@@ -14,14 +14,14 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from broker.catalog import Vhost
-from broker.changes import BindingPut
-from broker.checks import is_hidden_queue
-from broker.control import Bind, Unbind
-from broker.controller.management.call import Arguments, Call, Route, not_found, table_of
-from broker.controller.management.exchanges import exchange_name
-from broker.controller.management.listing import Listing
-from broker.routing.hashing import hash64
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.changes import BindingPut
+from shardmq.broker.checks import is_hidden_queue
+from shardmq.broker.control import Bind, Unbind
+from shardmq.broker.controller.management.call import Arguments, Call, Route, not_found, table_of
+from shardmq.broker.controller.management.exchanges import exchange_name
+from shardmq.broker.controller.management.listing import Listing
+from shardmq.broker.routing.hashing import hash64
 
 KINDS = {"q": "queue", "e": "exchange"}
 

@@ -21,33 +21,33 @@ import msgspec
 import orjson
 from aiohttp import web
 
-from broker import rights, tables
-from broker.catalog import Catalog, Vhost
-from broker.changes import UserPut
-from broker.checks import Refusal
-from broker.control import Answer
-from broker.controller import without_effect
-from broker.controller.authority import Authority
-from broker.controller.config import ControllerConfig
-from broker.controller.ended_streams import EndedStreams
-from broker.controller.groups import Groups
-from broker.controller.links import DoorLinks
-from broker.controller.management import hosts
-from broker.controller.management.api_error import ApiError as ApiError
-from broker.controller.management.callers import Callers
-from broker.controller.management.gathered import Gatherer, Rates
-from broker.controller.management.imports import Imports
-from broker.controller.management.long_answers import LongAnswers
-from broker.controller.management.queue_names import QueueNames
-from broker.controller.memory import MemoryWatch
-from broker.controller.policies import key_missing
-from broker.controller.presence import Presence
-from broker.controller.settling import Settling
-from broker.controller.shard_links import ShardLinks
-from broker.controller.shard_sets import NODE as NODE
-from broker.controller.stream_ranges import StreamRanges
-from broker.failures import UNSEEN
-from broker.logins import WRONG, Logins, TakesLong, is_loopback
+from shardmq.broker import rights, tables
+from shardmq.broker.catalog import Catalog, Vhost
+from shardmq.broker.changes import UserPut
+from shardmq.broker.checks import Refusal
+from shardmq.broker.control import Answer
+from shardmq.broker.controller import without_effect
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.ended_streams import EndedStreams
+from shardmq.broker.controller.groups import Groups
+from shardmq.broker.controller.links import DoorLinks
+from shardmq.broker.controller.management import hosts
+from shardmq.broker.controller.management.api_error import ApiError as ApiError
+from shardmq.broker.controller.management.callers import Callers
+from shardmq.broker.controller.management.gathered import Gatherer, Rates
+from shardmq.broker.controller.management.imports import Imports
+from shardmq.broker.controller.management.long_answers import LongAnswers
+from shardmq.broker.controller.management.queue_names import QueueNames
+from shardmq.broker.controller.memory import MemoryWatch
+from shardmq.broker.controller.policies import key_missing
+from shardmq.broker.controller.presence import Presence
+from shardmq.broker.controller.settling import Settling
+from shardmq.broker.controller.shard_links import ShardLinks
+from shardmq.broker.controller.shard_sets import NODE as NODE
+from shardmq.broker.controller.stream_ranges import StreamRanges
+from shardmq.broker.failures import UNSEEN
+from shardmq.broker.logins import WRONG, Logins, TakesLong, is_loopback
 
 OPEN = "open"  # no login
 BODY_BYTES_MAX = 8 << 20
@@ -265,7 +265,7 @@ class Call:
         return answer
 
     def must(self, act: Any) -> None:
-        """Raise ApiError, 401, when this user lacks a right that the act needs (`broker.rights`)."""
+        """Raise ApiError, 401, when this user lacks a right that the act needs (`shardmq.broker.rights`)."""
         if self.is_local:
             return
         try:

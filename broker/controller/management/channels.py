@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from broker.controller.management import consumers
-from broker.controller.management.call import NODE, Call, Route, not_found
-from broker.controller.management.connections import channel_name, visible
-from broker.controller.management.gathered import Stats, details
-from broker.controller.management.listing import Listing
+from shardmq.broker.controller.management import consumers
+from shardmq.broker.controller.management.call import NODE, Call, Route, not_found
+from shardmq.broker.controller.management.connections import channel_name, visible
+from shardmq.broker.controller.management.gathered import Stats, details
+from shardmq.broker.controller.management.listing import Listing
 
 COUNTED = {"published": "publish", "delivered": "deliver_get"}
 

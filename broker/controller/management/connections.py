@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.control import ConnectionInfo
-from broker.controller.management.call import NODE, Call, Route, not_authorised, not_found
-from broker.controller.management.gathered import Stats, details
-from broker.controller.management.listing import Listing
+from shardmq.broker.control import ConnectionInfo
+from shardmq.broker.controller.management.call import NODE, Call, Route, not_authorised, not_found
+from shardmq.broker.controller.management.gathered import Stats, details
+from shardmq.broker.controller.management.listing import Listing
 
 CLOSE_REASON = "Closed via management plugin"
 REASON_CHARS_MAX = 200

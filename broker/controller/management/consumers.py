@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from broker.checks import is_hidden_queue
-from broker.control import ConnectionInfo
-from broker.controller.management.call import NODE, Call, Route, not_found, number
-from broker.controller.management.connections import channel_name
-from broker.controller.management.gathered import Stats, lag, reader_key
-from broker.controller.management.listing import Listing
-from shardd.wire.messages import ConsumerStats
+from shardmq.broker.checks import is_hidden_queue
+from shardmq.broker.control import ConnectionInfo
+from shardmq.broker.controller.management.call import NODE, Call, Route, not_found, number
+from shardmq.broker.controller.management.connections import channel_name
+from shardmq.broker.controller.management.gathered import Stats, lag, reader_key
+from shardmq.broker.controller.management.listing import Listing
+from shardmq.shardd.wire.messages import ConsumerStats
 
 CHANNEL_MAX = 65535
 

@@ -15,14 +15,14 @@ from typing import Any
 
 from aiohttp import BodyPartReader
 
-from broker.catalog import PREDECLARED, Catalog, Vhost
-from broker.changes import GLOBAL, BindingPut, ParameterPut, QueuePut
-from broker.checks import Refusal, is_hidden_queue
-from broker.controller import imported, without_effect
-from broker.controller.access import hash_new_password
-from broker.controller.management import bindings, exchanges, parameters, policies, users
-from broker.controller.management.answers import Document
-from broker.controller.management.call import (
+from shardmq.broker.catalog import PREDECLARED, Catalog, Vhost
+from shardmq.broker.changes import GLOBAL, BindingPut, ParameterPut, QueuePut
+from shardmq.broker.checks import Refusal, is_hidden_queue
+from shardmq.broker.controller import imported, without_effect
+from shardmq.broker.controller.access import hash_new_password
+from shardmq.broker.controller.management import bindings, exchanges, parameters, policies, users
+from shardmq.broker.controller.management.answers import Document
+from shardmq.broker.controller.management.call import (
     ApiError,
     Call,
     Route,
@@ -30,13 +30,13 @@ from broker.controller.management.call import (
     refusal_status,
     too_large,
 )
-from broker.controller.management.identity import global_parameters
-from broker.controller.management.imports import Import
-from broker.controller.management.listing import columns_of
-from broker.controller.management.overview import RABBITMQ_VERSION, product_version
-from broker.controller.management.vhosts import about as about_vhost
-from broker.controller.policies import USER_LIMITS
-from broker.policies import POLICY
+from shardmq.broker.controller.management.identity import global_parameters
+from shardmq.broker.controller.management.imports import Import
+from shardmq.broker.controller.management.listing import columns_of
+from shardmq.broker.controller.management.overview import RABBITMQ_VERSION, product_version
+from shardmq.broker.controller.management.vhosts import about as about_vhost
+from shardmq.broker.controller.policies import USER_LIMITS
+from shardmq.broker.policies import POLICY
 
 AT_ONCE_MAX = 500  # requests under way during an import; declares of clients come between
 DOCUMENT_BYTES_MAX = 256 << 20

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from broker.catalog import DEFAULT_EXCHANGE_RIGHTS_NAME, Vhost
-from broker.changes import ExchangePut
-from broker.control import ExchangeDeclare, ExchangeRemove
-from broker.controller.management.call import Arguments, Call, Route, not_found, put_status, table_of
-from broker.controller.management.gathered import Stats
-from broker.controller.management.listing import Listing
+from shardmq.broker.catalog import DEFAULT_EXCHANGE_RIGHTS_NAME, Vhost
+from shardmq.broker.changes import ExchangePut
+from shardmq.broker.control import ExchangeDeclare, ExchangeRemove
+from shardmq.broker.controller.management.call import Arguments, Call, Route, not_found, put_status, table_of
+from shardmq.broker.controller.management.gathered import Stats
+from shardmq.broker.controller.management.listing import Listing
 
 
 class ExchangeBody(msgspec.Struct):

@@ -1,5 +1,5 @@
 """/api/nodes/gc_collect, /api/nodes/gc_stats: memory of the controller that is free given back at once. Front doors and
-shards give theirs back by themselves, when they are ready and after bursts (`shardd.wire.memory`)."""
+shards give theirs back by themselves, when they are ready and after bursts (`shardmq.shardd.wire.memory`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import gc
 import os
 from typing import Any
 
-from broker.controller.management.call import NODE, Call, Route, not_found
-from broker.controller.management.processes import rss_bytes
-from shardd.wire.memory import give_back
+from shardmq.broker.controller.management.call import NODE, Call, Route, not_found
+from shardmq.broker.controller.management.processes import rss_bytes
+from shardmq.shardd.wire.memory import give_back
 
 
 async def collect(call: Call) -> None:

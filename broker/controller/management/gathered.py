@@ -19,13 +19,13 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import astuple
 
-from broker.changes import QueuePut
-from broker.control import DoorReport
-from broker.controller.authority import ShardSilent
-from broker.controller.management.turns import LOOK_RESTS_S_MAX, Turns
-from broker.routing import delaying
-from shardd.wire import messages as wire
-from shardd.wire.messages import (
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.control import DoorReport
+from shardmq.broker.controller.authority import ShardSilent
+from shardmq.broker.controller.management.turns import LOOK_RESTS_S_MAX, Turns
+from shardmq.broker.routing import delaying
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.messages import (
     ConsumerStats,
     GapsReply,
     Message,

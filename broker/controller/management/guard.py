@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from broker.controller.management.call import ApiError
-from broker.logins import is_loopback
+from shardmq.broker.controller.management.call import ApiError
+from shardmq.broker.logins import is_loopback
 
 CHANGES = frozenset(("PUT", "POST", "DELETE", "PATCH"))
 HEADERS: Final = {

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from broker.controller.management.call import Context
-from broker.controller.policies import USER_LIMITS, VHOST_LIMITS
+from shardmq.broker.controller.management.call import Context
+from shardmq.broker.controller.policies import USER_LIMITS, VHOST_LIMITS
 
 NEAR_PART: Final = 0.9
 SHOWN_MAX: Final = 1_000  # limits among the metrics, and near ones among the warnings

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from broker.certificates import expires_at
-from broker.checks import ACCESS_REFUSED
-from broker.config import Tls
-from broker.control import QueueDeclare
-from broker.controller.front_door import Refused, Rejected, Unavailable
-from broker.controller.management import headroom
-from broker.controller.management.call import (
+from shardmq.broker.certificates import expires_at
+from shardmq.broker.checks import ACCESS_REFUSED
+from shardmq.broker.config import Tls
+from shardmq.broker.control import QueueDeclare
+from shardmq.broker.controller.front_door import Refused, Rejected, Unavailable
+from shardmq.broker.controller.management import headroom
+from shardmq.broker.controller.management.call import (
     NODE,
     ApiError,
     Call,
@@ -22,10 +22,10 @@ from broker.controller.management.call import (
     not_found,
     number,
 )
-from broker.controller.management.messages import session
-from broker.controller.management.overview import listeners
-from broker.controller.management.processes import FEW_FILES, rows, short_of_files, warnings
-from shardd.wire.messages import DISK_STALLED
+from shardmq.broker.controller.management.messages import session
+from shardmq.broker.controller.management.overview import listeners
+from shardmq.broker.controller.management.processes import FEW_FILES, rows, short_of_files, warnings
+from shardmq.shardd.wire.messages import DISK_STALLED
 
 ALIVENESS_QUEUE = "aliveness-test"
 OK = {"status": "ok"}

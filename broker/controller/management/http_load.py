@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from broker.controller.management.call import Context
+from shardmq.broker.controller.management.call import Context
 
 # Why something was refused: a bound of all, or of one address.
 CONNECTIONS_REFUSED = ("connections", "address")

@@ -6,8 +6,8 @@ import hashlib
 import os
 import platform
 
-from broker.catalog import Catalog
-from broker.changes import GLOBAL, ParameterPut
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import GLOBAL, ParameterPut
 
 CLUSTER_ID = "internal_cluster_id"  # the global parameter
 

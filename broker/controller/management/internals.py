@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from broker.controller.management.gathered import Stats
-from shardd.wire.histogram import cumulative, parts_of
+from shardmq.broker.controller.management.gathered import Stats
+from shardmq.shardd.wire.histogram import cumulative, parts_of
 
 LABELS: Final = ("process", "shard")
 DOORS: Final = ("front-doors", "")  # all of them together

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.changes import ParameterDelete, ParameterPut
-from broker.checks import Refusal
-from broker.controller.management.call import Call, Route, bad_request, not_found, with_keys
-from broker.controller.management.listing import Listing
-from broker.controller.policies import USER_LIMITS, VHOST_LIMITS, check_limit
+from shardmq.broker.changes import ParameterDelete, ParameterPut
+from shardmq.broker.checks import Refusal
+from shardmq.broker.controller.management.call import Call, Route, bad_request, not_found, with_keys
+from shardmq.broker.controller.management.listing import Listing
+from shardmq.broker.controller.policies import USER_LIMITS, VHOST_LIMITS, check_limit
 
 VHOST_PARAMETER = "limits"  # what the parameter of each vhost is called
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar
 
-from broker import patterns
-from broker.controller.management.call import NUMBER_MAX, ApiError, bad_request, number
-from broker.controller.management.turns import Turns
+from shardmq.broker import patterns
+from shardmq.broker.controller.management.call import NUMBER_MAX, ApiError, bad_request, number
+from shardmq.broker.controller.management.turns import Turns
 
 SLICE_ROWS = 60  # looked at, or put in order, before others have a turn
 MADE_ROWS = 20  # and made, which takes ten times as long

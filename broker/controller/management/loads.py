@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.controller.management import queues
-from broker.controller.management.call import Call, Route, not_found
-from broker.controller.management.gathered import Stats
-from broker.controller.management.listing import Lazy
+from shardmq.broker.controller.management import queues
+from shardmq.broker.controller.management.call import Call, Route, not_found
+from shardmq.broker.controller.management.gathered import Stats
+from shardmq.broker.controller.management.listing import Lazy
 
 # Of each second: what a shard counts, and what of it is shown.
 PER_SECOND = {"published": "publish_per_s", "delivered": "deliver_per_s", "acked": "ack_per_s"}

@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
-from broker.controller.management.call import ApiError, Call, Route, bad_request, to_json
-from supervisor.logs import KEPT, News
+from shardmq.broker.controller.management.call import ApiError, Call, Route, bad_request, to_json
+from shardmq.supervisor.logs import KEPT, News
 
 ROWS_MAX = 1_000  # in one answer, the newest
 TAIL_BYTES_MAX = 128 << 10  # looked at of each file

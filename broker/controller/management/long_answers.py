@@ -35,12 +35,12 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 
-from broker.controller.config import HttpLimits
-from broker.controller.management.api_error import ApiError
-from broker.controller.management.pieces import GZIP_HEAD, PIECE_BYTES, Pieces, unpacked
-from broker.controller.management.turns import Turns
-from broker.logins import source_of
-from shardd.wire.memory import give_back
+from shardmq.broker.controller.config import HttpLimits
+from shardmq.broker.controller.management.api_error import ApiError
+from shardmq.broker.controller.management.pieces import GZIP_HEAD, PIECE_BYTES, Pieces, unpacked
+from shardmq.broker.controller.management.turns import Turns
+from shardmq.broker.logins import source_of
+from shardmq.shardd.wire.memory import give_back
 
 UNREAD_S_MIN: Final = 1.0  # who has taken nothing for so long gives its place to others
 RETRY_AFTER_S: Final = 1

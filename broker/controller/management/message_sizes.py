@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.controller.management.call import Call, Route
-from broker.controller.management.internals import MESSAGES
-from shardd.wire.histogram import SUM, parts_of
+from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.internals import MESSAGES
+from shardmq.shardd.wire.histogram import SUM, parts_of
 
 
 async def get(call: Call) -> list[dict[str, Any]]:

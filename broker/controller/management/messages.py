@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from broker import tables
-from broker.amqp.properties import PROPERTIES, Properties
-from broker.checks import is_hidden_queue
-from broker.controller import front_door
-from broker.controller.front_door import MOVE_MESSAGES_MAX, Got, NotMoved, Refused, Rejected, Session, Unavailable
-from broker.controller.management.call import (
+from shardmq.broker import tables
+from shardmq.broker.amqp.properties import PROPERTIES, Properties
+from shardmq.broker.checks import is_hidden_queue
+from shardmq.broker.controller import front_door
+from shardmq.broker.controller.front_door import MOVE_MESSAGES_MAX, Got, NotMoved, Refused, Rejected, Session, Unavailable
+from shardmq.broker.controller.management.call import (
     NUMBER_MAX,
     ApiError,
     Call,
@@ -26,9 +26,9 @@ from broker.controller.management.call import (
     number,
     with_keys,
 )
-from broker.controller.management.exchanges import exchange_name
-from broker.controller.stream_ranges import is_stream
-from broker.deduplication import WANTED as DEDUPLICATED
+from shardmq.broker.controller.management.exchanges import exchange_name
+from shardmq.broker.controller.stream_ranges import is_stream
+from shardmq.broker.deduplication import WANTED as DEDUPLICATED
 
 GET_MESSAGES_MAX = 10_000  # in one answer
 SHORT_BYTES_MAX = 255

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from broker.controller.management import processes
-from broker.controller.management.call import Context
-from broker.controller.management.gathered import Stats
+from shardmq.broker.controller.management import processes
+from shardmq.broker.controller.management.call import Context
+from shardmq.broker.controller.management.gathered import Stats
 
 # By family; counters end in _total.
 FAMILIES: Final[dict[str, dict[str, str]]] = {

@@ -13,13 +13,13 @@ from collections.abc import Set as AbstractSet
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from broker.catalog import Vhost
-from broker.checks import is_hidden_queue
-from broker.controller.management import attempts, node_metrics, processes
-from broker.controller.management.call import Context
-from broker.controller.management.connections import channel_name
-from broker.controller.management.gathered import Stats, behind, details
-from broker.controller.management.turns import Turns
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.checks import is_hidden_queue
+from shardmq.broker.controller.management import attempts, node_metrics, processes
+from shardmq.broker.controller.management.call import Context
+from shardmq.broker.controller.management.connections import channel_name
+from shardmq.broker.controller.management.gathered import Stats, behind, details
+from shardmq.broker.controller.management.turns import Turns
 
 SLICE_ROWS = 60  # what takes 25 us, or twice that when it is new
 WRITTEN_BYTES = 64 << 10  # at a time

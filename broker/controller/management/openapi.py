@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.controller.management import bindings, exchanges, messages, queues, routes, stream_groups, users, vhosts
-from broker.controller.management.call import NUMBER_MAX, Route
-from broker.controller.management.schemas import ROWS, Schema, of_list, of_row
-from broker.policies import APPLY_TO
+from shardmq.broker.controller.management import bindings, exchanges, messages, queues, routes, stream_groups, users, vhosts
+from shardmq.broker.controller.management.call import NUMBER_MAX, Route
+from shardmq.broker.controller.management.schemas import ROWS, Schema, of_list, of_row
+from shardmq.broker.policies import APPLY_TO
 
 PART = re.compile(r"\{(\w+)(?::([^}]+))?\}")
 

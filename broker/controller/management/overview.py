@@ -6,12 +6,12 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from broker.cluster_name import cluster_name
-from broker.controller.management.call import NODE, Call, Context, Route, not_found
-from broker.controller.management.gathered import all_message_stats, depths
-from broker.controller.management.object_metrics import churn_rates
-from broker.controller.management.processes import status
-from broker.routing.types import TYPES
+from shardmq.broker.cluster_name import cluster_name
+from shardmq.broker.controller.management.call import NODE, Call, Context, Route, not_found
+from shardmq.broker.controller.management.gathered import all_message_stats, depths
+from shardmq.broker.controller.management.object_metrics import churn_rates
+from shardmq.broker.controller.management.processes import status
+from shardmq.broker.routing.types import TYPES
 
 RABBITMQ_VERSION = "3.13.7"  # whose API this is
 PROTOCOLS = {"amqp": "amqp", "amqps": "amqp/ssl", "http": "http", "https": "https", "metrics": "http/prometheus"}

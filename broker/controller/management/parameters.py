@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.changes import GLOBAL, ParameterDelete, ParameterPut
-from broker.controller.management.call import Call, Route, bad_request, not_found, put_status, with_keys
-from broker.controller.management.identity import global_parameters
-from broker.controller.management.listing import Listing
-from broker.policies import POLICY
+from shardmq.broker.changes import GLOBAL, ParameterDelete, ParameterPut
+from shardmq.broker.controller.management.call import Call, Route, bad_request, not_found, put_status, with_keys
+from shardmq.broker.controller.management.identity import global_parameters
+from shardmq.broker.controller.management.listing import Listing
+from shardmq.broker.policies import POLICY
 
 
 def row(put: ParameterPut) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.changes import ParameterDelete, ParameterPut
-from broker.controller.management.call import Call, Route, not_found, put_status, with_keys
-from broker.controller.management.listing import Listing
-from broker.policies import OPERATOR_POLICY, POLICY
+from shardmq.broker.changes import ParameterDelete, ParameterPut
+from shardmq.broker.controller.management.call import Call, Route, not_found, put_status, with_keys
+from shardmq.broker.controller.management.listing import Listing
+from shardmq.broker.policies import OPERATOR_POLICY, POLICY
 
 FIELDS = ("pattern", "apply-to", "definition", "priority")
 

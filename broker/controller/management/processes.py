@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from broker.controller.management.call import NODE, Call, Context, Route, not_found
-from broker.controller.management.gathered import Stats
-from broker.login import MECHANISMS
-from broker.routing.types import TYPES
-from shardd.wire.histogram import SUM, parts_of
-from shardd.wire.messages import LOW_ON_DISK
-from supervisor.logs import KEPT
+from shardmq.broker.controller.management.call import NODE, Call, Context, Route, not_found
+from shardmq.broker.controller.management.gathered import Stats
+from shardmq.broker.login import MECHANISMS
+from shardmq.broker.routing.types import TYPES
+from shardmq.shardd.wire.histogram import SUM, parts_of
+from shardmq.shardd.wire.messages import LOW_ON_DISK
+from shardmq.supervisor.logs import KEPT
 
 # Of what the supervisor writes; `status` and `last_end` are words for people.
 SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_end", "started_at")

@@ -11,8 +11,8 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from broker.cluster_name import cluster_name
-from broker.controller.management import (
+from shardmq.broker.cluster_name import cluster_name
+from shardmq.broker.controller.management import (
     attempts,
     headroom,
     http_load,
@@ -21,12 +21,12 @@ from broker.controller.management import (
     object_metrics,
     processes,
 )
-from broker.controller.management.call import NODE, Context
-from broker.controller.management.gathered import Stats, behind, lag
-from broker.controller.management.identity import cluster_id
-from broker.controller.management.overview import RABBITMQ_VERSION, product_version
-from broker.controller.management.turns import Turns
-from shardd.wire.messages import LOW_ON_DISK
+from shardmq.broker.controller.management.call import NODE, Context
+from shardmq.broker.controller.management.gathered import Stats, behind, lag
+from shardmq.broker.controller.management.identity import cluster_id
+from shardmq.broker.controller.management.overview import RABBITMQ_VERSION, product_version
+from shardmq.broker.controller.management.turns import Turns
+from shardmq.shardd.wire.messages import LOW_ON_DISK
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

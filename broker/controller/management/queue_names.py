@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from operator import attrgetter
 
-from broker.catalog import Vhost
-from broker.changes import QueuePut
-from broker.policies import HIDDEN_PREFIXES
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.policies import HIDDEN_PREFIXES
 
 
 def shown(vhost: Vhost) -> list[QueuePut]:

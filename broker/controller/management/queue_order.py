@@ -10,13 +10,13 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final
 
-from broker.catalog import Vhost
-from broker.changes import QueuePut
-from broker.controller.management.call import NODE, Context
-from broker.controller.management.gathered import RABBITMQ_COUNTERS, Stats
-from broker.controller.management.listing import Keys
-from broker.policies import NOTHING, Applied
-from shardd.wire.messages import QueueStats
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.controller.management.call import NODE, Context
+from shardmq.broker.controller.management.gathered import RABBITMQ_COUNTERS, Stats
+from shardmq.broker.controller.management.listing import Keys
+from shardmq.broker.policies import NOTHING, Applied
+from shardmq.shardd.wire.messages import QueueStats
 
 UNKNOWN: Final = -1.0
 ENTRY_BYTES: Final = 8  # what a waiting message takes of memory

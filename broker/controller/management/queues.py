@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from broker.changes import QueuePut
-from broker.checks import is_hidden_queue
-from broker.control import QueueDeclare, QueueRemove
-from broker.controller.management import consumers, queue_order
-from broker.controller.management.call import (
+from shardmq.broker.changes import QueuePut
+from shardmq.broker.checks import is_hidden_queue
+from shardmq.broker.control import QueueDeclare, QueueRemove
+from shardmq.broker.controller.management import consumers, queue_order
+from shardmq.broker.controller.management.call import (
     NODE,
     Arguments,
     Call,
@@ -26,13 +26,13 @@ from broker.controller.management.call import (
     put_status,
     table_of,
 )
-from broker.controller.management.connections import channel_name
-from broker.controller.management.gathered import Stats, depth_rates, message_stats
-from broker.controller.management.listing import Lazy, Listing
-from broker.policies import NOTHING
-from broker.reading import is_stream
-from broker.rights import Configure, Read
-from shardd.wire.messages import QueueStats
+from shardmq.broker.controller.management.connections import channel_name
+from shardmq.broker.controller.management.gathered import Stats, depth_rates, message_stats
+from shardmq.broker.controller.management.listing import Lazy, Listing
+from shardmq.broker.policies import NOTHING
+from shardmq.broker.reading import is_stream
+from shardmq.broker.rights import Configure, Read
+from shardmq.shardd.wire.messages import QueueStats
 
 MIRROR_ACTIONS = frozenset(("sync", "cancel_sync"))
 SINGLE_ACTIVE = "x-single-active-consumer"

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from broker.catalog import Vhost
-from broker.controller.management.call import Call, Route, bad_request, not_found
-from broker.controller.management.exchanges import exchange_name
-from broker.controller.routes import reached, table_of
-from broker.routing import Message
-from broker.routing.explain import Hop, Share, explain, ring
-from broker.routing.matching import Target
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.controller.management.call import Call, Route, bad_request, not_found
+from shardmq.broker.controller.management.exchanges import exchange_name
+from shardmq.broker.controller.routes import reached, table_of
+from shardmq.broker.routing import Message
+from shardmq.broker.routing.explain import Hop, Share, explain, ring
+from shardmq.broker.routing.matching import Target
 
 BINDINGS_MAX = 20_000  # more of them would hold up other calls while the table is made
 

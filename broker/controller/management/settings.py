@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from broker.controller.management.call import Call, Route, bad_request, not_found, with_keys
-from broker.controller.management.processes import status
-from supervisor import notify
+from shardmq.broker.controller.management.call import Call, Route, bad_request, not_found, with_keys
+from shardmq.broker.controller.management.processes import status
+from shardmq.supervisor import notify
 
 LEVELS = ("debug", "info", "warning", "error")
 BYTES_MAX = 1 << 50

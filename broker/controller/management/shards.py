@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from broker.catalog import Vhost
-from broker.changes import ACTIVE, ExchangePut, ParameterPut, QueuePut
-from broker.controller import settling, shard_sets
-from broker.controller.groups import Name, VirtualQueue
-from broker.controller.management.call import Call, Route, bad_request, not_found
-from broker.controller.management.exchanges import exchange_name
-from broker.controller.policies import NUMBER, SHARDS, SHARDS_PER_EXCHANGE_MAX, number_fault
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.changes import ACTIVE, ExchangePut, ParameterPut, QueuePut
+from shardmq.broker.controller import settling, shard_sets
+from shardmq.broker.controller.groups import Name, VirtualQueue
+from shardmq.broker.controller.management.call import Call, Route, bad_request, not_found
+from shardmq.broker.controller.management.exchanges import exchange_name
+from shardmq.broker.controller.policies import NUMBER, SHARDS, SHARDS_PER_EXCHANGE_MAX, number_fault
 
 STATES = ("open", "closing", "closed", "settling")
 

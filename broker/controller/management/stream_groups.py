@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from broker.controller.authority import ShardSilent
-from broker.controller.management.call import NUMBER_MAX, ApiError, Call, Route, bad_request, not_found
-from broker.controller.management.streams import asked_stream, id_of, range_of
-from broker.controller.stream_ranges import Part
-from shardd.wire import messages as wire
+from shardmq.broker.controller.authority import ShardSilent
+from shardmq.broker.controller.management.call import NUMBER_MAX, ApiError, Call, Route, bad_request, not_found
+from shardmq.broker.controller.management.streams import asked_stream, id_of, range_of
+from shardmq.broker.controller.stream_ranges import Part
+from shardmq.shardd.wire import messages as wire
 
 NAME_BYTES_MAX = 255  # as of a consumer's tag
 PLACE_S_MAX = 5.0

@@ -12,10 +12,10 @@ from typing import Any
 
 from aiohttp import HttpVersion11, web
 
-from broker.catalog import Vhost
-from broker.checks import is_hidden_queue
-from broker.controller import front_door, stream_reader
-from broker.controller.management.call import (
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.checks import is_hidden_queue
+from shardmq.broker.controller import front_door, stream_reader
+from shardmq.broker.controller.management.call import (
     NUMBER_MAX,
     ApiError,
     Call,
@@ -25,11 +25,11 @@ from broker.controller.management.call import (
     number,
     to_json,
 )
-from broker.controller.management.exchanges import exchange_name
-from broker.controller.stream_ranges import Part, exchange_of, names_of, parts_of
-from broker.controller.stream_reader import CutOff, absence, connected
-from broker.rights import Read
-from shardd.wire.reading import BODY_BYTES_MAX, COLUMNS, LENGTH, Answer, Find, Publish, Scan
+from shardmq.broker.controller.management.exchanges import exchange_name
+from shardmq.broker.controller.stream_ranges import Part, exchange_of, names_of, parts_of
+from shardmq.broker.controller.stream_reader import CutOff, absence, connected
+from shardmq.broker.rights import Read
+from shardmq.shardd.wire.reading import BODY_BYTES_MAX, COLUMNS, LENGTH, Answer, Find, Publish, Scan
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 WAIT_MS_MAX = 30_000

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from broker.catalog import Catalog
-from broker.changes import PermissionPut, TopicPermissionPut, UserPut
-from broker.controller.management.call import Call, Route, bad_request, check, not_found, put_status
-from broker.controller.management.limits import limits_of
-from broker.controller.management.listing import Listing
-from broker.controller.policies import USER_LIMITS
-from broker.passwords import HASHES, is_base64
+from shardmq.broker.catalog import Catalog
+from shardmq.broker.changes import PermissionPut, TopicPermissionPut, UserPut
+from shardmq.broker.controller.management.call import Call, Route, bad_request, check, not_found, put_status
+from shardmq.broker.controller.management.limits import limits_of
+from shardmq.broker.controller.management.listing import Listing
+from shardmq.broker.controller.policies import USER_LIMITS
+from shardmq.broker.passwords import HASHES, is_base64
 
 RABBITMQ_DEFAULT = "rabbit_password_hashing_sha256"  # what a hash without its algorithm is made with
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from broker.catalog import Vhost
-from broker.changes import VhostPut
-from broker.controller.management.call import NODE, Call, Route, check, not_found, put_status
-from broker.controller.management.gathered import Stats, depth_details
-from broker.controller.management.listing import Listing
-from broker.controller.management.turns import Turns
-from broker.controller.management.users import permission_row, tags_of
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.changes import VhostPut
+from shardmq.broker.controller.management.call import NODE, Call, Route, check, not_found, put_status
+from shardmq.broker.controller.management.gathered import Stats, depth_details
+from shardmq.broker.controller.management.listing import Listing
+from shardmq.broker.controller.management.turns import Turns
+from shardmq.broker.controller.management.users import permission_row, tags_of
 
 CLASSIC = "classic"
 SLICE_QUEUES = 128  # counted before others have a turn

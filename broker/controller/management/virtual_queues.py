@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from broker.catalog import Vhost
-from broker.controller.groups import Group, Member, Name, Seat, Terms, VirtualQueue
-from broker.controller.management.call import Call, Route, check, not_found
-from broker.controller.management.connections import channel_name
-from broker.controller.management.listing import Listing
-from broker.rights import Configure, Read
+from shardmq.broker.catalog import Vhost
+from shardmq.broker.controller.groups import Group, Member, Name, Seat, Terms, VirtualQueue
+from shardmq.broker.controller.management.call import Call, Route, check, not_found
+from shardmq.broker.controller.management.connections import channel_name
+from shardmq.broker.controller.management.listing import Listing
+from shardmq.broker.rights import Configure, Read
 
 NOBODY = Terms()  # one that has left, and gives up what it holds
 
