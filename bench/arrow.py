@@ -31,7 +31,12 @@ BUFFER_BYTES = 1 << 20
 TASKS = 2
 PASSED_BYTES = 64 << 10
 LOGIN = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
-ROLES = {"reader": "shardmq.shardd.reader", "shard": "shardd", "front door": "broker", "controller": "shardmq.broker.controller"}
+ROLES = {
+    "reader": "shardmq.shardd.reader",
+    "shard": "shardmq.shardd",
+    "front door": "shardmq.broker",
+    "controller": "shardmq.broker.controller",
+}
 COLUMNS = {
     "3 columns": "offset,timestamp,value",
     "7 columns": "",

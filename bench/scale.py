@@ -188,7 +188,14 @@ class Broker:
 
     def start(self) -> float:
         """Seconds until it said it was ready."""
-        command = [sys.executable, "-m", "shardmq.supervisor.cli.app", "start", "--data-dir", str(self._directory / "data")]
+        command = [
+            sys.executable,
+            "-m",
+            "shardmq.supervisor.cli.app",
+            "start",
+            "--data-dir",
+            str(self._directory / "data"),
+        ]
         self._http_port = _free_port()
         ports = ["--amqp-port", "0", "--http-port", str(self._http_port), "--metrics-port", "0"]
         command += [*ports, "--shards", str(self._shards)]

@@ -22,7 +22,7 @@ from scale import READ_BYTES, SILENCE_S_MAX, Client, Lost, shortstr
 
 WRITE_MESSAGES = 2000
 TAG = "reader"
-ROLES = {"shard": "shardd", "front door": "broker", "controller": "shardmq.broker.controller"}
+ROLES = {"shard": "shardmq.shardd", "front door": "shardmq.broker", "controller": "shardmq.broker.controller"}
 
 
 class StreamClient(Client):

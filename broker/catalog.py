@@ -1,7 +1,7 @@
 """What exists, as a pure state machine: the same code in the controller and in every front door.
 
-`Catalog.apply` takes one change (`shardmq.broker.changes`) and is total: a change that no longer fits (its vhost or exchange
-is gone) does nothing but count, so that two copies that applied the same changes are equal whatever the changes were.
+`Catalog.apply` takes one change (`changes.py`) and is total: a change that no longer fits (its vhost or exchange is
+gone) does nothing but count, so that two copies that applied the same changes are equal whatever the changes were.
 Who decides which changes are made is `controller.authority`; where a message goes is `Vhost.table`, a new table after
 each change.
 """

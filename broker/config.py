@@ -1,4 +1,6 @@
-"""What one front door is told at its start: one JSON object, `python -m shardmq.broker --config fd:N` (or the JSON itself).
+"""The settings of one front door: one JSON object that the supervisor hands it at its start.
+
+The command is `python -m shardmq.broker --config fd:N`, or the JSON itself in place of `fd:N`.
 
 It is checked once. The supervisor reads the settings file and hands each process its own section; nothing here reads
 files or the environment. A wrong key or value is a ConfigError whose text names the key.

@@ -72,7 +72,7 @@ def _handler(form: str, process: str) -> logging.Handler:
             if form == "journal":
                 print(f"shardmq: no journal ({error}): logging to standard error", file=sys.stderr)
     handler = logging.StreamHandler(sys.stderr)
-    name = process if process in ONE_LOGGER else f"{process} %(name)s"
+    name = process if process in ONE_LOGGER else f"{process} %(logger)s"
     if form == "json":
         handler.setFormatter(JsonFormatter(process))
     else:
@@ -99,10 +99,16 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def logger_name(record: logging.LogRecord) -> str:
+    """Return the name of the record's logger without `shardmq.`, which all loggers of the broker share."""
+    return record.name.removeprefix("shardmq.")
+
+
 class LineFormatter(logging.Formatter):
     """Makes one line of each record, its traceback and its stack included."""
 
     def format(self, record: logging.LogRecord) -> str:
+        record.logger = logger_name(record)
         return escaped(super().format(record))
 
 
@@ -125,7 +131,7 @@ class JsonFormatter(logging.Formatter):
             "time": round(record.created, 6),
             "level": record.levelname.lower(),
             "process": self._process,
-            "logger": record.name,
+            "logger": logger_name(record),
             "message": escaped(record.getMessage()),
         }
         if record.exc_info:
@@ -178,7 +184,7 @@ def entry(record: logging.LogRecord, process: str) -> bytes:
         "PRIORITY": str(priority),
         "SYSLOG_IDENTIFIER": IDENTIFIER,
         "SHARDMQ_PROCESS": process,
-        "LOGGER": record.name,
+        "LOGGER": logger_name(record),
         "CODE_FILE": record.pathname,
         "CODE_LINE": str(record.lineno),
     }

@@ -113,7 +113,7 @@ def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
         "log_level": settings.log_level,
         "log_format": settings.log_format,
     }
-    return ChildPlan("shard", index, "shardd", section)
+    return ChildPlan("shard", index, "shardmq.shardd", section)
 
 
 def _reader(settings: Settings, shards: int, runtime_dir: str, listen_fd: int) -> ChildPlan:
@@ -163,4 +163,4 @@ def _front_door(
         "log_level": settings.log_level,
         "log_format": settings.log_format,
     }
-    return ChildPlan("front-door", index, "broker", section, plain + secure)
+    return ChildPlan("front-door", index, "shardmq.broker", section, plain + secure)

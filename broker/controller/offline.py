@@ -1,4 +1,6 @@
-"""python -m shardmq.broker.controller.offline export|import DIR [FILE]: definitions of a stopped broker's data directory.
+"""Definitions of a stopped broker's data directory.
+
+The command is `python -m shardmq.broker.controller.offline export|import DIR [FILE]`.
 
 `export` writes RabbitMQ's JSON to FILE or standard output and changes nothing; `import` takes a file of it in, as a
 start with `load_definitions` would. Exit status 0, or 2 with the reason in one line. Whoever runs it holds the

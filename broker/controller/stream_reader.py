@@ -1,4 +1,4 @@
-"""The controller's calls to the reader of streams: one connection each; `shardmq.shardd.wire.reading` draws what is said."""
+"""The controller's calls to the reader of streams: one connection each; `shardd/wire/reading.py` draws what is said."""
 
 from __future__ import annotations
 

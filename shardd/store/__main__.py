@@ -1,9 +1,9 @@
 """Look into the message files of a stopped broker, or rescue what can be read.
 
-    python -m shardmq.shardd.store verify  DIR       check every record; counts, and damage by file and byte range
-    python -m shardmq.shardd.store stats   DIR       JSON lines per segment and per store: live and dead messages and bytes
-    python -m shardmq.shardd.store dump    DIR       a line of JSON per message that is not settled
-    python -m shardmq.shardd.store salvage DIR OUT   copy what is readable and not settled into the new directory OUT
+    python -m shardmq.shardd.store verify  DIR      check every record; counts, and damage by file and byte range
+    python -m shardmq.shardd.store stats   DIR      JSON lines per segment and per store: live and dead messages, bytes
+    python -m shardmq.shardd.store dump    DIR      a line of JSON per message that is not settled
+    python -m shardmq.shardd.store salvage DIR OUT  copy what is readable and not settled into the new directory OUT
 
 DIR is one store (DATA/shard-00/<hash of the vhost>), one shard's directory, or the data directory with all of them.
 Streams in it are looked at too: all their messages count and are dumped, with their offset. What is damaged in a stream

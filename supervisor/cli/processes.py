@@ -22,7 +22,7 @@ PROCESS_COLUMNS = ["name", "pid", "state", "restarts", "uptime", "rss_bytes", "s
 SHARD_COLUMNS = [
     "shard", "pid", "ready", "queues", "live_messages", "live_bytes", "dead_bytes", "disk_bytes", "alarm", "warnings",
 ]  # fmt: skip
-SOURCE_ROOT = Path(__file__).resolve().parents[2]
+SOURCE_ROOT = Path(__file__).absolute().parents[3]
 
 
 def start(
@@ -50,7 +50,7 @@ def start(
     flags = {name: value for name, value in locals().items() if value is not None}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     # This process becomes the supervisor: who sends it a signal means the broker.
-    os.execve(sys.executable, module_command("supervisor", *arguments), module_environment())
+    os.execve(sys.executable, module_command("shardmq.supervisor", *arguments), module_environment())
 
 
 def stop(

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 
 from shardmq.broker.catalog import Catalog
 from shardmq.broker.changes import ParameterDelete, ParameterPut, ShardOf, VhostPut
-from shardmq.broker.control import Answer, Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from shardmq.broker.control import (
+    Answer,
+    Bind,
+    BindMany,
+    ExchangeDeclare,
+    ExchangeRemove,
+    QueueDeclare,
+    QueueRemove,
+    Unbind,
+)
 from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.definitions import Definitions
 from shardmq.broker.controller.presence import Presence

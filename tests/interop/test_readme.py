@@ -48,7 +48,9 @@ def ran(command: list[str]) -> str:
 
 
 def shardctl(broker: RealBroker, words: str) -> str:
-    return ran([sys.executable, "-m", "shardmq.supervisor.cli.app", *shlex.split(words), "--data-dir", str(broker.data_dir)])
+    return ran(
+        [sys.executable, "-m", "shardmq.supervisor.cli.app", *shlex.split(words), "--data-dir", str(broker.data_dir)]
+    )
 
 
 def test_the_first_program_prints_what_the_readme_says(broker: RealBroker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -14,11 +15,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTENSIONS = PROJECT["tool"]["setuptools"]["ext-modules"]
-SOURCES = sorted(str(path.relative_to(ROOT)) for top in ("broker", "shardd") for path in (ROOT / top).rglob("*.pyx"))
+SOURCES = sorted(
+    str(path.relative_to(ROOT)) for top in ("broker", "shardd") for path in (ROOT / "shardmq" / top).rglob("*.pyx")
+)
 
 # Headers of our own; those of C stand in angle brackets.
 HEADER = re.compile(r'^\s*cdef extern from "(?!<)([^"]+)"', re.MULTILINE)
-SHARED = re.compile(r"^from ((?:broker|shardd)\.\S+) cimport", re.MULTILINE)
+SHARED = re.compile(r"^from (shardmq\.(?:broker|shardd)\.\S+) cimport", re.MULTILINE)
 
 
 def test_every_compiled_module_is_built_and_none_is_forgotten() -> None:
@@ -36,7 +39,7 @@ def included(path: Path) -> set[Path]:
     text = path.read_text()
     shared = [ROOT / (name.replace(".", "/") + ".pxd") for name in SHARED.findall(text)]
     shared += [own for own in [path.with_suffix(".pxd")] if own.exists() and own != path]
-    headers = {(path.parent / name).resolve() for name in HEADER.findall(text)}
+    headers = {Path(os.path.normpath(path.parent / name)) for name in HEADER.findall(text)}
     return headers.union(shared, *map(included, shared))
 
 
@@ -48,7 +51,7 @@ def test_a_compiled_module_is_compiled_and_typed(name: str) -> None:
 
 
 def test_the_command_is_shardctl() -> None:
-    assert PROJECT["project"]["scripts"] == {"shardctl": "supervisor.cli.app:main"}
+    assert PROJECT["project"]["scripts"] == {"shardctl": "shardmq.supervisor.cli.app:main"}
 
 
 def test_every_dependency_is_pinned_for_the_build() -> None:

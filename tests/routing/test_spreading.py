@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import BindingDelete, BindingPut, ExchangeDelete, ExchangePut, QueueDelete, QueuePut, VhostPut
+from shardmq.broker.changes import (
+    BindingDelete,
+    BindingPut,
+    ExchangeDelete,
+    ExchangePut,
+    QueueDelete,
+    QueuePut,
+    VhostPut,
+)
 from shardmq.broker.routing import RoutingTable, goes_by_key, route_message, spread_of
 from shardmq.broker.routing.hashing import jump_weighted, key_hash, rendezvous_weighted
 from shardmq.broker.routing.matching import Message, Target

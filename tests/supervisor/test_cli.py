@@ -267,7 +267,15 @@ def test_a_start_with_a_flag_that_is_wrong_is_status_2(tmp_path: Path) -> None:
     ],
 )
 def test_a_start_with_wrong_settings_is_one_line_and_status_2(tmp_path: Path, flags: list[str], says: str) -> None:
-    command = [sys.executable, "-m", "shardmq.supervisor.cli.app", "start", "--data-dir", str(tmp_path / "data"), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "shardmq.supervisor.cli.app",
+        "start",
+        "--data-dir",
+        str(tmp_path / "data"),
+        *flags,
+    ]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"shardmq: {says}\n"

@@ -49,7 +49,7 @@ def fields_of(data: bytes) -> dict[str, str]:
 def test_any_text_comes_out_of_the_journal_as_it_was(text: str) -> None:
     found = fields_of(logs.entry(record("%s", text), "shard-1"))
     assert found["MESSAGE"] == text
-    assert (found["SHARDMQ_PROCESS"], found["LOGGER"], found["PRIORITY"]) == ("shard-1", "shardmq.shardd.disk", "4")
+    assert (found["SHARDMQ_PROCESS"], found["LOGGER"], found["PRIORITY"]) == ("shard-1", "shardd.disk", "4")
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,14 @@ def test_as_text_a_line_names_process_and_logger() -> None:
     assert run("text")[0].endswith(" DEBUG shard-0 a.b: now ü")
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_loggers_are_named_without_the_name_of_the_package(form: str) -> None:
+    event = logging.LogRecord("shardmq.broker.client", logging.INFO, "/x/client.py", 7, "said", (), None)
+    handler = logs._handler(form, "front-door-0")
+    line = handler.format(event)
+    assert "broker.client" in line and "shardmq" not in line
+
+
 # -- what clients name ---------------------------------------------------------------------------------------
 
 ANYTHING = st.text(st.characters())  # lone surrogates, too: names are read leniently in places
@@ -115,7 +123,9 @@ def said(name: str, fault: str | None) -> logging.LogRecord:
             raise ValueError(fault)
         except ValueError:
             exc_info = sys.exc_info()
-    return logging.LogRecord("shardmq.broker.client", logging.WARNING, "/x/client.py", 7, "user '%s'", (name,), exc_info)
+    return logging.LogRecord(
+        "shardmq.broker.client", logging.WARNING, "/x/client.py", 7, "user '%s'", (name,), exc_info
+    )
 
 
 def as_text(event: logging.LogRecord) -> bytes:

@@ -1,7 +1,7 @@
 """A broker that is broken on purpose: its shards confirm at once and put on disk only what a second has gathered.
 
-`python -m tests.support.hasty_broker FLAGS` as `python -m shardmq.supervisor FLAGS`. If the crash tests do not catch it, they
-are no crash tests.
+`python -m tests.support.hasty_broker FLAGS` takes the flags of `python -m shardmq.supervisor FLAGS`. If the crash tests
+do not catch it, they are no crash tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class HastyShard(Shard):
 
 def plan(settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening) -> list[ChildPlan]:
     made = children(settings, cores, runtime_dir, boot, listening)
-    return [dataclasses.replace(each, module=__spec__.name) if each.module == "shardd" else each for each in made]
+    return [
+        dataclasses.replace(each, module=__spec__.name) if each.module == "shardmq.shardd" else each for each in made
+    ]
 
 
 if __name__ == "__main__":

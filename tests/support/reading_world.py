@@ -172,7 +172,7 @@ class World:
         self.tasks: list[tuple[tuple[int, int], asyncio.Task[Any]]] = []
         self.deaths = 0
         self.troubles = Troubles(self.loop)
-        logging.getLogger("broker").addHandler(self.troubles)
+        logging.getLogger("shardmq.broker").addHandler(self.troubles)
         asyncio.set_event_loop(self.loop)
         self.links.begin(self.loop)
         for at in range(shards):
@@ -495,7 +495,7 @@ class World:
         return reader is not None and not reader.detached and reader.queue.has_for(reader)  # type: ignore[union-attr,arg-type] # a reader
 
     def end(self) -> None:
-        logging.getLogger("broker").removeHandler(self.troubles)
+        logging.getLogger("shardmq.broker").removeHandler(self.troubles)
         for _, task in self.tasks:
             task.cancel()
         self.loop.passes(5)

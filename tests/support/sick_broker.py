@@ -90,7 +90,9 @@ class SickFiles(OsFiles):
 
 def plan(settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening) -> list[ChildPlan]:
     made = children(settings, cores, runtime_dir, boot, listening)
-    return [dataclasses.replace(each, module=__spec__.name) if each.module == "shardd" else each for each in made]
+    return [
+        dataclasses.replace(each, module=__spec__.name) if each.module == "shardmq.shardd" else each for each in made
+    ]
 
 
 if __name__ == "__main__":

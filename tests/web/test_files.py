@@ -39,7 +39,8 @@ def test_nothing_comes_from_elsewhere(name: str) -> None:
     assert {found.group() for found in ELSEWHERE.finditer(text)} <= NAMESPACES
     for wanted in IMPORT.findall(text):
         assert wanted.startswith(("./", "../"))
-        assert (page.FILES / name).parent.joinpath(wanted).resolve().relative_to(page.FILES).as_posix() in FILES
+        lies = os.path.normpath(Path(name).parent / wanted)
+        assert lies in FILES
 
 
 def test_nothing_is_inline_in_the_document() -> None:
@@ -104,6 +105,6 @@ def test_the_wheel_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     build = project.get_command_obj("build_py")
     build.ensure_finalized()
     build.manifest_files = {}  # type: ignore[attr-defined] # without an sdist's list
-    folder = os.path.join("broker", "controller")
+    folder = os.path.join("shardmq", "broker", "controller")
     packed = build.find_data_files("shardmq.broker.controller", folder)  # type: ignore[attr-defined]
     assert {f"{folder}/web/{name}" for name in FILES} <= {Path(path).as_posix() for path in packed}

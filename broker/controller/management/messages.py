@@ -14,7 +14,15 @@ from shardmq.broker import tables
 from shardmq.broker.amqp.properties import PROPERTIES, Properties
 from shardmq.broker.checks import is_hidden_queue
 from shardmq.broker.controller import front_door
-from shardmq.broker.controller.front_door import MOVE_MESSAGES_MAX, Got, NotMoved, Refused, Rejected, Session, Unavailable
+from shardmq.broker.controller.front_door import (
+    MOVE_MESSAGES_MAX,
+    Got,
+    NotMoved,
+    Refused,
+    Rejected,
+    Session,
+    Unavailable,
+)
 from shardmq.broker.controller.management.call import (
     NUMBER_MAX,
     ApiError,

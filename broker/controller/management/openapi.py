@@ -11,7 +11,16 @@ from typing import Any, Final
 
 import msgspec
 
-from shardmq.broker.controller.management import bindings, exchanges, messages, queues, routes, stream_groups, users, vhosts
+from shardmq.broker.controller.management import (
+    bindings,
+    exchanges,
+    messages,
+    queues,
+    routes,
+    stream_groups,
+    users,
+    vhosts,
+)
 from shardmq.broker.controller.management.call import NUMBER_MAX, Route
 from shardmq.broker.controller.management.schemas import ROWS, Schema, of_list, of_row
 from shardmq.broker.policies import APPLY_TO
