@@ -34,7 +34,7 @@ LOGIN = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
 ROLES = {
     "reader": "shardmq.shardd.reader",
     "shard": "shardmq.shardd",
-    "front door": "shardmq.broker",
+    "front door": "shardmq.broker.front_door",
     "controller": "shardmq.broker.controller",
 }
 COLUMNS = {

@@ -22,7 +22,11 @@ from scale import READ_BYTES, SILENCE_S_MAX, Client, Lost, shortstr
 
 WRITE_MESSAGES = 2000
 TAG = "reader"
-ROLES = {"shard": "shardmq.shardd", "front door": "shardmq.broker", "controller": "shardmq.broker.controller"}
+ROLES = {
+    "shard": "shardmq.shardd",
+    "front door": "shardmq.broker.front_door",
+    "controller": "shardmq.broker.controller",
+}
 
 
 class StreamClient(Client):

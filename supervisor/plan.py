@@ -163,4 +163,4 @@ def _front_door(
         "log_level": settings.log_level,
         "log_format": settings.log_format,
     }
-    return ChildPlan("front-door", index, "shardmq.broker", section, plain + secure)
+    return ChildPlan("front-door", index, "shardmq.broker.front_door", section, plain + secure)

@@ -19,8 +19,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from shardmq.broker.amqp import Publishes, frames
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import (
+from shardmq.broker.front_door.publish.publishing import Publishing
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import (
     BindingDelete,
     BindingPut,
     ExchangePut,
@@ -30,7 +31,6 @@ from shardmq.broker.changes import (
     UserPut,
     VhostPut,
 )
-from shardmq.broker.publishing import Publishing
 from shardmq.shardd.wire import packer
 
 QUEUES = 100

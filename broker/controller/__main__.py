@@ -8,10 +8,10 @@ import sys
 import msgspec
 import uvloop
 
-from shardmq.broker.config import ConfigError
 from shardmq.broker.controller.config import ControllerConfig, read_config
-from shardmq.broker.controller.definitions import DefinitionsError
 from shardmq.broker.controller.server import serve
+from shardmq.broker.controller.stored.definitions import DefinitionsError
+from shardmq.broker.shared.config import ConfigError
 from shardmq.shardd.wire.memory import collect_seldom
 from shardmq.shardd.wire.precedence import messages_first
 from shardmq.supervisor import logs

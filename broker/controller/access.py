@@ -1,10 +1,10 @@
-"""Making password hashes. Checking them is `shardmq.broker.passwords` and `shardmq.broker.logins`."""
+"""Making password hashes. Checking them is `shardmq.broker.model.passwords` and `shardmq.broker.shared.logins`."""
 
 from __future__ import annotations
 
 import secrets
 
-from shardmq.broker.passwords import DEFAULT_ALGORITHM, HASHES, encode
+from shardmq.broker.model.passwords import DEFAULT_ALGORITHM, HASHES, encode
 
 
 def hash_password(password: str, salt: bytes | None = None, algorithm: str = DEFAULT_ALGORITHM) -> str:

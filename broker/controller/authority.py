@@ -23,8 +23,12 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, cast
 
-from shardmq.broker.catalog import Catalog, Vhost
-from shardmq.broker.changes import (
+from shardmq.broker.controller.access import hash_password
+from shardmq.broker.controller.decisions import RESHAPING, Decision, Decisions
+from shardmq.broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.changes import (
     OPEN,
     AnyChange,
     BindingPut,
@@ -41,8 +45,12 @@ from shardmq.broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from shardmq.broker.checks import DELAYS_FOR, NO_ROOM, SERVER_NAMED_PREFIX, Refusal, check_owner, no_queue
-from shardmq.broker.control import (
+from shardmq.broker.model.checks import DELAYS_FOR, NO_ROOM, SERVER_NAMED_PREFIX, Refusal, check_owner, no_queue
+from shardmq.broker.model.passwords import DEFAULT_ALGORITHM
+from shardmq.broker.model.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
+from shardmq.broker.routing import hidden
+from shardmq.broker.routing.placement import place
+from shardmq.broker.shared.control import (
     Answer,
     AnyRequest,
     Bind,
@@ -52,14 +60,6 @@ from shardmq.broker.control import (
     QueueRemove,
     things_asked,
 )
-from shardmq.broker.controller.access import hash_password
-from shardmq.broker.controller.decisions import RESHAPING, Decision, Decisions
-from shardmq.broker.controller.definitions import Definitions
-from shardmq.broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
-from shardmq.broker.passwords import DEFAULT_ALGORITHM
-from shardmq.broker.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
-from shardmq.broker.routing import hidden
-from shardmq.broker.routing.placement import place
 from shardmq.shardd.wire import messages as wire
 
 BATCH_MAX = 2048  # requests that share one sync

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shardmq.broker.config import Tls
-from shardmq.broker.passwords import FOR_NEW
+from shardmq.broker.model.passwords import FOR_NEW
+from shardmq.broker.shared.config import Tls
 
 SHARDS_MAX = 64
 DOORS_MAX = 1024

@@ -13,9 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from shardmq.broker import checks, patterns, tables
-from shardmq.broker.catalog import BindingKey, Catalog, Vhost
-from shardmq.broker.changes import (
+from shardmq.broker.controller import policies
+from shardmq.broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
+from shardmq.broker.controller.resharding import cuts, shard_sets
+from shardmq.broker.model import checks, patterns, tables
+from shardmq.broker.model.catalog import BindingKey, Catalog, Vhost
+from shardmq.broker.model.changes import (
     ACTIVE,
     CLOSED,
     CLOSING,
@@ -41,12 +44,18 @@ from shardmq.broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from shardmq.broker.checks import Refusal
-from shardmq.broker.control import Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
-from shardmq.broker.controller import cuts, policies, shard_sets
-from shardmq.broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
-from shardmq.broker.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies, exchange_arguments
+from shardmq.broker.model.checks import Refusal
+from shardmq.broker.model.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies, exchange_arguments
 from shardmq.broker.routing import delaying, hidden, keeping
+from shardmq.broker.shared.control import (
+    Bind,
+    BindMany,
+    ExchangeDeclare,
+    ExchangeRemove,
+    QueueDeclare,
+    QueueRemove,
+    Unbind,
+)
 
 # A queue or exchange with more bindings loses them one by one first: front doors take changes in slices, with messages
 # between them, but one change is one step, however much goes with it.

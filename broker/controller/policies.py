@@ -1,7 +1,7 @@
 """Whether a parameter may be set: policies, operator policies, limits, with RabbitMQ's words. Pure.
 
 `check_parameter` raises Refusal with status 400 and the text RabbitMQ gives, where it gives one. What policies then do
-is in `shardmq.broker.policies`.
+is in `shardmq.broker.model.policies`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from shardmq.broker import patterns
-from shardmq.broker.changes import GLOBAL
-from shardmq.broker.changes import USER_LIMITS as USER_LIMITS
-from shardmq.broker.changes import VHOST_LIMITS as VHOST_LIMITS
-from shardmq.broker.checks import NAME_BYTES_MAX, Refusal
-from shardmq.broker.policies import APPLY_TO, OPERATOR_POLICY, POLICY
+from shardmq.broker.model import patterns
+from shardmq.broker.model.changes import GLOBAL
+from shardmq.broker.model.changes import USER_LIMITS as USER_LIMITS
+from shardmq.broker.model.changes import VHOST_LIMITS as VHOST_LIMITS
+from shardmq.broker.model.checks import NAME_BYTES_MAX, Refusal
+from shardmq.broker.model.policies import APPLY_TO, OPERATOR_POLICY, POLICY
 from shardmq.broker.routing.delaying import POLICY_KEY as DELAYED_MESSAGE
 
 BAD_REQUEST = 400

@@ -15,13 +15,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardmq.broker import checks
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.certificates import Certificates
-from shardmq.broker.changes import AnyChange, PermissionPut, UserPut, VhostPut
-from shardmq.broker.checks import Refusal
-from shardmq.broker.config import ConfigError
-from shardmq.broker.control import (
+from shardmq.broker.controller import memory, without_effect
+from shardmq.broker.controller.access import hash_new_password
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.config import ControllerConfig, read_config
+from shardmq.broker.controller.decisions import Decision, Decisions
+from shardmq.broker.controller.groups.memberships import Memberships
+from shardmq.broker.controller.peers.links import DoorLinks
+from shardmq.broker.controller.peers.presence import Presence, door_of
+from shardmq.broker.controller.peers.shard_links import ShardLinks
+from shardmq.broker.controller.resharding import draining
+from shardmq.broker.controller.resharding.resharding import Resharding
+from shardmq.broker.controller.resharding.shard_sets import NODE
+from shardmq.broker.controller.stored import imported
+from shardmq.broker.controller.stored.definitions import Definitions, DefinitionsError
+from shardmq.broker.controller.streams.ended_streams import EndedStreams
+from shardmq.broker.controller.streams.stream_ranges import StreamRanges
+from shardmq.broker.model import checks
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import AnyChange, PermissionPut, UserPut, VhostPut
+from shardmq.broker.model.checks import Refusal
+from shardmq.broker.routing.placement import place
+from shardmq.broker.shared.certificates import Certificates
+from shardmq.broker.shared.config import ConfigError
+from shardmq.broker.shared.control import (
     Ask,
     ChannelClose,
     ChannelOpen,
@@ -34,21 +51,6 @@ from shardmq.broker.control import (
     SeatPassed,
     VirtualLook,
 )
-from shardmq.broker.controller import draining, imported, memory, without_effect
-from shardmq.broker.controller.access import hash_new_password
-from shardmq.broker.controller.authority import Authority
-from shardmq.broker.controller.config import ControllerConfig, read_config
-from shardmq.broker.controller.decisions import Decision, Decisions
-from shardmq.broker.controller.definitions import Definitions, DefinitionsError
-from shardmq.broker.controller.ended_streams import EndedStreams
-from shardmq.broker.controller.links import DoorLinks
-from shardmq.broker.controller.memberships import Memberships
-from shardmq.broker.controller.presence import Presence, door_of
-from shardmq.broker.controller.resharding import Resharding
-from shardmq.broker.controller.shard_links import ShardLinks
-from shardmq.broker.controller.shard_sets import NODE
-from shardmq.broker.controller.stream_ranges import StreamRanges
-from shardmq.broker.routing.placement import place
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.memory import AfterBursts, give_back
 from shardmq.supervisor import notify

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from shardmq.broker.changes import GLOBAL, ParameterPut, VhostPut
-from shardmq.broker.control import ExchangeDeclare, QueueDeclare
 from shardmq.broker.controller.policies import STREAM, STREAM_DEFINITION
-from shardmq.broker.policies import OPERATOR_POLICY, POLICY
+from shardmq.broker.model.changes import GLOBAL, ParameterPut, VhostPut
+from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
+from shardmq.broker.shared.control import ExchangeDeclare, QueueDeclare
 
 PARAMETER, KEY, ARGUMENT, TYPE = "parameter", "policy key", "argument", "queue type"
 

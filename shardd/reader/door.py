@@ -32,7 +32,7 @@ START, START_OK, TUNE, TUNE_OK, OPEN, OPEN_OK, CLOSE = (
 CHANNEL_OPEN, CHANNEL_OPEN_OK, CHANNEL_CLOSE, CHANNEL_CLOSE_OK = (20, 10), (20, 11), (20, 40), (20, 41)
 SELECT, SELECT_OK = (85, 10), (85, 11)
 ACK, NACK, RETURN = (60, 80), (60, 120), (60, 50)
-KNOWN = (85, 20)  # the front door's own (broker/confirms.py)
+KNOWN = (85, 20)  # the front door's own (broker/front_door/publish/confirms.py)
 
 
 class Closed(Exception):

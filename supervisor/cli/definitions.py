@@ -136,7 +136,7 @@ def _offline(verb: str, directory: Path, *others: str) -> None:
     except ConfigError as error:
         fail(str(error), CONFIG)
     try:
-        command = module_command("shardmq.broker.controller.offline", verb, str(directory), *others)
+        command = module_command("shardmq.broker.controller.stored.offline", verb, str(directory), *others)
         status = subprocess.run(command, env=module_environment(), check=False).returncode
     finally:
         locked.close()

@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import AnyChange, QueuePut
-from shardmq.broker.control import Answer
-from shardmq.broker.controller.resharding import Name, Resharding
+from shardmq.broker.controller.resharding.resharding import Name, Resharding
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import AnyChange, QueuePut
 from shardmq.broker.routing import route
+from shardmq.broker.shared.control import Answer
 from shardmq.shardd.wire import messages as wire
 from tests.broker.test_shard_sets import World
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shardmq.broker import passwords
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import UserPut
 from shardmq.broker.controller.access import hash_new_password, hash_password
 from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.model import passwords
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import UserPut
 
 SHA256 = "rabbit_password_hashing_sha256"
 # RabbitMQ's documentation, "Password hashes": salt 908DC60A, password test12.

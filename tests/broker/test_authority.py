@@ -14,9 +14,13 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import ParameterDelete, ParameterPut, ShardOf, VhostPut
-from shardmq.broker.control import (
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.peers.presence import Presence
+from shardmq.broker.controller.requests import Drained, Restore
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import ParameterDelete, ParameterPut, ShardOf, VhostPut
+from shardmq.broker.shared.control import (
     Answer,
     Bind,
     BindMany,
@@ -26,10 +30,6 @@ from shardmq.broker.control import (
     QueueRemove,
     Unbind,
 )
-from shardmq.broker.controller.authority import Authority
-from shardmq.broker.controller.definitions import Definitions
-from shardmq.broker.controller.presence import Presence
-from shardmq.broker.controller.requests import Drained, Restore
 from shardmq.shardd.wire import messages as wire
 from tests.support.fake_controller_peers import FakeDoors, FakeShards
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.catalog import PREDECLARED, Catalog
-from shardmq.broker.changes import (
+from shardmq.broker.model.catalog import PREDECLARED, Catalog
+from shardmq.broker.model.changes import (
     AnyChange,
     BindingDelete,
     BindingPut,

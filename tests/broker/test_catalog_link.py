@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from shardmq.broker import catalog_link
-from shardmq.broker.catalog_link import CatalogLink, Reply
-from shardmq.broker.changes import AnyChange, ExchangePut, QueueDelete, QueuePut, VhostPut
-from shardmq.broker.control import (
+from shardmq.broker.front_door.links import catalog_link
+from shardmq.broker.front_door.links.catalog_link import CatalogLink, Reply
+from shardmq.broker.model.changes import AnyChange, ExchangePut, QueueDelete, QueuePut, VhostPut
+from shardmq.broker.shared.control import (
     Alarmed,
     Answer,
     AnyControl,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from shardmq.broker.certificates import Certificates, distinguished_name, expires_at, login_name, matching
-from shardmq.broker.config import ConfigError, Sni, Tls
+from shardmq.broker.shared.certificates import Certificates, distinguished_name, expires_at, login_name, matching
+from shardmq.broker.shared.config import ConfigError, Sni, Tls
 from tests.support.certificates import Authority
 
 ALICE = {

@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.channel import Channel
-from shardmq.broker.consumers import Consumer, Part, Virtual
-from shardmq.broker.consuming import Consuming
-from shardmq.broker.control import SeatName
-from shardmq.broker.settling import Settles
+from shardmq.broker.front_door.connection.channel import Channel
+from shardmq.broker.front_door.consume.consumers import Consumer, Part, Virtual
+from shardmq.broker.front_door.consume.consuming import Consuming
+from shardmq.broker.front_door.consume.settling import Settles
+from shardmq.broker.shared.control import SeatName
 from shardmq.shardd.wire import messages as wire
 
 MANY = 1 << 30

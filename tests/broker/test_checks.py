@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker import checks
-from shardmq.broker.changes import ExchangePut, QueuePut
+from shardmq.broker.model import checks
+from shardmq.broker.model.changes import ExchangePut, QueuePut
 
 QUEUE = QueuePut("/", "q", 1, 0)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.config import BrokerConfig, ConfigError, read_config
+from shardmq.broker.shared.config import BrokerConfig, ConfigError, read_config
 
 LEAST: dict[str, Any] = {"runtime_dir": "/run/shardmq", "door": 0, "shards": 2, "listen_fds": [3], "boot": "b1"}
 

@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.confirms import Confirms, Waiting
+from shardmq.broker.front_door.publish.confirms import Confirms, Waiting
 
 
 class Client:

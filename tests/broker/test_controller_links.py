@@ -15,8 +15,12 @@ import pytest_asyncio
 import zmq
 import zmq.asyncio
 
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.control import (
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.peers import links
+from shardmq.broker.controller.peers.links import PREFIX, encode
+from shardmq.broker.controller.server import Controller
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.shared.control import (
     Answer,
     Applied,
     Ask,
@@ -31,10 +35,6 @@ from shardmq.broker.control import (
     QueueDeclare,
     Snapshot,
 )
-from shardmq.broker.controller import links
-from shardmq.broker.controller.config import ControllerConfig
-from shardmq.broker.controller.links import PREFIX, encode
-from shardmq.broker.controller.server import Controller
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 
@@ -139,7 +139,7 @@ async def test_the_first_start_has_a_vhost_and_a_guest(world: World) -> None:
 async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_life_of_their_shard(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardmq.broker.controller.shard_links.ABANDONED_S", 0.01)
+    monkeypatch.setattr("shardmq.broker.controller.peers.shard_links.ABANDONED_S", 0.01)
     reader, writer, _ = await enter(world)
     for number, auto_delete in ((1, True), (2, True), (3, False)):
         declare = QueueDeclare("/", f"q{number}", False, auto_delete, False, {})

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.changes import CLOSING, OPEN, Cut, ParameterPut, QueuePut, ShardOf
-from shardmq.broker.control import Answer
-from shardmq.broker.controller import cuts
-from shardmq.broker.controller.cuts import CUTS_MAX, FREE, Bounds, Crossing, Move
-from shardmq.broker.controller.groups import BOUND, GIVE, TAKE, Groups, Member, Order, Seat, Terms
-from shardmq.broker.controller.groups import Name as Virtual
+from shardmq.broker.controller.groups.groups import BOUND, GIVE, TAKE, Groups, Member, Order, Seat, Terms
+from shardmq.broker.controller.groups.groups import Name as Virtual
+from shardmq.broker.controller.resharding import cuts
+from shardmq.broker.controller.resharding.cuts import CUTS_MAX, FREE, Bounds, Crossing, Move
+from shardmq.broker.model.changes import CLOSING, OPEN, Cut, ParameterPut, QueuePut, ShardOf
+from shardmq.broker.shared.control import Answer
 from shardmq.shardd.wire import messages as wire
 from tests.broker.resharding_play import ReshardingPlay, Sent
 

@@ -10,9 +10,9 @@ import pytest
 from pamqp import commands
 
 from shardmq.broker.amqp import contents, properties
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import BindingPut, ExchangePut, QueuePut, VhostPut
-from shardmq.broker.dead_letters import CONNECTION, DeadLettering
+from shardmq.broker.front_door.publish.dead_letters import CONNECTION, DeadLettering
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut, VhostPut
 from shardmq.shardd.wire import codec
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire import packer as packing

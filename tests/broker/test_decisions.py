@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import AnyChange, BindingPut, ExchangePut, QueuePut, VhostPut
-from shardmq.broker.checks import Refusal
-from shardmq.broker.control import Bind, BindMany, ExchangeRemove, QueueRemove
 from shardmq.broker.controller.decisions import BINDINGS_AT_ONCE_MAX, Decisions
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import AnyChange, BindingPut, ExchangePut, QueuePut, VhostPut
+from shardmq.broker.model.checks import Refusal
+from shardmq.broker.shared.control import Bind, BindMany, ExchangeRemove, QueueRemove
 
 MANY = BINDINGS_AT_ONCE_MAX + 1
 

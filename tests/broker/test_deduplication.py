@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.deduplication import HEADER, SIZE_DEFAULT, Copy, Rule, Seen
+from shardmq.broker.shared.deduplication import HEADER, SIZE_DEFAULT, Copy, Rule, Seen
 from tests.support.answered import Answered
 
 

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import (
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.peers.method_frames import decode_method, encode_method
+from shardmq.broker.controller.server import load_or_begin
+from shardmq.broker.controller.stored.definitions import DEAD_RECORDS_MAX, Definitions, DefinitionsError
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import (
     AnyChange,
     BindingPut,
     ExchangePut,
@@ -21,10 +25,6 @@ from shardmq.broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from shardmq.broker.controller.config import ControllerConfig
-from shardmq.broker.controller.definitions import DEAD_RECORDS_MAX, Definitions, DefinitionsError
-from shardmq.broker.controller.method_frames import decode_method, encode_method
-from shardmq.broker.controller.server import load_or_begin
 from tests.support.changes import any_change, bindings, definition
 
 

@@ -14,8 +14,12 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import (
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.requests import Pause
+from shardmq.broker.controller.server import load_or_begin
+from shardmq.broker.controller.stored.definitions import Definitions, DefinitionsError
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import (
     ParameterDelete,
     ParameterPut,
     PermissionDelete,
@@ -27,12 +31,16 @@ from shardmq.broker.changes import (
     VhostDelete,
     VhostPut,
 )
-from shardmq.broker.checks import NO_ROOM
-from shardmq.broker.control import Bind, BindMany, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
-from shardmq.broker.controller.config import ControllerConfig
-from shardmq.broker.controller.definitions import Definitions, DefinitionsError
-from shardmq.broker.controller.requests import Pause
-from shardmq.broker.controller.server import load_or_begin
+from shardmq.broker.model.checks import NO_ROOM
+from shardmq.broker.shared.control import (
+    Bind,
+    BindMany,
+    ExchangeDeclare,
+    ExchangeRemove,
+    QueueDeclare,
+    QueueRemove,
+    Unbind,
+)
 from tests.broker.test_authority import World
 from tests.support.small_disk import RefusingDisk, small_disk, take_all_bytes, take_all_inodes
 

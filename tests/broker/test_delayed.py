@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import (
+from shardmq.broker.controller.decisions import Decision, Decisions
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import (
     BindingPut,
     ExchangeDelete,
     ExchangePut,
@@ -17,8 +18,7 @@ from shardmq.broker.changes import (
     QueuePut,
     VhostPut,
 )
-from shardmq.broker.control import ExchangeDeclare, ExchangeRemove, Unbind
-from shardmq.broker.controller.decisions import Decision, Decisions
+from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove, Unbind
 
 DELAYED = {"x-delayed-type": "topic"}
 

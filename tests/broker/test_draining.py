@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import DRAINING, QueuePut, ShardOf, VhostPut
-from shardmq.broker.control import Answer
-from shardmq.broker.controller import draining
-from shardmq.broker.controller.draining import LOOK_S_FIRST, LOOK_S_MAX, Looks
 from shardmq.broker.controller.requests import Drained, Restore
+from shardmq.broker.controller.resharding import draining
+from shardmq.broker.controller.resharding.draining import LOOK_S_FIRST, LOOK_S_MAX, Looks
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import DRAINING, QueuePut, ShardOf, VhostPut
+from shardmq.broker.shared.control import Answer
 
 QUEUES = [QueuePut("/", f"q{i}", i, 0, part=ShardOf("e", i, "", DRAINING)) for i in range(3)]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.changes import DRAINING, QueuePut, ShardOf
-from shardmq.broker.controller import ended_streams
-from shardmq.broker.controller.ended_streams import NAME, EndedStreams
-from shardmq.broker.controller.stream_ranges import StreamRanges
+from shardmq.broker.controller.streams import ended_streams
+from shardmq.broker.controller.streams.ended_streams import NAME, EndedStreams
+from shardmq.broker.controller.streams.stream_ranges import StreamRanges
+from shardmq.broker.model.changes import DRAINING, QueuePut, ShardOf
 from shardmq.shardd.wire.board import Board, path_of
 
 

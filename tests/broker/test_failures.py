@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker import failures as module
-from shardmq.broker.failures import (
+from shardmq.broker.shared import failures as module
+from shardmq.broker.shared.failures import (
     ADDRESS_FAILURE_S,
     ADDRESS_FAILURES_MAX,
     ADDRESSES_MAX,

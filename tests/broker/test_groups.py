@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.controller.groups import (
+from shardmq.broker.controller.groups.groups import (
     CLOSE,
     GIVE,
     LEAST,

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker import passwords
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.checks import Refusal
-from shardmq.broker.controller import imported
 from shardmq.broker.controller.config import ControllerConfig
-from shardmq.broker.controller.definitions import Definitions, DefinitionsError
-from shardmq.broker.controller.management.definitions import definitions, definitions_of
+from shardmq.broker.controller.management.resources.definitions import definitions, definitions_of
 from shardmq.broker.controller.server import load_or_begin
+from shardmq.broker.controller.stored import imported
+from shardmq.broker.controller.stored.definitions import Definitions, DefinitionsError
+from shardmq.broker.model import passwords
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.checks import Refusal
 
 EXPORT = Path(__file__).with_name("rabbitmq_definitions.json")  # written by RabbitMQ 3.10.8
 LISTS = (

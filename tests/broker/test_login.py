@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker import checks, login
 from shardmq.broker.amqp.errors import ConnectionException
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import ParameterPut, PermissionPut, UserPut, VhostPut
-from shardmq.broker.login import LoginRefused
+from shardmq.broker.front_door import login
+from shardmq.broker.front_door.login import LoginRefused
+from shardmq.broker.model import checks
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import ParameterPut, PermissionPut, UserPut, VhostPut
 
 CLOSES = {"capabilities": {"authentication_failure_close": True}}
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker import logins as logins_module
-from shardmq.broker import passwords
-from shardmq.broker.changes import UserPut
 from shardmq.broker.controller.access import hash_password
-from shardmq.broker.failures import (
+from shardmq.broker.model import passwords
+from shardmq.broker.model.changes import UserPut
+from shardmq.broker.shared import logins as logins_module
+from shardmq.broker.shared.failures import (
     ADDRESS_FAILURE_S,
     ADDRESS_FAILURES_MAX,
     SAY_EACH_S,
@@ -21,14 +21,7 @@ from shardmq.broker.failures import (
     USER_FAILURE_S,
     USER_FAILURES_MAX,
 )
-from shardmq.broker.logins import (
-    BUSY,
-    THREADS,
-    WRONG,
-    Logins,
-    TakesLong,
-    source_of,
-)
+from shardmq.broker.shared.logins import BUSY, THREADS, WRONG, Logins, TakesLong, source_of
 
 SHA256 = "rabbit_password_hashing_sha256"
 QUICK = UserPut("q", hash_password("right", algorithm=SHA256), SHA256)

@@ -9,9 +9,19 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import CLOSING, SETTLING, Cut, ExchangeDelete, ExchangePut, QueuePut, ShardOf, VhostPut
-from shardmq.broker.control import (
+from shardmq.broker.controller.groups.memberships import Memberships
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import (
+    CLOSING,
+    SETTLING,
+    Cut,
+    ExchangeDelete,
+    ExchangePut,
+    QueuePut,
+    ShardOf,
+    VhostPut,
+)
+from shardmq.broker.shared.control import (
     Ask,
     ConsumerHere,
     ConsumerJoin,
@@ -24,7 +34,6 @@ from shardmq.broker.control import (
     SeatPassed,
     VirtualLook,
 )
-from shardmq.broker.controller.memberships import Memberships
 from shardmq.shardd.wire import messages as wire
 
 TERMS = ConsumeTerms("", "group", False, 0, False, "0.1.1", 1, "tag")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker import once as asking
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import ExchangePut, QueuePut
-from shardmq.broker.deduplication import HEADER, Rule
-from shardmq.broker.once import Asked, Once, Wanted, digest, home_of
+from shardmq.broker.front_door.publish import once as asking
+from shardmq.broker.front_door.publish.once import Asked, Once, Wanted, digest, home_of
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import ExchangePut, QueuePut
+from shardmq.broker.shared.deduplication import HEADER, Rule
 from shardmq.shardd.wire import messages as wire
 from tests.support.answered import Answered
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.output import Output, close_behind_output
+from shardmq.broker.front_door.connection.output import Output, close_behind_output
 
 
 @pytest.mark.parametrize("shut", [True, False])

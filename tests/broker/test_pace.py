@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.pace import ALONE_PASSES, AT_ONCE_PASSES, PASSES_HELD_MAX, TIMES_ITS_WORK, Pace, Reads
+from shardmq.broker.front_door.pace import ALONE_PASSES, AT_ONCE_PASSES, PASSES_HELD_MAX, TIMES_ITS_WORK, Pace, Reads
 
 TICK = 0.001
 MUCH = TICK  # of the processor: half a core and more

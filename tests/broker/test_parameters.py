@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.checks import Refusal
 from shardmq.broker.controller.policies import check_parameter, key_missing, term
+from shardmq.broker.model.checks import Refusal
 
 
 def refusal(component: str, value: Any, vhost: str = "/") -> str:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker import patterns
-from shardmq.broker.patterns import BadPattern, compiled
+from shardmq.broker.model import patterns
+from shardmq.broker.model.patterns import BadPattern, compiled
 
 ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\w", r"\.", r"\d", "^", "$", "", "(?i:A)", r"\n"])
 EXPRESSIONS = st.recursive(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker import policies
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import AnyChange, ExchangePut, ParameterDelete, ParameterPut, QueuePut, VhostPut
-from shardmq.broker.policies import Policies
+from shardmq.broker.model import policies
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import AnyChange, ExchangePut, ParameterDelete, ParameterPut, QueuePut, VhostPut
+from shardmq.broker.model.policies import Policies
 from shardmq.broker.routing import route
 from tests.support.changes import any_change
 

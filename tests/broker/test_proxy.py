@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.proxy import BODY_2_BYTES_MAX, SIGNATURE_2, Balancers, Greeting, Header, Peer, ProxyError, scan
+from shardmq.broker.front_door.proxy import (
+    BODY_2_BYTES_MAX,
+    SIGNATURE_2,
+    Balancers,
+    Greeting,
+    Header,
+    Peer,
+    ProxyError,
+    scan,
+)
 
 AMQP = b"AMQP\x00\x00\x09\x01"
 PORTS = st.integers(0, 0xFFFF)

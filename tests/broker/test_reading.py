@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardmq.broker.checks import Refusal
-from shardmq.broker.reading import LOOK_MIN, Reading, read_from
+from shardmq.broker.model.checks import Refusal
+from shardmq.broker.shared.reading import LOOK_MIN, Reading, read_from
 from shardmq.shardd.wire.messages import ReadFrom
 
 MESSAGE = struct.pack("<II", 0, 2) + b"\0\0\0\0"

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.changes import QueuePut
-from shardmq.broker.replies import FOUND_EMPTY, REPLIES_BYTES_MAX, Requester, Way
+from shardmq.broker.front_door.publish.replies import FOUND_EMPTY, REPLIES_BYTES_MAX, Requester, Way
+from shardmq.broker.model.changes import QueuePut
 
 NONE, MUCH = 0, REPLIES_BYTES_MAX + 1
 

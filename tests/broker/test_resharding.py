@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.changes import OPEN, ParameterPut, QueuePut, ShardOf
-from shardmq.broker.control import Answer
-from shardmq.broker.controller.settling import Question, Settling, losers
-from shardmq.broker.controller.shard_sets import held_of
+from shardmq.broker.controller.resharding.settling import Question, Settling, losers
+from shardmq.broker.controller.resharding.shard_sets import held_of
+from shardmq.broker.model.changes import OPEN, ParameterPut, QueuePut, ShardOf
+from shardmq.broker.shared.control import Answer
 from shardmq.shardd.wire import messages as wire
 from tests.broker.resharding_play import KEYS, ReshardingPlay, Sent
 

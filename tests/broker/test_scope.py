@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.catalog import Catalog, Vhost
-from shardmq.broker.changes import BindingPut, ExchangePut, QueuePut, VhostPut
+from shardmq.broker.front_door.publish.scope import Alone
+from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut, VhostPut
 from shardmq.broker.routing import goes_by_key, route
-from shardmq.broker.scope import Alone
 
 WORDS = st.sampled_from(["a", "b", "*", "#"])
 PATTERNS = st.lists(WORDS, max_size=3).map(".".join)

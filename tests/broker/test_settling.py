@@ -7,8 +7,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.settling import ACKS_TOGETHER_MAX, ALL_TOGETHER, RANGES_MAX, TURN_WAITS_MAX, Settles, acks_together
-from shardmq.broker.unacked import Run, Unacked, UnknownTag, subsumed
+from shardmq.broker.front_door.consume.settling import (
+    ACKS_TOGETHER_MAX,
+    ALL_TOGETHER,
+    RANGES_MAX,
+    TURN_WAITS_MAX,
+    Settles,
+    acks_together,
+)
+from shardmq.broker.front_door.consume.unacked import Run, Unacked, UnknownTag, subsumed
 from shardmq.shardd.wire import messages as wire
 
 CONSUMERS: list[Any] = ["a", "b"]

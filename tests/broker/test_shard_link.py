@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.changes import QueuePut
-from shardmq.broker.config import BrokerConfig
-from shardmq.broker.shard_link import DELIVERY_CREDIT_BYTES, PUBLISH_WINDOW_BYTES, ShardLinks, ShardRefused
+from shardmq.broker.front_door.links.shard_link import (
+    DELIVERY_CREDIT_BYTES,
+    PUBLISH_WINDOW_BYTES,
+    ShardLinks,
+    ShardRefused,
+)
+from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.shared.config import BrokerConfig
 from shardmq.shardd.wire import codec, envelope, lane
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire import packer as packing

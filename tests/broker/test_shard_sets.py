@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.catalog import Catalog, Vhost
-from shardmq.broker.changes import (
+from shardmq.broker.controller.decisions import Decision, Decisions
+from shardmq.broker.controller.policies import SHARDS_PER_EXCHANGE_MAX
+from shardmq.broker.controller.requests import Closed, Settled
+from shardmq.broker.controller.resharding.shard_sets import NODE, held_of
+from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.changes import (
     ACTIVE,
     DRAINING,
     KEPT,
@@ -22,13 +26,9 @@ from shardmq.broker.changes import (
     QueuePut,
     VhostPut,
 )
-from shardmq.broker.checks import Refusal
-from shardmq.broker.control import ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
-from shardmq.broker.controller.decisions import Decision, Decisions
-from shardmq.broker.controller.policies import SHARDS_PER_EXCHANGE_MAX
-from shardmq.broker.controller.requests import Closed, Settled
-from shardmq.broker.controller.shard_sets import NODE, held_of
+from shardmq.broker.model.checks import Refusal
 from shardmq.broker.routing import route
+from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
 
 SHARDS = 4
 HASH = "x-modulus-hash"

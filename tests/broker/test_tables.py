@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker import tables
 from shardmq.broker.amqp.methods import decode_table, encode_table
-from shardmq.broker.controller import method_frames
+from shardmq.broker.controller.peers import method_frames
+from shardmq.broker.model import tables
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.integers(-(1 << 63), (1 << 64) - 1), st.floats(allow_nan=False),

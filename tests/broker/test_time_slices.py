@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker import publishing as publishing_module
 from shardmq.broker.amqp import ChannelException, Connection, Publishes
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import BindingPut, ExchangePut, PermissionPut, QueuePut, UserPut, VhostPut
-from shardmq.broker.confirms import Confirms
-from shardmq.broker.publishing import Publishing
-from shardmq.broker.time_slices import ROUND_S, SLICE_S_MAX, SLICE_S_MIN, TimeSlices
+from shardmq.broker.front_door.publish import publishing as publishing_module
+from shardmq.broker.front_door.publish.confirms import Confirms
+from shardmq.broker.front_door.publish.publishing import Publishing
+from shardmq.broker.front_door.time_slices import ROUND_S, SLICE_S_MAX, SLICE_S_MIN, TimeSlices
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import BindingPut, ExchangePut, PermissionPut, QueuePut, UserPut, VhostPut
 from shardmq.shardd.wire import codec, packer
 from tests.amqp.bytes_of import publish, received, shake_hands
 from tests.wire.test_spread import records_of

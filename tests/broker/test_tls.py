@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.certificates import Certificates
-from shardmq.broker.config import Tls
-from shardmq.broker.output import Output
-from shardmq.broker.tls import RECORD_BYTES_MAX, WRITE_BYTES_MAX, Handshake, TlsSocket
+from shardmq.broker.front_door.connection.output import Output
+from shardmq.broker.front_door.tls import RECORD_BYTES_MAX, WRITE_BYTES_MAX, Handshake, TlsSocket
+from shardmq.broker.shared.certificates import Certificates
+from shardmq.broker.shared.config import Tls
 from tests.support.certificates import Authority
 
 READ_BYTES = 64 << 10

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from shardmq.broker import checks, pipeline, topology
 from shardmq.broker.amqp.errors import ChannelException, ConnectionException
 from shardmq.broker.amqp.events import Binds
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.catalog_link import Reply
-from shardmq.broker.changes import (
+from shardmq.broker.front_door.links.catalog_link import Reply
+from shardmq.broker.front_door.topology import pipeline, topology
+from shardmq.broker.model import checks
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import (
     AnyChange,
     BindingPut,
     ExchangeDelete,
@@ -27,7 +28,7 @@ from shardmq.broker.changes import (
     UserPut,
     VhostPut,
 )
-from shardmq.broker.control import (
+from shardmq.broker.shared.control import (
     Answer,
     AnyRequest,
     Bind,

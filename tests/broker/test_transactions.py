@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker import transactions
 from shardmq.broker.amqp.errors import ChannelException
-from shardmq.broker.transactions import Transaction
+from shardmq.broker.front_door.publish import transactions
+from shardmq.broker.front_door.publish.transactions import Transaction
 
 steps = st.lists(
     st.one_of(st.tuples(st.sampled_from("ps"), st.integers()), st.tuples(st.sampled_from("cr"), st.just(0)))

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.unacked import Run, Unacked, UnknownTag
+from shardmq.broker.front_door.consume.unacked import Run, Unacked, UnknownTag
 
 CONSUMERS: list[Any] = ["a", "b"]
 

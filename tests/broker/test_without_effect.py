@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from shardmq.broker import checks
-from shardmq.broker.changes import ParameterPut, VhostPut
-from shardmq.broker.control import QueueDeclare
 from shardmq.broker.controller import policies, without_effect
 from shardmq.broker.controller.without_effect import sentences
+from shardmq.broker.model import checks
+from shardmq.broker.model.changes import ParameterPut, VhostPut
+from shardmq.broker.shared.control import QueueDeclare
 
 SOURCE = Path(__file__).resolve().parents[2]
 # Where names are checked and listed; whoever acts on one reads it elsewhere.
 TABLES = (
-    "broker/checks.py",
-    "broker/policies.py",
+    "broker/model/checks.py",
+    "broker/model/policies.py",
     "broker/controller/policies.py",
     "broker/controller/without_effect.py",
 )

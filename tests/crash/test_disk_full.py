@@ -245,7 +245,11 @@ def kill_child(broker: RealBroker, kind: str) -> None:
     wait_until(answers, f"{kind} to come back", 120)
 
 
-MODULES = {"controller": "shardmq.broker.controller", "shard": "shardmq.shardd", "front-door": "shardmq.broker"}
+MODULES = {
+    "controller": "shardmq.broker.controller",
+    "shard": "shardmq.shardd",
+    "front-door": "shardmq.broker.front_door",
+}
 
 
 def children_of(pid: int, kind: str) -> list[int]:

@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PATH = [
-    "broker/client.py",
-    "broker/publishing.py",
+    "broker/front_door/connection/client.py",
+    "broker/front_door/publish/publishing.py",
     "shardd/shard.py",
     "shardd/queues/queue.py",
     "shardd/store/store.py",

@@ -16,17 +16,17 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from shardmq.broker.changes import AnyChange, QueuePut
-from shardmq.broker.control import ConnectionInfo, DoorReport
 from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.config import ControllerConfig
-from shardmq.broker.controller.definitions import Definitions
 from shardmq.broker.controller.management.app import api_app
 from shardmq.broker.controller.management.call import Context
 from shardmq.broker.controller.management.callers import SERVER
-from shardmq.broker.controller.management.gathered import Gatherer
-from shardmq.broker.controller.presence import Presence
+from shardmq.broker.controller.management.metrics.gathered import Gatherer
+from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.server import load_or_begin
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.model.changes import AnyChange, QueuePut
+from shardmq.broker.shared.control import ConnectionInfo, DoorReport
 from shardmq.shardd.wire import messages as wire
 
 OWNER = "0.7.1"

@@ -11,11 +11,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from shardmq.broker import passwords
-from shardmq.broker.control import QueueDeclare
-from shardmq.broker.controller.groups import Member, Name, Terms
-from shardmq.broker.controller.management import app, gathered
+from shardmq.broker.controller.groups.groups import Member, Name, Terms
+from shardmq.broker.controller.management import app
 from shardmq.broker.controller.management.app import RESOURCES
+from shardmq.broker.controller.management.metrics import gathered
+from shardmq.broker.model import passwords
+from shardmq.broker.shared.control import QueueDeclare
 from shardmq.shardd.wire import messages as wire
 from tests.management.conftest import CONNECTION, OWNER, Api
 

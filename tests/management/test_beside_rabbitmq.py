@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import pytest
 
-from shardmq.broker.controller.management.object_metrics import churn_rates
-from shardmq.broker.controller.management.processes import node
+from shardmq.broker.controller.management.metrics.object_metrics import churn_rates
+from shardmq.broker.controller.management.resources.processes import node
 from tests.management.conftest import CONNECTION, Api
 from tests.management.test_api import make
 

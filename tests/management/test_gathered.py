@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from shardmq.broker.changes import QueuePut
 from shardmq.broker.controller.authority import ShardSilent
-from shardmq.broker.controller.management import channels, gathered
-from shardmq.broker.controller.management.gathered import Gatherer, message_stats
+from shardmq.broker.controller.management.metrics import gathered
+from shardmq.broker.controller.management.metrics.gathered import Gatherer, message_stats
+from shardmq.broker.controller.management.resources import channels
+from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import messages as wire
 from tests.management.conftest import OWNER, FakeDoors, FakeShards
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.controller.management import listing
+from shardmq.broker.controller.management.answers import listing
+from shardmq.broker.controller.management.answers.listing import Lazy, Listing, shown
 from shardmq.broker.controller.management.call import ApiError
-from shardmq.broker.controller.management.listing import Lazy, Listing, shown
 
 
 class Thing(NamedTuple):

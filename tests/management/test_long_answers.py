@@ -18,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmq.broker.controller.config import HttpLimits
-from shardmq.broker.controller.management import pieces, queues, turns
+from shardmq.broker.controller.management.answers import pieces, turns
+from shardmq.broker.controller.management.answers.listing import MADE_ROWS
+from shardmq.broker.controller.management.answers.long_answers import UNREAD_S_MIN, LongAnswers, Parts, takes_gzip
 from shardmq.broker.controller.management.api_error import ApiError
-from shardmq.broker.controller.management.listing import MADE_ROWS
-from shardmq.broker.controller.management.long_answers import UNREAD_S_MIN, LongAnswers, Parts, takes_gzip
+from shardmq.broker.controller.management.resources import queues
 from tests.management.conftest import Api
 
 KEYS = ("queues", "bindings", "metrics")

@@ -13,8 +13,8 @@ import pika
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shardmq.broker.controller.management import object_metrics
-from shardmq.broker.controller.management.object_metrics import FAMILIES
+from shardmq.broker.controller.management.metrics import object_metrics
+from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
 from tests.management.conftest import CONNECTION, Api
 from tests.management.test_api import make
 from tests.support.real_broker import RealBroker

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from shardmq.broker.config import Tls
 from shardmq.broker.controller.management import app
 from shardmq.broker.controller.memory import LOW_ON_MEMORY
+from shardmq.broker.shared.config import Tls
 from shardmq.supervisor import notify
 from tests.management.conftest import CONNECTION, OWNER, Api
 from tests.support.certificates import Authority
@@ -125,7 +125,8 @@ async def test_a_certificate_that_ends_soon_is_told_before_it_does(api: Api, tmp
 
 async def test_a_process_short_of_files_is_an_alarm(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "shardmq.broker.controller.management.processes.open_files", lambda pid: (95, 100) if pid == 1 else (5, 100)
+        "shardmq.broker.controller.management.resources.processes.open_files",
+        lambda pid: (95, 100) if pid == 1 else (5, 100),
     )
     status, said = await api.call("GET", "/api/health/checks/alarms")
     assert status == 503 and said["alarms"] == [{"process": "shard-0", "alarm": "file_descriptor_limit"}]

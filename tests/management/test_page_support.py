@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shardmq.broker.control import DoorReport
-from shardmq.broker.controller.management.loglines import LIVE_MAX, ROWS_MAX, TAIL_BYTES_MAX, last_lines
+from shardmq.broker.controller.management.resources.loglines import LIVE_MAX, ROWS_MAX, TAIL_BYTES_MAX, last_lines
+from shardmq.broker.shared.control import DoorReport
 from shardmq.supervisor import logs
 from tests.management.conftest import OWNER, Api
 from tests.support.real_broker import PATIENCE_S

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.controller.management import pieces
-from shardmq.broker.controller.management.pieces import GZIP_HEAD, Pieces, unpacked
+from shardmq.broker.controller.management.answers import pieces
+from shardmq.broker.controller.management.answers.pieces import GZIP_HEAD, Pieces, unpacked
 
 
 @settings(max_examples=300, deadline=None)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller.management import gathered, listing, queue_order, queues
+from shardmq.broker.controller.management.answers import listing, queue_order
+from shardmq.broker.controller.management.metrics import gathered
+from shardmq.broker.controller.management.resources import queues
 from shardmq.shardd.wire import messages as wire
 from tests.management.conftest import Api
 

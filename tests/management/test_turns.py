@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.controller.management.turns import (
+from shardmq.broker.controller.management.answers.turns import (
     AT_ONCE_S,
     LOOP_S,
     REST_S_MAX,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.catalog import Catalog, Vhost
-from shardmq.broker.changes import AnyChange, BindingPut, ExchangePut, ParameterPut, QueuePut, VhostPut
-from shardmq.broker.controller.routes import table_of
+from shardmq.broker.controller.resharding.routes import table_of
+from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.changes import AnyChange, BindingPut, ExchangePut, ParameterPut, QueuePut, VhostPut
 from shardmq.broker.routing import Message, NoSuchExchange, route_message
 from shardmq.broker.routing.explain import explain, ring
 from shardmq.broker.routing.matching import Target

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import (
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import (
     BindingDelete,
     BindingPut,
     ExchangeDelete,

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.channel import Channel
-from shardmq.broker.consumers import Part, Virtual
-from shardmq.broker.consuming import Consuming
-from shardmq.broker.control import SeatName
-from shardmq.broker.grants import ROUND_S
-from shardmq.broker.settling import Settles
+from shardmq.broker.front_door.connection.channel import Channel
+from shardmq.broker.front_door.consume.consumers import Part, Virtual
+from shardmq.broker.front_door.consume.consuming import Consuming
+from shardmq.broker.front_door.consume.grants import ROUND_S
+from shardmq.broker.front_door.consume.settling import Settles
+from shardmq.broker.shared.control import SeatName
 from shardmq.shardd.controls import Controls
 from shardmq.shardd.queues import Consumer, Loan, Queue, Reader, StreamQueue, Window, limits_of, retention_of
 from shardmq.shardd.queues.stream import SEGMENT_BYTES

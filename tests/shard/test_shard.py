@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller.shard_links import visit
+from shardmq.broker.controller.peers.shard_links import visit
 from shardmq.shardd.peers import PUBLISH_CREDIT_BYTES, BatchMissing
 from shardmq.shardd.queues import Queue
 from shardmq.shardd.shard import Shard

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker import virtual
-from shardmq.broker.channel import Channel
-from shardmq.broker.consumers import Virtual
-from shardmq.broker.grants import Grants
-from shardmq.broker.shard_link import ShardLinks
+from shardmq.broker.front_door.connection.channel import Channel
+from shardmq.broker.front_door.consume import virtual
+from shardmq.broker.front_door.consume.consumers import Virtual
+from shardmq.broker.front_door.consume.grants import Grants
+from shardmq.broker.front_door.links.shard_link import ShardLinks
 from shardmq.shardd.queues import Consumer, Reader, StreamQueue
 from tests.support.reading_world import NAME, World
 

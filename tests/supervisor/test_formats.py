@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller import definitions
+from shardmq.broker.controller.stored import definitions
 from shardmq.shardd.store import acks, positions, producers, recovery, returns, segment, stream_segment
 from shardmq.shardd.store.record import crc32c
 from shardmq.supervisor import formats

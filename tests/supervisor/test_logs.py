@@ -124,7 +124,13 @@ def said(name: str, fault: str | None) -> logging.LogRecord:
         except ValueError:
             exc_info = sys.exc_info()
     return logging.LogRecord(
-        "shardmq.broker.client", logging.WARNING, "/x/client.py", 7, "user '%s'", (name,), exc_info
+        "shardmq.broker.client",
+        logging.WARNING,
+        "/x/client.py",
+        7,
+        "user '%s'",
+        (name,),
+        exc_info,
     )
 
 

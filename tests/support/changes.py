@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from shardmq.broker import changes as c
+from shardmq.broker.model import changes as c
 
 VHOSTS = st.sampled_from(["/", "v"])
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -7,8 +7,8 @@ from asyncio import Future
 from collections.abc import Callable
 from typing import Any
 
-from shardmq.broker.catalog import Catalog
-from shardmq.broker.changes import AnyChange
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import AnyChange
 from shardmq.shardd.wire import messages as wire
 
 

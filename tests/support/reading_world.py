@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from pamqp import commands
 
-from shardmq.broker import transactions
-from shardmq.broker.changes import QueuePut
-from shardmq.broker.channel import Channel
-from shardmq.broker.consumers import Part, Virtual
-from shardmq.broker.consuming import Consuming
-from shardmq.broker.control import Answer, ConsumerJoin, ConsumerLeave, SeatGivenUp, SeatName, SeatOrder
-from shardmq.broker.controller.groups import Groups, Member, Name, Order, Seat, Terms
-from shardmq.broker.shard_link import ShardLink, ShardLinks
+from shardmq.broker.controller.groups.groups import Groups, Member, Name, Order, Seat, Terms
+from shardmq.broker.front_door.connection.channel import Channel
+from shardmq.broker.front_door.consume.consumers import Part, Virtual
+from shardmq.broker.front_door.consume.consuming import Consuming
+from shardmq.broker.front_door.links.shard_link import ShardLink, ShardLinks
+from shardmq.broker.front_door.publish import transactions
+from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.shared.control import Answer, ConsumerJoin, ConsumerLeave, SeatGivenUp, SeatName, SeatOrder
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire

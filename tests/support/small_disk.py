@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller import room
+from shardmq.broker.controller.stored import room
 
 
 @contextlib.contextmanager

@@ -15,49 +15,21 @@ from random import randrange
 
 from aiohttp import web
 
-from shardmq.broker import rights
 from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.config import ControllerConfig
-from shardmq.broker.controller.ended_streams import EndedStreams
-from shardmq.broker.controller.groups import Groups
-from shardmq.broker.controller.links import DoorLinks
-from shardmq.broker.controller.management import (
-    about,
-    attempts,
-    bindings,
-    callers,
-    channels,
-    connections,
-    consumers,
-    definitions,
-    exchanges,
-    garbage,
-    guard,
-    health,
-    limits,
-    loads,
-    loglines,
-    message_sizes,
-    messages,
-    object_metrics,
-    openapi,
-    overview,
-    page,
-    parameters,
-    policies,
-    processes,
-    prometheus,
-    queues,
-    routes,
-    settings,
-    shards,
-    stream_groups,
-    streams,
-    users,
-    vhosts,
-    virtual_queues,
+from shardmq.broker.controller.groups.groups import Groups
+from shardmq.broker.controller.management import callers, guard, page
+from shardmq.broker.controller.management.answers import openapi
+from shardmq.broker.controller.management.answers.answers import (
+    JSON,
+    Document,
+    at_once,
+    json_list,
+    json_object,
+    json_response,
 )
-from shardmq.broker.controller.management.answers import JSON, Document, at_once, json_list, json_object, json_response
+from shardmq.broker.controller.management.answers.listing import Lazy, Listing, cut, shown
+from shardmq.broker.controller.management.answers.long_answers import Parts
 from shardmq.broker.controller.management.call import (
     BODY_BYTES_MAX,
     ApiError,
@@ -69,15 +41,47 @@ from shardmq.broker.controller.management.call import (
     to_json,
     user_of,
 )
-from shardmq.broker.controller.management.gathered import Gatherer
-from shardmq.broker.controller.management.listing import Lazy, Listing, cut, shown
-from shardmq.broker.controller.management.long_answers import Parts
-from shardmq.broker.controller.management.object_metrics import FAMILIES
-from shardmq.broker.controller.management.overview import product_version
+from shardmq.broker.controller.management.metrics import object_metrics, prometheus
+from shardmq.broker.controller.management.metrics.gathered import Gatherer
+from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
+from shardmq.broker.controller.management.resources import (
+    about,
+    attempts,
+    bindings,
+    channels,
+    connections,
+    consumers,
+    definitions,
+    exchanges,
+    garbage,
+    health,
+    limits,
+    loads,
+    loglines,
+    message_sizes,
+    messages,
+    overview,
+    parameters,
+    policies,
+    processes,
+    queues,
+    routes,
+    settings,
+    shards,
+    stream_groups,
+    streams,
+    users,
+    vhosts,
+    virtual_queues,
+)
+from shardmq.broker.controller.management.resources.overview import product_version
 from shardmq.broker.controller.memory import MemoryWatch
-from shardmq.broker.controller.presence import Presence
-from shardmq.broker.controller.settling import Settling
-from shardmq.broker.controller.shard_links import ShardLinks
+from shardmq.broker.controller.peers.links import DoorLinks
+from shardmq.broker.controller.peers.presence import Presence
+from shardmq.broker.controller.peers.shard_links import ShardLinks
+from shardmq.broker.controller.resharding.settling import Settling
+from shardmq.broker.controller.streams.ended_streams import EndedStreams
+from shardmq.broker.shared import rights
 
 BACKLOG = 128
 # In a route's path; what aiohttp makes of it by itself does not match names with braces.

@@ -21,33 +21,34 @@ import msgspec
 import orjson
 from aiohttp import web
 
-from shardmq.broker import rights, tables
-from shardmq.broker.catalog import Catalog, Vhost
-from shardmq.broker.changes import UserPut
-from shardmq.broker.checks import Refusal
-from shardmq.broker.control import Answer
 from shardmq.broker.controller import without_effect
 from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.config import ControllerConfig
-from shardmq.broker.controller.ended_streams import EndedStreams
-from shardmq.broker.controller.groups import Groups
-from shardmq.broker.controller.links import DoorLinks
+from shardmq.broker.controller.groups.groups import Groups
 from shardmq.broker.controller.management import hosts
+from shardmq.broker.controller.management.answers.long_answers import LongAnswers
+from shardmq.broker.controller.management.answers.queue_names import QueueNames
 from shardmq.broker.controller.management.api_error import ApiError as ApiError
 from shardmq.broker.controller.management.callers import Callers
-from shardmq.broker.controller.management.gathered import Gatherer, Rates
-from shardmq.broker.controller.management.imports import Imports
-from shardmq.broker.controller.management.long_answers import LongAnswers
-from shardmq.broker.controller.management.queue_names import QueueNames
+from shardmq.broker.controller.management.metrics.gathered import Gatherer, Rates
+from shardmq.broker.controller.management.resources.imports import Imports
 from shardmq.broker.controller.memory import MemoryWatch
+from shardmq.broker.controller.peers.links import DoorLinks
+from shardmq.broker.controller.peers.presence import Presence
+from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.policies import key_missing
-from shardmq.broker.controller.presence import Presence
-from shardmq.broker.controller.settling import Settling
-from shardmq.broker.controller.shard_links import ShardLinks
-from shardmq.broker.controller.shard_sets import NODE as NODE
-from shardmq.broker.controller.stream_ranges import StreamRanges
-from shardmq.broker.failures import UNSEEN
-from shardmq.broker.logins import WRONG, Logins, TakesLong, is_loopback
+from shardmq.broker.controller.resharding.settling import Settling
+from shardmq.broker.controller.resharding.shard_sets import NODE as NODE
+from shardmq.broker.controller.streams.ended_streams import EndedStreams
+from shardmq.broker.controller.streams.stream_ranges import StreamRanges
+from shardmq.broker.model import tables
+from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.changes import UserPut
+from shardmq.broker.model.checks import Refusal
+from shardmq.broker.shared import rights
+from shardmq.broker.shared.control import Answer
+from shardmq.broker.shared.failures import UNSEEN
+from shardmq.broker.shared.logins import WRONG, Logins, TakesLong, is_loopback
 
 OPEN = "open"  # no login
 BODY_BYTES_MAX = 8 << 20
@@ -265,7 +266,7 @@ class Call:
         return answer
 
     def must(self, act: Any) -> None:
-        """Raise ApiError, 401, when this user lacks a right that the act needs (`shardmq.broker.rights`)."""
+        """Raise ApiError, 401, when this user lacks a right that the act needs (`shardmq.broker.shared.rights`)."""
         if self.is_local:
             return
         try:

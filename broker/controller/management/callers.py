@@ -23,7 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from shardmq.broker.controller.config import HttpLimits
-from shardmq.broker.logins import source_of
+from shardmq.broker.shared.logins import source_of
 
 IDLE_S_MAX: Final = 75.0  # between two calls, or until the head of the first is there
 IDLE_S_MIN: Final = 1.0  # who has just come is about to call

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from shardmq.broker.controller.management.call import ApiError
-from shardmq.broker.logins import is_loopback
+from shardmq.broker.shared.logins import is_loopback
 
 CHANGES = frozenset(("PUT", "POST", "DELETE", "PATCH"))
 HEADERS: Final = {

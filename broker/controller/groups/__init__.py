@@ -1,0 +1,1 @@
+"""Who consumes a stream exchange as one virtual queue, and who owns which part."""

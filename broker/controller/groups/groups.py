@@ -1,0 +1,446 @@
+"""Virtual queues: which consumer owns which shard of a stream exchange. Decides only; who carries it out is told.
+
+A *member* is one consumer of a virtual queue. Members that name the same group share its shards: each shard has one
+owner, and owners of the group's highest priority that is there differ by one shard at the most; members of lower
+priority stand by. A change moves as few shards as that allows.
+
+A shard moves in two steps, so that messages of one key never overtake each other: its holder is told to give it up
+(TAKE), and the next is told to have it (GIVE) only when the holder has said that it did: when it is stopped there, and
+what it held is settled or requeued. So `assigned` (who is to have it) is balanced at once, `held` (who has it) follows.
+
+Where members ask for key affinity, and are more than shards, the ones left over share shards: a shard has *seats* then,
+and the queue itself keeps each key with one consumer.
+
+Where the shards are streams, whose number has changed, who holds one may be bound to read on only when the group has
+got over the change (cuts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from shardmq.broker.controller.resharding.cuts import FREE, Bounds, Crossing, Move
+
+GROUP, RANDOM, LEAST = "group", "random", "least"
+
+GIVE, TAKE, BOUND, CLOSE = "give", "take", "bound", "close"
+
+
+class Member(NamedTuple):
+    """One consumer: `number` of front door `door`, used once in that process's life."""
+
+    door: int
+    incarnation: int
+    number: int
+
+
+class Name(NamedTuple):
+    """Of a virtual queue."""
+
+    vhost: str
+    exchange: str
+
+
+class Terms(NamedTuple):
+    """What a member asked for."""
+
+    group: str = ""
+    assignment: str = GROUP
+    exclusive: bool = False
+    priority: int = 0
+    affinity: bool = False
+    owner: str = ""  # for listings: connection, channel and tag
+    channel: int = 0
+    tag: str = ""
+
+
+class Seat(NamedTuple):
+    """A place at a shard queue, by its id; all but the first (0) are for consumers with key affinity."""
+
+    queue: int
+    place: int = 0
+
+
+class Order(NamedTuple):
+    """To the front door of `member`. `kind`: GIVE or TAKE a seat, BOUND its reading there, or CLOSE: the virtual queue
+    is no more. `bounds`, with GIVE and BOUND. `fresh`, with GIVE: the shard came when the group was there already."""
+
+    kind: str
+    member: Member
+    seat: Seat = Seat(0)
+    bounds: Bounds = FREE
+    fresh: bool = False
+
+
+class InUse(Exception):
+    """Somebody is, or wants to be, the only consumer."""
+
+
+class Group:
+    """The members of one group of one virtual queue."""
+
+    def __init__(self, shards: Sequence[int], begun: bool = True, moves: tuple[Move, ...] = ()) -> None:
+        self.shards = tuple(shards)
+        self.begun = begun  # until then nothing is given or taken
+        self.moves = moves  # changes of the number of shards that are streams
+        self.crossing = Crossing()
+        self.members: dict[Member, Terms] = {}  # by arrival
+        self.assigned: dict[Seat, Member] = {}
+        self.held: dict[Seat, Member] = {}
+        self._asked_back: set[Seat] = set()
+        self._fresh: set[int] = set()  # shards that came when somebody was there
+        self._bounds: dict[Seat, Bounds] = {}  # as holders know them
+
+    def join(self, member: Member, terms: Terms) -> list[Order]:
+        self.members.setdefault(member, terms)
+        return self.plan()
+
+    def restore(self, member: Member, terms: Terms | None, held: Iterable[Seat]) -> list[Order]:
+        """As its front door says it is; `terms` None: it has left, and holds these still."""
+        if terms is not None:
+            self.members[member] = terms
+        orders = []
+        for seat in held:
+            if self.held.setdefault(seat, member) != member:
+                orders.append(Order(TAKE, member, seat))  # its front door came too late
+            elif terms is not None:
+                self.assigned.setdefault(seat, member)
+        return orders + self.plan()
+
+    def leave(self, member: Member) -> list[Order]:
+        """No member any more; it holds what it holds until it gives it up, or somebody wants it."""
+        return self.plan() if self.members.pop(member, None) is not None else []
+
+    def gave_up(self, member: Member, seat: Seat) -> list[Order]:
+        if self.held.get(seat) != member:
+            return []
+        self._let_go(seat)
+        return self.plan()
+
+    def _let_go(self, seat: Seat) -> None:
+        del self.held[seat]
+        self._asked_back.discard(seat)
+        self._bounds.pop(seat, None)
+
+    def gone(self, member: Member) -> list[Order]:
+        """It holds nothing any more, whatever it had."""
+        self.members.pop(member, None)
+        for seat in [seat for seat, holder in self.held.items() if holder == member]:
+            self._let_go(seat)
+        return self.plan()
+
+    def reshard(self, shards: Sequence[int]) -> list[Order]:
+        if self.members:
+            self._fresh |= set(shards).difference(self.shards)
+        self.shards = tuple(shards)
+        return self.plan()
+
+    def cross(self, moves: tuple[Move, ...]) -> list[Order]:
+        """These changes there are."""
+        self.moves = moves
+        self.crossing.open(moves, self.shards)  # what is there no more is forgotten
+        return self._bound()
+
+    def passed(self, member: Member, seat: Seat, offset: int) -> list[Order]:
+        """It has settled all below."""
+        if self.held.get(seat) != member:
+            return []
+        self.crossing.passed(seat.queue, offset)
+        return self._bound()
+
+    def open(self) -> list[Move]:
+        """Changes it has not crossed: it waits for the rest of what came before."""
+        return self.crossing.open(self.moves, self.shards) if self.moves else []
+
+    def give_up(self, numbers: Iterable[int]) -> list[Order]:
+        """The order of keys over these changes."""
+        self.crossing.given_up.update(numbers)
+        return self._bound()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.members and not self.held
+
+    def active(self) -> list[Member]:
+        """Those that own shards, by arrival; the others stand by."""
+        highest = max((terms.priority for terms in self.members.values()), default=0)
+        return [member for member, terms in self.members.items() if terms.priority == highest]
+
+    def plan(self) -> list[Order]:
+        """Assign all seats anew, moving as few as possible; what has to be done for it now."""
+        if not self.begun:
+            return []
+        active = self.active()
+        seats = self._seats(active)
+        self.assigned = assign(seats, active, self.assigned)
+        orders = []
+        for seat, holder in self.held.items():
+            wanted = self.assigned.get(seat)
+            # Who left keeps it while nobody else wants it: what it has not settled need not be delivered again.
+            stays = wanted == holder or (wanted is None and seat in seats)
+            if not stays and seat not in self._asked_back:
+                self._asked_back.add(seat)
+                orders.append(Order(TAKE, holder, seat))
+        for seat, member in self.assigned.items():
+            if seat not in self.held:
+                self.held[seat] = member
+                self._bounds[seat] = self.crossing.bounds(self.open(), seat.queue)
+                orders.append(Order(GIVE, member, seat, self._bounds[seat], seat.queue in self._fresh))
+        return orders + self._bound()
+
+    def _bound(self) -> list[Order]:
+        """What has changed for those who hold seats; who held them before a start of ours is told again."""
+        if not self.moves or not self.begun:
+            return []
+        open, orders = self.open(), []
+        for seat, holder in self.held.items():
+            bounds = self.crossing.bounds(open, seat.queue)
+            if self._bounds.get(seat) != bounds:
+                self._bounds[seat] = bounds
+                orders.append(Order(BOUND, holder, seat, bounds))
+        return orders
+
+    def _seats(self, active: list[Member]) -> list[Seat]:
+        seats = [Seat(queue) for queue in self.shards]
+        shared = seats and all(self.members[member].affinity for member in active)
+        for more in range(len(active) - len(seats) if shared else 0):
+            row, at = divmod(more, len(self.shards))
+            seats.append(Seat(self.shards[at], row + 1))
+        return seats
+
+
+def assign(seats: Sequence[Seat], members: Sequence[Member], before: dict[Seat, Member]) -> dict[Seat, Member]:
+    """A member for each seat (none without members): numbers of seats differ by one at the most, and as few as that
+    allows go to another than `before`."""
+    if not members:
+        return {}
+    own: dict[Member, list[Seat]] = {member: [] for member in members}
+    free: list[Seat] = []
+    for seat in seats:
+        own.get(before.get(seat, _NOBODY), free).append(seat)
+    fewest, more = divmod(len(seats), len(members))
+    # The larger shares go to those that have most: each of them keeps one that would move otherwise.
+    by_load = sorted(members, key=lambda member: -len(own[member]))
+    shares = {member: fewest + (at < more) for at, member in enumerate(by_load)}
+    for member, mine in own.items():
+        free += mine[shares[member] :]
+        del mine[shares[member] :]
+    free.reverse()
+    for member, mine in own.items():
+        while len(mine) < shares[member]:
+            mine.append(free.pop())
+    return {seat: member for member, mine in own.items() for seat in mine}
+
+
+_NOBODY = Member(-1, 0, 0)
+
+
+class VirtualQueue:
+    """All consumers of one name: its groups, and those that have one shard for good."""
+
+    def __init__(self, shards: Sequence[int], begun: bool, moves: tuple[Move, ...] = ()) -> None:
+        self.shards = tuple(shards)
+        self.begun = begun
+        self.moves = moves
+        self.groups: dict[str, Group] = {}
+        self.fixed: dict[Member, tuple[Terms, Seat]] = {}
+
+    def terms(self) -> dict[Member, Terms]:
+        """Of all who consume it."""
+        found = {member: terms for member, (terms, _) in self.fixed.items()}
+        for group in self.groups.values():
+            found |= group.members
+        return found
+
+    def held(self) -> int:
+        """Seats that are taken: as many consumers the shard queues have by it."""
+        return len(self.fixed) + sum(len(group.held) for group in self.groups.values())
+
+    def loads(self) -> dict[int, int]:
+        """Consumers of each shard, by its queue's id."""
+        loads = dict.fromkeys(self.shards, 0)
+        seats = [seat for _, seat in self.fixed.values()]
+        for group in self.groups.values():
+            seats += group.assigned
+        for seat in seats:
+            if seat.queue in loads:
+                loads[seat.queue] += 1
+        return loads
+
+    def fix(self, member: Member, terms: Terms, choose: Callable[[int], int]) -> Seat:
+        """One shard for good: any, or the one with the fewest consumers, the first of several."""
+        if terms.assignment == RANDOM:
+            queue = self.shards[choose(len(self.shards))]
+        else:
+            loads = self.loads()
+            queue = min(self.shards, key=loads.__getitem__)
+        seat = Seat(queue)
+        self.fixed[member] = (terms, seat)
+        return seat
+
+    def group(self, name: str) -> Group:
+        found = self.groups.get(name)
+        if found is None:
+            found = self.groups[name] = Group(self.shards, self.begun, self.moves)
+        return found
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.fixed and all(group.is_empty for group in self.groups.values())
+
+
+class Groups:
+    """All virtual queues that have consumers. `choose(n)` gives one of 0..n-1.
+
+    Until `begin` nothing is given or taken: after a start, front doors first say who holds what.
+    """
+
+    def __init__(self, choose: Callable[[int], int]) -> None:
+        self._choose = choose
+        self._begun = False
+        self.queues: dict[Name, VirtualQueue] = {}
+        self._names: dict[Member, Name] = {}
+
+    def begin(self) -> list[Order]:
+        """All who were there before have said what they hold."""
+        self._begun = True
+        orders = []
+        for queue in self.queues.values():
+            queue.begun = True
+            for group in queue.groups.values():
+                group.begun = True
+                orders += group.plan()
+        return orders
+
+    def names(self) -> list[Name]:
+        return list(self.queues)
+
+    def join(
+        self, member: Member, name: Name, terms: Terms, shards: Sequence[int], moves: tuple[Move, ...] = ()
+    ) -> list[Order]:
+        """Raises InUse. One that is a member already asks again because it did not hear the answer."""
+        queue = self._queue(name, shards, moves)
+        known = queue.terms()
+        if member in known:
+            return []
+        if any(each.exclusive for each in known.values()) or (terms.exclusive and known):
+            self._tidy(name)
+            raise InUse
+        self._names[member] = name
+        if terms.assignment != GROUP:
+            return [Order(GIVE, member, queue.fix(member, terms, self._choose))]
+        return queue.group(terms.group).join(member, terms)
+
+    def restore(
+        self,
+        member: Member,
+        name: Name,
+        terms: Terms,
+        left: bool,
+        held: Iterable[Seat],
+        shards: Sequence[int],
+        moves: tuple[Move, ...] = (),
+    ) -> list[Order]:
+        """What its front door says after a start of ours; no more shards for that name: it is closed."""
+        self._names[member] = name
+        orders = self._restored(self._queue(name, shards, moves), member, terms, left, list(held))
+        return orders if shards else orders + self.reshard(name, shards)
+
+    def _restored(self, queue: VirtualQueue, member: Member, terms: Terms, left: bool, held: list[Seat]) -> list[Order]:
+        if terms.assignment == GROUP:
+            return queue.group(terms.group).restore(member, None if left else terms, held)
+        if held and not left:
+            queue.fixed[member] = (terms, held[0])
+        elif not left and queue.shards:
+            return [Order(GIVE, member, queue.fix(member, terms, self._choose))]
+        return []
+
+    def leave(self, member: Member) -> list[Order]:
+        return self._of(member, lambda group: group.leave(member))
+
+    def gave_up(self, member: Member, seat: Seat) -> list[Order]:
+        return self._of(member, lambda group: group.gave_up(member, seat), stays=True)
+
+    def passed(self, member: Member, seat: Seat, offset: int) -> list[Order]:
+        return self._of(member, lambda group: group.passed(member, seat, offset), stays=True)
+
+    def cross(self, name: Name, moves: tuple[Move, ...]) -> list[Order]:
+        """These changes of the number of shards there are."""
+        queue = self.queues.get(name)
+        if queue is None or queue.moves == moves:
+            return []
+        queue.moves = moves
+        return [order for group in queue.groups.values() for order in group.cross(moves)]
+
+    def overdue(self, name: Name, now: float, wait_ms: int) -> tuple[list[str], list[Order]]:
+        """Groups that have waited longer than that to get over a change wait no more; their names."""
+        given_up, orders = [], []
+        for key, group in self.queues[name].groups.items():
+            if numbers := group.crossing.overdue(group.open(), now, wait_ms):
+                given_up.append(key)
+                orders += group.give_up(numbers)
+        return given_up, orders
+
+    def gone(self, members: Iterable[Member]) -> list[Order]:
+        """They hold nothing any more, and are no members."""
+        return [order for member in members for order in self._of(member, lambda group, m=member: group.gone(m))]  # type: ignore[misc]
+
+    def of_door(self, door: int) -> list[Member]:
+        return [member for member in self._names if member.door == door]
+
+    def reshard(self, name: Name, shards: Sequence[int]) -> list[Order]:
+        """The shard queues are these now. Without any there is no virtual queue: its consumers are closed."""
+        queue = self.queues.get(name)
+        if queue is None or (queue.shards == tuple(shards) and shards):
+            return []
+        queue.shards = tuple(shards)
+        if not shards:
+            members = list(queue.terms())
+            del self.queues[name]
+            for member in [member for member, known in self._names.items() if known == name]:
+                del self._names[member]
+            return [Order(CLOSE, member) for member in members]
+        stranded = [member for member, (_, seat) in queue.fixed.items() if seat.queue not in shards]
+        for member in stranded:
+            del queue.fixed[member], self._names[member]
+        orders = [Order(CLOSE, member) for member in stranded]
+        for group in queue.groups.values():
+            orders += group.reshard(shards)
+        return orders
+
+    # -- helpers
+
+    def _queue(self, name: Name, shards: Sequence[int], moves: tuple[Move, ...]) -> VirtualQueue:
+        found = self.queues.get(name)
+        if found is None:
+            found = self.queues[name] = VirtualQueue(shards, self._begun, moves)
+        return found
+
+    def _of(self, member: Member, act: Callable[[Group], list[Order]], stays: bool = False) -> list[Order]:
+        """`act` on the groups of that member, and forget what nobody needs. `stays`: it is a member still, perhaps."""
+        name = self._names.get(member)
+        if name is None:
+            return []
+        queue = self.queues[name]
+        if not stays:
+            queue.fixed.pop(member, None)
+        orders: list[Order] = []
+        for group in queue.groups.values():
+            orders += act(group)
+        self._forget(member, queue)
+        self._tidy(name)
+        return orders
+
+    def _forget(self, member: Member, queue: VirtualQueue) -> None:
+        here = member in queue.fixed or any(
+            member in group.members or member in group.held.values() for group in queue.groups.values()
+        )
+        if not here:
+            self._names.pop(member, None)
+
+    def _tidy(self, name: Name) -> None:
+        queue = self.queues[name]
+        queue.groups = {key: group for key, group in queue.groups.items() if not group.is_empty}
+        if queue.is_empty:
+            del self.queues[name]

@@ -1,0 +1,1 @@
+"""How the HTTP API answers: long lists, pages, schemas, the description of itself."""

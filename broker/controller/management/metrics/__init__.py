@@ -1,0 +1,1 @@
+"""The numbers of all processes, gathered and shown to Prometheus."""

@@ -1,0 +1,50 @@
+"""What RabbitMQ's exporter tells of a node: files, memory, disk, syncs. /metrics has all of it, /metrics/detailed by
+family; what is Erlang's alone is in neither."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from shardmq.broker.controller.management.call import Context
+from shardmq.broker.controller.management.metrics.gathered import Stats
+from shardmq.broker.controller.management.resources import processes
+
+# By family; counters end in _total.
+FAMILIES: Final[dict[str, dict[str, str]]] = {
+    "node_coarse_metrics": {
+        "process_open_fds": "Open files of all processes",
+        "process_open_tcp_sockets": "Connections of clients",
+        "process_resident_memory_bytes": "Held by all processes, files apart",
+        "disk_space_available_bytes": "Of the file system of the messages",
+    },
+    "node_metrics": {
+        "process_max_fds": "Files that all processes may open",
+        "process_max_tcp_sockets": "Connections of clients that are let in",
+        "resident_memory_limit_bytes": "Above it publishers are blocked",
+        "disk_space_available_limit_bytes": "Below it publishers are blocked",
+        "erlang_uptime_seconds": "Time since the broker started",
+    },
+    "node_persister_metrics": {
+        "io_sync_ops_total": "Syncs of message files, since each shard's start",
+        "io_sync_time_seconds_total": "How long they took",
+    },
+}
+
+
+def values(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[str, float]:
+    """By name; what no shard tells just now is left out. `found`: `processes.rows`."""
+    sync_count, sync_s = processes.syncs(stats)
+    room = processes.disk_room(stats)
+    disk = {"disk_free": "disk_space_available_bytes", "disk_free_limit": "disk_space_available_limit_bytes"}
+    return {
+        "process_open_fds": sum(row.get("fd_used") or 0 for row in found),
+        "process_max_fds": sum(row.get("fd_total") or 0 for row in found),
+        "process_open_tcp_sockets": len(context.presence.connections()),
+        "process_max_tcp_sockets": processes.tcp_sockets_max(context, found),
+        "process_resident_memory_bytes": context.memory.used_bytes,
+        "resident_memory_limit_bytes": context.memory.limit_bytes,
+        "erlang_uptime_seconds": processes.node_uptime_s(found),
+        "io_sync_ops_total": sync_count,
+        "io_sync_time_seconds_total": sync_s,
+        **{disk[key]: value for key, value in room.items()},
+    }

@@ -1,0 +1,284 @@
+"""/metrics in the names of RabbitMQ's exporter, and ours for processes. Series per queue: /metrics/per-object and
+/metrics/detailed alone (`object_metrics`)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from shardmq.broker.controller.management.answers.turns import Turns
+from shardmq.broker.controller.management.call import NODE, Context
+from shardmq.broker.controller.management.metrics import headroom, http_load, internals, node_metrics, object_metrics
+from shardmq.broker.controller.management.metrics.gathered import Stats, behind, lag
+from shardmq.broker.controller.management.resources import attempts, processes
+from shardmq.broker.controller.management.resources.identity import cluster_id
+from shardmq.broker.controller.management.resources.overview import RABBITMQ_VERSION, product_version
+from shardmq.broker.shared.cluster_name import cluster_name
+from shardmq.shardd.wire.messages import LOW_ON_DISK
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+AMQP = {"protocol": "amqp091"}
+CLASSIC = {**AMQP, "queue_type": "rabbit_classic_queue"}
+LETTERS = {"queue_type": CLASSIC["queue_type"], "dead_letter_strategy": "at_least_once"}
+# From what front doors count (all counters), and from what queues count (`Stats.totals`).
+OF_DOORS = {
+    "received": ("received", AMQP, "Messages received"),
+    "received_confirm": ("received_confirm", AMQP, "Messages received on channels that want confirms"),
+    "unroutable_returned": ("returned", AMQP, "Mandatory messages without a route, returned"),
+    "unroutable_dropped": ("unroutable_dropped", AMQP, "Messages without a route, dropped"),
+    "confirmed": ("confirmed", AMQP, "Messages confirmed to their publishers"),
+    "delivered_consume_manual_ack": ("delivered_manual", CLASSIC, "Messages given to consumers that acknowledge"),
+    "delivered_consume_auto_ack": ("delivered_auto", CLASSIC, "Messages given to consumers that do not acknowledge"),
+    "delivered_get_manual_ack": ("got_manual", CLASSIC, "Messages fetched by basic.get, to be acknowledged"),
+    "delivered_get_auto_ack": ("got_auto", CLASSIC, "Messages fetched by basic.get, not to be acknowledged"),
+    "get_empty": ("got_empty", CLASSIC, "Times that basic.get found nothing"),
+}
+OF_QUEUES = {
+    "routed": ("published", AMQP, "Messages put into queues"),
+    "delivered": ("delivered", CLASSIC, "Messages delivered to consumers and gets"),
+    "redelivered": ("redelivered", CLASSIC, "Messages delivered again"),
+    "acknowledged": ("acked", CLASSIC, "Messages acknowledged"),
+}
+# The names that what is counted of clients has beside the global ones.
+OF_CHANNELS = {
+    "messages_published": (OF_DOORS, "received"),
+    "messages_confirmed": (OF_DOORS, "confirmed"),
+    "messages_unroutable_returned": (OF_DOORS, "returned"),
+    "messages_unroutable_dropped": (OF_DOORS, "unroutable_dropped"),
+    "messages_delivered_ack": (OF_DOORS, "delivered_manual"),
+    "messages_delivered": (OF_DOORS, "delivered_auto"),
+    "get_ack": (OF_DOORS, "got_manual"),
+    "get": (OF_DOORS, "got_auto"),
+    "get_empty": (OF_DOORS, "got_empty"),
+    "messages_redelivered": (OF_QUEUES, "redelivered"),
+    "messages_acked": (OF_QUEUES, "acked"),
+}
+# Sums of what /metrics/per-object has for each queue, connection and channel, under the same names.
+SLICE_METRICS = 8  # written before others have a turn
+TOLD_OF_EACH = {
+    f"rabbitmq_{metric.name}"
+    for family in object_metrics.PER_OBJECT_FAMILIES
+    for metric in object_metrics.FAMILIES[family].metrics
+}
+Rows = list[dict[str, Any]]  # `processes.rows`
+DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
+
+
+class _Once:
+    """What generate_latest wants of a registry."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
+
+
+async def text(context: Context) -> AsyncGenerator[bytes]:
+    """Yield what does not grow with the number of queues."""
+    async for part in _text(context, await context.stats.now(totals_only=True), "aggregated", Turns()):
+        yield part
+
+
+async def _text(context: Context, stats: Stats, endpoint: str, turns: Turns) -> AsyncGenerator[bytes]:
+    """`endpoint`: "per-object" leaves out what is told of each queue."""
+    found = processes.rows(context)
+    metrics = [*_totals(context, stats), *_identity(context, endpoint), *_alarms(context, stats, found)]
+    metrics += [
+        *_processes(context, stats, found),
+        *_streams(stats),
+        *internals.metrics(stats),
+        *headroom.metrics(context),
+        *http_load.metrics(context),
+    ]
+    if endpoint == "per-object":
+        metrics = [metric for metric in metrics if metric.name not in TOLD_OF_EACH]
+    for start in range(0, len(metrics), SLICE_METRICS):
+        yield generate_latest(_Once(metrics[start : start + SLICE_METRICS]))
+        await turns.others_first()
+
+
+async def per_object(context: Context) -> AsyncGenerator[bytes]:
+    stats = await context.stats.now()
+    turns, families = Turns(), object_metrics.PER_OBJECT_FAMILIES
+    async for part in _text(context, stats, "per-object", turns):
+        yield part
+    async for part in object_metrics.lines(context, stats, families, None, object_metrics.PER_OBJECT, turns):
+        yield part
+
+
+async def detailed(context: Context, families: Iterable[str], vhosts: AbstractSet[str] | None) -> AsyncGenerator[bytes]:
+    yield generate_latest(_Once([*_identity(context, "detailed")]))
+    stats = await context.stats.now()
+    async for part in object_metrics.lines(context, stats, families, vhosts, object_metrics.DETAILED, Turns()):
+        yield part
+
+
+def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
+    ready, unacked = stats.totals["ready"], stats.totals["unacked"]
+    ready_bytes, unacked_bytes = stats.totals["ready_bytes"], stats.totals["unacked_bytes"]
+    for name, what, value in (
+        ("rabbitmq_connections", "Connections open", len(context.presence.connections())),
+        ("rabbitmq_channels", "Channels open", stats.counters.get("channels", 0)),
+        ("rabbitmq_consumers", "Consumers", len(stats.consumers)),
+        (
+            "rabbitmq_queues",
+            "Queues",
+            sum(len(v.queues) - v.hidden_queues for v in context.catalog.vhosts.values()),
+        ),
+        ("shardmq_messages_delayed", "Messages that exchanges keep until they are due", sum(stats.delayed.values())),
+        ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
+        ("rabbitmq_queue_messages_ready", "Messages ready", ready),
+        ("rabbitmq_queue_messages_unacked", "Messages unacknowledged", unacked),
+        ("rabbitmq_queue_messages_bytes", "Bytes of messages", ready_bytes + unacked_bytes),
+        ("rabbitmq_queue_messages_ready_bytes", "Bytes of messages ready", ready_bytes),
+        ("rabbitmq_queue_messages_unacked_bytes", "Bytes of messages unacknowledged", unacked_bytes),
+        ("rabbitmq_queue_consumers", "Consumers of queues", stats.totals["consumers"]),
+        ("rabbitmq_channel_consumers", "Consumers of channels", len(stats.consumers)),
+        ("rabbitmq_channel_messages_unacked", "Deliveries not acknowledged", unacked),
+        ("rabbitmq_connection_channels", "Channels of connections", stats.counters.get("channels", 0)),
+    ):
+        yield GaugeMetricFamily(name, what, value=value)
+    for table, counters in ((OF_DOORS, stats.counters), (OF_QUEUES, stats.totals)):
+        for name, (counter, labels, what) in table.items():
+            yield _labelled(CounterMetricFamily, f"global_messages_{name}", what, labels, counters.get(counter, 0))
+    for name, (source, counter) in OF_CHANNELS.items():
+        counters = stats.counters if source is OF_DOORS else stats.totals
+        what = next(what for known, _, what in source.values() if known == counter)
+        yield CounterMetricFamily(f"rabbitmq_channel_{name}", what, value=counters.get(counter, 0))
+    connected = {"publishers": stats.counters.get("publishers", 0), "consumers": len(stats.consumers)}
+    for name, count in connected.items():
+        yield _labelled(GaugeMetricFamily, f"global_{name}", f"{name.capitalize()} connected", AMQP, count)
+    for name, count in object_metrics.churn(context, stats).items():
+        yield CounterMetricFamily(f"rabbitmq_{name}", f"{name.replace('_', ' ').capitalize()}", value=count)
+    for name, what, count in (
+        (
+            "shardmq_messages_duplicates_total",
+            "Publishes not stored: their producer had sent them before",
+            stats.totals["repeated"],
+        ),
+        (
+            "shardmq_duplicates_total",
+            "Messages that came to an exchange before, dropped",
+            stats.counters.get("duplicates", 0),
+        ),
+    ):
+        yield CounterMetricFamily(name, what, value=count)
+    yield from _attempts(context, stats)
+    for reason in DEATHS:
+        name, count = f"global_messages_dead_lettered_{reason}", stats.counters.get(f"dead_lettered_{reason}", 0)
+        yield _labelled(CounterMetricFamily, name, "Dead letters published again", LETTERS, count)
+
+
+def _attempts(context: Context, stats: Stats) -> Iterator[Metric]:
+    all_, well, badly = (
+        CounterMetricFamily(f"rabbitmq_auth_attempts{which}", f"Logins{what}", labels=["protocol"])
+        for which, what in (("", ""), ("_succeeded", " that succeeded"), ("_failed", " that failed"))
+    )
+    for protocol, (succeeded, failed) in attempts.logins(context, stats).items():
+        for family, count in ((all_, succeeded + failed), (well, succeeded), (badly, failed)):
+            family.add_metric([protocol], count)
+    unseen = CounterMetricFamily(
+        "shardmq_logins_refused_unseen",
+        "Logins refused without a look at the password, as too many of the user or the address had failed",
+        labels=["protocol"],
+    )
+    for protocol, count in attempts.refused_unseen(context, stats).items():
+        unseen.add_metric([protocol], count)
+    yield from (all_, well, badly, unseen)
+
+
+def _labelled(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    what: str,
+    labels: dict[str, str],
+    value: float,
+) -> Metric:
+    family = kind(f"rabbitmq_{name}", what, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _identity(context: Context, endpoint: str) -> Iterator[Metric]:
+    """Every panel of RabbitMQ's dashboards joins with these."""
+    identity = {
+        "rabbitmq_node": NODE,
+        "rabbitmq_cluster": cluster_name(context.catalog),
+        "rabbitmq_cluster_permanent_id": cluster_id(context.catalog, context.config.data_dir),
+        "rabbitmq_endpoint": endpoint,
+    }
+    yield _labelled(GaugeMetricFamily, "identity_info", "Node and cluster", identity, 1)
+    build = {
+        "rabbitmq_version": RABBITMQ_VERSION,
+        "prometheus_plugin_version": RABBITMQ_VERSION,
+        "prometheus_client_version": version("prometheus_client"),
+        "erlang_version": "0",
+        "product_name": "shardmq",
+        "product_version": product_version(),
+    }
+    yield _labelled(GaugeMetricFamily, "build_info", "Versions", build, 1)
+
+
+def _alarms(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
+    alarms = [(shard.number, shard.alarm) for shard in context.shards.shards if shard.alarm]
+    low = any(alarm == LOW_ON_DISK for _, alarm in alarms)
+    yield GaugeMetricFamily("rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", value=low)
+    memory = context.memory.alarm != ""
+    yield GaugeMetricFamily("rabbitmq_alarms_memory_used_watermark", "1: publishers are blocked", value=memory)
+    most = context.presence.connections_max
+    yield GaugeMetricFamily("shardmq_connections_max", "Connections let in at once; 0: no limit", value=most)
+    few = bool(processes.short_of_files(found))
+    yield GaugeMetricFamily("rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", value=few)
+    family = GaugeMetricFamily("shardmq_shard_alarm", "1: in effect", labels=["process", "shard", "alarm"])
+    for shard, alarm in alarms:
+        family.add_metric([f"shard-{shard}", str(shard), alarm], 1)
+    yield family
+    warned = GaugeMetricFamily("shardmq_shard_warnings", "What an operator should look at", labels=["process", "shard"])
+    for shard, numbers in stats.shards.items():
+        warned.add_metric([f"shard-{shard}", str(shard)], len(processes.warnings(numbers)))
+    yield warned
+
+
+def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
+    labels = ["process", "shard"]
+    rss = GaugeMetricFamily("shardmq_process_resident_memory_bytes", "Resident memory", labels=labels)
+    uptime = GaugeMetricFamily("shardmq_process_uptime_seconds", "Time since the process started", labels=labels)
+    files = GaugeMetricFamily("shardmq_process_open_fds", "Open files", labels=labels)
+    files_max = GaugeMetricFamily("shardmq_process_max_fds", "Files that may be open", labels=labels)
+    restarts = CounterMetricFamily("shardmq_restarts", "Restarts by the supervisor", labels=labels)
+    for row in found:
+        at = [str(row["name"]), str(row["index"]) if row["kind"] == "shard" else ""]
+        rss.add_metric(at, row.get("rss_bytes") or 0)
+        uptime.add_metric(at, row.get("uptime", 0))
+        files.add_metric(at, row.get("fd_used") or 0)
+        files_max.add_metric(at, row.get("fd_total") or 0)
+        restarts.add_metric(at, row["restarts"] or 0)
+    yield from (rss, uptime, restarts, files, files_max)
+    node = node_metrics.values(context, stats, found)
+    for what in node_metrics.FAMILIES.values():
+        for name in [name for name in what if name in node]:
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield kind(f"rabbitmq_{name}", what[name], value=node[name])
+    names = sorted({name for process in stats.shards.values() for name in process})
+    for name in names:
+        family = GaugeMetricFamily(f"shardmq_shard_{name}", "As the shard reports it", labels=labels)
+        for shard, process in stats.shards.items():
+            if name in process:
+                family.add_metric([f"shard-{shard}", str(shard)], process[name])
+        yield family
+
+
+def _streams(stats: Stats) -> Iterator[Metric]:
+    worst = max((lag(stats, reader) for reader in stats.readers.values()), default=0)
+    what = "Messages that the slowest consumer has before it"
+    yield GaugeMetricFamily("rabbitmq_stream_consumer_max_offset_lag", what, value=worst)
+    waiting = (behind(stream, offset) for stream in stats.streams.values() for offset in stream.positions.values())
+    what = "Messages of a stream that the slowest name under which it is read has before it"
+    yield GaugeMetricFamily("shardmq_stream_group_max_offset_lag", what, value=max(waiting, default=0))

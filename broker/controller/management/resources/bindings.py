@@ -1,0 +1,161 @@
+"""/api/bindings, and the bindings of one queue or exchange.
+
+A binding's `properties_key` names it between its two ends: "~", the quoted routing key, or that and a hash of the
+arguments. The default exchange's bindings are shown though nobody made them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+
+from shardmq.broker.controller.management.answers.listing import Listing
+from shardmq.broker.controller.management.call import Arguments, Call, Route, not_found, table_of
+from shardmq.broker.controller.management.resources.exchanges import exchange_name
+from shardmq.broker.model.catalog import Vhost
+from shardmq.broker.model.changes import BindingPut
+from shardmq.broker.model.checks import is_hidden_queue
+from shardmq.broker.routing.hashing import hash64
+from shardmq.broker.shared.control import Bind, Unbind
+
+KINDS = {"q": "queue", "e": "exchange"}
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class BindingBody(msgspec.Struct):
+    routing_key: str = ""
+    arguments: Arguments = {}
+
+
+def properties_key(routing_key: str, arguments: dict[str, Any]) -> str:
+    key = quote(routing_key, safe="")
+    if arguments:
+        return f"{key}~{hash64(_encoder.encode(arguments)):016x}"
+    return key or "~"
+
+
+def row(binding: BindingPut) -> dict[str, Any]:
+    return {
+        "source": binding.source,
+        "vhost": binding.vhost,
+        "destination": binding.destination,
+        "destination_type": binding.kind,
+        "routing_key": binding.routing_key,
+        "arguments": binding.arguments,
+        "properties_key": properties_key(binding.routing_key, binding.arguments),
+    }
+
+
+def implied(vhost: Vhost, queues: Iterable[str]) -> Iterator[BindingPut]:
+    """Yield what the default exchange binds, as far as it is shown, to these queues as they are now."""
+    names = list(queues)
+    return (BindingPut(vhost.name, "", "queue", queue, queue) for queue in names if not is_hidden_queue(queue))
+
+
+def _listing(bindings: Iterable[BindingPut]) -> Listing:
+    return Listing(row(binding) for binding in bindings)
+
+
+async def get_all(call: Call) -> Listing:
+    found = [(implied(vhost, vhost.queues), list(vhost.bindings())) for vhost in call.vhosts()]
+    return _listing(itertools.chain.from_iterable(itertools.chain(*both) for both in found))
+
+
+async def of_queue(call: Call) -> Listing:
+    vhost, name = call.vhost(), call.part("queue")
+    if name not in vhost.queues or is_hidden_queue(name):
+        raise not_found()
+    return _listing([*implied(vhost, [name]), *vhost.bindings_to("queue", name)])
+
+
+async def of_exchange(call: Call) -> Listing:
+    vhost, name = call.vhost(), exchange_name(call.part("exchange"))
+    if name not in vhost.exchanges:
+        raise not_found()
+    if call.part("end") == "destination":
+        return _listing(list(vhost.bindings_to("exchange", name)))
+    return _listing(implied(vhost, vhost.queues) if name == "" else list(vhost.bindings_from(name)))
+
+
+def _named_ends(call: Call) -> tuple[str, str, str]:
+    """Source, kind and name of the destination, as the path names them."""
+    kind, destination = KINDS[call.part("kind")], call.part("destination")
+    if kind == "exchange":
+        destination = exchange_name(destination)
+    return exchange_name(call.part("source")), kind, destination
+
+
+def _ends(call: Call) -> tuple[Vhost, str, str, str]:
+    """Vhost, source, kind and name of the destination: all there."""
+    vhost, (source, kind, destination) = call.vhost(), _named_ends(call)
+    if source not in vhost.exchanges or vhost.destination(kind, destination) is None:
+        raise not_found()
+    return vhost, source, kind, destination
+
+
+def _between(call: Call) -> list[BindingPut]:
+    vhost, source, kind, destination = _ends(call)
+    if source == "":
+        return list(implied(vhost, [destination] if kind == "queue" else []))
+    return [b for b in vhost.bindings_to(kind, destination) if b.source == source]
+
+
+def _binding(call: Call) -> BindingPut:
+    given = call.part("properties")
+    # Clients differ in whether they quote the key, which holds quotes itself, once more.
+    wanted = {given, quote(given, safe="~")}
+    for binding in _between(call):
+        if properties_key(binding.routing_key, binding.arguments) in wanted:
+            return binding
+    raise not_found()
+
+
+async def between(call: Call) -> Listing:
+    return _listing(_between(call))
+
+
+async def get(call: Call) -> dict[str, Any]:
+    return row(_binding(call))
+
+
+async def post(call: Call) -> web.Response:
+    """Who may not bind these two does not hear whether they are there."""
+    vhost, (source, kind, destination) = call.vhost_to_change(), _named_ends(call)
+    body = await call.body(BindingBody)
+    arguments = table_of(body.arguments)
+    bind = Bind(vhost.name, source, kind, destination, body.routing_key, arguments)
+    call.must(bind)
+    _ends(call)
+    await call.ask(bind)
+    key = properties_key(body.routing_key, arguments)
+    # Relative to the path that was called, as in RabbitMQ: a proxy may have another one before it.
+    last = call.request.rel_url.raw_path.rpartition("/")[2]
+    location = f"{last}/{quote(key, safe='~')}" if last else quote(key, safe="~")
+    return web.Response(status=201, headers={"Location": location})
+
+
+async def delete(call: Call) -> None:
+    vhost, binding = call.vhost_to_change(), _binding(call)
+    await call.ask(
+        Unbind(vhost.name, binding.source, binding.kind, binding.destination, binding.routing_key, binding.arguments)
+    )
+
+
+ENDS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
+
+ROUTES = [
+    Route("GET", "/api/bindings", get_all, is_long=True),
+    Route("GET", "/api/bindings/{vhost}", get_all, is_long=True),
+    Route("GET", "/api/queues/{vhost}/{queue}/bindings", of_queue, is_long=True),
+    Route("GET", "/api/exchanges/{vhost}/{exchange}/bindings/{end:source|destination}", of_exchange, is_long=True),
+    Route("GET", ENDS, between, is_long=True),
+    Route("POST", ENDS, post),
+    Route("GET", ENDS + "/{properties}", get),
+    Route("DELETE", ENDS + "/{properties}", delete),
+]

@@ -1,0 +1,84 @@
+"""/api/channels"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardmq.broker.controller.management.answers.listing import Listing
+from shardmq.broker.controller.management.call import NODE, Call, Route, not_found
+from shardmq.broker.controller.management.metrics.gathered import Stats, details
+from shardmq.broker.controller.management.resources import consumers
+from shardmq.broker.controller.management.resources.connections import channel_name, visible
+
+COUNTED = {"published": "publish", "delivered": "deliver_get"}
+
+
+def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
+    """What a channel counts itself."""
+    at, before = stats.channels_before
+    earlier = before.get((report["owner"], report["number"]))
+    shown: dict[str, Any] = {}
+    for name, said in COUNTED.items():
+        count = report.get(name, 0)
+        rate = None if earlier is None else stats.rate_of_client(count, earlier.get(name, 0), at)
+        shown |= {said: count} | details(said, rate)
+    return shown
+
+
+def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
+    seen = {info.owner: info for info in visible(call)}
+    for report in stats.channels:
+        info = seen.get(report["owner"])
+        if info is not None:
+            yield {
+                "name": channel_name(info, report["number"]),
+                "vhost": info.vhost,
+                "user": info.user,
+                "user_who_performed_action": info.user,
+                "node": NODE,
+                "state": "running",
+                "connection_details": {
+                    "name": info.name,
+                    "peer_host": info.peer_host,
+                    "peer_port": info.peer_port,
+                },
+                **{name: value for name, value in report.items() if name != "owner" and name not in COUNTED},
+                "message_stats": message_stats(stats, report),
+            }
+
+
+async def get_all(call: Call) -> Listing:
+    return Listing(rows(call, await call.context.stats.now()))
+
+
+async def of_connection(call: Call) -> Listing:
+    name = call.part("connection")
+    if call.context.presence.by_name(name) is None:
+        raise not_found()
+    stats = await call.context.stats.now()
+    return Listing(row for row in rows(call, stats) if row["connection_details"]["name"] == name)
+
+
+async def get(call: Call) -> dict[str, Any]:
+    stats, name = await call.context.stats.now(), call.part("channel")
+    for row in rows(call, stats):
+        if row["name"] == name:
+            return {**row, "consumer_details": _consumers(call, stats, row), "publishes": [], "deliveries": []}
+    raise not_found()
+
+
+def _consumers(call: Call, stats: Stats, channel: dict[str, Any]) -> list[dict[str, Any]]:
+    info = call.context.presence.by_name(channel["connection_details"]["name"])
+    if info is None:
+        return []
+    end = (*consumers.end_of(info.owner), channel["number"])
+    return list(consumers.rows(call, stats, lambda one: (one.door, one.connection, one.channel) == end))
+
+
+ROUTES = [
+    Route("GET", "/api/channels", get_all, is_long=True),
+    Route("GET", "/api/channels/{channel}", get),
+    Route("GET", "/api/vhosts/{vhost}/channels", get_all, is_long=True),
+    Route("GET", "/api/connections/{connection}/channels", of_connection, is_long=True),
+]

@@ -1,0 +1,124 @@
+"""/api/connections"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmq.broker.controller.management.answers.listing import Listing
+from shardmq.broker.controller.management.call import NODE, Call, Route, not_authorised, not_found
+from shardmq.broker.controller.management.metrics.gathered import Stats, details
+from shardmq.broker.shared.control import ConnectionInfo
+
+CLOSE_REASON = "Closed via management plugin"
+REASON_CHARS_MAX = 200
+OCTETS = ("recv_oct", "send_oct")
+
+
+def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
+    report = {name: value for name, value in stats.connections.get(info.owner, {}).items() if name != "owner"}
+    return {
+        "name": info.name,
+        "user": info.user,
+        "user_who_performed_action": info.user,
+        "vhost": info.vhost,
+        "node": NODE,
+        "peer_host": info.peer_host,
+        "peer_port": info.peer_port,
+        "host": info.host,
+        "port": info.port,
+        "protocol": info.protocol,
+        "auth_mechanism": info.auth_mechanism,
+        "ssl": info.tls,
+        "ssl_protocol": info.tls_version or None,
+        "ssl_cipher": info.tls_cipher or None,
+        "peer_cert_subject": info.peer_cert_subject or None,
+        "peer_cert_issuer": info.peer_cert_issuer or None,
+        "frame_max": info.frame_max,
+        "channel_max": info.channel_max,
+        "timeout": info.heartbeat_s,
+        "connected_at": info.connected_at_ms,
+        "client_properties": info.client_properties,
+        "user_provided_name": info.client_properties.get("connection_name"),
+        "type": "network",
+        "state": "running",
+        "pid": info.name,
+        **report,
+        **_rates(info, stats),
+    }
+
+
+def channel_name(info: ConnectionInfo, number: int) -> str:
+    return f"{info.name} ({number})"
+
+
+def _rates(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
+    known, (at, before) = stats.connections.get(info.owner), stats.connections_before
+    if known is None:
+        return {}
+    earlier = before.get(info.owner, {})
+    shown: dict[str, Any] = {}
+    for name in OCTETS:
+        if name in known and name in earlier:
+            shown |= details(name, stats.rate_of_client(known[name], earlier[name], at))
+    return shown
+
+
+def visible(call: Call) -> list[ConnectionInfo]:
+    """Without the monitoring tag users see their own, in vhosts they may enter."""
+    vhost = call.vhost().name if "vhost" in call.request.match_info else None
+    return [
+        info
+        for info in call.context.presence.connections()
+        if vhost in (None, info.vhost) and (call.has("monitoring") or info.user == call.user.name)
+    ]
+
+
+async def get_all(call: Call) -> Listing:
+    stats = await call.context.stats.now()
+    return Listing(row(info, stats) for info in visible(call))
+
+
+def _connection(call: Call) -> ConnectionInfo:
+    info = call.context.presence.by_name(call.part("connection"))
+    if info is None or not (call.has("monitoring") or info.user == call.user.name):
+        raise not_found()
+    return info
+
+
+async def get(call: Call) -> dict[str, Any]:
+    return row(_connection(call), await call.context.stats.now())
+
+
+async def delete(call: Call) -> None:
+    info = _connection(call)
+    if info.user != call.user.name and not call.has("administrator"):
+        raise not_found()
+    reason = call.request.headers.get("X-Reason", CLOSE_REASON)[:REASON_CHARS_MAX]
+    call.context.authority.close_connection(info.owner, reason)
+
+
+def _of_user(call: Call) -> list[ConnectionInfo]:
+    return [info for info in visible(call) if info.user == call.part("user")]
+
+
+async def get_of_user(call: Call) -> Listing:
+    stats = await call.context.stats.now()
+    return Listing([row(info, stats) for info in _of_user(call)])
+
+
+async def delete_of_user(call: Call) -> None:
+    if call.part("user") != call.user.name and not call.has("administrator"):
+        raise not_authorised("Not administrator user")
+    reason = call.request.headers.get("X-Reason", CLOSE_REASON)[:REASON_CHARS_MAX]
+    for info in _of_user(call):
+        call.context.authority.close_connection(info.owner, reason)
+
+
+ROUTES = [
+    Route("GET", "/api/connections", get_all, is_long=True),
+    Route("GET", "/api/connections/username/{user}", get_of_user, is_long=True),
+    Route("DELETE", "/api/connections/username/{user}", delete_of_user),
+    Route("GET", "/api/connections/{connection}", get),
+    Route("DELETE", "/api/connections/{connection}", delete),
+    Route("GET", "/api/vhosts/{vhost}/connections", get_all, is_long=True),
+]

@@ -1,0 +1,100 @@
+"""/api/exchanges. The default exchange is called amq.default in a path, "" in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from shardmq.broker.controller.management.answers.listing import Listing
+from shardmq.broker.controller.management.call import Arguments, Call, Route, not_found, put_status, table_of
+from shardmq.broker.controller.management.metrics.gathered import Stats
+from shardmq.broker.model.catalog import DEFAULT_EXCHANGE_RIGHTS_NAME, Vhost
+from shardmq.broker.model.changes import ExchangePut
+from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove
+
+
+class ExchangeBody(msgspec.Struct):
+    type: str = "direct"
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: Arguments = {}
+
+
+def exchange_name(part: str) -> str:
+    return "" if part == DEFAULT_EXCHANGE_RIGHTS_NAME else part
+
+
+def row(exchange: ExchangePut, vhost: Vhost) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "name": exchange.name,
+        "vhost": exchange.vhost,
+        "type": exchange.type,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": exchange.arguments,
+        "policy": vhost.policies_of(exchange).policy,
+        "user_who_performed_action": "rmq-internal",
+    }
+    if queues := vhost.shard_queues(exchange.name):
+        shown["shard_queues"] = list(queues)
+    return shown
+
+
+async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[dict[str, Any]]:
+    """With what waits in those that delay messages."""
+    some = any(vhost.hidden_queues for vhost, _ in found)
+    stats = await call.context.stats.now() if some else Stats()
+    return (_row_with_delayed(vhost, exchange, stats) for vhost, exchange in found)
+
+
+def _row_with_delayed(vhost: Vhost, exchange: ExchangePut, stats: Stats) -> dict[str, Any]:
+    shown = row(exchange, vhost)
+    queue = vhost.delay_queue(exchange.name) if vhost.hidden_queues else None
+    count = stats.delayed.get(queue.id) if queue is not None else None
+    return shown if count is None else {**shown, "messages_delayed": count}
+
+
+def _exchange(call: Call) -> ExchangePut:
+    exchange = call.vhost().exchanges.get(exchange_name(call.part("exchange")))
+    if exchange is None:
+        raise not_found()
+    return exchange
+
+
+async def get_all(call: Call) -> Listing:
+    found = [(vhost, exchange) for vhost in call.vhosts() for exchange in vhost.exchanges.values()]
+    return Listing(await _rows(call, found))
+
+
+async def get(call: Call) -> dict[str, Any]:
+    shown = next(await _rows(call, [(call.vhost(), _exchange(call))]))
+    return {**shown, "incoming": [], "outgoing": []}  # as with RabbitMQ where rates_mode is basic
+
+
+async def put(call: Call) -> Any:
+    vhost, body = call.vhost_to_change(), await call.body(ExchangeBody)
+    name = exchange_name(call.part("exchange"))
+    existed = name in vhost.exchanges
+    arguments = table_of(body.arguments)
+    await call.ask(
+        ExchangeDeclare(vhost.name, name, body.type, body.durable, body.auto_delete, body.internal, arguments)
+    )
+    return put_status(existed)
+
+
+async def delete(call: Call) -> None:
+    vhost, exchange = call.vhost_to_change(), _exchange(call)
+    await call.ask(ExchangeRemove(vhost.name, exchange.name, call.flag("if-unused")))
+
+
+ROUTES = [
+    Route("GET", "/api/exchanges", get_all, is_long=True),
+    Route("GET", "/api/exchanges/{vhost}", get_all, is_long=True),
+    Route("GET", "/api/exchanges/{vhost}/{exchange}", get),
+    Route("PUT", "/api/exchanges/{vhost}/{exchange}", put),
+    Route("DELETE", "/api/exchanges/{vhost}/{exchange}", delete, query=("if-unused",)),
+]

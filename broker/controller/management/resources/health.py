@@ -1,0 +1,187 @@
+"""/api/health/checks and /api/aliveness-test: 200 {"status": "ok"}, or 503 with a reason."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from shardmq.broker.controller.management.call import (
+    NODE,
+    ApiError,
+    Call,
+    Context,
+    Route,
+    bad_request,
+    not_authorised,
+    not_found,
+    number,
+)
+from shardmq.broker.controller.management.metrics import headroom
+from shardmq.broker.controller.management.resources.messages import session
+from shardmq.broker.controller.management.resources.overview import listeners
+from shardmq.broker.controller.management.resources.processes import FEW_FILES, rows, short_of_files, warnings
+from shardmq.broker.controller.peers.front_door import Refused, Rejected, Unavailable
+from shardmq.broker.model.checks import ACCESS_REFUSED
+from shardmq.broker.shared.certificates import expires_at
+from shardmq.broker.shared.config import Tls
+from shardmq.broker.shared.control import QueueDeclare
+from shardmq.shardd.wire.messages import DISK_STALLED
+
+ALIVENESS_QUEUE = "aliveness-test"
+OK = {"status": "ok"}
+DAY_S: Final = 86_400
+# RabbitMQ's: months of 30 days, years of 365; each also said of one.
+UNIT_S: Final = {
+    name: days * DAY_S
+    for unit, days in (("day", 1), ("week", 7), ("month", 30), ("year", 365))
+    for name in (f"{unit}s", unit)
+}
+WITHIN_MAX: Final = 999_999
+PORT_MAX: Final = 65535
+PROTOCOL_NAMES = {"amqp091": "amqp", "amqp0-9-1": "amqp", "prometheus": "http/prometheus"}
+
+
+class Unhealthy(ApiError):
+    """Answered in the checks' own form: {"status": "failed", "reason": ...}."""
+
+    def __init__(self, reason: str, **more: Any) -> None:
+        super().__init__(503, "failed", reason)
+        self.more = more
+
+
+def why_out_of_service(context: Context) -> str | None:
+    not_ready = [shard.number for shard in context.shards.shards if not shard.ready]
+    if not_ready:
+        return f"shards not ready: {', '.join(map(str, not_ready))}"
+    stalled = [shard.number for shard in context.shards.shards if shard.alarm == DISK_STALLED]
+    if stalled:
+        return f"{DISK_STALLED}: shards {', '.join(map(str, stalled))}"
+    if not context.links.doors():
+        return "no front door is connected"
+    return None
+
+
+async def ok(call: Call) -> Any:
+    return OK
+
+
+async def of_one_node(call: Call) -> Any:
+    return {**OK, "reason": "single node cluster"}
+
+
+async def alarms(call: Call) -> Any:
+    found: list[dict[str, Any]] = [
+        {"shard": shard.number, "alarm": shard.alarm} for shard in call.context.shards.shards if shard.alarm
+    ]
+    if call.context.memory.alarm:
+        found.append({"alarm": call.context.memory.alarm})
+    found += [{"process": name, "alarm": FEW_FILES} for name in short_of_files(rows(call.context))]
+    if found:
+        raise Unhealthy("There are alarms in effect", alarms=found)
+    stats = await call.context.stats.of_shards()
+    warned: list[dict[str, Any]] = [{"warning": text} for text in headroom.near(call.context)]
+    warned += [{"shard": shard, "warning": text} for shard, row in stats.shards.items() for text in warnings(row)]
+    return {**OK, "warnings": warned} if warned else OK
+
+
+async def in_service(call: Call) -> Any:
+    reason = why_out_of_service(call.context)
+    if reason is not None:
+        raise Unhealthy(reason)
+    return OK
+
+
+async def node(call: Call) -> Any:
+    """The older form: one check of everything, of the one node there is."""
+    if call.request.match_info.get("node", NODE) != NODE:
+        raise not_found()
+    await alarms(call)
+    return await in_service(call)
+
+
+async def port_listener(call: Call) -> Any:
+    port = number("port", call.part("port"), most=PORT_MAX)
+    if any(listener["port"] == port for listener in listeners(call.context)):
+        return {**OK, "port": port}
+    raise Unhealthy("No active listener", missing=port, ports=[one["port"] for one in listeners(call.context)])
+
+
+async def protocol_listener(call: Call) -> Any:
+    given = call.part("protocol").lower()
+    protocols = sorted({listener["protocol"] for listener in listeners(call.context)})
+    if PROTOCOL_NAMES.get(given, given) in protocols:
+        return {**OK, "protocol": given}
+    raise Unhealthy("No active listener", missing=given, protocols=protocols)
+
+
+async def below_connection_limit(call: Call) -> Any:
+    here, most = len(call.context.presence.connections()), call.context.presence.connections_max
+    if most and here >= most:
+        raise Unhealthy("Connection limit reached", connections=here, limit=most)
+    return {**OK, "connections": here, "limit": most or "infinity"}
+
+
+async def certificate_expiration(call: Call) -> Any:
+    """No certificate of ours, as its file is now, ends within that time."""
+    within, unit = number("within", call.part("within"), most=WITHIN_MAX), call.part("unit")
+    if unit not in UNIT_S:
+        raise bad_request(f"unit: one of {', '.join(UNIT_S)}")
+    latest = time.time() + within * UNIT_S[unit]
+    ending = [one for one in _certificates(call.context.config.tls) if one["expires_at"] < latest]
+    if ending:
+        raise Unhealthy("Certificates expiring", expired=ending)
+    return OK
+
+
+def _certificates(tls: Tls | None) -> list[dict[str, Any]]:
+    found = []
+    for path in [] if tls is None else dict.fromkeys([tls.cert, *(one.cert for one in tls.sni)]):
+        try:
+            ends = expires_at(path)
+        except (OSError, ValueError) as error:
+            raise Unhealthy(f"{path}: {error}") from None
+        found.append({"certificate": path, "expires_at": ends})
+    return found
+
+
+async def aliveness(call: Call) -> Any:
+    """A message goes in and comes out: through definitions, a front door and a shard. The queue stays for the next
+    time."""
+    vhost = call.vhost_to_change().name
+    reason = why_out_of_service(call.context)
+    if reason is not None:
+        raise Unhealthy(reason)
+    await call.ask(QueueDeclare(vhost, ALIVENESS_QUEUE, False, False, False, {}))
+    try:
+        async with session(call, vhost) as opened:
+            routed = await opened.publish("", ALIVENESS_QUEUE, {}, b"test_message")
+            got = await opened.get(ALIVENESS_QUEUE, 1, requeue=False, reject=False)
+    except (Refused, Rejected, Unavailable) as error:
+        if isinstance(error, Refused) and error.code == ACCESS_REFUSED:
+            raise not_authorised(error.text) from None  # the caller lacks a right, the broker nothing
+        raise Unhealthy(str(error) or "a message was rejected") from None
+    if not routed or not got:
+        raise Unhealthy("a message was not delivered")
+    return OK
+
+
+CHECKS = "/api/health/checks"
+
+ROUTES = [
+    Route("GET", f"{CHECKS}/alarms", alarms),
+    Route("GET", f"{CHECKS}/local-alarms", alarms),
+    Route("GET", f"{CHECKS}/virtual-hosts", ok),
+    Route("GET", f"{CHECKS}/node-is-quorum-critical", of_one_node),
+    Route("GET", f"{CHECKS}/node-is-mirror-sync-critical", of_one_node),
+    Route("GET", f"{CHECKS}/metadata-store/initialized", ok),
+    Route("GET", f"{CHECKS}/reached-target-cluster-size", ok),
+    Route("GET", f"{CHECKS}/is-in-service", in_service),
+    Route("GET", f"{CHECKS}/ready-to-serve-clients", in_service),
+    Route("GET", f"{CHECKS}/port-listener/{{port}}", port_listener),
+    Route("GET", f"{CHECKS}/protocol-listener/{{protocol}}", protocol_listener),
+    Route("GET", f"{CHECKS}/below-node-connection-limit", below_connection_limit),
+    Route("GET", f"{CHECKS}/certificate-expiration/{{within}}/{{unit}}", certificate_expiration),
+    Route("GET", "/api/healthchecks/node", node),
+    Route("GET", "/api/healthchecks/node/{node}", node),
+    Route("GET", "/api/aliveness-test/{vhost}", aliveness),
+]

@@ -1,0 +1,287 @@
+"""POST .../publish, .../get, .../move: messages by HTTP, to try and to mend things. All go through a front door."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+from contextlib import AbstractAsyncContextManager
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from shardmq.broker.amqp.properties import PROPERTIES, Properties
+from shardmq.broker.controller.management.call import (
+    NUMBER_MAX,
+    ApiError,
+    Call,
+    Route,
+    bad_request,
+    not_authorised,
+    not_found,
+    number,
+    with_keys,
+)
+from shardmq.broker.controller.management.resources.exchanges import exchange_name
+from shardmq.broker.controller.peers import front_door
+from shardmq.broker.controller.peers.front_door import (
+    MOVE_MESSAGES_MAX,
+    Got,
+    NotMoved,
+    Refused,
+    Rejected,
+    Session,
+    Unavailable,
+)
+from shardmq.broker.controller.streams.stream_ranges import is_stream
+from shardmq.broker.model import tables
+from shardmq.broker.model.checks import is_hidden_queue
+from shardmq.broker.shared.deduplication import WANTED as DEDUPLICATED
+
+GET_MESSAGES_MAX = 10_000  # in one answer
+SHORT_BYTES_MAX = 255
+OFFSET_MAX = (1 << 63) - 1
+NUMBERS_MAX = {"B": 0xFF, "T": 0xFFFFFFFFFFFFFFFF}
+ACK_MODES = {
+    # requeue, reject
+    "ack_requeue_true": (True, False),
+    "ack_requeue_false": (False, False),
+    "reject_requeue_true": (True, True),
+    "reject_requeue_false": (False, True),
+}
+HARD_STATUS = {404: (404, "not_found"), 403: (401, "not_authorised")}
+
+
+async def publish(call: Call) -> dict[str, Any]:
+    vhost, exchange = _vhost(call), exchange_name(call.part("exchange"))
+    body = with_keys(await call.json(), "routing_key", "properties", "payload", "payload_encoding")
+    key, payload = body["routing_key"], payload_of(body["payload"], body["payload_encoding"])
+    if not isinstance(key, str) or len(key.encode()) > SHORT_BYTES_MAX:
+        raise bad_request(f"routing_key: a string of at most {SHORT_BYTES_MAX} bytes")
+    properties = properties_of(body["properties"])
+    try:
+        async with session(call, vhost) as opened:
+            return {"routed": await opened.publish(exchange, key, properties, payload)}
+    except Refused as refused:
+        raise _refusal(refused) or bad_request(f"{refused.code} {refused.text}") from None
+    except Rejected:
+        raise bad_request("rejected Unable to publish message. Check queue limits.") from None
+    except Unavailable as error:
+        raise _unavailable(error) from None
+
+
+async def get(call: Call) -> list[dict[str, Any]]:
+    vhost, queue = _vhost(call), call.part("queue")
+    body = with_keys(await call.json(), "ackmode", "count", "encoding")
+    mode = ACK_MODES.get(str(body["ackmode"]))
+    if mode is None:
+        raise bad_request(f"ackmode: one of {', '.join(ACK_MODES)}")
+    if body["encoding"] not in ("auto", "base64"):
+        raise bad_request("Unsupported encoding. Please use auto or base64.")
+    count, truncate = _number(body, "count"), _number(body, "truncate") if "truncate" in body else None
+    if count < 0:  # all there are
+        count = GET_MESSAGES_MAX
+    try:
+        async with session(call, vhost) as opened:
+            got = await opened.get(queue, min(count, GET_MESSAGES_MAX), *mode)
+    except Refused as refused:
+        status = HARD_STATUS.get(refused.code, (400, "bad_request"))
+        raise _refusal(refused) or ApiError(*status, refused.text) from None
+    except Unavailable as error:
+        raise _unavailable(error) from None
+    return [row(message, body["encoding"], truncate) for message in got]
+
+
+class ReadBody(msgspec.Struct):
+    """`offset`: of the first message, or as a consumer says it: first, last, next, or an age as 1h. `truncate`: how
+    many bytes of a payload at most."""
+
+    offset: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] | str = "first"
+    count: Annotated[int, msgspec.Meta(ge=1)] = 1
+    encoding: Literal["auto", "base64"] = "auto"
+    truncate: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+async def read(call: Call) -> list[dict[str, Any]]:
+    """Messages of a stream, which stay there."""
+    vhost, queue = _vhost(call), call.part("queue")
+    body = await call.body(ReadBody)
+    found = call.catalog.vhost(vhost)
+    stream = None if found is None else found.queues.get(queue)
+    if stream is None or is_hidden_queue(queue):
+        raise not_found(f"no queue '{queue}' in vhost '{vhost}'")
+    if not is_stream(stream):
+        raise bad_request(f"queue '{queue}' in vhost '{vhost}' is no stream; .../get takes messages of it")
+    offset = _offset(body.offset)
+    reaches = call.context.streams.range_of(call.context.config, stream)
+    try:
+        async with session(call, vhost) as opened:
+            count = min(body.count, GET_MESSAGES_MAX)
+            begin, end = (0, 0) if reaches is None else (reaches.first, reaches.next)
+            got = await opened.read(queue, count, offset, begin, end)
+    except Refused as refused:
+        status = HARD_STATUS.get(refused.code, (400, "bad_request"))
+        raise _refusal(refused) or ApiError(*status, refused.text) from None
+    except Unavailable as error:
+        raise _unavailable(error) from None
+    return [row(message, body.encoding, body.truncate) for message in got]
+
+
+def _offset(given: int | str) -> int | str:
+    """A number may come as a string."""
+    if isinstance(given, int) or not given.isdecimal():
+        return given
+    return number("offset", given, most=OFFSET_MAX)
+
+
+class MoveBody(msgspec.Struct):
+    """`destination`: a queue of the same vhost."""
+
+    destination: str
+    count: Annotated[int, msgspec.Meta(ge=1)] = MOVE_MESSAGES_MAX
+
+
+async def move(call: Call) -> dict[str, int]:
+    """Ready messages, the oldest first, to another queue; each stays until the other has confirmed it."""
+    vhost, queue = _vhost(call), call.part("queue")
+    body = await call.body(MoveBody)
+    found = call.catalog.vhost(vhost)
+    other = None if found is None else found.queues.get(body.destination)
+    if other is None or is_hidden_queue(other.name):
+        raise not_found(f"no queue '{body.destination}' in vhost '{vhost}'")
+    if body.destination == queue:
+        raise bad_request("destination: the queue itself")
+    if call.catalog.queue_arguments(other).get(DEDUPLICATED) is True:
+        raise bad_request(f"destination: a queue with {DEDUPLICATED} would drop what it has seen before")
+    count, now = min(body.count, MOVE_MESSAGES_MAX), asyncio.get_running_loop().time
+    try:
+        async with session(call, vhost) as opened:
+            moved, left = await opened.move(queue, body.destination, count, now)
+    except NotMoved as error:
+        raise bad_request(f"{error.why}; {error.moved} messages were moved before") from None
+    except Refused as refused:
+        status = HARD_STATUS.get(refused.code, (400, "bad_request"))
+        raise _refusal(refused) or ApiError(*status, refused.text) from None
+    except Unavailable as error:
+        raise _unavailable(error) from None
+    return {"moved": moved, "left": left}
+
+
+def row(got: Got, encoding: str, truncate: int | None = None) -> dict[str, Any]:
+    payload = got.body if truncate is None else got.body[:truncate]
+    text = None if encoding == "base64" else _as_text(payload)
+    return {
+        "payload_bytes": len(got.body),
+        "redelivered": got.redelivered,
+        "exchange": got.exchange,
+        "routing_key": got.routing_key,
+        "message_count": got.remaining,
+        "properties": _said(got.properties) or [],  # as RabbitMQ shows none
+        "payload": base64.b64encode(payload).decode() if text is None else text,
+        "payload_encoding": "base64" if text is None else "string",
+    }
+
+
+def payload_of(payload: Any, encoding: Any) -> bytes:
+    if not isinstance(payload, str):
+        raise bad_request("payload_not_string")
+    if encoding == "string":
+        return payload.encode()
+    if encoding != "base64":
+        raise bad_request(f"unsupported_encoding: {encoding}")
+    try:
+        return base64.b64decode(payload, validate=True)
+    except ValueError:  # binascii.Error, or letters beyond ASCII
+        raise bad_request(f"not_base64: {payload[:100]}") from None
+
+
+def properties_of(given: Any) -> dict[str, Any]:
+    """Those AMQP has, of the right types; others are passed over, as in RabbitMQ."""
+    if given == []:
+        return {}
+    if not isinstance(given, dict):
+        raise bad_request("properties: not an object")
+    found = {}
+    for name, kind in PROPERTIES:
+        if name not in given:
+            continue
+        value = found[name] = given[name]
+        if kind == "s" and (not isinstance(value, str) or len(value.encode()) > SHORT_BYTES_MAX):
+            raise bad_request(f"{name}: not a string of at most {SHORT_BYTES_MAX} bytes")
+        if kind == "F" and not isinstance(value, dict):
+            raise bad_request(f"{name}: not an object")
+        if kind in NUMBERS_MAX and not (type(value) is int and 0 <= value <= NUMBERS_MAX[kind]):
+            raise bad_request(f"{name}: not a number from 0 to {NUMBERS_MAX[kind]}")
+    if found.get("delivery_mode", 1) not in (1, 2):
+        raise bad_request("delivery_mode: 1 or, for persistent messages, 2")
+    if fault := tables.fault_in(found.get("headers") or {}):
+        raise bad_request(f"headers: {fault}")
+    return found
+
+
+def _said(properties: Properties) -> dict[str, Any]:
+    values = {name: getattr(properties, name) for name, _ in PROPERTIES}
+    return {name: _shown(value) for name, value in values.items() if value is not None}
+
+
+def _shown(value: Any) -> Any:
+    """Headers as JSON has them."""
+    if isinstance(value, dict):
+        return {key: _shown(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    if isinstance(value, datetime.datetime):
+        return int(value.timestamp())
+    return value
+
+
+def _as_text(payload: bytes) -> str | None:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _number(body: dict[str, Any], name: str) -> int:
+    value = body[name]
+    least = 0 if name == "truncate" else -NUMBER_MAX
+    if isinstance(value, str):
+        return number(name, value, least)
+    if type(value) is not int or not least <= value <= NUMBER_MAX:
+        raise bad_request(f"{name}: not a number from {least} to {NUMBER_MAX}")
+    return value
+
+
+def _vhost(call: Call) -> str:
+    """The one in the path; who may not enter it learns no more, as in RabbitMQ."""
+    vhost = call.part("vhost")
+    if call.catalog.vhost(vhost) is None or not call.catalog.may_enter(call.user.name, vhost):
+        raise not_authorised("Access refused.")
+    return vhost
+
+
+def session(call: Call, vhost: str) -> AbstractAsyncContextManager[Session]:
+    """As the one who calls."""
+    doors = call.context.links.doors()
+    if not doors:
+        raise Unavailable("no front door is there")
+    return front_door.opened(
+        front_door.socket_path(call.context.config.runtime_dir, doors[0].number), call.user.name, vhost
+    )
+
+
+def _refusal(refused: Refused) -> ApiError | None:
+    """Before anything was asked for: the connection itself."""
+    return None if refused.opened else not_authorised(refused.text)
+
+
+def _unavailable(error: Unavailable) -> ApiError:
+    return ApiError(503, "unavailable", str(error))
+
+
+ROUTES = [
+    Route("POST", "/api/exchanges/{vhost}/{exchange}/publish", publish),
+    Route("POST", "/api/queues/{vhost}/{queue}/get", get, query=()),
+    Route("POST", "/api/queues/{vhost}/{queue}/stream", read),
+    Route("POST", "/api/queues/{vhost}/{queue}/move", move, query=()),
+]

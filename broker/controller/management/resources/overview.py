@@ -1,0 +1,96 @@
+"""/api/overview: the fields RabbitMQ's tools read, under the version they know how to talk to."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from shardmq.broker.controller.management.call import NODE, Call, Context, Route, not_found
+from shardmq.broker.controller.management.metrics.gathered import all_message_stats, depths
+from shardmq.broker.controller.management.metrics.object_metrics import churn_rates
+from shardmq.broker.controller.management.resources.processes import status
+from shardmq.broker.routing.types import TYPES
+from shardmq.broker.shared.cluster_name import cluster_name
+
+RABBITMQ_VERSION = "3.13.7"  # whose API this is
+PROTOCOLS = {"amqp": "amqp", "amqps": "amqp/ssl", "http": "http", "https": "https", "metrics": "http/prometheus"}
+
+
+def product_version() -> str:
+    try:
+        return version("shardmq")
+    except PackageNotFoundError:
+        return "0"
+
+
+def listeners(context: Context) -> list[dict[str, Any]]:
+    """As the supervisor opened them."""
+    found, shown = status(context).get("listeners", {}), []
+    for name, protocol in PROTOCOLS.items():
+        for address in found.get(name, []):
+            host, _, port = address.rpartition(":")
+            shown.append({"node": NODE, "protocol": protocol, "ip_address": host.strip("[]"), "port": int(port)})
+    return shown
+
+
+async def overview(call: Call) -> dict[str, Any]:
+    context, stats = call.context, await call.context.stats.now(totals_only=True)
+    vhosts = call.visible_vhosts()
+    return {
+        "product_name": "shardmq",
+        "product_version": product_version(),
+        "rabbitmq_version": RABBITMQ_VERSION,
+        "management_version": RABBITMQ_VERSION,
+        "erlang_version": "0",
+        "erlang_full_version": f"Python {platform.python_version()}",
+        "cluster_name": cluster_name(context.catalog),
+        "node": NODE,
+        "rates_mode": "basic",
+        "statistics_db_event_queue": 0,
+        # ?disable_stats and ?enable_queue_totals are the caller's choice; samples of the past are not kept.
+        "disable_stats": False,
+        "enable_queue_totals": False,
+        "sample_retention_policies": {"global": [], "basic": [], "detailed": []},
+        "object_totals": {
+            "connections": len(context.presence.connections()),
+            "channels": int(stats.counters.get("channels", 0)),
+            "consumers": len(stats.consumers),
+            "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
+            "queues": sum(len(vhost.queues) - vhost.hidden_queues for vhost in vhosts),
+        },
+        "queue_totals": depths(stats),
+        "message_stats": all_message_stats(stats),
+        "churn_rates": churn_rates(context, stats),
+        "listeners": listeners(context),
+        "contexts": [
+            {
+                "node": NODE,
+                "description": "management",
+                "path": "/",
+                "ip": one["ip_address"],
+                "port": str(one["port"]),
+                "protocol": one["protocol"],
+                "ssl_opts": [],
+            }
+            for one in listeners(context)
+            if one["protocol"] in ("http", "https")
+        ],
+        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
+    }
+
+
+async def reset(call: Call) -> None:
+    """Rates begin anew; counts and messages are no statistics and stay."""
+    if call.request.match_info.get("node", NODE) != NODE:
+        raise not_found()
+    call.context.stats.forget()
+    call.context.churn_rates.forget()
+    call.context.node_rates.forget()
+
+
+ROUTES = [
+    Route("GET", "/api/overview", overview),
+    Route("DELETE", "/api/reset", reset, "administrator"),
+    Route("DELETE", "/api/reset/{node}", reset, "administrator"),
+]

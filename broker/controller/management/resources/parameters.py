@@ -1,0 +1,99 @@
+"""/api/parameters and /api/global-parameters. Policies are seen here too, but set by their own paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmq.broker.controller.management.answers.listing import Listing
+from shardmq.broker.controller.management.call import Call, Route, bad_request, not_found, put_status, with_keys
+from shardmq.broker.controller.management.resources.identity import global_parameters
+from shardmq.broker.model.changes import GLOBAL, ParameterDelete, ParameterPut
+from shardmq.broker.model.policies import POLICY
+
+
+def row(put: ParameterPut) -> dict[str, Any]:
+    return {"value": put.value, "vhost": put.vhost, "component": put.component, "name": put.name}
+
+
+def global_row(put: ParameterPut) -> dict[str, Any]:
+    return {"name": put.name, "value": put.value}
+
+
+async def get_all(call: Call) -> Listing:
+    """All, of one component, or of one component in one vhost; policies only where their component is named."""
+    component = call.request.match_info.get("component")
+    seen = {vhost.name for vhost in call.vhosts()}
+    puts = [put for put in call.catalog.parameters.values() if put.vhost in seen]
+    wanted = (put.component == component if component else put.component != POLICY for put in puts)
+    return Listing([row(put) for put, is_wanted in zip(puts, wanted, strict=True) if is_wanted])
+
+
+def _parameter(call: Call) -> ParameterPut:
+    put = call.catalog.parameters.get((call.vhost().name, call.part("component"), call.part("name")))
+    if put is None:
+        raise not_found()
+    return put
+
+
+async def get(call: Call) -> dict[str, Any]:
+    return row(_parameter(call))
+
+
+async def put(call: Call) -> Any:
+    vhost, component, name = call.vhost().name, call.part("component"), call.part("name")
+    if component == POLICY:
+        raise bad_request("policies may not be set using this method")
+    value = with_keys(await call.json(), "value")["value"]
+    existed = (vhost, component, name) in call.catalog.parameters
+    await call.ask(ParameterPut(vhost, component, name, value))
+    return put_status(existed)
+
+
+async def delete(call: Call) -> None:
+    gone = _parameter(call)
+    if gone.component == POLICY:
+        raise bad_request("policies may not be cleared using this method")
+    await call.ask(ParameterDelete(gone.vhost, gone.component, gone.name))
+
+
+async def get_globals(call: Call) -> Listing:
+    return Listing([global_row(put) for put in global_parameters(call.catalog, call.context.config.data_dir)])
+
+
+def _global(call: Call) -> ParameterPut:
+    for put in global_parameters(call.catalog, call.context.config.data_dir):
+        if put.name == call.part("name"):
+            return put
+    raise not_found()
+
+
+async def get_global(call: Call) -> dict[str, Any]:
+    return global_row(_global(call))
+
+
+async def put_global(call: Call) -> Any:
+    name, value = call.part("name"), with_keys(await call.json(), "value")["value"]
+    existed = ("", GLOBAL, name) in call.catalog.parameters
+    await call.ask(ParameterPut("", GLOBAL, name, value))
+    return put_status(existed)
+
+
+async def delete_global(call: Call) -> None:
+    """The id of the cluster, which there is always, is the one again that nobody put."""
+    name = _global(call).name
+    if ("", GLOBAL, name) in call.catalog.parameters:
+        await call.ask(ParameterDelete("", GLOBAL, name))
+
+
+ROUTES = [
+    Route("GET", "/api/parameters", get_all, "policymaker", is_long=True),
+    Route("GET", "/api/parameters/{component}", get_all, "policymaker", is_long=True),
+    Route("GET", "/api/parameters/{component}/{vhost}", get_all, "policymaker", is_long=True),
+    Route("GET", "/api/parameters/{component}/{vhost}/{name}", get, "policymaker"),
+    Route("PUT", "/api/parameters/{component}/{vhost}/{name}", put, "policymaker"),
+    Route("DELETE", "/api/parameters/{component}/{vhost}/{name}", delete, "policymaker"),
+    Route("GET", "/api/global-parameters", get_globals, "policymaker", is_long=True),
+    Route("GET", "/api/global-parameters/{name}", get_global, "policymaker"),
+    Route("PUT", "/api/global-parameters/{name}", put_global, "policymaker"),
+    Route("DELETE", "/api/global-parameters/{name}", delete_global, "policymaker"),
+]

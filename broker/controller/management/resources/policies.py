@@ -1,0 +1,69 @@
+"""/api/policies and /api/operator-policies: two components of parameters, alike but for who may set them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmq.broker.controller.management.answers.listing import Listing
+from shardmq.broker.controller.management.call import Call, Route, not_found, put_status, with_keys
+from shardmq.broker.model.changes import ParameterDelete, ParameterPut
+from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
+
+FIELDS = ("pattern", "apply-to", "definition", "priority")
+
+
+def row(put: ParameterPut) -> dict[str, Any]:
+    value = put.value if isinstance(put.value, dict) else {}
+    return {"vhost": put.vhost, "name": put.name} | {name: value.get(name) for name in FIELDS}
+
+
+def value_of(body: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a policy: its own fields, completed; others (a name, a vhost) are passed over."""
+    return {
+        "pattern": body.get("pattern"),
+        "definition": body.get("definition"),
+        "priority": body.get("priority", 0),
+        "apply-to": body.get("apply-to", "all"),
+    }
+
+
+def _routes(path: str, component: str, changes_tag: str) -> list[Route]:
+    def found(call: Call) -> ParameterPut:
+        put = call.catalog.parameters.get((call.vhost().name, component, call.part("name")))
+        if put is None:
+            raise not_found()
+        return put
+
+    async def get_all(call: Call) -> Listing:
+        seen = {vhost.name for vhost in call.vhosts()}
+        puts = call.catalog.parameters.values()
+        return Listing([row(put) for put in puts if put.component == component and put.vhost in seen])
+
+    async def get(call: Call) -> dict[str, Any]:
+        return row(found(call))
+
+    async def put(call: Call) -> Any:
+        vhost, name = call.vhost().name, call.part("name")
+        value = value_of(with_keys(await call.json(), "pattern", "definition"))
+        existed = (vhost, component, name) in call.catalog.parameters
+        await call.ask(ParameterPut(vhost, component, name, value))
+        return put_status(existed)
+
+    async def delete(call: Call) -> None:
+        gone = found(call)
+        await call.ask(ParameterDelete(gone.vhost, component, gone.name))
+
+    one = f"{path}/{{vhost}}/{{name}}"
+    return [
+        Route("GET", path, get_all, is_long=True),
+        Route("GET", f"{path}/{{vhost}}", get_all, is_long=True),
+        Route("GET", one, get),
+        Route("PUT", one, put, changes_tag),
+        Route("DELETE", one, delete, changes_tag),
+    ]
+
+
+ROUTES = [
+    *_routes("/api/policies", POLICY, "policymaker"),
+    *_routes("/api/operator-policies", OPERATOR_POLICY, "administrator"),
+]

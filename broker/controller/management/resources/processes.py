@@ -1,0 +1,238 @@
+"""/api/processes, /api/shards, /api/nodes: what the supervisor and the shards say of themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from shardmq.broker.controller.management.call import NODE, Call, Context, Route, not_found
+from shardmq.broker.controller.management.metrics.gathered import Stats
+from shardmq.broker.routing.types import TYPES
+from shardmq.broker.shared.logins import MECHANISMS
+from shardmq.shardd.wire.histogram import SUM, parts_of
+from shardmq.shardd.wire.messages import LOW_ON_DISK
+from shardmq.supervisor.logs import KEPT
+
+# Of what the supervisor writes; `status` and `last_end` are words for people.
+SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_end", "started_at")
+KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
+FEW_FILES = "file_descriptor_limit"
+FILES_PART_MAX = 0.9
+FILES_UNLIMITED = 1 << 62
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def status(context: Context) -> dict[str, Any]:
+    """The supervisor's status.json; {} without a supervisor. It is small and replaced whole."""
+    try:
+        found = json.loads((Path(context.config.runtime_dir) / "status.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {"children": found}
+
+
+def rss_bytes(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def open_files(pid: int) -> tuple[int | None, int | None]:
+    """How many a process has, and how many it may have."""
+    try:
+        limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        limit = next(line.split()[3] for line in limits if line.startswith("Max open files"))
+        return len(os.listdir(f"/proc/{pid}/fd")), int(limit) if limit.isdigit() else None
+    except (OSError, StopIteration):
+        return None, None
+
+
+def short_of_files(found: Iterable[dict[str, Any]]) -> list[str]:
+    """Of `rows` those that will soon be refused files: a front door then lets nobody in until somebody leaves."""
+    return [
+        str(row["name"])
+        for row in found
+        if (row.get("fd_used") or 0) > FILES_PART_MAX * (row.get("fd_total") or FILES_UNLIMITED)
+    ]
+
+
+def rows(context: Context) -> list[dict[str, Any]]:
+    now = time.time()
+    found, shown = status(context), []
+    for child in [_supervisor(found), *found.get("children", [])] if found else []:
+        row = {name: child.get(name) for name in SHOWN}
+        if row["started_at"]:
+            row["uptime"] = round(max(0.0, now - row["started_at"]), 3)
+        if row["pid"]:
+            row["rss_bytes"] = rss_bytes(row["pid"])
+            row["fd_used"], row["fd_total"] = open_files(row["pid"])
+        if row["kind"] == "shard":
+            row["queues"] = context.catalog.queues_on(row["index"])
+        shown.append(row)
+    return shown
+
+
+def _supervisor(found: dict[str, Any]) -> dict[str, Any]:
+    """It writes the file and is no child of its own; who stops the broker by hand looks for its pid."""
+    at = {"pid": found.get("pid"), "started_at": found.get("started_at")}
+    return {"name": "supervisor", "kind": "supervisor", "index": 0, "state": "ready", "restarts": 0, **at}
+
+
+async def get_all(call: Call) -> list[dict[str, Any]]:
+    return rows(call.context)
+
+
+def warnings(numbers: dict[str, float]) -> list[str]:
+    """What an operator should look at though everything is served; `numbers`: what one shard reports."""
+    found = []
+    if numbers.get("disk_free_bytes", 0) < numbers.get("disk_free_warn_bytes", 0):
+        found.append(f"low on disk soon: {numbers['disk_free_bytes'] / 1e6:.0f} MB free")
+    if numbers.get("damaged"):
+        found.append(f"{numbers['damaged']:.0f} damaged places found in message files, see the log")
+    return found
+
+
+async def shards(call: Call) -> list[dict[str, Any]]:
+    catalog, stats = call.context.catalog, await call.context.stats.of_shards()
+    return [
+        {
+            "shard": shard.number,
+            "pid": shard.pid,
+            "ready": shard.ready,
+            "alarm": shard.alarm,
+            "queues": catalog.queues_on(shard.number),
+            "warnings": warnings(stats.shards.get(shard.number, {})),
+            **stats.shards.get(shard.number, {}),
+        }
+        for shard in call.context.shards.shards
+    ]
+
+
+def disk_room(stats: Stats) -> dict[str, int]:
+    """Free bytes, and those below which publishers are blocked, where it is tightest; {} when no shard answers."""
+    rooms = [
+        (row["disk_free_bytes"], row["disk_free_min_bytes"]) for row in stats.shards.values() if row.keys() >= KEYS
+    ]
+    free, least = min(rooms, default=(None, None))
+    return {} if free is None or least is None else {"disk_free": int(free), "disk_free_limit": int(least)}
+
+
+def node_uptime_s(found: Iterable[dict[str, Any]]) -> float:
+    """Of `rows`."""
+    return max((row.get("uptime", 0.0) for row in found), default=0.0)
+
+
+def tcp_sockets_max(context: Context, found: Iterable[dict[str, Any]]) -> int:
+    """Connections that are let in: the limit, or as many as front doors may have files."""
+    doors = sum(row.get("fd_total") or 0 for row in found if row["kind"] == "front-door")
+    return min(context.presence.connections_max or doors, doors)
+
+
+def syncs(stats: Stats) -> tuple[int, float]:
+    """Of all shards: how many, and the seconds they took, since each one's start."""
+    parts = [parts_of(numbers, "sync_us") for numbers in stats.sizes.values()]
+    count = sum(value for each in parts for k, value in each.items() if k != SUM)
+    return int(count), sum(each.get(SUM, 0.0) for each in parts) / 1e6
+
+
+def runnable() -> int:
+    """Threads of this host that run or wait for a core."""
+    return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+
+
+def processes_max() -> int:
+    return int(Path("/proc/sys/kernel/pid_max").read_text())
+
+
+def gauges(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[str, int]:
+    """What rises and falls; found: `rows`."""
+    return {
+        "mem_used": context.memory.used_bytes,
+        "fd_used": sum(row.get("fd_used") or 0 for row in found),
+        "sockets_used": len(context.presence.connections()),
+        "proc_used": len(found),
+        **{name: value for name, value in disk_room(stats).items() if name == "disk_free"},
+    }
+
+
+def _with_rates(context: Context, counted: dict[str, int]) -> dict[str, Any]:
+    rates = context.node_rates.of({name: float(value) for name, value in counted.items()})
+    # A shard that started anew counts its syncs from 0; whatever else is here may fall.
+    return counted | {
+        f"{name}_details": {"rate": max(0.0, rate) if name == "io_sync_count" else rate} for name, rate in rates.items()
+    }
+
+
+def node(context: Context, stats: Stats) -> dict[str, Any]:
+    alarms = {shard.alarm for shard in context.shards.shards} | {context.memory.alarm}
+    children = [row for row in rows(context) if row.get("rss_bytes")]
+    sync_count, sync_s = syncs(stats)
+    return {
+        "name": NODE,
+        "type": "disc",
+        "running": True,
+        "processors": os.cpu_count(),
+        "os_pid": str(os.getpid()),
+        **_with_rates(context, {**gauges(context, stats, children), "io_sync_count": sync_count}),
+        "io_sync_avg_time": 1000 * sync_s / sync_count if sync_count else 0,
+        "mem_calculation_strategy": "rss",
+        "connections_max": context.presence.connections_max,
+        "mem_alarm": context.memory.alarm != "",
+        "mem_limit": context.memory.limit_bytes,
+        "fd_total": sum(row.get("fd_total") or 0 for row in children),
+        "disk_free_alarm": LOW_ON_DISK in alarms,
+        "alarms": sorted(alarms - {""}),
+        **disk_room(stats),
+        "partitions": [],
+        "cluster_links": [],
+        "sockets_total": tcp_sockets_max(context, children),
+        "proc_total": processes_max(),
+        "run_queue": runnable(),
+        "enabled_plugins": [],
+        "applications": [],
+        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
+        "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in MECHANISMS.decode().split()],
+        "db_dir": os.path.abspath(context.config.data_dir),
+        "log_files": log_files(context.config.runtime_dir),
+        "config_files": [],
+        "uptime": int(node_uptime_s(children) * 1000),
+        "rates_mode": "basic",
+    }
+
+
+def log_files(runtime_dir: str) -> list[str]:
+    """With the last lines of each process; the log itself goes to the journal or to standard error."""
+    return sorted(str(path) for path in Path(runtime_dir).absolute().glob(f"{KEPT}*"))
+
+
+async def nodes(call: Call) -> list[dict[str, Any]]:
+    return [node(call.context, await call.context.stats.of_shards())]
+
+
+async def one_node(call: Call) -> dict[str, Any]:
+    if call.part("node") != NODE:
+        raise not_found()
+    return node(call.context, await call.context.stats.of_shards())
+
+
+async def memory(call: Call) -> dict[str, Any]:
+    """What each process holds."""
+    if call.part("node") != NODE:
+        raise not_found()
+    held = {row["name"]: row["rss_bytes"] for row in rows(call.context) if row.get("rss_bytes")}
+    total = sum(held.values())
+    return {"memory": {**held, "strategy": "rss", "total": {"rss": total, "allocated": total, "erlang": 0}}}
+
+
+ROUTES = [
+    Route("GET", "/api/nodes/{node}/memory", memory, "monitoring"),
+    Route("GET", "/api/processes", get_all, "monitoring"),
+    Route("GET", "/api/shards", shards, "monitoring"),
+    Route("GET", "/api/nodes", nodes, "monitoring"),
+    Route("GET", "/api/nodes/{node}", one_node, "monitoring"),
+]

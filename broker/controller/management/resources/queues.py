@@ -1,0 +1,285 @@
+"""/api/queues"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from shardmq.broker.controller.management.answers import queue_order
+from shardmq.broker.controller.management.answers.listing import Lazy, Listing
+from shardmq.broker.controller.management.call import (
+    NODE,
+    Arguments,
+    Call,
+    Context,
+    Route,
+    bad_request,
+    check,
+    not_found,
+    number,
+    put_status,
+    table_of,
+)
+from shardmq.broker.controller.management.metrics.gathered import Stats, depth_rates, message_stats
+from shardmq.broker.controller.management.resources import consumers
+from shardmq.broker.controller.management.resources.connections import channel_name
+from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.model.checks import is_hidden_queue
+from shardmq.broker.model.policies import NOTHING
+from shardmq.broker.shared.control import QueueDeclare, QueueRemove
+from shardmq.broker.shared.reading import is_stream
+from shardmq.broker.shared.rights import Configure, Read
+from shardmq.shardd.wire.messages import QueueStats
+
+MIRROR_ACTIONS = frozenset(("sync", "cancel_sync"))
+SINGLE_ACTIVE = "x-single-active-consumer"
+
+
+class QueueBody(msgspec.Struct):
+    durable: bool = True
+    auto_delete: bool = False
+    arguments: Arguments = {}
+
+
+ATTRIBUTES = frozenset(("name", "vhost", "durable", "auto_delete", "shard"))
+PLAIN = ATTRIBUTES | {
+    "exclusive", "arguments", "type", "node", "policy", "operator_policy", "effective_policy_definition", "state",
+    "owner_pid_details", "leader", "members", "online", "effective_arguments",
+}  # fmt: skip
+
+
+def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
+    """What is known of it without asking its shard."""
+    vhost = context.catalog.vhost(queue.vhost)
+    applied = vhost.policies_of(queue) if vhost is not None else NOTHING
+    shown: dict[str, Any] = {
+        "name": queue.name,
+        "vhost": queue.vhost,
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "exclusive": bool(queue.owner),
+        "arguments": queue.arguments,
+        "type": queue.arguments.get("x-queue-type", "classic"),
+        "node": NODE,
+        "shard": queue.shard,
+        "policy": applied.policy,
+        "operator_policy": applied.operator_policy,
+        "effective_policy_definition": applied.definition,
+        "effective_arguments": context.catalog.queue_arguments(queue),
+        "leader": NODE,
+        "members": [NODE],
+        "online": [NODE],
+        "state": "paused" if queue.paused else "running",
+    }
+    if queue.part is not None:
+        shown |= {"exchange": queue.part.exchange, "index": queue.part.index, "shard_state": queue.part.state}
+    if queue.owner and (holder := context.presence.connection(queue.owner)) is not None:
+        shown["owner_pid_details"] = {
+            "name": holder.name,
+            "peer_host": holder.peer_host,
+            "peer_port": holder.peer_port,
+        }
+    return shown
+
+
+def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
+    shown, known = plain(queue, context), stats.queue(queue)
+    is_single = queue.arguments.get(SINGLE_ACTIVE) is True
+    shown["single_active_consumer_tag"] = stats.active.get(queue.id, "") if is_single else None
+    shown["exclusive_consumer_tag"] = stats.exclusive.get(queue.id)
+    shown["head_message_timestamp"] = None  # a shard does not look into what clients say of messages
+    if known is None:
+        # Numbers that are not known are left out, not shown as 0.
+        shown["state"] = "down"
+        return shown
+    shown.update(
+        totals(known, queue.id in stats.streams),
+        consumers=known.consumers,
+        memory=8 * (known.ready + known.unacked),
+        message_bytes=known.ready_bytes + known.unacked_bytes,
+        message_bytes_ready=known.ready_bytes,
+        message_bytes_unacknowledged=known.unacked_bytes,
+        message_stats=message_stats(stats, known),
+        **depth_rates(stats, known),
+    )
+    stream = stats.streams.get(queue.id)
+    if stream is not None:
+        shown.update(
+            memory=0,
+            message_bytes=known.ready_bytes,
+            first_offset=stream.first_offset,
+            last_offset=stream.next_offset - 1 if stream.next_offset > stream.first_offset else None,
+            segments=stream.segments,
+            stream_positions=stream.positions,
+            # [from, to] each: messages that damage on the disk has taken.
+            stream_gaps=[[first, behind - 1] for first, behind in stats.gaps.get(queue.id, ())],
+        )
+    return shown
+
+
+def totals(known: QueueStats, is_stream: bool) -> dict[str, Any]:
+    """Of a stream what is read stays."""
+    messages = known.ready if is_stream else known.ready + known.unacked
+    return {"messages": messages, "messages_ready": known.ready, "messages_unacknowledged": known.unacked}
+
+
+def row_with_totals(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
+    known = stats.queue(queue)
+    return plain(queue, context) | (totals(known, queue.id in stats.streams) if known is not None else {})
+
+
+def _queue(call: Call) -> QueuePut:
+    queue = call.vhost().queues.get(call.part("queue"))
+    if queue is None or is_hidden_queue(queue.name):
+        raise not_found()
+    return queue
+
+
+class _Listed:
+    """Those there are when somebody begins to read them."""
+
+    def __init__(self, now: Callable[[], Sequence[QueuePut]]) -> None:
+        self._now = now
+
+    def __iter__(self) -> Iterator[QueuePut]:
+        return iter(self._now())
+
+
+async def get_all(call: Call) -> Lazy[QueuePut]:
+    vhosts, context = call.vhosts(), call.context
+    order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
+
+    async def looked(queues: list[QueuePut] | None) -> Stats:
+        return await (context.stats.now(totals_only=True) if queues is None else context.stats.of(queues))
+
+    async def look(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
+        stats = await looked(queues)
+        return lambda queue: row(queue, stats, context)
+
+    async def look_at_totals(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
+        stats = await looked(queues)
+        return lambda queue: row_with_totals(queue, stats, context)
+
+    def in_order() -> Sequence[QueuePut]:
+        names = [
+            context.queue_names.of(vhost, context.catalog.vhosts) for vhost in sorted(vhosts, key=attrgetter("name"))
+        ]
+        return names[0] if len(names) == 1 else [queue for of_vhost in names for queue in of_vhost]
+
+    keys = partial(queue_order.keys, context)
+    return Lazy(
+        _Listed(in_order),
+        lambda queue: plain(queue, context),
+        PLAIN,
+        ATTRIBUTES,
+        look,
+        order,
+        keys,
+        in_order,
+        look_at_totals,
+    )
+
+
+async def get(call: Call) -> dict[str, Any]:
+    queue = _queue(call)
+    stats = await call.context.stats.of([queue])
+    shown = row(queue, stats, call.context)
+    # Who publishes how much to what, and who gets how much of it, nobody counts: rates_mode is basic.
+    shown |= {"incoming": [], "deliveries": []}
+    shown["consumer_details"] = [
+        one for one in consumers.rows(call, stats) if one["queue"] == {"name": queue.name, "vhost": queue.vhost}
+    ]
+    return shown
+
+
+async def unacked(call: Call) -> Listing:
+    """What its consumers have been given and not acknowledged, the oldest first; `unacked_for`: milliseconds."""
+    queue = _queue(call)
+    owners = {info.owner: info for info in call.context.presence.connections()}
+    rows = []
+    for row in sorted(await call.context.links.unacked(queue.id), key=lambda row: -row["unacked_for"]):
+        info = owners.get(row.pop("owner"))
+        row["connection_name"] = info.name if info is not None else None
+        row["channel_name"] = channel_name(info, row["channel"]) if info is not None else None
+        rows.append(row)
+    return Listing(rows)
+
+
+async def put(call: Call) -> Any:
+    vhost, name, body = call.vhost_to_change(), call.part("queue"), await call.body(QueueBody)
+    existed = name in vhost.queues
+    arguments = table_of(body.arguments)
+    await call.ask(QueueDeclare(vhost.name, name, body.durable, body.auto_delete, False, arguments))
+    return put_status(existed)
+
+
+async def delete(call: Call) -> None:
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    await call.ask(QueueRemove(vhost.name, queue.name, call.flag("if-unused"), call.flag("if-empty")))
+
+
+class ActionBody(msgspec.Struct):
+    action: str
+
+
+async def act(call: Call) -> None:
+    """Mirrors, which RabbitMQ's actions are about, no queue has: to synchronise them, or stop that, is done at once."""
+    _queue(call)
+    action = (await call.body(ActionBody)).action
+    if action not in MIRROR_ACTIONS:
+        raise bad_request(f"unknown action: {action}")
+
+
+async def pause(call: Call) -> None:
+    await _set_paused(call, True)
+
+
+async def resume(call: Call) -> None:
+    await _set_paused(call, False)
+
+
+async def restart(call: Call) -> None:
+    """LavinMQ closes a queue whose files it cannot read until it is told this. Here such a shard starts anew by itself,
+    so there is never one to restart."""
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    call.must(Configure(vhost.name, queue.name))
+    raise bad_request("Queue was not restarted: it is not closed")
+
+
+async def _set_paused(call: Call, paused: bool) -> None:
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    call.must(Configure(vhost.name, queue.name))
+    check(await call.context.authority.pause_queue(vhost.name, queue.name, paused))
+
+
+async def purge(call: Call) -> None:
+    """All ready messages, or with ?count= so many of a classic queue, those first that would be delivered next."""
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    call.must(Read(vhost.name, queue.name))
+    authority, count = call.context.authority, call.request.query.get("count")
+    if count is None:
+        check(await authority.purge_queue(vhost.name, queue.name))
+        return
+    if is_stream(queue.arguments):
+        raise bad_request("count: a stream is purged as a whole")
+    check(await authority.purge_first(vhost.name, queue.name, number("count", count, 1)))
+
+
+ROUTES = [
+    Route("GET", "/api/queues", get_all, is_long=True),
+    Route("GET", "/api/queues/detailed", get_all, is_long=True),
+    Route("GET", "/api/queues/{vhost}", get_all, is_long=True),
+    Route("GET", "/api/queues/{vhost}/{queue}", get),
+    Route("GET", "/api/queues/{vhost}/{queue}/unacked", unacked, is_long=True),
+    Route("PUT", "/api/queues/{vhost}/{queue}", put),
+    Route("DELETE", "/api/queues/{vhost}/{queue}", delete, query=("if-unused", "if-empty")),
+    Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge, query=("count",)),
+    Route("POST", "/api/queues/{vhost}/{queue}/actions", act, "administrator"),
+    Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
+    Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
+    Route("PUT", "/api/queues/{vhost}/{queue}/restart", restart),
+]

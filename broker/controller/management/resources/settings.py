@@ -1,0 +1,59 @@
+"""/api/settings: what holds, and what of it can be changed until the next start without the settings file.
+
+The supervisor owns the settings; it is asked, and tells all processes, this one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from shardmq.broker.controller.management.call import Call, Route, bad_request, not_found, with_keys
+from shardmq.broker.controller.management.resources.processes import status
+from shardmq.supervisor import notify
+
+LEVELS = ("debug", "info", "warning", "error")
+BYTES_MAX = 1 << 50
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= BYTES_MAX
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+# By name: whether a value is good, and how it is said when not.
+SETTABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "log_level": (lambda value: value in LEVELS, f"one of {', '.join(LEVELS)}"),
+    "shards.disk_free_min_bytes": (_is_bytes, "a number of bytes"),
+    "memory.high_watermark": (_is_part, "a part of the memory, 0 to 1"),
+    "memory.high_watermark_bytes": (_is_bytes, "a number of bytes"),
+}
+
+
+async def get(call: Call) -> dict[str, Any]:
+    """As they hold now, by their keys in the file; passwords are not among them."""
+    found: dict[str, Any] = status(call.context).get("settings", {})
+    return found
+
+
+async def put(call: Call) -> None:
+    name = call.part("name")
+    if name not in SETTABLE:
+        raise not_found(f"not to be set while the broker runs: {name}; these are: {', '.join(SETTABLE)}")
+    value = with_keys(await call.json(), "value")["value"]
+    is_good, what = SETTABLE[name]
+    if not is_good(value):
+        raise bad_request(f"value: {what}")
+    notify.setting(name, msgspec.json.encode(value).decode())  # for these the same as in the settings file
+
+
+ROUTES = [
+    Route("GET", "/api/settings", get, "administrator"),
+    Route("GET", "/api/config/effective", get, "administrator"),
+    Route("PUT", "/api/settings/{name}", put, "administrator"),
+]

@@ -1,0 +1,125 @@
+"""/api/streams/VHOST/NAME/groups: how far those that read a stream under a name have come, and what lies before them.
+
+A name's positions are kept by the shards, beside the messages: those of AMQP consumers by what they settle, those of
+readers over HTTP by what they say here. It is one name for both: who goes on by AMQP goes on there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from shardmq.broker.controller.authority import ShardSilent
+from shardmq.broker.controller.management.call import NUMBER_MAX, ApiError, Call, Route, bad_request, not_found
+from shardmq.broker.controller.management.resources.streams import asked_stream, id_of, range_of
+from shardmq.broker.controller.streams.stream_ranges import Part
+from shardmq.shardd.wire import messages as wire
+
+NAME_BYTES_MAX = 255  # as of a consumer's tag
+PLACE_S_MAX = 5.0
+
+
+class Reached(msgspec.Struct):
+    """`next`: the first offset that is still wanted. `id`: of the stream it was read from."""
+
+    next: int
+    id: str | None = None
+
+
+class GroupBody(msgspec.Struct):
+    """By shard."""
+
+    shards: dict[str, Reached]
+
+
+async def get_all(call: Call) -> list[dict[str, Any]]:
+    """Names under which a stream is read, how far each has come, and its lag."""
+    call.knows_only(())
+    return await _groups(call)
+
+
+async def get(call: Call) -> dict[str, Any]:
+    """One name's positions and lag."""
+    call.knows_only(())
+    name = _name(call)
+    found = next((group for group in await _groups(call) if group["name"] == name), None)
+    if found is None:
+        raise not_found()
+    return found
+
+
+async def put(call: Call) -> None:
+    """Say how far a reader under that name has come; shards that are not named stay where they were."""
+    call.knows_only(())
+    _, _, parts = asked_stream(call)
+    body, name = await call.body(GroupBody), _name(call)
+    by_number = {str(part.number): part for part in parts}
+    for shard, reached in body.shards.items():
+        part = by_number.get(shard)
+        if part is None:
+            raise bad_request(f"shards: there is no shard '{shard[:20]}'")
+        if not 0 <= reached.next <= NUMBER_MAX:
+            raise bad_request(f"shards.{shard}.next: not a number from 0 to {NUMBER_MAX}")
+        if reached.id is not None and reached.id != id_of(call, part):
+            raise ApiError(412, "precondition_failed", f"shards.{shard}.id: the stream has the id {id_of(call, part)}")
+    await _place(call, name, ((by_number[shard], reached.next) for shard, reached in body.shards.items()))
+
+
+async def delete(call: Call) -> None:
+    """Forget the name: whoever comes with it begins where it says."""
+    call.knows_only(())
+    _, _, parts = asked_stream(call)
+    await _place(call, _name(call), ((part, None) for part in parts))
+
+
+async def _groups(call: Call) -> list[dict[str, Any]]:
+    _, _, parts = asked_stream(call)
+    stats = await call.context.stats.of([part.queue for part in parts])
+    found: dict[str, list[dict[str, Any]]] = {}
+    for part in parts:
+        stream = stats.streams.get(part.queue.id)
+        for name, offset in stream.positions.items() if stream is not None else ():
+            found.setdefault(name, []).append({"shard": part.number, "next": offset, "lag": _lag(call, part, offset)})
+    return [
+        {"name": name, "lag": sum(row["lag"] for row in shards), "shards": shards}
+        for name, shards in sorted(found.items())
+    ]
+
+
+def _lag(call: Call, part: Part, offset: int) -> int:
+    """Messages that are there and that it has not come to."""
+    there = range_of(call, part)
+    return 0 if there is None else max(0, there.next - max(offset, there.first))
+
+
+async def _place(call: Call, name: str, places: Iterable[tuple[Part, int | None]]) -> None:
+    replies = []
+    for part, offset in places:
+        message = partial(wire.Place, queue=part.queue.id, name=name, offset=offset)
+        replies.append(call.context.shards.request(part.queue.shard, message, PLACE_S_MAX))
+    for reply in await asyncio.gather(*replies, return_exceptions=True):
+        if isinstance(reply, ShardSilent):
+            raise ApiError(503, "unavailable", str(reply))
+        if isinstance(reply, wire.Refused):
+            raise not_found() if reply.code == 404 else ApiError(412, "precondition_failed", reply.text)
+        if isinstance(reply, BaseException):
+            raise reply
+
+
+def _name(call: Call) -> str:
+    name = call.part("group")
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise bad_request(f"the name has more than {NAME_BYTES_MAX} bytes")
+    return name
+
+
+ROUTES = [
+    Route("GET", "/api/streams/{vhost}/{name}/groups", get_all),
+    Route("GET", "/api/streams/{vhost}/{name}/groups/{group}", get),
+    Route("PUT", "/api/streams/{vhost}/{name}/groups/{group}", put),
+    Route("DELETE", "/api/streams/{vhost}/{name}/groups/{group}", delete),
+]

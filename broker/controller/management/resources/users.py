@@ -1,0 +1,251 @@
+"""/api/users, /api/permissions, /api/topic-permissions, /api/whoami"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shardmq.broker.controller.management.answers.listing import Listing
+from shardmq.broker.controller.management.call import Call, Route, bad_request, check, not_found, put_status
+from shardmq.broker.controller.management.resources.limits import limits_of
+from shardmq.broker.controller.policies import USER_LIMITS
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import PermissionPut, TopicPermissionPut, UserPut
+from shardmq.broker.model.passwords import HASHES, is_base64
+
+RABBITMQ_DEFAULT = "rabbit_password_hashing_sha256"  # what a hash without its algorithm is made with
+
+
+class UserBody(msgspec.Struct):
+    tags: list[str] | str | None = None
+    password: str | None = None
+    password_hash: str | None = None
+    hashing_algorithm: str = ""
+
+
+class NamesBody(msgspec.Struct):
+    users: list[str]
+
+
+class PermissionBody(msgspec.Struct):
+    configure: str
+    write: str
+    read: str
+
+
+class TopicPermissionBody(msgspec.Struct):
+    exchange: str
+    write: str
+    read: str
+
+
+def row(user: UserPut, catalog: Catalog) -> dict[str, Any]:
+    return {
+        "name": user.name,
+        "password_hash": user.password_hash,
+        "hashing_algorithm": user.hashing_algorithm,
+        "tags": user.tags,
+        "limits": limits_of(catalog.parameters.get(("", USER_LIMITS, user.name))),
+    }
+
+
+def permission_row(put: PermissionPut) -> dict[str, Any]:
+    return {
+        "user": put.user,
+        "vhost": put.vhost,
+        "configure": put.configure,
+        "write": put.write,
+        "read": put.read,
+    }
+
+
+def topic_permission_row(put: TopicPermissionPut) -> dict[str, Any]:
+    return {"user": put.user, "vhost": put.vhost, "exchange": put.exchange, "write": put.write, "read": put.read}
+
+
+def _user(call: Call) -> UserPut:
+    user = call.catalog.users.get(call.part("user"))
+    if user is None:
+        raise not_found()
+    return user
+
+
+async def whoami(call: Call) -> dict[str, Any]:
+    return {"name": call.user.name, "tags": call.user.tags}
+
+
+async def get_all(call: Call) -> Listing:
+    return Listing([row(user, call.catalog) for user in call.catalog.users.values()])
+
+
+async def without_permissions(call: Call) -> Listing:
+    known = {user for _, user in call.catalog.permissions}
+    return Listing([row(user, call.catalog) for user in call.catalog.users.values() if user.name not in known])
+
+
+async def get(call: Call) -> dict[str, Any]:
+    return row(_user(call), call.catalog)
+
+
+async def put(call: Call) -> Any:
+    body, name = await call.body(UserBody), call.part("user")
+    if not name:
+        raise bad_request("a user needs a name")
+    if body.tags is None:
+        raise bad_request("tags_not_present")
+    if body.hashing_algorithm and body.hashing_algorithm not in HASHES:
+        raise bad_request(f"unknown hashing_algorithm '{body.hashing_algorithm}'")
+    if body.password is not None and body.password_hash is not None:
+        raise bad_request("both_password_and_password_hash_are_provided")
+    if body.password_hash is not None and not is_base64(body.password_hash):
+        raise bad_request("password_hash: not base64")
+    existed = name in call.catalog.users
+    # An empty password is none, as in RabbitMQ: it must not become one that can be entered.
+    fallback = call.context.authority.hashing_algorithm if body.password else RABBITMQ_DEFAULT
+    answer = await call.context.authority.put_user(
+        name,
+        password=body.password or None,
+        password_hash=body.password_hash or "",
+        tags=tags_of(body.tags),
+        hashing_algorithm=body.hashing_algorithm or fallback,
+    )
+    check(answer)
+    return put_status(existed)
+
+
+def tags_of(tags: list[str] | str) -> list[str]:
+    """RabbitMQ takes both a list and one comma separated string."""
+    parts = tags.split(",") if isinstance(tags, str) else tags
+    return [tag for part in parts if (tag := part.strip())]
+
+
+async def delete(call: Call) -> None:
+    check(await call.context.authority.delete_user(_user(call).name))
+
+
+async def delete_many(call: Call) -> None:
+    """Who is not there is deleted already."""
+    for name in (await call.body(NamesBody)).users:
+        if name in call.catalog.users:
+            check(await call.context.authority.delete_user(name))
+
+
+async def permissions_of_user(call: Call) -> Listing:
+    user = _user(call).name
+    return Listing([permission_row(put) for key, put in call.catalog.permissions.items() if key[1] == user])
+
+
+async def get_permissions(call: Call) -> Listing:
+    return Listing([permission_row(put) for put in call.catalog.permissions.values()])
+
+
+def _permission(call: Call) -> PermissionPut:
+    put = call.catalog.permissions.get((call.part("vhost"), call.part("user")))
+    if put is None:
+        raise not_found()
+    return put
+
+
+async def get_permission(call: Call) -> dict[str, Any]:
+    return permission_row(_permission(call))
+
+
+async def put_permission(call: Call) -> Any:
+    body = await call.body(PermissionBody)
+    vhost, user = call.part("vhost"), call.part("user")
+    existed = (vhost, user) in call.catalog.permissions
+    check(await call.context.authority.put_permission(vhost, user, body.configure, body.write, body.read))
+    return put_status(existed)
+
+
+async def delete_permission(call: Call) -> None:
+    put = _permission(call)
+    check(await call.context.authority.delete_permission(put.vhost, put.user))
+
+
+# -- topic permissions -------------------------------------------------------------------------------------
+
+
+def _topic_rows(
+    call: Call, vhost: str | None = None, user: str | None = None, exchange: str | None = None
+) -> list[dict[str, Any]]:
+    wanted = {"vhost": vhost, "user": user, "exchange": exchange}
+    rows = map(topic_permission_row, call.catalog.topic_permissions)
+    return [row for row in rows if all(value in (None, row[name]) for name, value in wanted.items())]
+
+
+async def get_topic_permissions(call: Call) -> Listing:
+    return Listing(_topic_rows(call))
+
+
+async def topic_permissions_of_user(call: Call) -> Listing:
+    return Listing(_topic_rows(call, user=_user(call).name))
+
+
+async def topic_permissions_of_vhost(call: Call) -> Listing:
+    return Listing(_topic_rows(call, vhost=call.vhost().name))
+
+
+def _topic_permissions(call: Call) -> list[dict[str, Any]]:
+    rows = _topic_rows(call, call.part("vhost"), call.part("user"))
+    if not rows:
+        raise not_found()
+    return rows
+
+
+async def get_topic_permission(call: Call) -> Listing:
+    """One row for each exchange, or that of the exchange in the path."""
+    rows, exchange = _topic_permissions(call), call.request.match_info.get("exchange")
+    return Listing([row for row in rows if exchange in (None, row["exchange"])])
+
+
+async def put_topic_permission(call: Call) -> Any:
+    body, vhost, user = await call.body(TopicPermissionBody), call.part("vhost"), call.part("user")
+    existed = bool(_topic_rows(call, vhost, user))
+    check(await call.context.authority.put_topic_permission(vhost, user, body.exchange, body.write, body.read))
+    return put_status(existed)
+
+
+async def delete_topic_permission(call: Call) -> None:
+    """Of all exchanges, or of ?exchange=."""
+    exchange = call.request.query.get("exchange")
+    if exchange is not None and all(row["exchange"] != exchange for row in _topic_permissions(call)):
+        raise not_found()
+    _topic_permissions(call)
+    check(await call.context.authority.delete_topic_permission(call.part("vhost"), call.part("user"), exchange))
+
+
+async def delete_topic_permission_of(call: Call) -> None:
+    """Of the exchange in the path: if there is none it is deleted already, as in RabbitMQ."""
+    _topic_permissions(call)
+    vhost, user, exchange = call.part("vhost"), call.part("user"), call.part("exchange")
+    if _topic_rows(call, vhost, user, exchange):
+        check(await call.context.authority.delete_topic_permission(vhost, user, exchange))
+
+
+ONE_TOPIC = "/api/topic-permissions/{vhost}/{user}/{exchange}"
+
+ROUTES = [
+    Route("GET", "/api/whoami", whoami),
+    Route("GET", "/api/users", get_all, "administrator", is_long=True),
+    Route("POST", "/api/users/bulk-delete", delete_many, "administrator", ()),
+    Route("GET", "/api/users/without-permissions", without_permissions, "administrator", is_long=True),
+    Route("GET", "/api/users/{user}", get, "administrator"),
+    Route("PUT", "/api/users/{user}", put, "administrator"),
+    Route("DELETE", "/api/users/{user}", delete, "administrator"),
+    Route("GET", "/api/users/{user}/permissions", permissions_of_user, "administrator", is_long=True),
+    Route("GET", "/api/permissions", get_permissions, "administrator", is_long=True),
+    Route("GET", "/api/permissions/{vhost}/{user}", get_permission, "administrator"),
+    Route("PUT", "/api/permissions/{vhost}/{user}", put_permission, "administrator"),
+    Route("DELETE", "/api/permissions/{vhost}/{user}", delete_permission, "administrator"),
+    Route("GET", "/api/topic-permissions", get_topic_permissions, "administrator", is_long=True),
+    Route("GET", "/api/users/{user}/topic-permissions", topic_permissions_of_user, "administrator", is_long=True),
+    Route("GET", "/api/vhosts/{vhost}/topic-permissions", topic_permissions_of_vhost, "administrator", is_long=True),
+    Route("GET", "/api/topic-permissions/{vhost}/{user}", get_topic_permission, "administrator", is_long=True),
+    Route("PUT", "/api/topic-permissions/{vhost}/{user}", put_topic_permission, "administrator"),
+    Route("DELETE", "/api/topic-permissions/{vhost}/{user}", delete_topic_permission, "administrator", ("exchange",)),
+    Route("GET", ONE_TOPIC, get_topic_permission, "administrator", is_long=True),
+    Route("PUT", ONE_TOPIC, put_topic_permission, "administrator"),
+    Route("DELETE", ONE_TOPIC, delete_topic_permission_of, "administrator"),
+]

@@ -1,0 +1,130 @@
+"""/api/vhosts"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+
+from shardmq.broker.controller.management.answers.listing import Listing
+from shardmq.broker.controller.management.answers.turns import Turns
+from shardmq.broker.controller.management.call import NODE, Call, Route, check, not_found, put_status
+from shardmq.broker.controller.management.metrics.gathered import Stats, depth_details
+from shardmq.broker.controller.management.resources.users import permission_row, tags_of
+from shardmq.broker.model.catalog import Vhost
+from shardmq.broker.model.changes import VhostPut
+
+CLASSIC = "classic"
+SLICE_QUEUES = 128  # counted before others have a turn
+
+
+class VhostBody(msgspec.Struct):
+    description: str = ""
+    tags: list[str] | str = []
+    tracing: bool | None = None  # None, here and below: as it is
+    default_queue_type: str | None = None
+    protected_from_deletion: bool | None = None
+
+
+def about(put: VhostPut) -> dict[str, Any]:
+    """What is said of a vhost, as RabbitMQ's metadata."""
+    said = {"description": put.description, "tags": put.tags, "default_queue_type": put.default_queue_type or CLASSIC}
+    return {**said, "protected_from_deletion": True} if put.is_protected else said
+
+
+async def row(vhost: Vhost, stats: Stats, turns: Turns) -> dict[str, Any]:
+    ready = unacked = ready_grown = unacked_grown = 0
+    queues = iter(list(vhost.queues.values()))
+    while part := list(itertools.islice(queues, SLICE_QUEUES)):
+        for known in [stats.queues[q.id] for q in part if q.id in stats.queues]:
+            ready += known.ready
+            unacked += known.unacked
+            # What the look before did not see, as its shard was silent or it was not there, has not grown.
+            earlier = stats.earlier(known) or known
+            ready_grown += known.ready - earlier.ready
+            unacked_grown += known.unacked - earlier.unacked
+        await turns.others_first()
+    return {
+        "name": vhost.name,
+        **about(vhost.put),
+        "metadata": about(vhost.put),
+        "protected_from_deletion": vhost.put.is_protected,
+        "tracing": vhost.put.is_traced,
+        "cluster_state": {NODE: "running"},
+        "messages": ready + unacked,
+        "messages_ready": ready,
+        "messages_unacknowledged": unacked,
+        **depth_details(ready_grown, unacked_grown, stats.at - stats.before.at if stats.before is not None else 0.0),
+    }
+
+
+async def get_all(call: Call) -> Listing:
+    stats = await call.context.stats.now(totals_only=True)
+    turns = Turns()
+    return Listing([await row(vhost, stats, turns) for vhost in list(call.visible_vhosts())])
+
+
+async def get(call: Call) -> dict[str, Any]:
+    return await row(call.vhost(), await call.context.stats.now(totals_only=True), Turns())
+
+
+async def put(call: Call) -> Any:
+    body, name = await call.body(VhostBody), call.part("vhost")
+    existed = name in call.catalog.vhosts
+    before = call.catalog.vhosts[name].put if existed else VhostPut(name)
+    kind, protected = body.default_queue_type, body.protected_from_deletion
+    put = VhostPut(
+        name,
+        body.description,
+        tags_of(body.tags),
+        before.default_queue_type if kind is None else kind,
+        before.is_protected if protected is None else protected,
+        before.is_traced if body.tracing is None else body.tracing,
+    )
+    check(await call.context.authority.put_vhost(put))
+    if not existed and not call.is_local:
+        # As in RabbitMQ: who makes a vhost by the API may use it; who makes it at the command line is no user.
+        check(await call.context.authority.put_permission(name, call.user.name, ".*", ".*", ".*"))
+    return put_status(existed)
+
+
+async def delete(call: Call) -> None:
+    check(await call.context.authority.delete_vhost(call.vhost().name))
+
+
+async def protect(call: Call) -> None:
+    await _protect(call, True)
+
+
+async def unprotect(call: Call) -> None:
+    await _protect(call, False)
+
+
+async def _protect(call: Call, wanted: bool) -> None:
+    put = msgspec.structs.replace(call.vhost().put, is_protected=wanted)
+    check(await call.context.authority.put_vhost(put))
+
+
+async def permissions(call: Call) -> Listing:
+    vhost = call.vhost().name
+    return Listing(permission_row(put) for key, put in call.catalog.permissions.items() if key[0] == vhost)
+
+
+async def start(call: Call) -> None:
+    """Every vhost runs: there is nothing to do, and tools that ask go on."""
+    call.vhost()
+    if call.part("node") != NODE:
+        raise not_found()
+
+
+ROUTES = [
+    Route("POST", "/api/vhosts/{vhost}/start/{node}", start, "administrator"),
+    Route("GET", "/api/vhosts", get_all, is_long=True),
+    Route("GET", "/api/vhosts/{vhost}", get, is_long=True),
+    Route("PUT", "/api/vhosts/{vhost}", put, "administrator"),
+    Route("DELETE", "/api/vhosts/{vhost}", delete, "administrator"),
+    Route("POST", "/api/vhosts/{vhost}/deletion/protection", protect, "administrator"),
+    Route("DELETE", "/api/vhosts/{vhost}/deletion/protection", unprotect, "administrator"),
+    Route("GET", "/api/vhosts/{vhost}/permissions", permissions, "administrator", is_long=True),
+]

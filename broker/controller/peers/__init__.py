@@ -1,0 +1,1 @@
+"""The controller's connections to front doors and shards."""

@@ -1,0 +1,320 @@
+"""The links to shards: ZeroMQ messages out and in, requests that outlive a shard's restart.
+
+One PULL socket for all shards' news, one PUSH socket to each shard. A shard that starts says Hello(ready=False) and
+is given all its queues (Assign); a shard that was there before this controller says Hello(ready=True) and is brought
+in line with the catalog. A request is sent when its shard is ready, and again to each new process of the shard, until
+it is answered or its time is up: all requests of the wire may come twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import Future
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+
+from shardmq.broker.controller.authority import ShardSilent
+from shardmq.broker.model.changes import QueuePut
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as wire
+
+ANSWER_S_MAX = 15.0  # a shard that restarts has this long to recover before declares on it fail
+STATS_S_MAX = 2.0
+JOIN_AGAIN_S = 1.0
+ASSIGN_PART_QUEUES = 4096
+# Front doors attach their consumers to a new process of a shard as soon as they hear of it; what has none after this
+# long, and when each front door has said that it has heard of it, has lost them.
+ABANDONED_S = 5.0
+WAITING_MAX = 100_000  # requests one shard has not answered
+# Received messages handled before other events of the loop get their turn.
+RECEIVE_BURST = 64
+# zmq's own are enums: each `&` with one costs as much as a call.
+READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
+
+log = logging.getLogger(__name__)
+
+
+class Handler(Protocol):
+    """What the links tell the controller."""
+
+    def queues_of_shard(self, shard: int) -> list[wire.QueueSpec]: ...
+
+    def queue_gone(self, id: int, reason: str) -> None: ...
+
+
+class _Waiting:
+    """A request that its shard has not answered."""
+
+    __slots__ = ("message", "reply", "timer")
+
+    def __init__(self, message: Any, reply: Future[Any], timer: asyncio.TimerHandle) -> None:
+        self.message, self.reply, self.timer = message, reply, timer
+
+
+class Shard:
+    """One shard as the controller knows it."""
+
+    def __init__(self, number: int, socket: zmq.Socket[bytes]) -> None:
+        self.number = number
+        self.socket = socket
+        self.epoch = 0
+        self.pid = 0
+        self.ready = False
+        self.alarm = ""
+        self.waiting: dict[int, _Waiting] = {}
+        self.used: set[int] = set()  # auto-delete queues that have had a consumer, whatever process it was
+
+
+async def _no_doors() -> bool:
+    return True
+
+
+class ShardLinks:
+    """All shards. `handler` is set before `start`; `fence` as of the links to front doors."""
+
+    def __init__(self, count: int, incarnation: int) -> None:
+        self.count = count
+        self.handler: Handler | None = None
+        self.fence: Callable[[], Awaitable[bool]] = _no_doors
+        self.shards: list[Shard] = []
+        self._incarnation = incarnation
+        self._endpoint = ""
+        self._number = 0
+        self._context = zmq.Context()
+        self._inbox: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it listens
+        self._joiner: asyncio.TimerHandle | None = None
+        self._looking: set[asyncio.Task[None]] = set()
+
+    async def start(self, runtime_dir: Path) -> None:
+        self._endpoint = f"ipc://{runtime_dir}/controller.sock"
+        # What may pile up is bounded by WAITING_MAX and by what shards may say unasked, not by messages.
+        self._inbox.set_hwm(0)
+        self._inbox.bind(self._endpoint)
+        for number in range(self.count):
+            socket = self._context.socket(zmq.PUSH)
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.RECONNECT_IVL, 10)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+            socket.connect(f"ipc://{runtime_dir}/shard-{number}.sock")
+            self.shards.append(Shard(number, socket))
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._inbox.fileno(), self._heard)
+        self._heard()
+        self._join_unknown()
+
+    async def stop(self) -> None:
+        if self._joiner is not None:
+            self._joiner.cancel()
+        for task in self._looking:
+            task.cancel()
+        if self._loop is not None:
+            self._loop.remove_reader(self._inbox.fileno())
+            self._loop = None
+        for shard in self.shards:
+            for waiting in shard.waiting.values():
+                waiting.timer.cancel()
+            shard.socket.close()
+        self._inbox.close()
+        self._context.term()
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def request(self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX) -> Future[Any]:
+        """The shard's Done, Refused, StatsReply or Queues; ShardSilent when none comes in time."""
+        to, loop = self.shards[shard], asyncio.get_running_loop()
+        reply: Future[Any] = loop.create_future()
+        if len(to.waiting) >= WAITING_MAX:
+            reply.set_exception(ShardSilent(f"shard {shard} has {WAITING_MAX} requests to answer"))
+            return reply
+        self._number += 1
+        number = self._number
+        timer = loop.call_later(wait_s, self._give_up, to, number, wait_s)
+        waiting = to.waiting[number] = _Waiting(message(number), reply, timer)
+        if to.ready:
+            self._send(to, waiting.message)
+        return reply
+
+    async def messages(self, queues: Iterable[QueuePut]) -> dict[int, int]:
+        """Ready and held ones, by queue id; nothing of queues whose shard does not answer within STATS_S_MAX."""
+        parts: dict[tuple[int, int], list[int]] = {}
+        for number, queue in enumerate(queues):
+            if self.shards[queue.shard].ready:
+                parts.setdefault((queue.shard, number // wire.STATS_QUEUES_MAX), []).append(queue.id)
+        asked = [
+            (ids, self.request(shard, partial(wire.Stats, queues=ids), STATS_S_MAX))
+            for (shard, _), ids in parts.items()
+        ]
+        await asyncio.gather(*(reply for _, reply in asked), return_exceptions=True)
+        found: dict[int, int] = {}
+        for ids, reply in asked:
+            if reply.exception() is None:
+                found |= dict.fromkeys(ids, 0)  # what is not used is not told of
+                found |= {each.id: each.ready + each.unacked for each in reply.result().queues}
+        return found
+
+    def door_gone(self, door: int, incarnation: int) -> None:
+        """Shards put back in order what that front door held."""
+        for shard in self.shards:
+            if shard.ready:
+                self._send(shard, wire.Gone(door, incarnation))
+
+    def _give_up(self, shard: Shard, number: int, wait_s: float) -> None:
+        waiting = shard.waiting.pop(number, None)
+        if waiting is not None and not waiting.reply.done():
+            waiting.reply.set_exception(ShardSilent(f"shard {shard.number} did not answer within {wait_s:g} s"))
+
+    def _send(self, shard: Shard, message: Any) -> None:
+        data = envelope.control(wire.CONTROLLER, self._incarnation, shard.epoch, shard.number, message)
+        shard.socket.send(data, AT_ONCE)
+
+    def epoch(self, shard: int) -> int:
+        """Which life of its process it is in."""
+        return self.shards[shard].epoch
+
+    # -- news ------------------------------------------------------------------------------------------
+
+    def _join_unknown(self) -> None:
+        """Until each shard has said Hello: its process may not have been there to hear the first Join."""
+        for shard in self.shards:
+            if shard.epoch == 0:
+                self._send(shard, wire.Join(self._endpoint))
+        self._joiner = asyncio.get_running_loop().call_later(JOIN_AGAIN_S, self._join_unknown)
+
+    def _heard(self) -> None:
+        """The socket's descriptor tells of a change only once: take all that is there, or come back by oneself."""
+        if self._loop is None:
+            return
+        for _ in range(RECEIVE_BURST):
+            # Cheaper to ask than to be told by an exception.
+            if not self._inbox.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # this option is an int
+                return
+            try:
+                self._receive(self._inbox.recv(AT_ONCE))
+            except envelope.WireError as error:
+                log.error("from a shard: %s", error)
+            except Exception:  # one bad message must not make this process deaf to all shards
+                log.exception("a message of a shard cannot be handled")
+        self._loop.call_soon(self._heard)
+
+    def _receive(self, data: bytes) -> None:
+        head = envelope.read(data)
+        if head.kind != wire.CONTROL or head.shard >= len(self.shards):
+            return
+        shard, message = self.shards[head.shard], envelope.read_control(data)
+        if isinstance(message, wire.Hello):
+            self._hello(shard, head.epoch, message)
+            return
+        if head.epoch != shard.epoch or head.incarnation != self._incarnation:
+            return  # of a process that is gone, or to one
+        assert self.handler is not None
+        match message:
+            case (
+                wire.Done() | wire.Refused() | wire.Released() | wire.StatsReply() | wire.Queues() | wire.Attached()
+                | wire.Marked()
+            ):  # fmt: skip
+                waiting = shard.waiting.pop(message.request, None)
+                if waiting is not None:
+                    waiting.timer.cancel()
+                    if isinstance(waiting.message, wire.DeleteQueue) and isinstance(message, wire.Done):
+                        shard.used.discard(waiting.message.queue)
+                    if not waiting.reply.done():
+                        waiting.reply.set_result(message)
+            case wire.AutoDeleted():
+                self.handler.queue_gone(message.queue, message.reason)
+            case wire.Used():
+                shard.used.add(message.queue)
+            case wire.Alarm():
+                shard.alarm = message.reason
+
+    def _hello(self, shard: Shard, epoch: int, hello: wire.Hello) -> None:
+        assert self.handler is not None
+        new = epoch != shard.epoch
+        if new:
+            shard.epoch, shard.pid, shard.ready, shard.alarm = epoch, hello.pid, False, ""
+            self._send(shard, wire.Join(self._endpoint))
+            if not hello.ready:
+                log.info("shard %d (pid %d) starts", shard.number, hello.pid)
+                self._assign(shard, self.handler.queues_of_shard(shard.number))
+        if hello.ready and not shard.ready:
+            shard.ready = True
+            log.info("shard %d (pid %d) is ready", shard.number, hello.pid)
+            if new:
+                self._reconcile(shard)
+            task = asyncio.create_task(self._look_for_abandoned(shard, epoch))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+            for waiting in shard.waiting.values():
+                self._send(shard, waiting.message)
+
+    def _assign(self, shard: Shard, queues: list[wire.QueueSpec]) -> None:
+        last = max(0, len(queues) - 1) // ASSIGN_PART_QUEUES * ASSIGN_PART_QUEUES
+        for start in range(0, last, ASSIGN_PART_QUEUES):
+            self._send(shard, wire.AssignPart(queues[start : start + ASSIGN_PART_QUEUES]))
+        self._send(shard, wire.Assign(queues[last:]))
+
+    async def _look_for_abandoned(self, shard: Shard, epoch: int) -> None:
+        arrived = False
+        while not arrived:
+            await asyncio.sleep(ABANDONED_S)
+            if shard.epoch != epoch:
+                return
+            # Twice: a front door that is asked before it hears of the new process answers when it does, and attaches
+            # its consumers then.
+            arrived = not shard.used or (await self.fence() and await self.fence())
+        self._let_abandoned_go(shard, epoch)
+
+    def _let_abandoned_go(self, shard: Shard, epoch: int) -> None:
+        """Auto-delete queues whose last consumer left while their shard was away, or died with its front door: for the
+        new process they have never had one. A consumer of ours comes and leaves, so that it counts."""
+        if shard.epoch != epoch or self.handler is None:
+            return
+        known = {spec.id for spec in self.handler.queues_of_shard(shard.number) if spec.auto_delete}
+        shard.used &= known
+        for queue in shard.used:
+            self._number += 1
+            numbers = [self._number]
+            for ask in (partial(visit, queue=queue, consumer=self._number), partial(wire.Release, consumers=numbers)):
+                self.request(shard.number, ask).add_done_callback(_log_failure)
+
+    def _reconcile(self, shard: Shard) -> None:
+        """A shard that ran before this controller may have missed the last changes of the one before."""
+        assert self.handler is not None
+        specs = self.handler.queues_of_shard(shard.number)
+        newest = max((spec.id for spec in specs), default=0)
+        known = {spec.id for spec in specs}
+        if specs:
+            self.request(shard.number, lambda n: wire.CreateQueues(n, specs)).add_done_callback(_log_failure)
+
+        def drop_strays(reply: Future[Any]) -> None:
+            if reply.exception() is not None or not isinstance(reply.result(), wire.Queues):
+                _log_failure(reply)
+                return
+            for id in reply.result().ids:
+                # Ids rise: one beyond the newest was made after this was asked.
+                if id not in known and id < newest:
+                    self._drop(shard.number, id)
+
+        self.request(shard.number, wire.ListQueues).add_done_callback(drop_strays)
+
+    def _drop(self, shard: int, queue: int) -> None:
+        self.request(shard, lambda n: wire.DeleteQueue(n, queue)).add_done_callback(_log_failure)
+
+
+def visit(request: int, *, queue: int, consumer: int) -> wire.Attach:
+    """Takes no message: it is given none without a Grant."""
+    return wire.Attach(
+        request=request, queue=queue, consumer=consumer, connection=0, channel=0, tag="", no_ack=False,
+        exclusive=False, priority=0, prefetch=0, granted=True, resumed=True,
+    )  # fmt: skip
+
+
+def _log_failure(reply: Future[Any]) -> None:
+    if reply.exception() is not None:
+        log.error("%s", reply.exception())

@@ -1,0 +1,1 @@
+"""Changing the number of shards of a stream exchange."""

@@ -1,0 +1,292 @@
+"""Definitions as RabbitMQ's JSON, to the requests that make them: what `exported` writes, read back. Pure.
+
+An import adds: what exists stays, exchanges and queues even if they were declared otherwise; users, permissions,
+policies and parameters of the same name are replaced. The document's form is checked before anything is done; what is
+refused then for its content stops the import there, as in RabbitMQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import msgspec
+
+from shardmq.broker.controller.policies import USER_LIMITS, VHOST_LIMITS, bad
+from shardmq.broker.model.catalog import PREDECLARED, Catalog
+from shardmq.broker.model.changes import GLOBAL, ParameterPut, PermissionPut, TopicPermissionPut, UserPut, VhostPut
+from shardmq.broker.model.checks import QUEUE_TYPES
+from shardmq.broker.model.passwords import HASHES, is_base64
+from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
+from shardmq.broker.shared.control import Bind, ExchangeDeclare, QueueDeclare
+
+RABBITMQ_DEFAULT = "rabbit_password_hashing_sha256"
+
+Ask = VhostPut | UserPut | PermissionPut | TopicPermissionPut | ParameterPut | ExchangeDeclare | QueueDeclare | Bind
+HashPassword = Callable[[str], tuple[str, str]]  # to hash and algorithm
+
+
+class User(msgspec.Struct):
+    name: str
+    tags: list[str] | str | None = None
+    password_hash: str | None = None
+    password: str | None = None
+    hashing_algorithm: str = RABBITMQ_DEFAULT
+    limits: dict[str, Any] | list[Any] | None = None
+
+
+class VhostLimit(msgspec.Struct):
+    name: str
+    value: Any
+
+
+class Vhost(msgspec.Struct):
+    name: str
+    description: str = ""
+    tags: list[str] | str = []
+    metadata: dict[str, Any] = {}
+    limits: list[VhostLimit] = []
+    default_queue_type: str | None = None
+    protected_from_deletion: bool = False
+
+
+class Permission(msgspec.Struct):
+    user: str
+    vhost: str
+    configure: str
+    write: str
+    read: str
+
+
+class TopicPermission(msgspec.Struct):
+    user: str
+    vhost: str
+    exchange: str
+    write: str
+    read: str
+
+
+class Parameter(msgspec.Struct):
+    component: str
+    name: str
+    value: Any
+    vhost: str | None = None
+
+
+class GlobalParameter(msgspec.Struct):
+    name: str
+    value: Any
+
+
+class Policy(msgspec.Struct, rename={"apply_to": "apply-to"}):
+    name: str
+    pattern: Any
+    definition: Any
+    priority: Any = 0
+    apply_to: Any = "all"
+    vhost: str | None = None
+
+
+class Queue(msgspec.Struct):
+    name: str
+    durable: bool = True
+    auto_delete: bool = False
+    arguments: dict[str, Any] = {}
+    vhost: str | None = None
+    type: str = ""
+
+
+class Exchange(msgspec.Struct):
+    name: str
+    type: str
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: dict[str, Any] = {}
+    vhost: str | None = None
+
+
+class Binding(msgspec.Struct):
+    source: str
+    destination: str
+    destination_type: str
+    routing_key: str = ""
+    arguments: dict[str, Any] = {}
+    vhost: str | None = None
+
+
+class Document(msgspec.Struct):
+    """Other keys (versions, metadata) are passed over."""
+
+    users: list[User] = []
+    vhosts: list[Vhost] = []
+    permissions: list[Permission] = []
+    topic_permissions: list[TopicPermission] = []
+    parameters: list[Parameter] = []
+    global_parameters: list[GlobalParameter] = []
+    policies: list[Policy] = []
+    exchanges: list[Exchange] = []
+    queues: list[Queue] = []
+    bindings: list[Binding] = []
+
+
+def read(data: bytes) -> Document:
+    """Raises Refusal (400) with the path of what is wrong. Item by item: decoding holds up every thread, and there may
+    be 100,000."""
+    path = "$"
+    found: dict[str, list[Any]] = {}
+    try:
+        sections = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        for name, kind in _KINDS.items():
+            path = f"$.{name}"
+            items = found[name] = []
+            for raw in msgspec.json.decode(sections.get(name, b"[]"), type=list[msgspec.Raw]):
+                path = f"$.{name}[{len(items)}]"
+                items.append(msgspec.json.decode(raw, type=kind))
+    except msgspec.ValidationError as error:
+        raise bad(_at(path, str(error))) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad(f"failed_to_parse_json: {error}") from None
+    except RecursionError:
+        raise bad("failed_to_parse_json: nested too deep") from None
+    return Document(**found)
+
+
+_KINDS = {field.name: get_args(field.type)[0] for field in msgspec.structs.fields(Document)}
+
+
+def _at(path: str, text: str) -> str:
+    """msgspec's message, with where in the whole document it was."""
+    return text.replace("`$", f"`{path}", 1) if "`$" in text else text if path == "$" else f"{text} - at `{path}`"
+
+
+def stages(document: Document, vhost: str | None, hash_password: HashPassword) -> list[list[Ask]]:
+    """What to ask for, each stage after the one before; within a stage nothing needs another.
+
+    `vhost`: of a document that is one vhost's, which names none; users and vhosts in it are passed over.
+    """
+    made: list[list[Ask]] = []
+    if vhost is None:
+        made.append([_user_put(user, hash_password) for user in document.users])
+        made.append([_vhost_put(v) for v in document.vhosts])
+        made.append([PermissionPut(p.vhost, p.user, p.configure, p.write, p.read) for p in document.permissions])
+        made.append(
+            [TopicPermissionPut(p.vhost, p.user, p.exchange, p.write, p.read) for p in document.topic_permissions]
+        )
+        made.append(list(_limits(document)))
+        made.append([ParameterPut("", GLOBAL, p.name, p.value) for p in document.global_parameters])
+    made.append([_parameter(p, _vhost(p.vhost, vhost, f"parameter '{p.name}'")) for p in document.parameters])
+    made.append([_policy(p, _vhost(p.vhost, vhost, f"policy '{p.name}'")) for p in document.policies])
+    made.append([_exchange(e, _vhost(e.vhost, vhost, f"exchange '{e.name}'")) for e in document.exchanges])
+    made.append([_queue(q, _vhost(q.vhost, vhost, f"queue '{q.name}'")) for q in document.queues])
+    made.append([_binding(b, _vhost(b.vhost, vhost, f"binding from '{b.source}'")) for b in document.bindings])
+    return made
+
+
+def needed(ask: Ask, catalog: Catalog) -> bool:
+    """Whether it is to be asked at all: what is there stays, what cannot be bound any more is left out."""
+    match ask:
+        case VhostPut():  # files of some versions do not tell what a vhost is about: that is no reason to forget it
+            return ask.name not in catalog.vhosts or msgspec.structs.replace(ask, name="") != VhostPut("")
+        case QueueDeclare():
+            return catalog.queue(ask.vhost, ask.name) is None
+        case ExchangeDeclare():
+            return ask.name not in PREDECLARED and catalog.exchange(ask.vhost, ask.name) is None
+        case Bind():
+            vhost = catalog.vhost(ask.vhost)
+            there = vhost is None or (ask.source in vhost.exchanges and vhost.destination(ask.kind, ask.destination))
+            return ask.source != "" and bool(there)
+    return True
+
+
+def named(ask: Ask) -> str:
+    """What was refused, for the one who imports: "vhost/name" as RabbitMQ puts it."""
+    vhost = getattr(ask, "vhost", "")
+    name = getattr(ask, "name", "") or getattr(ask, "user", "") or getattr(ask, "destination", "")
+    return f"{vhost}/{name}" if vhost else name
+
+
+def refused(ask: Ask, text: str) -> str:
+    return f"{text} ({named(ask)})"
+
+
+def _vhost(own: str | None, into: str | None, thing: str) -> str:
+    """Return the vhost a thing is made in: the one that is imported into, whatever the document says."""
+    vhost = into if into is not None else own
+    if vhost is None:
+        raise bad(f"{thing}: no vhost is named")
+    return vhost
+
+
+def _user_put(user: User, hash_password: HashPassword) -> UserPut:
+    if user.tags is None:
+        raise bad(f"tags_not_present (user '{user.name}')")
+    tags = user.tags.split(",") if isinstance(user.tags, str) else user.tags
+    password_hash, algorithm = user.password_hash or "", user.hashing_algorithm
+    if user.password_hash is None and user.password:
+        password_hash, algorithm = hash_password(user.password)
+    if algorithm not in HASHES:
+        raise bad(f"unknown hashing_algorithm '{algorithm}' (user '{user.name}')")
+    if not is_base64(password_hash):
+        raise bad(f"password_hash: not base64 (user '{user.name}')")
+    return UserPut(user.name, password_hash, algorithm, [tag for part in tags if (tag := part.strip())])
+
+
+def _vhost_put(vhost: Vhost) -> VhostPut:
+    """What some versions keep in metadata is taken from there; a default type that is none ("undefined") is not."""
+    tags = vhost.tags or vhost.metadata.get("tags") or []
+    tags = tags.split(",") if isinstance(tags, str) else tags
+    description = vhost.description or vhost.metadata.get("description") or ""
+    kind = vhost.default_queue_type or vhost.metadata.get("default_queue_type")
+    return VhostPut(
+        vhost.name,
+        str(description),
+        [str(tag).strip() for tag in tags],
+        kind if isinstance(kind, str) and kind in QUEUE_TYPES else "",
+        vhost.protected_from_deletion or vhost.metadata.get("protected_from_deletion") is True,
+    )
+
+
+def _limits(document: Document) -> Iterator[ParameterPut]:
+    for user in document.users:
+        if isinstance(user.limits, dict) and user.limits:
+            yield ParameterPut("", USER_LIMITS, user.name, user.limits)
+    for vhost in document.vhosts:
+        if vhost.limits:
+            yield ParameterPut(vhost.name, VHOST_LIMITS, "limits", {limit.name: limit.value for limit in vhost.limits})
+
+
+def _parameter(parameter: Parameter, vhost: str) -> ParameterPut:
+    value = parameter.value
+    if parameter.component == OPERATOR_POLICY and isinstance(value, dict):
+        value = {"priority": 0, "apply-to": "all"} | value
+    return ParameterPut(vhost, parameter.component, parameter.name, value)
+
+
+def _policy(policy: Policy, vhost: str) -> ParameterPut:
+    value = {
+        "pattern": policy.pattern,
+        "definition": policy.definition,
+        "priority": policy.priority,
+        "apply-to": policy.apply_to,
+    }
+    return ParameterPut(vhost, POLICY, policy.name, value)
+
+
+def _exchange(exchange: Exchange, vhost: str) -> ExchangeDeclare:
+    flags = (exchange.durable, exchange.auto_delete, exchange.internal)
+    return ExchangeDeclare(vhost, exchange.name, exchange.type, *flags, exchange.arguments)
+
+
+def _queue(queue: Queue, vhost: str) -> QueueDeclare:
+    arguments = queue.arguments
+    if queue.type and queue.type != "classic":
+        arguments = {"x-queue-type": queue.type} | arguments
+    return QueueDeclare(vhost, queue.name, queue.durable, queue.auto_delete, False, arguments)
+
+
+def _binding(binding: Binding, vhost: str) -> Bind:
+    if binding.destination_type not in ("queue", "exchange"):
+        raise bad(f"destination_type: '{binding.destination_type}' (binding from '{binding.source}')")
+    ends = (binding.source, binding.destination_type, binding.destination)
+    return Bind(vhost, *ends, binding.routing_key, binding.arguments)

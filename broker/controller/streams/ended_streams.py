@@ -1,0 +1,105 @@
+"""Where streams ended that are not shards of their exchange any more: for whoever goes on reading where they stopped.
+
+A stream that is one too many goes when nothing is in it. A reader that keeps its own offsets (Spark, over HTTP) then
+finds it gone, and has lost nothing if it had read the stream to its end. The file is JSON, written as a whole before
+the stream goes:
+
+    {"format": 1, "streams": [{"vhost", "exchange", "shard", "id", "next"}, ...]}      the oldest first
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.streams.stream_ranges import StreamRanges, is_stream
+from shardmq.broker.model.changes import QueuePut
+
+NAME: Final = "ended_streams.json"
+FORMAT: Final = 1
+# The oldest are forgotten: then a reader that was away since then is told that its stream does not exist any more.
+ENDED_MAX: Final = 1000
+
+log = logging.getLogger(__name__)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A stream that was a shard; `next`: the offset behind the last message that it ever had."""
+
+    vhost: str
+    exchange: str
+    shard: int
+    id: str
+    next: int
+
+
+class _File(msgspec.Struct, frozen=True):
+    format: int
+    streams: tuple[Ended, ...]
+
+
+class EndedStreams:
+    def __init__(self, ranges: StreamRanges, config_now: Callable[[], ControllerConfig]) -> None:
+        self._ranges = ranges
+        self._config_now = config_now
+        self._streams: tuple[Ended, ...] | None = None
+
+    def of(self, vhost: str, exchange: str) -> list[dict[str, Any]]:
+        """Return what is known of the former shards of an exchange, the oldest first."""
+        found = [ended for ended in self._known() if (ended.vhost, ended.exchange) == (vhost, exchange)]
+        return [{"shard": ended.shard, "id": ended.id, "next": ended.next} for ended in found]
+
+    def note(self, queue: QueuePut) -> bool:
+        """Note where a shard that is about to go ends. Returns whether it may go: what it has is known and written."""
+        if not is_stream(queue) or queue.part is None:
+            return True
+        config = self._config_now()
+        found = self._ranges.range_of(config, queue)
+        if found is None:
+            return False
+        id_ = self._ranges.id_of(config, queue)
+        ended = Ended(queue.vhost, queue.part.exchange, queue.part.index, id_, found.next)
+        others = [each for each in self._known() if each.id != id_]
+        try:
+            self._write((*others, ended)[-ENDED_MAX:])
+        except OSError as error:
+            log.warning("shard queue '%s' in vhost '%s' stays for now: %s", queue.name, queue.vhost, error)
+            return False
+        return True
+
+    def _known(self) -> tuple[Ended, ...]:
+        if self._streams is None:
+            self._streams = self._read()
+        return self._streams
+
+    def _read(self) -> tuple[Ended, ...]:
+        path = Path(self._config_now().data_dir) / NAME
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=_File).streams
+        except FileNotFoundError:
+            return ()
+        except (OSError, msgspec.DecodeError) as error:
+            log.error("%s cannot be read, readers of shards that went are told of a loss: %s", path, error)
+            return ()
+
+    def _write(self, streams: tuple[Ended, ...]) -> None:
+        directory = Path(self._config_now().data_dir)
+        new = directory / f"{NAME}.new"
+        with new.open("w") as file:
+            file.write(json.dumps(msgspec.to_builtins(_File(FORMAT, streams)), indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(directory / NAME)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._streams = streams

@@ -1,0 +1,81 @@
+"""Which streams there are below a name, and where they begin and end by what their shards say on their boards."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.stored.installation import installation_id
+from shardmq.broker.model.catalog import Vhost
+from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.routing import hidden
+from shardmq.shardd.wire.board import BoardView, Range, path_of
+
+# How late somebody who waits hears that a stream goes on.
+LOOK_EACH_S = 0.005
+
+
+class Part(NamedTuple):
+    """One stream: a queue, or a part of a stream exchange."""
+
+    number: int  # among the parts; 0 of a queue
+    queue: QueuePut
+
+
+class StreamRanges:
+    def __init__(self) -> None:
+        self._boards: dict[int, BoardView] = {}
+        self._installation: uuid.UUID | None = None
+
+    def range_of(self, config: ControllerConfig, queue: QueuePut) -> Range | None:
+        """None: its shard has not said."""
+        board = self._boards.get(queue.shard)
+        if board is None:
+            board = self._boards[queue.shard] = BoardView(path_of(config.runtime_dir, queue.shard))
+        return board.look(queue.id)
+
+    def id_of(self, config: ControllerConfig, queue: QueuePut) -> str:
+        """The same as long as the stream is the same: ids of queues are never used again."""
+        if self._installation is None:
+            self._installation = installation_id(Path(config.data_dir))
+        return str(uuid.uuid5(self._installation, str(queue.id)))
+
+    async def wait_until(self, met: Callable[[], bool], wait_s: float) -> None:
+        """Or until the time is up."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait_s
+        while not met() and loop.time() < end:
+            await asyncio.sleep(min(LOOK_EACH_S, max(end - loop.time(), 0)))
+
+
+def is_stream(queue: QueuePut) -> bool:
+    """Whether anybody may read it as a stream: what an exchange keeps for itself is nobody's to see."""
+    return queue.arguments.get("x-queue-type") == "stream" and not hidden.is_of_exchange(queue.name)
+
+
+def exchange_of(vhost: Vhost, queue: QueuePut) -> str | None:
+    """Return the stream exchange that the queue is a shard of, if there is one."""
+    found = queue.part.exchange if queue.part is not None else None
+    return found if found in vhost.exchanges else None
+
+
+def parts_of(vhost: Vhost, name: str) -> list[Part]:
+    """By index; empty when the name is of no stream."""
+    queue = vhost.queues.get(name)
+    if queue is not None:
+        return [Part(0, queue)] if is_stream(queue) else []
+    if name not in vhost.exchanges:
+        return []
+    parts = [Part(queue.part.index, queue) for queue in vhost.parts(name) if queue.part is not None]
+    return [part for part in parts if is_stream(part.queue)]
+
+
+def names_of(vhost: Vhost) -> list[str]:
+    """Of all streams: queues, then exchanges."""
+    queues = [queue.name for queue in vhost.queues.values() if is_stream(queue)]
+    exchanges = [name for name in vhost.part_exchanges() if name in vhost.exchanges and name not in vhost.queues]
+    return queues + [name for name in exchanges if parts_of(vhost, name)]

@@ -1,0 +1,1 @@
+"""One client's connection: its bytes, its channels, its work."""

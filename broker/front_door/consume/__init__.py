@@ -1,0 +1,1 @@
+"""Consuming: consumers, deliveries, acknowledgements, virtual queues."""

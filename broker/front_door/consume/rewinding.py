@@ -1,0 +1,292 @@
+"""Bindings to exchanges that keep messages: the queue gets what it may have of them first, and then what follows.
+
+What is kept lies in a stream (routing/keeping.py says which messages a binding gets of it). Before the binding exists
+the chosen messages are copied to the queue, in order. Then it is made; when every front door has it, what was published
+meanwhile is copied too, but for what already went to the queue: the record of each message names the queues it went
+to, wherever they live, and the stream's shard remembers those that named this one. The same is done for a time after
+bind-ok, for messages that were still on their way by the old routes.
+
+So each message that was confirmed before the bind was sent comes as a copy, in order and before all others; each that
+was published after bind-ok comes by the binding; each one in between comes once, by either way, in no order that could
+be told. Where a shard dies during the bind, some may come twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from shardmq.broker.amqp import contents, frames, properties
+from shardmq.broker.front_door.links.shard_link import ShardLinks
+from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.changes import BindingPut, QueuePut
+from shardmq.broker.model.checks import Refusal
+from shardmq.broker.routing import Message, keeping
+from shardmq.broker.routing.delaying import inner_type
+from shardmq.broker.routing.keeping import Kept, chosen
+from shardmq.broker.routing.matching import Matcher, Target
+from shardmq.broker.routing.spreading import HASH_PROPERTIES, Spread
+from shardmq.broker.routing.types import TYPES
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import packer
+
+log = logging.getLogger("shardmq.broker.front_door.consume.rewinding")
+
+# No client's: theirs begin with 1, and 0 is that of dead letters.
+CONNECTION = 0xFFFFFFFF
+PULL_BYTES = 256 << 10
+OFFSET_HEADER = b"x-offset"
+# What was routed before the binding may come to the stream so much later.
+FOLLOW_S = 5.0
+# Between two looks at a stream whose messages are not on stable storage yet.
+LOOK_S = 0.005
+FOLLOW_EACH_S = 0.1
+# A batch of copies that its shard lost is sent again so often.
+TRIES_MAX = 10
+INTERNAL_ERROR = 541
+PERSISTENT = 2
+
+T = TypeVar("T")
+
+
+class CatalogSource(Protocol):
+    """Holds the copy of the catalog that is in force; another object after a snapshot."""
+
+    catalog: Catalog
+
+
+class Wish(NamedTuple):
+    """A bind of a queue to an exchange that keeps messages."""
+
+    vhost: str
+    source: str
+    queue: str
+    key: str
+    arguments: dict[str, Any]
+
+    def is_granted(self, vhost: Vhost | None) -> bool:
+        """Whether the binding is there."""
+        put = BindingPut(self.vhost, self.source, "queue", self.queue, self.key, self.arguments)
+        return vhost is not None and vhost.has_binding(put)
+
+
+class _Stored:
+    """A batch of copies; the future: whether it is on stable storage."""
+
+    in_sequence = False  # no producer waits for it
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._refused = False
+
+    def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
+        self._refused = self._refused or connection == CONNECTION
+
+    def confirmed(self) -> None:
+        self._end(not self._refused)
+
+    def lost(self) -> None:
+        self._end(False)
+
+    def _end(self, stored: bool) -> None:
+        if not self.future.done():
+            self.future.set_result(stored)
+
+
+def wants_history(vhost: Vhost | None, source: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a bind of a queue is to be done here."""
+    exchange = vhost.exchanges.get(source) if vhost is not None else None
+    if exchange is None or _stream_of(vhost, source) is None:
+        return False
+    return keeping.wants_history(inner_type(exchange.type, exchange.arguments), arguments)
+
+
+def _stream_of(vhost: Vhost | None, source: str) -> QueuePut | None:
+    return vhost.queues.get(keeping.queue_name(source)) if vhost is not None else None
+
+
+class Rewinding:
+    """Of this front door."""
+
+    def __init__(self, source: CatalogSource, links: ShardLinks) -> None:
+        self._source = source
+        self._links = links
+        self._watched: Counter[tuple[int, int]] = Counter()  # stream and queue
+        self._following: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """The process ends, and with it what its shards watch for it."""
+        self._closed = True
+        for task in self._following:
+            task.cancel()
+
+    async def bind(self, vhost: Vhost, wish: Wish, bind: Callable[[], Awaitable[T]]) -> T:
+        """`bind` makes the binding, and ends when every front door has it."""
+        if wish.is_granted(vhost):
+            return await bind()
+        stream, target = _stream_of(vhost, wish.source), vhost.queues[wish.queue]
+        exchange = vhost.exchanges[wish.source]
+        assert stream is not None
+        type = inner_type(exchange.type, exchange.arguments)
+        copying = _Copying(self._links, wish, stream, target, _matcher(vhost, wish), type)
+        self._watched[copying.ends] += 1
+        try:
+            looked = await copying.look(exchange.arguments)
+            kept = Kept(looked.first_offset, looked.young, looked.end_offset, looked.at_time)
+            await copying.copy(*chosen(wish.arguments, keeping.messages_max(type, exchange.arguments), kept))
+            done = await bind()
+            after = await copying.look({})
+            await copying.copy(looked.end_offset, after.end_offset)
+        except BaseException:
+            self._end(copying)
+            raise
+        task = asyncio.create_task(self._follow(copying, after.end_offset))
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+        return done
+
+    def _end(self, copying: _Copying) -> None:
+        self._watched[copying.ends] -= 1
+        if not self._watched[copying.ends]:
+            del self._watched[copying.ends]
+            if not self._closed:
+                copying.unwatch()
+
+    async def _follow(self, copying: _Copying, offset: int) -> None:
+        """What was on its way by the old routes."""
+        try:
+            end = time.monotonic() + FOLLOW_S
+            while time.monotonic() < end:
+                await asyncio.sleep(FOLLOW_EACH_S)
+                stop = (await copying.look({})).end_offset
+                if not copying.wish.is_granted(self._source.catalog.vhost(copying.wish.vhost)):
+                    return  # unbound meanwhile
+                await copying.copy(offset, stop)
+                offset = stop
+        except Exception as error:  # the binding stands; what it should have had besides is told
+            log.warning("queue '%s': what came while it was bound is not all copied: %s", copying.wish.queue, error)
+        finally:
+            self._end(copying)
+
+
+class _Copying:
+    def __init__(
+        self, links: ShardLinks, wish: Wish, stream: QueuePut, target: QueuePut, matcher: Matcher, exchange_type: str
+    ) -> None:
+        self.wish = wish
+        self._links = links
+        self._stream = stream
+        self._target = target
+        self._matcher = matcher
+        self._numbers = exchange_type != keeping.RECENT_HISTORY
+
+    async def look(self, exchange: Mapping[str, Any]) -> wire.Looked:
+        """At the stream; from the first time on what goes to the queue is watched."""
+        age = exchange.get(keeping.AGE_MS)
+        young = max(int(time.time() * 1000) - age, 0) if age is not None else 0
+        at_time = keeping.from_time_ms(self.wish.arguments) or 0
+
+        def make(request: int) -> wire.Look:
+            return wire.Look(request, self._stream.id, self._target.id, at_time, young)
+
+        looked = await self._links.ask(self._stream.shard, make)
+        assert isinstance(looked, wire.Looked)
+        return looked
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        return self._stream.id, self._target.id
+
+    def unwatch(self) -> None:
+        self._links.tell(self._stream.shard, wire.Unwatch(self._stream.id, self._target.id))
+
+    async def copy(self, offset: int, stop: int) -> None:
+        """Of [offset, stop) what the binding lets through."""
+        while offset < stop:
+            pulled = await self._pull(offset, stop)
+            if pulled.next_offset == offset and not pulled.count:
+                await asyncio.sleep(LOOK_S)
+            for facts, blob, count in self._wanted(pulled):
+                await self._store(facts, blob, count)
+            offset = pulled.next_offset
+
+    async def _pull(self, offset: int, stop: int) -> wire.Pulled:
+        def make(request: int) -> wire.Pull:
+            return wire.Pull(request, self._stream.id, self._target.id, offset, stop, PULL_BYTES)
+
+        pulled = await self._links.ask(self._stream.shard, make)
+        assert isinstance(pulled, wire.Pulled)
+        return pulled
+
+    def _wanted(self, pulled: wire.Pulled) -> Iterator[tuple[frames.Facts, bytes, int]]:
+        """Messages that the binding lets through; neighbours that are stored alike together."""
+        parts: list[bytes] = []
+        numbers: list[bytes] = []
+        alike: frames.Facts | None = None
+        for i, (names, props, body) in enumerate(contents.split(pulled.messages, pulled.count)):
+            if not self._matches(names, props):
+                continue
+            facts = frames.facts(props)
+            if alike is not None and _alike(facts) != _alike(alike):
+                yield alike, self._numbered(parts, numbers), len(parts)
+                parts, numbers = [], []
+            alike = facts
+            parts.append(_stored(names, props, body))
+            numbers.append(pulled.offsets[8 * i : 8 * i + 8])
+        if alike is not None and parts:
+            yield alike, self._numbered(parts, numbers), len(parts)
+
+    def _numbered(self, parts: list[bytes], numbers: list[bytes]) -> bytes:
+        blob = b"".join(parts)
+        return properties.with_offsets(blob, b"".join(numbers), OFFSET_HEADER) if self._numbers else blob
+
+    def _matches(self, names: bytes, props: bytes) -> bool:
+        key = names[names[0] + 2 :].decode("utf-8", "replace")
+        said = properties.read(props)
+        headers = said.headers or {}
+        facts = {name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None}
+        keys = [key, *(more for name in ("CC",) for more in headers.get(name, ()) if isinstance(more, str))]
+        target = Target("queue", self._target.name)
+        return any(target in self._matcher.match(Message(each, headers, facts)) for each in keys)
+
+    async def _store(self, facts: frames.Facts, blob: bytes, count: int) -> None:
+        """Raises Refusal when its shard does not take it."""
+        for _ in range(TRIES_MAX):
+            waiting = _Stored()
+            self._links.use_vhost(self.wish.vhost)
+            ttl_ms, mode, priority, flags = facts
+            marks = packer.OWN_LETTERS if flags & frames.MAY_HAVE_LETTERS else 0
+            self._links.packer.add_stored(
+                self._target.shard, [self._target.id], blob, CONNECTION, 0, 0, int(time.time() * 1000),
+                ttl_ms, priority, mode == PERSISTENT, mode == PERSISTENT and self._target.durable, count, marks=marks,
+            )  # fmt: skip
+            self._links.wait_for(self._links.packer.take_touched(), waiting)
+            self._links.flush()
+            if await waiting.future:
+                return
+            await asyncio.sleep(FOLLOW_EACH_S)
+        raise Refusal(INTERNAL_ERROR, f"messages for queue '{self.wish.queue}' cannot be stored")
+
+
+def _matcher(vhost: Vhost, wish: Wish) -> Matcher:
+    """As the exchange will route when the binding is there: alone, but where one of several gets each message."""
+    exchange = vhost.exchanges[wish.source]
+    matcher = TYPES[exchange.type](vhost.exchange_arguments(exchange))
+    if isinstance(matcher, Spread):
+        for one in vhost.bindings_from(wish.source):
+            matcher.add(one.routing_key, one.arguments, Target(one.kind, one.destination))
+    matcher.add(wish.key, wish.arguments, Target("queue", wish.queue))
+    return matcher
+
+
+def _alike(facts: frames.Facts) -> tuple[int, ...]:
+    return (*facts[:3], facts[3] & frames.MAY_HAVE_LETTERS)
+
+
+def _stored(names: bytes, props: bytes, body: bytes) -> bytes:
+    return len(body).to_bytes(4, "little") + len(props).to_bytes(4, "little") + names + props + body

@@ -1,0 +1,1 @@
+"""The front door's connections to the controller and to the shards."""

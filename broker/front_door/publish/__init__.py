@@ -1,0 +1,1 @@
+"""Publishing: where messages go, confirms, transactions, deduplication, dead letters."""

@@ -1,0 +1,147 @@
+"""One publish that is decided about alone: what it says of itself, in its line and its properties.
+
+A *line* is what the method says after its class and method: exchange, routing key (short strings) and the bits.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any, Protocol
+
+from shardmq.broker.amqp import ChannelException, Publishes, contents, frames, properties
+from shardmq.broker.model import checks
+from shardmq.broker.model.checks import type_name
+from shardmq.broker.routing import Message as Routable
+from shardmq.broker.routing import delaying
+from shardmq.broker.routing.spreading import HASH_PROPERTIES
+from shardmq.shardd.wire import packer
+
+PUBLISH = (60, 40)
+NO_ROUTE = 312
+ROW = 48
+MANDATORY = 1
+
+_LINE = struct.Struct("<IH")
+# ttl_ms, delivery mode, priority, flags (amqp/frames.pyx)
+FACTS = struct.Struct("<32xIBBB")
+
+
+class ReplyChannel(Protocol):
+    @property
+    def reply_to(self) -> str:
+        """The name by which others reach its consumer of direct replies; "" if it has none."""
+
+
+class Message:
+    """One publish that is decided about alone: its facts, read from the properties."""
+
+    __slots__ = (
+        "_properties",
+        "_row_flags",
+        "delay_ms",
+        "exchange",
+        "headers",
+        "in_sequence",
+        "keys",
+        "late_ms",
+        "mandatory",
+        "persistent",
+        "priority",
+        "stored",
+        "ttl_ms",
+    )
+
+    def __init__(self, event: Publishes, at: int) -> None:
+        line = line_of(event, at)
+        self.exchange, key = exchange_and_key(line)
+        self.mandatory = bool(line[-1] & MANDATORY)
+        self.ttl_ms, mode, self.priority, self._row_flags = FACTS.unpack_from(event.table, at * ROW)
+        self.persistent = mode == 2
+        self.stored = contents.stored(event.buffer, event.table, at)
+        self._properties = properties.read(contents.read_stored(self.stored)[2])
+        self.headers: dict[str, Any] = self._properties.headers or {}
+        self.keys = [key]
+        self.in_sequence = False
+        self.late_ms = 0  # to be added to its time: its ttl is more than a record has room for
+        self.delay_ms = delaying.delay_of(self.headers) if delaying.HEADER in self.headers else 0
+
+    def check(self, user: str, may_impersonate: bool) -> None:
+        """What only this message's properties tell: expiration, user_id, sequence, CC and BCC."""
+        expiration = self._properties.expiration
+        if self._row_flags & frames.BAD_EXPIRATION and expiration is not None:
+            if not (expiration.isascii() and expiration.isdigit()) or int(expiration) > checks.EXPIRY_MS_MAX:
+                raise ChannelException(406, _bad_expiration(expiration), *PUBLISH)
+            self.late_ms, self.ttl_ms = checks.in_record(int(expiration))
+        claimed = self._properties.user_id
+        if claimed is not None and claimed != user and not may_impersonate:
+            text = f"user_id property set to '{claimed}' but authenticated user was '{user}'"
+            raise ChannelException(406, text, *PUBLISH)
+        if self._row_flags & frames.MAY_HAVE_SEQUENCE:
+            try:
+                self.in_sequence = packer.place_of(contents.read_stored(self.stored)[2]) is not None
+            except ValueError as error:
+                raise ChannelException(406, str(error), *PUBLISH) from None
+        for name in ("CC", "BCC"):
+            more = self.headers.get(name)
+            if more is None:
+                continue
+            if not isinstance(more, list):
+                text = f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(more)}}}'
+                raise ChannelException(406, text, *PUBLISH)
+            self.keys += [key for key in more if isinstance(key, str)]  # of what else is there RabbitMQ says nothing
+
+    def check_delay(self, now_ms: int) -> None:
+        """Of one that is to wait: a time that cannot be is refused, for to come at once would be wrong."""
+        if not delaying.is_possible(self.delay_ms, now_ms):
+            said = self.headers[delaying.HEADER]
+            text = f"invalid header '{delaying.HEADER}': {checks.erlang_term(said)} is no number of milliseconds"
+            if self.delay_ms > 0:
+                text = f"invalid header '{delaying.HEADER}': {{value_too_big,{self.delay_ms}}}"
+            raise ChannelException(406, text, *PUBLISH)
+
+    def without_bcc(self) -> bytes:
+        """As anybody sees it. Where it lies its keys are still needed."""
+        return properties.without_header(self.stored, "BCC") if "BCC" in self.headers else self.stored
+
+    def routable(self) -> Routable:
+        found = self._properties
+        said = {name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None}
+        key, *more = self.keys
+        return Routable(key, self.headers, said, random.getrandbits(64), tuple(more), self.delay_ms)
+
+    def direct_replies_to(self, channel: ReplyChannel) -> None:
+        """A reply_to that means the publisher's channel gets the name by which others reach it."""
+        if self._row_flags & frames.DIRECT_REPLY_TO:
+            if not channel.reply_to:
+                raise ChannelException(406, "fast reply consumer does not exist", *PUBLISH)
+            self.stored = properties.with_reply_to(self.stored, channel.reply_to)
+
+    def returned(self, channel: int, frame_bytes_max: int) -> bytes:
+        """basic.return of this message."""
+        exchange, key, props, body = contents.read_stored(self.without_bcc())
+        payload = struct.pack(">HHHB", 60, 50, NO_ROUTE, 8) + b"NO_ROUTE" + bytes([len(exchange)]) + exchange
+        return contents.content(channel, payload + bytes([len(key)]) + key, props, body, frame_bytes_max)
+
+
+def _bad_expiration(value: str) -> str:
+    """RabbitMQ's words for what is no number of milliseconds."""
+    if value.startswith("-") and value[1:].isdigit():
+        return f"invalid expiration '{value}': {{value_negative,{value}}}"
+    if value.isascii() and value.isdigit():
+        return f"invalid expiration '{value}': {{value_too_large,{value}}}"
+    digits = len(value) - len(value.lstrip("0123456789"))
+    if digits:
+        return f"invalid expiration '{value}': {{leftover_string,\"{value[digits:]}\"}}"
+    return f"invalid expiration '{value}': no_integer"
+
+
+def line_of(event: Publishes, at: int) -> bytes:
+    offset, length = _LINE.unpack_from(event.table, at * ROW)
+    return bytes(event.buffer[offset : offset + length])
+
+
+def exchange_and_key(line: bytes) -> tuple[str, str]:
+    n = line[0]
+    m = line[n + 1]
+    return line[1 : n + 1].decode("utf-8", "replace"), line[n + 2 : n + 2 + m].decode("utf-8", "replace")

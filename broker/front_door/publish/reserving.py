@@ -1,0 +1,113 @@
+"""Room for a transaction, set aside at the shards of queues that may refuse it, before anything of it leaves.
+
+Queues with a length limit and `x-overflow` reject-publish refuse what does not fit. Each shard that has such queues
+among the targets is asked first; only when all of them have set room aside the transaction is published, and its
+queues then take all of it. So it is refused as a whole, over any number of shards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from shardmq.broker.amqp import ChannelException, contents
+from shardmq.broker.front_door.links.shard_link import ShardRefused
+from shardmq.broker.front_door.publish.message import Message
+from shardmq.broker.model.catalog import Vhost
+from shardmq.shardd.wire import messages as wire
+
+COMMIT = (90, 20)
+PRECONDITION_FAILED = 406
+# A shard that does not answer for so long has the transaction refused.
+RESERVE_S_MAX = 10.0
+
+# By shard: for each queue that may refuse, its id and the body bytes of its messages.
+Wanted = dict[int, dict[int, list[int]]]
+
+
+class Links(Protocol):
+    """The way to the shards."""
+
+    def tell(self, shard: int, what: wire.Message) -> None: ...
+    def ask(self, shard: int, make: Callable[[int], wire.Message]) -> asyncio.Future[wire.Control]: ...
+
+
+class Reservation:
+    """Room at these shards, until `end`."""
+
+    def __init__(self, links: Links, number: int, shards: Iterable[int]) -> None:
+        self._links = links
+        self._number = number
+        self._shards = tuple(shards)
+
+    def redeem(self) -> None:
+        """Publish the transaction next, and nothing else before `end`."""
+        for shard in self._shards:
+            self._links.tell(shard, wire.Redeem(self._number))
+
+    def end(self) -> None:
+        """Free what was not used. May be said again."""
+        shards, self._shards = self._shards, ()
+        for shard in shards:
+            self._links.tell(shard, wire.Unreserve(self._number))
+
+
+class Reserving:
+    """All reservations of this front door."""
+
+    def __init__(self, links: Links, wait_s_max: float = RESERVE_S_MAX) -> None:
+        self._links = links
+        self._wait_s_max = wait_s_max
+        self._numbers = itertools.count(1)
+
+    async def reserve(self, wanted: Wanted) -> Reservation:
+        """Set room aside for all; raises the refusal of the commit when some queue has none."""
+        reservation = Reservation(self._links, number := next(self._numbers), wanted)
+        asked: list[asyncio.Future[wire.Control]] = []
+        try:
+            asked += [self._ask(shard, number, queues) for shard, queues in wanted.items()]
+            await asyncio.wait_for(asyncio.gather(*asked), self._wait_s_max)
+        except ShardRefused:
+            raise refused("a queue is full") from None
+        except TimeoutError:
+            raise refused(f"a shard has not answered for {self._wait_s_max:g} s") from None
+        else:
+            kept, reservation = reservation, Reservation(self._links, number, ())
+            return kept
+        finally:
+            for each in asked:
+                each.cancel()  # or the next process of a shard that is away would be asked, and nobody end that
+            reservation.end()
+
+    def _ask(self, shard: int, number: int, queues: Mapping[int, list[int]]) -> asyncio.Future[wire.Control]:
+        return self._links.ask(shard, lambda request: wire.Reserve(request, number, list(queues.items())))
+
+
+def refused(why: str) -> ChannelException:
+    """Return the answer to a commit of which nothing was done."""
+    return ChannelException(PRECONDITION_FAILED, f"{why}: nothing of the transaction was done", *COMMIT)
+
+
+def wanted(vhost: Vhost, held: Iterable[tuple[Message, tuple[str, ...]]]) -> Wanted:
+    """Return what a transaction needs of the queues that may refuse some of it."""
+    found: Wanted = {}
+    may_refuse: dict[str, bool] = {}
+    for message, targets in held:
+        size = -1
+        for name in targets:
+            if name not in may_refuse:
+                queue = vhost.queues.get(name)
+                may_refuse[name] = queue is not None and _may_refuse(vhost.queue_arguments(queue))
+            if may_refuse[name]:
+                if size < 0:
+                    size = len(contents.read_stored(message.stored)[3])
+                queue = vhost.queues[name]
+                found.setdefault(queue.shard, {}).setdefault(queue.id, []).append(size)
+    return found
+
+
+def _may_refuse(arguments: Mapping[str, Any]) -> bool:
+    is_bounded = "x-max-length" in arguments or "x-max-length-bytes" in arguments
+    return is_bounded and str(arguments.get("x-overflow", "")).startswith("reject-publish")

@@ -1,0 +1,1 @@
+"""Methods that declare, bind, delete and purge."""
