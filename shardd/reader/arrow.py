@@ -1,6 +1,6 @@
 """Columns of a stream as arrays of Arrow. pyarrow is needed from here on only, to say the schema.
 
-The schema is a promise to whoever reads (drawn in broker/README.md): types, order and nullability are what Spark makes
+The schema is a promise to whoever reads (drawn in broker/ARROW.md): types, order and nullability are what Spark makes
 of the same columns.
 """
 

@@ -30,10 +30,16 @@ def broker(tmp_path: Path) -> Iterator[RealBroker]:
         made.clean_up()
 
 
+# The document that each section with programs is in.
+DOCUMENTS = {"Use it": "README.md", "One queue over all cores": "broker/STREAM-EXCHANGES.md"}
+
+
 def section(title: str) -> str:
-    text = (ROOT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    assert text, f"the README has no section {title}"
-    return text
+    level = "##" if DOCUMENTS[title] == "README.md" else "#"
+    text = "\n" + (ROOT / DOCUMENTS[title]).read_text()
+    found = text.partition(f"\n{level} {title}\n")[2].partition("\n## ")[0]
+    assert found, f"{DOCUMENTS[title]} has no section {title}"
+    return found
 
 
 def programs(broker: RealBroker, title: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""/api/streams: what there is, where it begins and ends, and its messages as Arrow (drawn in broker/README.md).
+"""/api/streams: what there is, where it begins and ends, and its messages as Arrow (drawn in broker/ARROW.md).
 
 The messages themselves never pass through here where that can be helped: the reader of streams writes them to the
 client's socket. Only behind TLS, or to a client of HTTP/1.0, they go through this process, as bytes.
