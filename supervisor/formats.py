@@ -28,6 +28,7 @@ VERSION: Final = 1
 HEAD: Final = struct.Struct("<8sII")
 # A data directory, a shard's, a vhost's, a stream's.
 LEVELS_MAX: Final = 3
+SHOWN_MAX: Final = 60  # characters of a wrong value in a message
 NOT_READ: Final = ("lost.", "damaged.", "gone.")
 _POLYNOMIAL: Final = 0x82F63B78  # of crc32c, reflected
 
@@ -70,19 +71,30 @@ def check(directory: Path) -> dict[str, Any]:
 
 
 def read_version(directory: Path) -> dict[str, Any]:
+    """Return what VERSION says, {} without one. Raises FormatError, one line that names the file and what is wrong."""
     path = directory / NAME
     try:
         said = json.loads(path.read_bytes())
         version = said["version"]
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise FormatError(f"{path}: this is not the VERSION file of a data directory") from None
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
-    if not isinstance(version, int) or version > VERSION:
+    if type(version) is not int or version < 1:
+        raise FormatError(f"{path}: version must be a number of a version, not {_shown(version)}")
+    if version > VERSION:
         raise FormatError(f"{path}: written by a later version (version {version}, this program knows up to {VERSION})")
+    shards = said.get("shards", [])
+    if not isinstance(shards, list) or not all(type(shard) is int and shard >= 0 for shard in shards):
+        raise FormatError(f"{path}: shards must be a list of numbers of shards, not {_shown(shards)}")
     return dict(said)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
 
 
 def write_version(directory: Path, shards: list[int]) -> None:

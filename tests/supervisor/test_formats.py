@@ -139,11 +139,55 @@ def test_a_directory_without_a_version_is_taken_and_given_one(tmp_path: Path) ->
     assert json.loads((tmp_path / "VERSION").read_text()) == {"version": formats.VERSION, "shards": [0]}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": "x"}'])
-def test_a_version_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
+NO_VERSION_FILE = "this is not the VERSION file of a data directory"
+WRONG_VERSION = "version must be a number of a version"
+WRONG_SHARDS = "shards must be a list of numbers of shards"
+BROKEN_VERSIONS: list[tuple[str, str]] = [
+    ("", NO_VERSION_FILE),
+    ("[]", NO_VERSION_FILE),
+    ("{}", NO_VERSION_FILE),
+    ("null", NO_VERSION_FILE),
+    ("[" * 100_000, NO_VERSION_FILE),
+    ('{"version": 1', NO_VERSION_FILE),
+    ('{"version": "x"}', f'{WRONG_VERSION}, not "x"'),
+    ('{"version": "1"}', f'{WRONG_VERSION}, not "1"'),
+    ('{"version": null}', f"{WRONG_VERSION}, not null"),
+    ('{"version": true}', f"{WRONG_VERSION}, not true"),
+    ('{"version": 1.5}', f"{WRONG_VERSION}, not 1.5"),
+    ('{"version": [1]}', f"{WRONG_VERSION}, not [1]"),
+    ('{"version": 0}', f"{WRONG_VERSION}, not 0"),
+    ('{"version": -1}', f"{WRONG_VERSION}, not -1"),
+    ('{"version": 1, "shards": null}', f"{WRONG_SHARDS}, not null"),
+    ('{"version": 1, "shards": 3}', f"{WRONG_SHARDS}, not 3"),
+    ('{"version": 1, "shards": "01"}', f'{WRONG_SHARDS}, not "01"'),
+    ('{"version": 1, "shards": {"0": 1}}', f"{WRONG_SHARDS}, not {{"),
+    ('{"version": 1, "shards": ["0"]}', f"{WRONG_SHARDS}, not ["),
+    ('{"version": 1, "shards": [null]}', f"{WRONG_SHARDS}, not [null]"),
+    ('{"version": 1, "shards": [true]}', f"{WRONG_SHARDS}, not [true]"),
+    ('{"version": 1, "shards": [[0]]}', f"{WRONG_SHARDS}, not [[0]]"),
+    ('{"version": 1, "shards": [-1]}', f"{WRONG_SHARDS}, not [-1]"),
+    ('{"version": 1, "shards": [0, 0.5]}', f"{WRONG_SHARDS}, not [0, 0.5]"),
+    ('{"version": 1, "shards": "%s"}' % ("x" * 999), f"{WRONG_SHARDS}, not "),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), BROKEN_VERSIONS, ids=range(len(BROKEN_VERSIONS)))
+def test_a_version_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "VERSION").write_text(text)
-    with pytest.raises(ConfigError, match="VERSION"):
+    with pytest.raises(ConfigError) as refused:
         DataDirectory(tmp_path).open()
+    said = str(refused.value)
+    assert said.startswith(f"data_dir: {tmp_path}/VERSION: {why}")
+    assert "\n" not in said and len(said) < len(str(tmp_path)) + 200
+
+
+def test_a_start_on_a_broken_version_ends_with_one_line_and_status_2(tmp_path: Path) -> None:
+    (tmp_path / "VERSION").write_text('{"version": 1, "shards": null}')
+    start = [sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(tmp_path), "--bind", "127.0.0.1"]
+    done = subprocess.run(start, cwd=SOURCE, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1 and WRONG_SHARDS in done.stderr
+    assert (tmp_path / "VERSION").read_text() == '{"version": 1, "shards": null}'
 
 
 def test_a_shard_whose_directory_is_missing_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
