@@ -17,10 +17,10 @@ from shardmq.broker.amqp.errors import ConnectionException
 from shardmq.broker.amqp.methods import decode_table
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.checks import MAX_CHANNELS, MAX_CONNECTIONS
+from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION
 from shardmq.broker.shared.failures import UNSEEN
 from shardmq.broker.shared.logins import MECHANISMS, is_loopback
 
-RABBITMQ_VERSION = "3.13.7"
 EXTERNAL = "EXTERNAL"
 RESPONSE_BYTES_MAX = 4096  # of start-ok: nobody has proved anything yet
 

@@ -1,4 +1,4 @@
-"""The broker's name for operators and clients: in connection.start, the HTTP API, traces and metrics."""
+"""What the broker calls itself to operators and clients: in connection.start, the HTTP API, traces and metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Final
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import CLUSTER_NAME, GLOBAL
 
+# Whose protocol and whose API this is: clients and tools choose by it how they talk.
+RABBITMQ_VERSION: Final = "3.13.7"
 DEFAULT: Final = f"shardmq@{socket.gethostname()}"  # as rabbit@HOST
 
 

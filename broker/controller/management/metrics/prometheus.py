@@ -17,8 +17,8 @@ from shardmq.broker.controller.management.metrics import headroom, http_load, in
 from shardmq.broker.controller.management.metrics.gathered import Stats, behind, lag
 from shardmq.broker.controller.management.resources import attempts, processes
 from shardmq.broker.controller.management.resources.identity import cluster_id
-from shardmq.broker.controller.management.resources.overview import RABBITMQ_VERSION, product_version
-from shardmq.broker.shared.cluster_name import cluster_name
+from shardmq.broker.controller.management.resources.overview import product_version
+from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 from shardmq.shardd.wire.messages import LOW_ON_DISK
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

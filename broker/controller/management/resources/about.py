@@ -7,9 +7,8 @@ from typing import Any
 
 from shardmq.broker.controller.access import hash_password
 from shardmq.broker.controller.management.call import Call, Route, bad_request, with_keys
-from shardmq.broker.controller.management.resources.overview import RABBITMQ_VERSION
 from shardmq.broker.model.changes import CLUSTER_NAME, GLOBAL, ParameterPut
-from shardmq.broker.shared.cluster_name import cluster_name
+from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 
 
 async def get_cluster_name(call: Call) -> Any:

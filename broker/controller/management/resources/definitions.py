@@ -30,7 +30,7 @@ from shardmq.broker.controller.management.call import (
 from shardmq.broker.controller.management.resources import bindings, exchanges, parameters, policies, users
 from shardmq.broker.controller.management.resources.identity import global_parameters
 from shardmq.broker.controller.management.resources.imports import Import
-from shardmq.broker.controller.management.resources.overview import RABBITMQ_VERSION, product_version
+from shardmq.broker.controller.management.resources.overview import product_version
 from shardmq.broker.controller.management.resources.vhosts import about as about_vhost
 from shardmq.broker.controller.policies import USER_LIMITS
 from shardmq.broker.controller.stored import imported
@@ -38,6 +38,7 @@ from shardmq.broker.model.catalog import PREDECLARED, Catalog, Vhost
 from shardmq.broker.model.changes import GLOBAL, BindingPut, ParameterPut, QueuePut
 from shardmq.broker.model.checks import Refusal, is_hidden_queue
 from shardmq.broker.model.policies import POLICY
+from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION
 
 AT_ONCE_MAX = 500  # requests under way during an import; declares of clients come between
 DOCUMENT_BYTES_MAX = 256 << 20

@@ -11,9 +11,8 @@ from shardmq.broker.controller.management.metrics.gathered import all_message_st
 from shardmq.broker.controller.management.metrics.object_metrics import churn_rates
 from shardmq.broker.controller.management.resources.processes import status
 from shardmq.broker.routing.types import TYPES
-from shardmq.broker.shared.cluster_name import cluster_name
+from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 
-RABBITMQ_VERSION = "3.13.7"  # whose API this is
 PROTOCOLS = {"amqp": "amqp", "amqps": "amqp/ssl", "http": "http", "https": "https", "metrics": "http/prometheus"}
 
 
