@@ -353,7 +353,7 @@ class Client(ChannelWork):
         except checks.Refusal as refusal:
             raise ChannelException(refusal.code, refusal.text, *method) from None
 
-    async def reply_queue(self, channel: Channel, method: tuple[int, int]) -> QueuePut | None:
+    async def reply_queue(self, channel: Channel) -> QueuePut | None:
         """A new queue for the replies to this channel; None when the channel was closed meanwhile."""
         try:
             queue = await topology.open_reply_queue(self)
@@ -361,7 +361,7 @@ class Client(ChannelWork):
                 return queue
             await topology.close_reply_queue(self, queue.name)
         except checks.Refusal as refusal:
-            raise ChannelException(refusal.code, refusal.text, *method) from None
+            raise topology.failure(commands.Basic.Consume, refusal) from None
         return None
 
     # -- opening and closing -----------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class Consuming:
         """The queue it names, or a new one for the replies to this channel; None when the channel is gone by then."""
         if method.queue != checks.REPLY_TO:
             return client.readable_queue(channel, method.queue, CONSUME)
-        return await client.reply_queue(channel, CONSUME)
+        return await client.reply_queue(channel)
 
     def _announce(self, consumer: Consumer) -> None:
         """consume-ok, before all else of this consumer: a delivery that came with Attached must not overtake it."""
