@@ -540,9 +540,11 @@ class Controls(ABC):
             peer.tell(m.Refused(purge.request, 404, "gone"))
             return
         self._catch_up(queue, now)
-        peer.tell(m.Done(purge.request, queue.purge()))
+        if isinstance(queue, StreamQueue):
+            self.streams.purge(queue, peer, purge.request)
+        else:
+            peer.tell(m.Done(purge.request, queue.purge()))
         self._dirty[queue] = None  # others may wait for its turn to end
-        self.streams.purged(queue)
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 
     def _on_purge_first(self, peer: Peer, purge: m.PurgeFirst, now: int) -> None:

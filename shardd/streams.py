@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shardmq.shardd.peers import Peer
 from shardmq.shardd.queues import Loan, Log, Queue, Reader, Store, StreamQueue, retention_of
@@ -43,6 +43,14 @@ class Fates:
         self.altered.update(judged.altered)
 
 
+class _Purge(NamedTuple):
+    """A purge that was asked for. `messages`: how many it found."""
+
+    peer: Peer
+    request: int
+    messages: int
+
+
 class Home(Protocol):
     """Where the logs of streams lie."""
 
@@ -59,6 +67,8 @@ class Streams:
         self.dirty: dict[StreamQueue, None] = {}  # something waits for a sync
         self._home = home
         self._syncing: list[StreamQueue] = []
+        # What waits for the end of a sync: one for each client that waits for its answer.
+        self._purges: dict[StreamQueue, list[_Purge]] = {}
         self._gone: list[StreamQueue] = []  # deleted, while a sync has their files in hand
 
     # -- what exists -----------------------------------------------------------------------------------
@@ -217,12 +227,22 @@ class Streams:
     def sync_ended(self) -> list[StreamQueue]:
         """Those that have something to read now; after `finish_sync` of each."""
         ended, self._syncing = self._syncing, []
+        for queue in ended:
+            self._end_purges(queue)
         self.delete_gone()
         return [queue for queue in ended if not queue.deleted]
 
-    def purged(self, queue: Queue) -> None:
-        if isinstance(queue, StreamQueue) and queue not in self._syncing:
-            queue.purge_now()
+    def purge(self, queue: StreamQueue, peer: Peer, request: int) -> None:
+        """Let all messages of a stream go, then answer: with the end of the sync that has its files in hand, or now."""
+        self._purges.setdefault(queue, []).append(_Purge(peer, request, queue.purge()))
+        if queue not in self._syncing:
+            self._end_purges(queue)
+
+    def _end_purges(self, queue: StreamQueue) -> None:
+        purges = self._purges.pop(queue, ())
+        all_went = not purges or queue.deleted or queue.purge_now()
+        for purge in purges:
+            purge.peer.tell(m.Done(purge.request, purge.messages) if all_went else _no_room_to_purge(purge.request))
 
     # -- numbers ---------------------------------------------------------------------------------------
 
@@ -267,3 +287,7 @@ class Streams:
                     )
                 )
         return found
+
+
+def _no_room_to_purge(request: int) -> m.Refused:
+    return m.Refused(request, m.NO_ROOM, "no room on the disk to begin the stream anew: its messages stay")

@@ -45,7 +45,15 @@ from shardmq.broker.model.changes import (
     VhostDelete,
     VhostPut,
 )
-from shardmq.broker.model.checks import DELAYS_FOR, NO_ROOM, SERVER_NAMED_PREFIX, Refusal, check_owner, no_queue
+from shardmq.broker.model.checks import (
+    DELAYS_FOR,
+    NO_ROOM,
+    SERVER_NAMED_PREFIX,
+    Refusal,
+    check_owner,
+    no_queue,
+    not_purged,
+)
 from shardmq.broker.model.passwords import DEFAULT_ALGORITHM
 from shardmq.broker.model.policies import NO_POLICIES, Policies, queue_arguments, queue_kind
 from shardmq.broker.routing import hidden
@@ -654,6 +662,9 @@ class Authority:
             reply = await self._shards.request(queue.shard, lambda n: wire.Purge(n, queue.id))
         except ShardSilent as error:
             return Answer(0, INTERNAL_ERROR, str(error))
+        if isinstance(reply, wire.Refused) and reply.code == NO_ROOM:
+            refused = not_purged(queue, reply.text)
+            return Answer(0, refused.code, refused.text)
         return Answer(0, result={"messages": reply.messages if isinstance(reply, wire.Done) else 0})
 
     async def purge_first(self, vhost: str, name: str, count: int) -> Answer:

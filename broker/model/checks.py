@@ -17,6 +17,7 @@ from shardmq.broker.model.changes import ExchangePut, QueuePut
 from shardmq.broker.routing import delaying, hidden, keeping
 from shardmq.broker.routing.spreading import CHECKED_KEYS, exchange_fault, weight_fault
 from shardmq.broker.routing.types import TYPES
+from shardmq.shardd.wire import messages as wire
 
 NAME_BYTES_MAX = 255  # a shortstr
 NAME_PREFIX_BYTES_MAX = 64
@@ -39,7 +40,7 @@ NOT_FOUND = 404
 RESOURCE_LOCKED = 405
 PRECONDITION_FAILED = 406
 COMMAND_INVALID = 503
-NO_ROOM = 507  # HTTP's: AMQP has 541, which is said of other things too
+NO_ROOM: Final = wire.NO_ROOM
 NOT_ALLOWED = 530
 
 QUEUE_TYPES: Final = frozenset(("classic", "quorum", "stream"))
@@ -84,6 +85,11 @@ def topic_refused(right: str, vhost: str, exchange: str, key: str, user: str) ->
 
 def no_queue(vhost: str, name: str) -> Refusal:
     return Refusal(NOT_FOUND, f"no {named('queue', name, vhost)}")
+
+
+def not_purged(queue: QueuePut, why: str) -> Refusal:
+    """Return what a purge is refused with that found the disk full. `why`: the shard's words."""
+    return Refusal(NO_ROOM, f"{named('queue', queue.name, queue.vhost)} is not purged: {why}")
 
 
 def no_exchange(vhost: str, name: str) -> Refusal:

@@ -97,7 +97,7 @@ class Log(Protocol):
     def retain(
         self, now: int, *, max_bytes: int | None = None, max_age_ms: int | None = None, max_messages: int | None = None
     ) -> int: ...
-    def truncate(self) -> None: ...
+    def truncate(self) -> bool: ...
     def position(self, name: bytes) -> int | None: ...
     def store_position(self, name: bytes, offset: int) -> None: ...
     def forget_position(self, name: bytes) -> None: ...
@@ -194,7 +194,7 @@ def _number(arguments: Mapping[str, Any], name: str) -> int | None:
 class StreamQueue(Queue):
     """`store` must outlive it; `log` is open and its own."""
 
-    __slots__ = ("_look_at", "_to_purge", "_turn", "log", "retention", "watched")
+    __slots__ = ("_look_at", "_turn", "log", "retention", "watched")
 
     keeps_in_store = False
 
@@ -204,7 +204,6 @@ class StreamQueue(Queue):
         self.retention = retention
         self._look_at = 0  # when retention is applied next
         self._turn = 0
-        self._to_purge = False
         # By a queue and who wants to know: offsets [first, behind the last) of messages that went there, too.
         self.watched: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._recount()
@@ -262,9 +261,6 @@ class StreamQueue(Queue):
 
     def finish_sync(self, job: Any) -> None:
         self.log.finish_sync(job)
-        if self._to_purge:
-            self._to_purge = False
-            self.log.truncate()
         self._look_at = 0
         self._recount()
 
@@ -487,18 +483,19 @@ class StreamQueue(Queue):
     # -- all of it -------------------------------------------------------------------------------------
 
     def purge(self) -> int:
-        """All messages go, offsets go on; how many there were. While a sync is under way they go with its end."""
+        """Return how many messages there are, and count none from now on.
+
+        They go, and offsets go on, with `purge_now`, which must come when no sync is under way.
+        """
         count = self.ready_count
-        self._to_purge = True
         self.ready_count = self.ready_bytes = 0
         return count
 
-    def purge_now(self) -> None:
-        """No sync is under way."""
-        if self._to_purge:
-            self._to_purge = False
-            self.log.truncate()
-            self._recount()
+    def purge_now(self) -> bool:
+        """Let all messages go. False: the disk is too full for that, and they stay."""
+        all_went = self.log.truncate()
+        self._recount()
+        return all_went
 
     def live(self) -> array[int]:
         """Nothing in the store."""

@@ -343,8 +343,8 @@ class StreamLog(Usable):
                 break
         return self.first_offset - before
 
-    def truncate(self) -> None:
-        """Let go of all messages; offsets go on from where they are.
+    def truncate(self) -> bool:
+        """Let go of all messages; offsets go on from where they are. Return whether all went.
 
         On a disk without room for the file whose name says where that is, the messages stay.
         """
@@ -359,11 +359,11 @@ class StreamLog(Usable):
             self._sync_now()
         except Exception as error:
             raise self._fail(error) from error
-        if not begun:
-            return
-        for segment in self._segments[:-1]:
-            if not self._let_go(segment):
-                break
+        if begun:
+            for segment in self._segments[:-1]:
+                if not self._let_go(segment):
+                    break
+        return self.first_offset == self.next_offset
 
     def _begin_empty(self) -> bool:
         """Begin a segment whose file's name says where offsets go on. False: there is no room for it."""

@@ -41,9 +41,10 @@ class ToldLog(QueueLog):
             self._tell()
         return gone
 
-    def truncate(self) -> None:
-        super().truncate()
+    def truncate(self) -> bool:
+        all_went = super().truncate()
         self._tell()
+        return all_went
 
     def delete_all(self) -> None:
         self._ranges.remove(self._queue_id)

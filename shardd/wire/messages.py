@@ -18,7 +18,7 @@ Order is kept per direction between two processes; nothing is said about two pai
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,8 @@ SOME = 1 << 18
 # Reasons of an Alarm that more than people act on.
 LOW_ON_DISK = "low on disk"
 DISK_STALLED = "disk does not answer"
+# Code of what is refused for want of room on the disk: HTTP's. AMQP has 541 for it, which is said of other things too.
+NO_ROOM: Final = 507
 # Queues told of in one StatsReply: what a shard does at once, while its clients wait.
 STATS_QUEUES_MAX = 128
 # An incarnation is the time since the machine started, in steps shorter than a process takes to start.
@@ -608,7 +610,7 @@ class LetGo(Message, tag="letgo", frozen=True):
 
 
 class Purge(Message, tag="purge", frozen=True):
-    """Peer to shard. Answered by Done(request, messages)."""
+    """Peer to shard. Answered by Done(request, messages), or Refused: code NO_ROOM of a stream whose messages stay."""
 
     request: int
     queue: int
@@ -719,7 +721,7 @@ class Done(Message, tag="done", frozen=True):
 
 
 class Refused(Message, tag="refused", frozen=True):
-    """`code` is an AMQP reply code (404, 405, 403, 406), `text` what the peer's handler puts into words:
+    """`code` is an AMQP reply code (404, 405, 403, 406) or NO_ROOM, `text` what the peer's handler puts into words:
     "gone" (no such queue here), "in use", "not empty", "exclusive use", "exclusive consumer"."""
 
     request: int

@@ -15,8 +15,11 @@ from pathlib import Path
 import aio_pika
 import aiormq
 import pytest
+from pamqp import base, commands
 
 from tests.support.crash_clients import Listener, Publishing, connected, wait_for
+from tests.support.raw_client import RawClient, publish
+from tests.support.raw_client import method as raw_method
 from tests.support.real_broker import RealBroker, wait_until
 from tests.support.small_disk import small_disk, take_all_bytes, take_all_inodes
 
@@ -225,6 +228,59 @@ async def test_on_a_full_disk_declares_are_refused_no_process_ends_and_every_sta
         message = await (await (await connection.channel()).get_queue("kept")).get(timeout=60)
         assert message is not None and message.body == b"stays"
     await publish_and_get(broker, "after", b"again")
+
+
+def refused_with_541(broker: RealBroker, asked: base.Frame) -> None:
+    """The connection is closed for want of room, and the close names the method."""
+    with RawClient(broker.port) as client:
+        client.shake_hands()
+        client.send(raw_method(1, asked))
+        said = client.expect(commands.Connection.Close)
+        assert said.reply_code == 541 and "no room" in said.reply_text
+        assert (said.class_id, said.method_id) == (asked.index >> 16, asked.index & 0xFFFF)
+
+
+@pytest.mark.parametrize(("free_min_mib", "inodes"), [(0, 400)])
+async def test_on_a_full_disk_purges_of_streams_and_reply_queues_are_refused_by_name(
+    broker: RealBroker, disk: Path, inodes: int, free_min_mib: int
+) -> None:
+    purge, path = commands.Queue.Purge(queue="kept"), "/api/queues/%2f/kept"
+    shards = "/api/virtual-queues/%2f/kept-shards/contents"
+    reader = commands.Basic.Consume(queue="kept", consumer_tag="r", arguments={"x-stream-offset": "first"})
+    replies = commands.Basic.Consume(queue="amq.rabbitmq.reply-to", no_ack=True)
+    arguments = {"x-shards": 1, "x-shard-arguments": {"x-queue-type": "stream"}}
+    with RawClient(broker.port) as client:
+        client.shake_hands()
+        declare = commands.Queue.Declare(queue="kept", durable=True, arguments={"x-queue-type": "stream"})
+        client.ask(1, declare, commands.Queue.DeclareOk)
+        declared = commands.Exchange.Declare(
+            exchange="kept-shards", exchange_type="x-random", durable=True, arguments=arguments
+        )
+        client.ask(1, declared, commands.Exchange.DeclareOk)
+        client.ask(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
+        for exchange, key in (("", "kept"), ("kept-shards", "any")):
+            client.send(publish(1, exchange, key, b"stays"))
+            client.expect(commands.Basic.Ack)
+    free = take_all_inodes(disk)
+    refused_with_541(broker, purge)
+    refused_with_541(broker, commands.Queue.Purge(queue="kept-shards"))
+    refused_with_541(broker, replies)
+    for asked in (f"{path}/contents", shards):
+        status, text = call(broker, "DELETE", asked)
+        assert (asked, status) == (asked, 507) and "is not purged: no room" in text
+    with RawClient(broker.port) as client:
+        client.shake_hands()
+        client.ask(1, commands.Basic.Qos(prefetch_count=9), commands.Basic.QosOk)
+        client.ask(1, reader, commands.Basic.ConsumeOk)
+        client.expect(commands.Basic.Deliver)
+        assert client.content() == b"stays"
+    free()
+    with RawClient(broker.port) as client:
+        client.shake_hands()
+        client.ask(1, replies, commands.Basic.ConsumeOk)
+        assert client.ask(1, purge, commands.Queue.PurgeOk).message_count == 1
+    assert call(broker, "DELETE", shards)[0] == 204
+    assert json.loads(call(broker, "GET", path)[1])["messages"] == 0
 
 
 def kill_child(broker: RealBroker, kind: str) -> None:

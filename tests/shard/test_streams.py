@@ -196,14 +196,58 @@ def test_a_stream_purged_during_a_sync_is_empty_with_its_end() -> None:
     sync = bench.shard.begin_sync()
     assert sync is not None
     bench.tell(m.Purge(61, 1))
-    assert m.Done(61, 2) in bench.turn()
+    bench.tell(m.Purge(62, 1))
+    assert bench.turn() == [("confirmed", 1, [])], "the messages are there until the sync ends"
     sync.run()
     bench.shard.sync_ended()
+    assert bench.turn() == [m.Done(61, 2), m.Done(62, 0), ("confirmed", 2, [])]
     assert bench.shard.queues[1].ready_count == 0
     bench.publish(1)
     bench.sync()
     bench.attach()
     assert bench.turn()[0] == m.AttachedAt(50, 3)
+
+
+@pytest.mark.parametrize("in_sync", [False, True], ids=["at once", "during a sync"])
+def test_a_purge_of_a_stream_that_finds_the_disk_full_is_refused_and_nothing_goes(in_sync: bool) -> None:
+    bench = Bench()
+    bench.publish(1, count=2)
+    bench.sync()
+    bench.turn()
+    sync = None
+    if in_sync:
+        bench.publish(1, wanted=NOBODY_WAITS)
+        sync = bench.shard.begin_sync()
+        assert sync is not None
+    bench.home.files.no_inodes = True
+    bench.tell(m.Purge(61, 1))
+    if sync is not None:
+        assert bench.turn() == []
+        sync.run()
+        bench.shard.sync_ended()
+    [refused] = bench.turn()
+    assert isinstance(refused, m.Refused)
+    assert (refused.request, refused.code) == (61, m.NO_ROOM)
+    there = 3 if in_sync else 2
+    assert bench.shard.queues[1].ready_count == there
+    bench.attach()
+    assert bench.turn() == [m.AttachedAt(50, 0), ("deliver", [(1, 1, False, there)])]
+    bench.home.files.no_inodes = False
+    bench.tell(m.Purge(62, 1))
+    assert m.Done(62, there) in bench.turn()
+    assert bench.shard.queues[1].ready_count == 0
+
+
+def test_a_stream_deleted_while_a_purge_waits_for_a_sync_answers_the_purge() -> None:
+    bench = Bench()
+    bench.publish(1)
+    sync = bench.shard.begin_sync()
+    assert sync is not None
+    bench.tell(m.Purge(61, 1))
+    bench.tell(m.DeleteQueue(60, 1), m.CONTROLLER, 3)
+    sync.run()
+    bench.shard.sync_ended()
+    assert m.Done(61, 0) in bench.turn()
 
 
 @pytest.mark.parametrize("queues", [[1], [2], [1, 2]], ids=["stream", "queue", "both"])

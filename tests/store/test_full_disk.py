@@ -247,12 +247,13 @@ def test_a_purge_of_a_stream_on_a_full_disk_ends_nothing(
         log.append(one(1))
         sync(log)
         free = fill(disk)
-        log.truncate()
+        assert not log.truncate(), "nothing went"
+        assert (log.first_offset, log.next_offset) == (0, 1)
         free()
         log.append(one(2))
         sync(log)
         assert split_messages(log.read(log.first_offset, 1 << 20).blob)[-1] == message(2)
-        log.truncate()
+        assert log.truncate()
         assert (log.first_offset, log.next_offset) == (2, 2)
         log.close()
         assert stream_of(f"{disk}/shard/s").next_offset == 2

@@ -24,6 +24,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from shardmq.broker.front_door.consume.settling import ACKS_WAIT_S, Due, Settles
+from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.shardd.wire import codec, envelope, packer
@@ -285,13 +286,16 @@ class ShardLinks:
         return None if done is None else (done.messages, done.consumers)
 
     async def purge(self, queue: QueuePut) -> int:
+        """Return how many messages went. Raises Refusal where the disk is too full for that, and they stay."""
         done = await self._about(queue, wire.Purge)
         return 0 if done is None else done.messages
 
     async def _about(self, queue: QueuePut, message: type[wire.Count | wire.Purge]) -> wire.Done | None:
         try:
             done = await self.ask(queue.shard, lambda request: message(request, queue.id))
-        except ShardRefused:
+        except ShardRefused as refused:
+            if refused.code == checks.NO_ROOM:
+                raise checks.not_purged(queue, refused.text) from None
             return None
         assert isinstance(done, wire.Done)
         return done
