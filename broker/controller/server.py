@@ -266,9 +266,14 @@ class Controller:
             self._drop_exclusive_of_absent(door)
 
 
-def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog:
+def load_or_begin(definitions: Definitions, config: ControllerConfig, needs_given: bool = False) -> Catalog:
     """What exists; at the first start one vhost and one user who may do everything in it. Then what the file of
-    `load_definitions` adds; one that has users replaces that first user."""
+    `load_definitions` adds; one that has users replaces that first user.
+
+    Raises DefinitionsError, naming the entry, where one is refused; then nothing of the file is kept, and a first start
+    leaves a directory that the next start takes for new. `needs_given`: also where only room is wanting, as at a first
+    start; a later one goes on with what exists.
+    """
     begin = definitions.is_new
     if begin and (stored := next(Path(config.data_dir).glob("shard-*/*/msgs.*"), None)) is not None:
         raise DefinitionsError(
@@ -294,7 +299,7 @@ def load_or_begin(definitions: Definitions, config: ControllerConfig) -> Catalog
         lambda vhost, name: place(vhost, name, config.shards),
         config.shards,
     )
-    load_given(given, decisions, definitions, catalog, config)
+    load_given(given, decisions, definitions, catalog, config, needs_all=begin or needs_given)
     restored = decisions.restore()
     _apply(restored, definitions, catalog)
     definitions.flush()
@@ -329,8 +334,12 @@ def load_given(
     definitions: Definitions,
     catalog: Catalog,
     config: ControllerConfig,
+    needs_all: bool,
 ) -> None:
-    """Before anybody is connected: shards get their queues when they say hello, front doors their snapshot."""
+    """Before anybody is connected: shards get their queues when they say hello, front doors their snapshot.
+
+    `needs_all`: where there is no room for an entry this raises, too. Without it the entries before stay.
+    """
     try:
         stages = imported.stages(document, None, partial(hash_new_password, algorithm=config.hashing_algorithm))
         for stage in stages:
@@ -338,7 +347,7 @@ def load_given(
                 if imported.needed(ask, catalog):
                     _decide(ask, decisions, definitions, catalog)
     except Refusal as refusal:
-        if refusal.code == checks.NO_ROOM:  # a start needs no room
+        if refusal.code == checks.NO_ROOM and not needs_all:  # the start of a broker that exists needs no room
             log.error("load_definitions: not taken in to its end: %s", refusal.text)
             return
         raise DefinitionsError(f"load_definitions: {config.load_definitions}: {refusal.text}") from None

@@ -13,7 +13,7 @@ import pytest
 from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.management.resources.definitions import definitions, definitions_of
 from shardmq.broker.controller.server import load_or_begin
-from shardmq.broker.controller.stored import imported
+from shardmq.broker.controller.stored import imported, offline
 from shardmq.broker.controller.stored.definitions import Definitions, DefinitionsError
 from shardmq.broker.model import passwords
 from shardmq.broker.model.catalog import Catalog
@@ -149,6 +149,84 @@ def test_a_file_that_cannot_be_taken_in_stops_the_start_and_says_why(tmp_path: P
         loaded(tmp_path / "data", file)
     assert str(error.value).startswith(f"load_definitions: {file}: ")
     assert reason in str(error.value)
+
+
+def put_at(directory: Path, name: str, document: dict[str, Any]) -> Path:
+    file = directory / name
+    file.write_text(json.dumps(document))
+    return file
+
+
+def named(name: str, vhost: str = "/") -> dict[str, str]:
+    return {"name": name, "vhost": vhost}
+
+
+HALF_GOOD = {
+    "users": [{"name": "olga", "tags": "", "password": "secret"}],
+    "vhosts": [{"name": "/"}, {"name": "half"}],
+    "queues": [named("q1"), named("q2", "nov")],
+}
+
+
+def test_a_first_start_that_is_refused_midway_keeps_nothing_and_the_next_one_is_a_first_start(tmp_path: Path) -> None:
+    file = put_at(tmp_path, "d.json", HALF_GOOD)
+    for _ in range(2):
+        with pytest.raises(DefinitionsError, match=r"load_definitions: .*d\.json: .*vhost nov not found \(nov/q2\)"):
+            loaded(tmp_path / "data", file)
+    assert Definitions(tmp_path / "data", "b").is_new
+    catalog = loaded(tmp_path / "data", "")
+    assert (set(catalog.users), set(catalog.vhosts), list(catalog.queues())) == ({"guest"}, {"/"}, [])
+
+
+def test_a_later_start_that_is_refused_midway_keeps_nothing_of_the_file(tmp_path: Path) -> None:
+    before = loaded(tmp_path / "data", "")
+    with pytest.raises(DefinitionsError, match="vhost nov not found"):
+        loaded(tmp_path / "data", put_at(tmp_path, "d.json", HALF_GOOD))
+    assert loaded(tmp_path / "data", "").state() == before.state()
+
+
+def full_after(changes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has room for so many requests more."""
+    left = iter([""] * changes)
+    monkeypatch.setattr(Definitions, "lacks_room", lambda *_: next(left, "no room for definitions: the disk is full"))
+
+
+@pytest.mark.parametrize("taken", range(7))
+def test_a_first_start_whose_disk_fills_midway_ends_and_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    document = HALF_GOOD | {"queues": [named(f"q{i}") for i in range(4)]}
+    file = put_at(tmp_path, "d.json", document)
+    with monkeypatch.context() as patch:
+        full_after(taken, patch)
+        with pytest.raises(DefinitionsError, match=r"load_definitions: .*d\.json: no room .* \(.+\)"):
+            loaded(tmp_path / "data", file)
+    assert Definitions(tmp_path / "data", "b").is_new
+    catalog = loaded(tmp_path / "data", file)
+    assert (set(catalog.users), set(catalog.vhosts)) == ({"olga"}, {"/", "half"})
+    assert [queue.name for queue in catalog.queues()] == ["q0", "q1", "q2", "q3"]
+
+
+def test_a_later_start_without_room_for_the_file_goes_on_with_what_exists_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = loaded(tmp_path / "data", "")
+    full_after(0, monkeypatch)
+    file = put_at(tmp_path, "d.json", {"queues": [named("q1")]})
+    assert loaded(tmp_path / "data", file).state() == before.state()
+    assert "load_definitions: not taken in to its end: no room for definitions: the disk is full (//q1)" in caplog.text
+
+
+def test_an_import_into_a_stopped_broker_without_room_is_refused_and_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = loaded(tmp_path / "data", "")
+    file = put_at(tmp_path, "d.json", {"queues": [named("q1"), named("q2")]})
+    with monkeypatch.context() as patch:
+        full_after(1, patch)
+        assert offline.main(["import", str(tmp_path / "data"), str(file)]) == 2
+    assert "no room for definitions: the disk is full (//q2)" in capsys.readouterr().err
+    assert loaded(tmp_path / "data", "").state() == before.state()
 
 
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:

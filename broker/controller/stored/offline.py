@@ -44,7 +44,7 @@ def take_in(directory: Path, file: Path) -> None:
     )
     definitions = Definitions(directory, config.boot)
     try:
-        load_or_begin(definitions, config)
+        load_or_begin(definitions, config, needs_given=True)
     finally:
         definitions.close()
 
