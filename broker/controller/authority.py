@@ -27,6 +27,7 @@ from shardmq.broker.controller.access import hash_password
 from shardmq.broker.controller.decisions import RESHAPING, Decision, Decisions
 from shardmq.broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
 from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.without_effect import Lines
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import (
     OPEN,
@@ -206,6 +207,7 @@ class Authority:
         self._room.set()
         self._usual_sync_s = QUICK_SYNC_S  # of late; not known to be quick at first
         self._is_short = False  # of room: said once
+        self._lines = Lines()
         self._held: dict[str, deque[_Asked]] = {}
         # Queues whose shard was asked whether they may go, how often; and those it must be told of again if they may
         # not. To tell it before could make anew what it has just deleted.
@@ -324,6 +326,8 @@ class Authority:
                 asked.refuse(decision.refused.code, decision.refused.text)
             before = self._policies(decision.policies_of)
             self.churn[type(asked.request)] += 1
+            if asked.owner and isinstance(asked.request, QueueDeclare | ExchangeDeclare) and asked.request.arguments:
+                self.warn_of(*decision.changes)  # the HTTP API, which has no owner, calls it by itself
             self._apply(decision.changes)
             if decision.bereft or decision.follow or not RESHAPING.isdisjoint(map(type, decision.changes)):
                 self._reshape(decision, before)
@@ -363,6 +367,11 @@ class Authority:
             else:
                 log.info("there is room for definitions again")
         return bool(lacking)
+
+    def warn_of(self, *things: AnyAsk) -> None:
+        """Log what of these requests that were taken, or of what they made, has no effect; in a flood not all of it."""
+        for line in self._lines.of(things, time.monotonic()):
+            log.warning("%s", line)
 
     def _apply(self, changes: list[AnyChange]) -> None:
         for kind, run in groupby(changes, type):

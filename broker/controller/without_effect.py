@@ -1,7 +1,9 @@
 """What is accepted and kept, since definitions of other brokers carry it, and has no effect here. Pure.
 
-One table says why, per name. Imports answer and log its sentences for what they find; a policy or a parameter that is
-set logs them. To give one of these an effect: take its row away, or tests/broker/test_without_effect.py fails.
+One table says why, per name. The sentences are told wherever such a name comes in: an import answers and logs them; a
+declare that makes something new (AMQP or HTTP), a policy, a parameter and a vhost log them (`Lines`); the HTTP API
+answers them in the header `Warning`, which shardctl and the page show. The page lists them for all that exists
+(`things`). To give one of these an effect: take its row away, or tests/broker/test_without_effect.py fails.
 """
 
 from __future__ import annotations
@@ -10,9 +12,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from shardmq.broker.controller.policies import STREAM, STREAM_DEFINITION
-from shardmq.broker.model.changes import GLOBAL, ParameterPut, VhostPut
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import GLOBAL, ExchangePut, ParameterPut, QueuePut, VhostPut
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
 from shardmq.broker.shared.control import ExchangeDeclare, QueueDeclare
+from shardmq.broker.shared.failures import Budget
+
+LINES_MAX: Final = 100  # in the log at once for what is declared and set one by one ...
+LINE_S: Final = 0.6  # ... and after that one more for each so many seconds
 
 PARAMETER, KEY, ARGUMENT, TYPE = "parameter", "policy key", "argument", "queue type"
 
@@ -64,13 +71,15 @@ class Found(NamedTuple):
 
 
 def found_in(ask: Any) -> Iterator[Found]:
-    """What of this request has no effect."""
+    """What of this request, or of this thing that exists, has no effect."""
     match ask:
         case ParameterPut():
             yield from _in_parameter(ask)
-        case QueueDeclare():
+        case QueuePut() if ask.part is not None:
+            pass  # its exchange says what its shards have
+        case QueueDeclare() | QueuePut():
             yield from _in_queue(ask.arguments, f"queue '{ask.name}' in vhost '{ask.vhost}'")
-        case ExchangeDeclare():
+        case ExchangeDeclare() | ExchangePut():
             shards = ask.arguments.get("x-shard-arguments")
             if isinstance(shards, dict):
                 yield from _in_queue(shards, f"exchange '{ask.name}' in vhost '{ask.vhost}'")
@@ -79,16 +88,60 @@ def found_in(ask: Any) -> Iterator[Found]:
                 yield Found("default queue type", ask.default_queue_type, why, f"vhost '{ask.name}'")
 
 
-def sentences(asks: Iterable[Any]) -> list[str]:
-    """One sentence for each row that any of the requests meets: no more than there are rows, however long the list."""
-    first: dict[tuple[str, str], Found] = {}
-    counts: dict[tuple[str, str], int] = {}
-    for ask in asks:
+def things(catalog: Catalog) -> Iterator[Any]:
+    """All that exists and may meet a row. The catalog may change between two of them."""
+    yield from list(catalog.parameters.values())
+    for vhost in list(catalog.vhosts.values()):
+        yield vhost.put
+        yield from [exchange for exchange in vhost.exchanges.values() if exchange.arguments]
+        yield from [queue for queue in vhost.queues.values() if queue.arguments]
+
+
+class Summary:
+    """One sentence for each row that anything added meets: no more than there are rows, however much is added."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str], Found] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def add(self, ask: Any) -> None:
         for found in found_in(ask):
             row = (found.kind, found.name)
-            first.setdefault(row, found)
-            counts[row] = counts.get(row, 0) + 1
-    return [_sentence(found, counts[row]) for row, found in sorted(first.items())]
+            self._first.setdefault(row, found)
+            self._counts[row] = self._counts.get(row, 0) + 1
+
+    def sentences(self) -> list[str]:
+        return [_sentence(found, self._counts[row]) for row, found in sorted(self._first.items())]
+
+
+def sentences(asks: Iterable[Any]) -> list[str]:
+    """Return one sentence for each row that any of the requests meets."""
+    summary = Summary()
+    for ask in asks:
+        summary.add(ask)
+    return summary.sentences()
+
+
+class Lines:
+    """What the log is told of requests that come one by one: all of it, but in a flood no more than LINES_MAX lines."""
+
+    def __init__(self) -> None:
+        self._budget = Budget(LINES_MAX, LINE_S, keys_max=1)
+        self._left_out = 0
+
+    def of(self, asks: Iterable[Any], now: float) -> list[str]:
+        """Return the lines for one request, or for what it made. `now`: seconds of a clock that does not go back."""
+        lines = []
+        for sentence in sentences(asks):
+            if self._budget.left("", now) < 1:
+                self._left_out += 1
+                continue
+            self._budget.charge("", now)
+            if self._left_out:
+                lines.append(f"{self._left_out} warnings of what is kept without effect were left out")
+                self._left_out = 0
+            lines.append(sentence)
+        return lines
 
 
 def _sentence(found: Found, count: int) -> str:
@@ -106,7 +159,7 @@ def _in_parameter(put: ParameterPut) -> Iterator[Found]:
     elif why := PARAMETERS.get(put.component):
         yield Found(PARAMETER, put.component, why, thing)
     elif put.component == STREAM and put.name not in STREAM_DEFINITION:
-        yield Found(PARAMETER, f"{STREAM}/{put.name}", "nothing reads it", thing)
+        yield Found(PARAMETER, STREAM, "nothing reads it", thing)
     elif put.component == GLOBAL and not put.vhost and (why := GLOBAL_PARAMETERS.get(put.name)):
         yield Found("global parameter", put.name, why, "the broker")
 

@@ -13,7 +13,7 @@ import os
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode
 
 import typer
+
+from shardmq.supervisor.logs import escaped
 
 # Exit statuses: rabbitmqctl's, by sysexits.h. CONFIG: what the broker's own processes end with when told wrongly.
 FAILED, CONFIG, USAGE, DATA, NO_USER, UNREACHABLE, REFUSED = 1, 2, 64, 65, 67, 69, 70
@@ -169,6 +171,7 @@ class Api:
             )  # fmt: skip
             with self._opener().open(request, timeout=self.timeout_s) as reply:
                 text = reply.read()
+                _show_warnings(reply.headers.get_all("Warning", ()))
         try:
             return json.loads(text) if text else None
         except ValueError:
@@ -309,6 +312,22 @@ def json_argument(text: str, kind: type) -> Any:
     if not isinstance(value, kind):
         fail(f"not a JSON object: {text}", USAGE)
     return value
+
+
+def _show_warnings(values: Iterable[str]) -> None:
+    """Write on stderr what the broker took and says to have no effect. Each value ends with a string of JSON."""
+    for value in values:
+        _, _, quoted = value.partition('"')
+        try:
+            text = json.loads(f'"{quoted}')
+        except ValueError:
+            continue  # somebody's between us and the broker
+        warn(text)
+
+
+def warn(text: str) -> None:
+    """Write a warning of the broker's on stderr. It holds names that clients chose: a terminal acts on none of it."""
+    typer.echo(f"warning: {escaped(str(text))}", err=True)
 
 
 def _json(error: urllib.error.HTTPError) -> Any:

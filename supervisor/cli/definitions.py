@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from shardmq.supervisor.cli.api import CONFIG, DATA, Api, fail
+from shardmq.supervisor.cli.api import CONFIG, DATA, Api, fail, warn
 from shardmq.supervisor.cli.processes import module_command, module_environment
 from shardmq.supervisor.config import ConfigError
 from shardmq.supervisor.directories import DataDirectory
@@ -105,7 +105,7 @@ def import_definitions(
             answer = api.post(*path, body=part) or {}
             warnings.update(dict.fromkeys(answer.get("warnings", ())))
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        warn(warning)
 
 
 offline = typer.Typer(no_args_is_help=True, help="Definitions of a stopped broker, from its data directory.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
+from typing import Any
 from urllib.parse import quote, urljoin
 
 import aiohttp
@@ -624,6 +626,56 @@ async def test_what_is_set_and_has_no_effect_is_logged(made: Api, caplog: pytest
     with caplog.at_level(logging.WARNING):
         assert (await made.call("PUT", "/api/parameters/shovel/%2F/s", {"value": {}}))[0] == 201
     assert "parameter shovel of 's' in vhost '/' is kept without effect: there are no shovels" in caplog.text
+
+
+def plain(texts: list[str]) -> list[str]:
+    return [text.partition(" is kept without effect: ")[0] for text in texts]
+
+
+QUORUM = {"x-queue-type": "quorum"}
+WITHOUT_EFFECT: list[tuple[str, str, Any, str]] = [
+    ("PUT", "queues/%2F/w", {"durable": True, "arguments": QUORUM}, "queue type quorum of queue 'w' in vhost '/'"),
+    ("PUT", "queues/%2F/w", {"durable": True, "arguments": {"x-queue-mode": "lazy"}},
+     "argument x-queue-mode of queue 'w' in vhost '/'"),
+    ("PUT", "exchanges/%2F/w", {"type": "x-random", "arguments": {"x-shards": 1, "x-shard-arguments": QUORUM}},
+     "queue type quorum of exchange 'w' in vhost '/'"),
+    ("PUT", "policies/%2F/w", {"pattern": "^none$", "definition": {"ha-mode": "all"}},
+     "policy key ha-mode of policy 'w' in vhost '/'"),
+    ("PUT", "operator-policies/%2F/w",
+     {"pattern": "^none$", "definition": {"max-in-memory-length": 5}, "apply-to": "queues", "priority": 0},
+     "policy key max-in-memory-length of operator policy 'w' in vhost '/'"),
+    ("PUT", "parameters/federation-upstream/%2F/w", {"value": {}}, "parameter federation-upstream of 'w' in vhost '/'"),
+    ("PUT", "parameters/shovel/%2F/w%C3%BC", {"value": {}}, "parameter shovel of 'w\u00fc' in vhost '/'"),
+    ("PUT", "global-parameters/mqtt_default_vhosts", {"value": {}},
+     "global parameter mqtt_default_vhosts of the broker"),
+    ("PUT", "vhosts/w", {"default_queue_type": "quorum"}, "default queue type quorum of vhost 'w'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "body", "said"), WITHOUT_EFFECT, ids=[row[3] for row in WITHOUT_EFFECT])
+async def test_what_is_made_and_has_no_effect_is_answered_logged_and_listed(
+    made: Api, caplog: pytest.LogCaptureFixture, method: str, path: str, body: Any, said: str
+) -> None:
+    before = (await made.get("/api/without-effect"))["warnings"]
+    with caplog.at_level(logging.WARNING):
+        status, found = await made.call(method, f"/api/{path}", body)
+    assert status == 201, found
+    values = made.headers.getall("Warning")
+    assert plain([json.loads(value.removeprefix("299 shardmq ")) for value in values]) == [said]
+    assert said in plain([record.getMessage() for record in caplog.records])
+    listed = (await made.get("/api/without-effect"))["warnings"]
+    assert [text for text in plain(listed) if text not in plain(before)] == [said]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert (await made.call(method, f"/api/{path}", body))[0] == 204
+    assert "Warning" in made.headers
+    if path.startswith(("queues", "exchanges")):
+        assert caplog.records == [], "nothing was made"
+
+
+async def test_what_acts_is_answered_without_a_warning(made: Api) -> None:
+    assert (await made.call("PUT", "/api/queues/%2F/acts", {"arguments": {"x-max-length": 5}}))[0] == 201
+    assert "Warning" not in made.headers
 
 
 @pytest.mark.row("G3.10")

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from shardmq.broker.controller.management.app import warning_value
 from shardmq.supervisor.cli import diagnostics
 from shardmq.supervisor.cli.app import COMMANDS, app
 from shardmq.supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
@@ -101,6 +102,7 @@ class Handler(BaseHTTPRequestHandler):
     asked: list[tuple[str, str, Any]] = []  # one for all calls of a test
     reasons: list[str] = []
     logins: list[str] = []
+    warnings: list[str] = []  # values of the header
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -123,6 +125,8 @@ class Handler(BaseHTTPRequestHandler):
             status, answer = 200, ANSWERS.get(path)
         text = json.dumps(answer).encode()
         self.send_response(status)
+        for warning in self.warnings:
+            self.send_header("Warning", warning)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
@@ -159,7 +163,7 @@ def http() -> Iterator[HTTPServer]:
 
 @pytest.fixture(autouse=True)
 def nothing_asked_yet() -> None:
-    for kept in (Handler.asked, Handler.reasons, Handler.logins):
+    for kept in (Handler.asked, Handler.reasons, Handler.logins, Handler.warnings):
         kept.clear()
 
 
@@ -400,6 +404,28 @@ def test_an_export_for_rabbitmq_leaves_out_hashes_it_cannot_read_and_says_whose(
         user("a", sha256), user("b", sha512), {**user("c", sha256), "password_hash": ""}
     ]  # fmt: skip
     assert said.startswith("user 'c' is exported without a password: ") and said.count("\n") == 1
+
+
+SETTING = [
+    ["set_policy", "p", "^a", '{"ha-mode": "all"}'],
+    ["set_operator_policy", "p", "^a", '{"max-length": 5}'],
+    ["set_parameter", "shovel", "s", "{}"],
+    ["set_global_parameter", "mqtt_default_vhosts", "1"],
+    ["add_vhost", "v", "--default-queue-type", "quorum"],
+]
+
+
+@pytest.mark.parametrize("words", SETTING, ids=lambda words: words[0])
+def test_what_is_set_and_has_no_effect_is_said_on_standard_error_alone(http: HTTPServer, words: list[str]) -> None:
+    texts = ["parameter shovel of 'ü \"x\"' is kept without effect: no", "another, \x1b[2J\n forged"]
+    Handler.warnings += [warning_value(text) for text in texts] + ["299 proxy not-ours", '110 - "']
+    found = CliRunner().invoke(app, [*words, "--url", f"http://127.0.0.1:{http.server_port}"])
+    assert found.exit_code == 0, found.output
+    assert found.stderr.splitlines() == [
+        "warning: parameter shovel of 'ü \"x\"' is kept without effect: no",
+        "warning: another, \\x1b[2J\\n forged",
+    ]
+    assert "warning" not in found.stdout
 
 
 def test_an_import_says_once_on_the_terminal_what_has_no_effect(

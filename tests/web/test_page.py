@@ -277,6 +277,25 @@ def test_users_policies_and_definitions_are_kept_by_forms(visit: Visit, broker: 
     assert ask(broker, "GET", "queues/%2F/from%20file")["durable"]
 
 
+def test_what_has_no_effect_is_said_when_it_is_made_and_listed_whatever_way_it_came(
+    visit: Visit, broker: RealBroker
+) -> None:
+    page = visit.log_in()
+    visit.go("queues")
+    page.get_by_text("Add a queue").click()
+    page.get_by_label("Name", exact=True).fill('quorate "x"')
+    page.get_by_label("Arguments").fill("x-queue-mode = lazy")
+    page.get_by_role("button", name="Add queue").click()
+    said = "argument x-queue-mode of queue 'quorate \"x\"' in vhost '/' is kept without effect"
+    expect(page.locator("#notices")).to_contain_text(f"Warning: {said}")
+    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        connection.channel().queue_declare("by amqp", durable=True, arguments={"x-queue-type": "quorum"})
+    visit.go("definitions")
+    listed = page.locator("section").filter(has=page.get_by_role("heading", name="Kept without effect"))
+    expect(listed).to_contain_text(said)
+    expect(listed).to_contain_text("queue type quorum of queue 'by amqp' in vhost '/' is kept without effect")
+
+
 def test_who_may_see_less_is_shown_less(visit: Visit, broker: RealBroker) -> None:
     make(broker, "users/low", {"password": "low", "tags": "management"})
     make(broker, "permissions/%2F/low", {"configure": "", "write": "", "read": ".*"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Mapping
 from functools import partial
 from random import randrange
+from typing import Any
 
 from aiohttp import web
 
@@ -304,17 +306,28 @@ def endpoint(context: Context, route: Route) -> Endpoint:
             key = (call.is_local, user.name, *user.tags, request.rel_url.raw_path_qs)
             made = partial(_parts, route, call)
             return await context.long_answers.answer(request, key, made, context.config.http)
-        found = await route.handler(call)
-        if found is None:
-            return web.Response(status=204)
-        if isinstance(found, web.StreamResponse):
-            return found
-        assert not isinstance(found, Listing | Lazy | Document), f"{route.path} is long"
-        if isinstance(found, dict) and request.method in ("GET", "HEAD"):
-            found = cut(found, request.query)
-        return json_response(found)
+        response = _response(route, request, await route.handler(call))
+        for warning in call.warnings:
+            response.headers.add("Warning", warning_value(warning))
+        return response
 
     return answer
+
+
+def _response(route: Route, request: web.Request, found: Any) -> web.StreamResponse:
+    if found is None:
+        return web.Response(status=204)
+    if isinstance(found, web.StreamResponse):
+        return found
+    assert not isinstance(found, Listing | Lazy | Document), f"{route.path} is long"
+    if isinstance(found, dict) and request.method in ("GET", "HEAD"):
+        found = cut(found, request.query)
+    return json_response(found)
+
+
+def warning_value(text: str) -> str:
+    """Return a value of the header `Warning` (RFC 7234, 5.5). The text in quotes is a string of JSON, all ASCII."""
+    return f"299 shardmq {json.dumps(text)}"
 
 
 async def _parts(route: Route, call: Call) -> Parts:

@@ -39,6 +39,7 @@ from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.policies import key_missing
 from shardmq.broker.controller.resharding.settling import Settling
 from shardmq.broker.controller.resharding.shard_sets import NODE as NODE
+from shardmq.broker.controller.stored import imported
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges
 from shardmq.broker.model import tables
@@ -186,6 +187,7 @@ class Call:
         self.request = request
         self.user = user
         self.is_local = user is LOCAL  # may do everything, everywhere
+        self.warnings: list[str] = []  # what of its requests has no effect
 
     def part(self, name: str) -> str:
         """A piece of the path."""
@@ -257,12 +259,18 @@ class Call:
     async def ask(self, request: Any) -> Answer:
         """Have the authority carry out a request, if this user has the rights it needs. Raises ApiError if not.
 
-        What is kept without effect is said in the log.
+        What of it is kept without effect is answered in the header `Warning`, and logged where it makes something.
         """
         self.must(request)
+        return await self.ask_without_rights(request)
+
+    async def ask_without_rights(self, request: Any) -> Answer:
+        """The same; whether this user may was decided otherwise."""
+        makes_something = imported.needed(request, self.catalog)
         answer = check(await self.context.authority.ask(request))
-        for warning in without_effect.sentences([request]):
-            log.warning("%s", warning)
+        self.warnings += without_effect.sentences([request])
+        if makes_something:
+            self.context.authority.warn_of(request)
         return answer
 
     def must(self, act: Any) -> None:

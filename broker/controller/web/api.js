@@ -19,9 +19,15 @@ let login = sessionStorage.getItem(KEY);
 /** {name, tags}, once logged in. */
 export let user = null;
 let onLogout = () => {};
+let onWarning = () => {};
 
 export function whenLoggedOut(then) {
   onLogout = then;
+}
+
+/** `then(text)`: of each thing that the broker took and that has no effect there. */
+export function whenWarned(then) {
+  onWarning = then;
 }
 
 export function hasLogin() {
@@ -92,7 +98,11 @@ async function call(method, where, { body, query, signal, timeoutMs = TIMEOUT_MS
   const answer = await send(method, where, { body, query, signal, timeoutMs });
   const text = await answer.text();
   const found = text && answer.headers.get("Content-Type")?.startsWith("application/json") ? JSON.parse(text) : null;
-  if (answer.ok) return found;
+  if (answer.ok) {
+    // Each value of the header ends with a string of JSON; a browser puts the values into one.
+    for (const [text] of (answer.headers.get("Warning") ?? "").matchAll(/"(?:[^"\\]|\\.)*"/g)) onWarning(JSON.parse(text));
+    return found;
+  }
   if (answer.status === 401 && user !== null && where !== "whoami" && found?.reason === "Login failed") logOut();
   throw new ApiError(answer.status, reason(found, answer));
 }

@@ -5,7 +5,7 @@ import { fill, h } from "./dom.js";
 import * as history from "./history.js";
 import { Page } from "./page.js";
 import { here, match, to } from "./router.js";
-import { button, failure } from "./widgets.js";
+import { button, failure, notice } from "./widgets.js";
 import { channel, channels, connection, connections } from "./views/connections.js";
 import { definitions } from "./views/definitions.js";
 import { exchange, exchanges } from "./views/exchanges.js";
@@ -157,6 +157,7 @@ function begin() {
 
 async function start() {
   api.whenLoggedOut(() => showView());
+  api.whenWarned((text) => notice(`Warning: ${text}`));
   window.addEventListener("hashchange", () => showView());
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault(); // the part behind # names the view

@@ -178,6 +178,7 @@ SHOWS: Final[dict[str, str | list[str]]] = {
     "/api/shards/load": ["Load"],
     "/api/shards/{shard}/queues": ["Queue"],
     "/api/imports": ["Import"],
+    "/api/without-effect": "Warned",
     "/api/logs": ["LogLine"],
 }
 CHANGE_SHOWS: Final[dict[str, str | list[str]]] = {

@@ -19,6 +19,7 @@ from shardmq.broker.controller import without_effect
 from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.management.answers.answers import Document
 from shardmq.broker.controller.management.answers.listing import columns_of
+from shardmq.broker.controller.management.answers.turns import Turns
 from shardmq.broker.controller.management.call import (
     ApiError,
     Call,
@@ -40,6 +41,7 @@ from shardmq.broker.model.checks import Refusal, is_hidden_queue
 from shardmq.broker.model.policies import POLICY
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION
 
+LOOKED_AT_ONCE = 1_000  # things that exist, before others have a turn
 AT_ONCE_MAX = 500  # requests under way during an import; declares of clients come between
 DOCUMENT_BYTES_MAX = 256 << 20
 CHUNK_BYTES = 64 << 10
@@ -227,7 +229,18 @@ async def imports(call: Call) -> list[dict[str, Any]]:
     return call.context.imports.rows()
 
 
+async def kept_without_effect(call: Call) -> dict[str, list[str]]:
+    """Say of all that exists what has no effect here, whatever way it came."""
+    summary, turns = without_effect.Summary(), Turns()
+    for count, thing in enumerate(without_effect.things(call.catalog), 1):
+        summary.add(thing)
+        if count % LOOKED_AT_ONCE == 0:
+            await turns.others_first()
+    return {"warnings": summary.sentences()}
+
+
 ROUTES = [
+    Route("GET", "/api/without-effect", kept_without_effect, "administrator", is_long=True),
     Route("GET", "/api/imports", imports, "administrator"),
     Route("GET", "/api/all-configuration", get, "administrator", is_long=True),
     Route("POST", "/api/all-configuration", post, "administrator"),

@@ -82,7 +82,7 @@ async def put(call: Call) -> Any:
         before.is_protected if protected is None else protected,
         before.is_traced if body.tracing is None else body.tracing,
     )
-    check(await call.context.authority.put_vhost(put))
+    await call.ask_without_rights(put)
     if not existed and not call.is_local:
         # As in RabbitMQ: who makes a vhost by the API may use it; who makes it at the command line is no user.
         check(await call.context.authority.put_permission(name, call.user.name, ".*", ".*", ".*"))

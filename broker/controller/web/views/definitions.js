@@ -8,14 +8,18 @@ import { confirmed, empty, form, notice, section, state } from "../widgets.js";
 import { vhostOptions } from "./vhosts.js";
 
 const IMPORT_MS_MAX = 600_000;
+const WITHOUT_EFFECT_MS = 10_000;
 const ALL = "";
 
 export function definitions(page) {
   const imports = h("div", null, empty("…"));
+  const without = h("div", null, empty("…"));
   page.show("Definitions",
     h("p", { class: "lead" }, "Users, permissions, virtual hosts, policies, parameters, exchanges, queues and bindings, as RabbitMQ writes them. Messages are not in it."),
-    section("Download", downloadForm(page)), section("Upload", uploadForm(page)), section("Last imports", imports));
+    section("Download", downloadForm(page)), section("Upload", uploadForm(page)), section("Last imports", imports),
+    section("Kept without effect", without));
   page.live(async () => update(imports, importTable(await page.get("imports"))), 2_000);
+  page.live(async () => update(without, withoutEffect(await page.get("without-effect"))), WITHOUT_EFFECT_MS);
 }
 
 function scope(page) {
@@ -48,10 +52,15 @@ function uploadForm(page) {
     submit: async ({ scope: vhost, file: chosen }) => {
       if (!(await confirmed(`Take in ${chosen.name} (${format.bytes(chosen.size)})? What is there stays; users, policies and parameters of the same names are replaced.`, "Take it in"))) return;
       const answer = await post(where(vhost), chosen, { timeoutMs: IMPORT_MS_MAX });
-      notice(answer?.warnings ? "The definitions are taken in; some of them have no effect here: see the last imports." : "The definitions are taken in.");
+      notice(answer?.warnings ? "The definitions are taken in; some of them have no effect here: see below." : "The definitions are taken in.");
       page.refresh();
     },
   });
+}
+
+/** What exists and is kept for other brokers alone, whatever way it came: by AMQP, HTTP, a file or at the start. */
+function withoutEffect({ warnings }) {
+  return warnings.length ? warnings.map((text) => h("p", { data: { key: text } }, text)) : empty("All that exists has an effect.");
 }
 
 function importTable(rows) {
