@@ -6,6 +6,14 @@ a login is refused unseen: its password is not looked at. So a client that comes
 password again and again uses up its user's budget, and not that of the others at its address; who
 tries many users at one address uses up the address's.
 
+Passwords that are being looked at just now count against the budget of their user as if they were
+wrong, but not against the address's: several hundred clients of one address that come back together
+with right passwords must all be let in. Who uses this to guess for many users side by side gains
+nothing in the long run. Each wrong password is charged when it is known to be wrong, so the budget
+goes below nothing, and nobody from the address is looked at until that is made up for: on average
+one guess each ADDRESS_FAILURE_S. At once there are no more than ADDRESS_FAILURES_MAX and
+ADDRESS_GUESSES_MAX together. Each process has budgets of its own.
+
 `now` is in seconds, of any clock that does not go back. Every table has a bound; what was silent
 longest is forgotten.
 """
@@ -21,6 +29,7 @@ USER_FAILURES_MAX: Final = 30  # wrong passwords of one user from one address at
 USER_FAILURE_S: Final = 2.0  # ... and after that one more for each so many seconds
 ADDRESS_FAILURES_MAX: Final = 300  # the same of all users from one address: nine may be stale at a time
 ADDRESS_FAILURE_S: Final = 0.2
+ADDRESS_GUESSES_MAX: Final = 1_000  # slow passwords from one address that are being looked at at a time
 USERS_MAX: Final = 20_000  # pairs of address and user that are remembered
 ADDRESSES_MAX: Final = 10_000
 SAID_MAX: Final = 1_000  # of which it is remembered when the log was told that they are refused
@@ -29,7 +38,8 @@ DIGEST_BYTES: Final = 16  # in the place of a pair: names of users may be long, 
 
 TOO_MANY_OF_USER: Final = "too many failed logins of this user from this address"
 TOO_MANY: Final = "too many failed logins from this address"
-UNSEEN: Final = frozenset((TOO_MANY_OF_USER, TOO_MANY))
+TOO_MANY_AT_ONCE: Final = "too many logins at once from this address"
+UNSEEN: Final = frozenset((TOO_MANY_OF_USER, TOO_MANY, TOO_MANY_AT_ONCE))
 
 
 class Budget:
@@ -65,14 +75,17 @@ class Failures:
         self._users = Budget(USER_FAILURES_MAX, USER_FAILURE_S, USERS_MAX)
         self._addresses = Budget(ADDRESS_FAILURES_MAX, ADDRESS_FAILURE_S, ADDRESSES_MAX)
 
-    def refusal(self, address: str, user: str, now: float, guesses: int = 0) -> str:
+    def refusal(self, address: str, user: str, now: float, guesses: int = 0, of_address: int = 0) -> str:
         """Return why a password of this user from this address is not looked at, or "".
 
         `guesses`: other passwords of the user from there that are being looked at just now, and may be wrong.
+        `of_address`: the same of all users from there.
         """
         if self._users.left(pair_of(address, user), now) < 1 + guesses:
             return TOO_MANY_OF_USER
-        return TOO_MANY if self._addresses.left(address, now) < 1 else ""
+        if self._addresses.left(address, now) < 1:
+            return TOO_MANY
+        return TOO_MANY_AT_ONCE if of_address >= ADDRESS_GUESSES_MAX else ""
 
     def failed(self, address: str, user: str, now: float) -> None:
         self._users.charge(pair_of(address, user), now)

@@ -17,6 +17,7 @@ import logging
 import secrets
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from shardmq.broker.model import passwords
 from shardmq.broker.model.changes import UserPut
@@ -30,6 +31,8 @@ IPV6_PREFIX = 64  # what one subscriber has
 WRONG = "unknown, or a wrong password"
 BUSY = "too many logins at once"
 NOBODY = UserPut("", "")
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ class Logins:
         self._threads = ThreadPoolExecutor(THREADS, "password")
         self._pending: dict[bytes, _Pending] = {}
         self._guesses: Counter[tuple[str, str]] = Counter()  # hashes under way, by address and user who began them
+        self._guesses_from: Counter[str] = Counter()  # the same by address
 
     @property
     def refused_unseen(self) -> int:
@@ -77,7 +81,8 @@ class Logins:
         mark, source = self._memory.mark(user or NOBODY, password), source_of(address)
         pending = self._pending.get(mark)
         if pending is None:
-            if why := self._failures.refusal(source, name, now, self._guesses[source, name]):
+            under_way = self._guesses[source, name], self._guesses_from[source]
+            if why := self._failures.refusal(source, name, now, *under_way):
                 return self._refused(source, name, why, now)
             if len(self._pending) >= PENDING_MAX:
                 return BUSY
@@ -102,12 +107,12 @@ class Logins:
         loop = asyncio.get_running_loop()
         answer = loop.run_in_executor(self._threads, passwords.matches, user, password)
         self._guesses[guesser] += 1
+        self._guesses_from[guesser[0]] += 1
 
         def answered(answer: asyncio.Future[bool]) -> None:
             self._pending.pop(mark, None)
-            self._guesses[guesser] -= 1
-            if not self._guesses[guesser]:
-                del self._guesses[guesser]
+            _lower(self._guesses, guesser)
+            _lower(self._guesses_from, guesser[0])
             if user is not None and not answer.cancelled() and answer.exception() is None and answer.result():
                 self._memory.remember(mark)
 
@@ -129,6 +134,13 @@ class _Pending:
         self.answer = answer
         self.charged: set[tuple[str, str]] = set()
         self.waiting = 0
+
+
+def _lower(counts: Counter[T], key: T) -> None:
+    """Count one less; what is none is forgotten."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 def source_of(address: str) -> str:

@@ -15,8 +15,10 @@ from shardmq.broker.shared import logins as logins_module
 from shardmq.broker.shared.failures import (
     ADDRESS_FAILURE_S,
     ADDRESS_FAILURES_MAX,
+    ADDRESS_GUESSES_MAX,
     SAY_EACH_S,
     TOO_MANY,
+    TOO_MANY_AT_ONCE,
     TOO_MANY_OF_USER,
     USER_FAILURE_S,
     USER_FAILURES_MAX,
@@ -94,8 +96,8 @@ async def test_many_who_come_back_together_cost_one_hash(monkeypatch: pytest.Mon
 async def test_many_users_of_one_address_come_back_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passwords, "matches", lambda user, password: True)
     logins = Logins()
-    users = [UserPut(f"u{n}", "x", passwords.SCRYPT) for n in range(10 * USER_FAILURES_MAX)]
-    assert set(await asyncio.gather(*(logins.slowly(user, user.name, "p", HERE, 0.0) for user in users))) == {""}
+    asked = (logins.slowly(user, user.name, "p", HERE, 0.0) for user in users(10 * USER_FAILURES_MAX))
+    assert set(await asyncio.gather(*asked)) == {""}
 
 
 async def test_guesses_side_by_side_are_no_more_than_those_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +109,55 @@ async def test_guesses_side_by_side_are_no_more_than_those_one_by_one(monkeypatc
     assert ask(logins, SLOW, "another", now=USER_FAILURE_S - 0.01) == TOO_MANY_OF_USER
     with pytest.raises(TakesLong):
         ask(logins, SLOW, "another", now=USER_FAILURE_S)
+
+
+def users(count: int, begun: str = "u") -> list[UserPut]:
+    return [UserPut(f"{begun}{n}", "x", passwords.SCRYPT) for n in range(count)]
+
+
+async def test_guesses_for_many_users_side_by_side_gain_nothing_in_the_long_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each 10 s 500 connections of one address try a password of another user each, all at once."""
+    monkeypatch.setattr(passwords, "matches", lambda user, password: False)
+    logins, tried, seconds, side_by_side = Logins(), 0, 300, 500
+    for second in range(0, seconds + 1, 10):
+        names = users(side_by_side, f"{second}-")
+        asked = (logins.slowly(user, user.name, "guess", HERE, float(second)) for user in names)
+        said = await asyncio.gather(*asked)
+        assert set(said) <= {WRONG, TOO_MANY}
+        tried += said.count(WRONG)
+    earned = ADDRESS_FAILURES_MAX + seconds / ADDRESS_FAILURE_S
+    assert earned - side_by_side <= tried <= earned + side_by_side
+
+
+async def test_no_more_than_so_many_passwords_from_one_address_are_looked_at_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end = threading.Event()
+
+    def matches(user: Any, password: str) -> bool:
+        may_end.wait(60)
+        return password == "right"
+
+    monkeypatch.setattr(passwords, "matches", matches)
+    logins = Logins()
+    guesses = [
+        asyncio.ensure_future(logins.slowly(user, user.name, "wrong", HERE, 0.0))
+        for user in users(ADDRESS_GUESSES_MAX + 500)
+    ]
+    right = asyncio.ensure_future(logins.slowly(SLOW, "s", "right", THERE, 0.0))
+    await asyncio.sleep(0)
+    assert sum(guess.done() for guess in guesses) == 500
+    may_end.set()
+    said = await asyncio.gather(*guesses)
+    assert (said.count(WRONG), said.count(TOO_MANY_AT_ONCE)) == (ADDRESS_GUESSES_MAX, 500)
+    assert logins.refused_unseen == 500
+    assert await right == "", "another address"
+    assert ask(logins, QUICK, "wrong") == TOO_MANY, "all of them are charged"
+    made_up_for = (ADDRESS_GUESSES_MAX - ADDRESS_FAILURES_MAX + 1) * ADDRESS_FAILURE_S
+    assert ask(logins, QUICK, "wrong", now=made_up_for - 0.01) == TOO_MANY
+    assert ask(logins, QUICK, "wrong", now=made_up_for) == WRONG
 
 
 async def test_a_thousand_clients_with_one_stale_password_made_one_guess(monkeypatch: pytest.MonkeyPatch) -> None:
