@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shardmq.broker.controller import without_effect
 from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.management.resources.definitions import definitions, definitions_of
 from shardmq.broker.controller.server import load_or_begin
@@ -65,8 +66,11 @@ def test_what_of_the_file_has_no_effect_is_logged_at_the_start(
     queue = {"name": "q", "vhost": "/", "arguments": {"x-queue-type": "quorum"}}
     file.write_text(json.dumps({"queues": [queue]}))
     with caplog.at_level(logging.WARNING):
-        loaded(tmp_path / "data", file)
-    assert "load_definitions: queue type quorum of queue 'q' in vhost '/' is kept without effect" in caplog.text
+        catalog = loaded(tmp_path / "data", file)
+    said = "queue type quorum of queue 'q' in vhost '/' is kept without effect"
+    assert f"load_definitions: {said}" in caplog.text
+    [listed] = without_effect.sentences(without_effect.things(catalog))  # as the page shows it
+    assert listed.startswith(said)
 
 
 @pytest.mark.row("J14")
