@@ -1,10 +1,20 @@
 """A transactional channel: nothing leaves before commit, everything leaves at commit, in order; rollback forgets."""
 
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pamqp import commands
 
 from shardmq.broker.amqp.errors import ChannelException
+from shardmq.broker.front_door.connection.channel import HANDLERS, Channel
+from shardmq.broker.front_door.consume.consumers import Consumer
+from shardmq.broker.front_door.consume.unacked import Run
 from shardmq.broker.front_door.publish import transactions
 from shardmq.broker.front_door.publish.transactions import Transaction
 
@@ -68,3 +78,98 @@ def test_commit_and_rollback_need_a_transactional_channel(method_id: int) -> Non
     with pytest.raises(ChannelException, match="channel is not transactional") as refused:
         transactions.opened(None, method_id)
     assert (refused.value.code, refused.value.method_id) == (406, method_id)
+
+
+# -- a commit that waits ----------------------------------------------------------------------------------------------
+
+EPOCH = 7
+
+
+class Commit:
+    """A commit of one publish and one settle, at shards that answer when they are told to."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, asyncio.Future[None]] = {}
+        self.done: list[Any] = []
+        self.channel = Channel(1)
+        self.consumer = Consumer(SimpleNamespace(), self.channel, 3, "tag")  # type: ignore[arg-type]
+        self.channel.unacked.add(1, 5, self.consumer, EPOCH, 11)
+        self.transaction: Transaction[Any, Any] = transactions.select(None, confirming=False)
+        self.channel.transaction = self.transaction
+        self.transaction.publish("publish", 1)
+        self.transaction.settle((0, self.channel.unacked.take_through(2)))
+        publishing = SimpleNamespace(reserve=self.reserve, ask_once=self.ask_once, commit=self.commit)
+        consuming = SimpleNamespace(settle_runs=lambda kind, runs, at_once: self.done.append(runs))
+        door = SimpleNamespace(publishing=publishing, consuming=consuming, schedule_end_of_pass=lambda: None)
+        self.client = SimpleNamespace(door=door, send=lambda number, method: self.done.append(method))
+
+    async def _step(self, name: str, held: Any) -> None:
+        assert list(held) == ["publish"]
+        await self.steps.setdefault(name, asyncio.get_running_loop().create_future())
+
+    async def reserve(self, client: Any, held: Any) -> Any:
+        await self._step("reserve", held)
+        return SimpleNamespace(end=lambda: self.done.append("freed"))
+
+    async def ask_once(self, client: Any, held: Any) -> None:
+        await self._step("ask once", held)
+
+    def commit(self, client: Any, channel: Any, held: Any, asked: Any, reservation: Any) -> asyncio.Future[bool]:
+        self.done.append(held)
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        stored.set_result(True)
+        return stored
+
+    def begin(self) -> asyncio.Task[None]:
+        done = HANDLERS[commands.Tx.Commit](self.client, self.channel, commands.Tx.Commit())  # type: ignore[arg-type]
+        return asyncio.ensure_future(done)  # type: ignore[arg-type]
+
+    async def until(self, name: str) -> None:
+        for _ in range(10):
+            if name in self.steps:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError(f"{name} is never asked for")
+
+    @property
+    def first_unsettled(self) -> int | None:
+        """Where a stream reader that is attached again now begins."""
+        return self.channel.first_unsettled(self.consumer, EPOCH)
+
+
+def test_a_reader_that_is_attached_again_while_a_commit_waits_begins_at_what_is_not_settled_yet() -> None:
+    async def run() -> None:
+        made = Commit()
+        committing = made.begin()
+        for step in ("reserve", "ask once"):
+            await made.until(step)
+            assert made.first_unsettled == 11, f"while it waits: {step}"
+            assert made.transaction.settle_count == 1
+            made.steps[step].set_result(None)
+        await committing
+        settled = [Run(1, 2, made.consumer, EPOCH, 11, 0.0)]
+        assert made.done[:3] == [["publish"], "freed", settled]
+        assert isinstance(made.done[3], commands.Tx.CommitOk)
+        assert made.first_unsettled == 13
+        assert made.transaction.take() == ([], [])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("step", ["reserve", "ask once"])
+def test_a_refused_commit_forgets_its_publishes_and_gives_its_deliveries_back(step: str) -> None:
+    async def run() -> None:
+        made = Commit()
+        committing = made.begin()
+        if step == "ask once":
+            await made.until("reserve")
+            made.steps["reserve"].set_result(None)
+        await made.until(step)
+        made.steps[step].set_exception(ChannelException(406, "full", 90, 20))
+        with pytest.raises(ChannelException, match="full"):
+            await committing
+        assert made.done == (["freed"] if step == "ask once" else [])
+        assert made.transaction.take() == ([], [])
+        assert made.first_unsettled == 11 and made.channel.unacked.count == 5
+
+    asyncio.run(run())

@@ -152,19 +152,23 @@ def _tx_select(client: Client, channel: Channel, method: commands.Tx.Select) -> 
 
 
 async def _tx_commit(client: Client, channel: Channel, method: commands.Tx.Commit) -> None:
-    """Publishes first, then settles; answered when every shard has the publishes on stable storage.
+    """Publish, then settle; answer when every shard has the publishes on stable storage.
 
-    Where a queue refuses nothing is done: what was to be acknowledged is unacknowledged as before.
+    Nothing is done where a queue refuses: the deliveries that were to be acknowledged are unacknowledged again.
+    The transaction holds its settles until its publishes leave. A stream reader that is attached again meanwhile
+    (its shard has started anew) begins at the first delivery whose settle no shard was told of.
     """
-    held = transactions.opened(channel.transaction, TX_COMMIT).take()
+    transaction = transactions.opened(channel.transaction, TX_COMMIT)
     publishing = client.door.publishing
+    reservation = None
     try:
-        reservation = await publishing.reserve(client, held.publishes)
-    except ChannelException:
-        _put_back(channel, held.settles)
-        raise
-    try:
-        asked = await publishing.ask_once(client, held.publishes)
+        try:
+            reservation = await publishing.reserve(client, transaction.publishes)
+            asked = await publishing.ask_once(client, transaction.publishes)
+        except ChannelException:
+            _put_back(channel, transaction.drop())
+            raise
+        held = transaction.take()
         stored = publishing.commit(client, channel, held.publishes, asked, reservation)
     finally:
         if reservation is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -456,7 +456,7 @@ class Publishing:
                 found.append(Wanted.of(thing, rule, id, rule.ttl_of(message.headers)))
         return found
 
-    async def ask_once(self, client: Publisher, held: list[Held]) -> Asked | None:
+    async def ask_once(self, client: Publisher, held: Sequence[Held]) -> Asked | None:
         """Which of these are the first of their ids."""
         if self.once is None:
             return None
@@ -522,7 +522,7 @@ class Publishing:
         if self.tracing is not None:
             self.tracing.published(client, channel.number, message.without_bcc(), message.keys, targets)
 
-    async def reserve(self, client: Publisher, held: list[Held]) -> Reservation | None:
+    async def reserve(self, client: Publisher, held: Sequence[Held]) -> Reservation | None:
         """Set room aside for a transaction, None if no queue may refuse it; raises when one does."""
         assert client.scope is not None
         needs = wanted(self._vhost(client.scope), held)

@@ -50,6 +50,11 @@ class Transaction(Generic[P, S]):
         self._settles.append(settle)
 
     @property
+    def publishes(self) -> Sequence[P]:
+        """Return the publishes that are held, in order."""
+        return self._publishes
+
+    @property
     def settles(self) -> Sequence[S]:
         """What is held of settles, in order."""
         return self._settles
