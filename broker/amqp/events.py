@@ -53,6 +53,7 @@ class Publishes:
     An event is valid until the next call of next_event(). One that is `lasting` is valid as long as it is
     held, for nobody else has its bytes. `done` counts the messages, from the first on, that were handled;
     those of the channels `without` were taken out of the event before the rest of it was handled.
+    `counted` says that the messages are in the counters of the front door already.
     """
 
     buffer: bytes | bytearray | memoryview
@@ -61,6 +62,7 @@ class Publishes:
     lasting: bool = False
     done: int = 0
     without: AbstractSet[int] = frozenset()
+    counted: bool = False
 
     def keep(self) -> None:
         """Make the event lasting: copy its bytes, unless nobody else has them."""
@@ -107,8 +109,10 @@ class Nothing:
 
 
 def copies_by_channel(event: Publishes, channels: AbstractSet[int], first: int = 0) -> dict[int, Publishes]:
-    """The publishes of each of these channels, from the `first` of the event on, to be kept: copied alone, so that no
-    byte is kept twice."""
+    """Return the publishes of each of these channels, from the `first` of the event on, as events that are kept.
+
+    Only their own bytes are copied. A copy of messages that were counted is counted.
+    """
     found: dict[int, tuple[bytearray, bytearray]] = {}
     for row in _ROW.iter_unpack(memoryview(event.table)[first * _ROW.size :]):
         line, line_len, number, props, props_len, body, body_frames, body_len, *rest = row
@@ -122,7 +126,10 @@ def copies_by_channel(event: Publishes, channels: AbstractSet[int], first: int =
         data += event.buffer[line:end]
         body = body + moved if body_len else 0
         table += _ROW.pack(line + moved, line_len, number, props + moved, props_len, body, body_frames, body_len, *rest)
-    return {number: Publishes(data, bytes(table), len(table) // _ROW.size) for number, (data, table) in found.items()}
+    return {
+        number: Publishes(data, bytes(table), len(table) // _ROW.size, counted=event.counted)
+        for number, (data, table) in found.items()
+    }
 
 
 Event = StartOk | Open | Method | Publishes | Settles | Binds | Failed | Nothing

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.amqp import ChannelException, Connection, Publishes
+from shardmq.broker.amqp import ChannelException, Connection, Event, Publishes, copies_by_channel, things_in
+from shardmq.broker.front_door.connection.client import Client
 from shardmq.broker.front_door.publish import publishing as publishing_module
 from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.publish.publishing import Publishing
@@ -240,3 +241,72 @@ def test_the_read_that_a_begun_event_lies_in_may_be_overwritten() -> None:
             assert outcome(messages, lambda: True) == whole
     finally:
         Publishes.keep = keep  # type: ignore[method-assign]
+
+
+# -- what is counted of it ------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """As much of a client and its front door as the handling of a read needs."""
+
+    def __init__(self, events: list[Event], messages: int) -> None:
+        """A slice publishes so many messages."""
+        self.came = 0
+        self.slices_taken = 0
+        self.messages = messages
+        self.lost, self._paused, self._waiting, self.published = False, 0, set[Any](), False
+        self._begun: Publishes | None = None
+        self.amqp = SimpleNamespace(next_event=iter([*events, None]).__next__, keep_unread=lambda: None)
+        slices = SimpleNamespace(begin=lambda: None, is_over=lambda: False)
+        publishing = SimpleNamespace(publishes=self.publishes)
+        self.door = SimpleNamespace(
+            slices=slices, publishing=publishing, alarm="", came=self._come, work_is_left=lambda: None
+        )
+
+    def _come(self, things: int) -> None:
+        self.came += things
+
+    def publishes(self, client: Any, event: Publishes, is_over: Callable[[], bool]) -> list[Any]:
+        event.done = min(event.count, event.done + self.messages)
+        return []
+
+    def _on_publishes(self, event: Publishes) -> None:
+        Client._on_publishes(self, event)  # type: ignore[arg-type]
+
+    def _handle(self, event: Event) -> None: ...
+    def _schedule_slice(self) -> None: ...
+    def _gather(self) -> None: ...
+    def pause(self, why: int) -> None: ...
+    def resume(self, why: int) -> None: ...
+
+    def _end_slice(self) -> None:
+        Client._end_slice(self)  # type: ignore[arg-type]
+
+    def handle(self) -> None:
+        """Handle all events, slice by slice."""
+        while not self.slices_taken or self._begun is not None:
+            self.slices_taken += 1
+            Client._handle_events(self)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("messages", [1, 2, 3, 7, 100])
+def test_what_comes_with_a_read_is_counted_once_however_often_it_is_cut(messages: int) -> None:
+    events = events_of([(1, ("direct", "k1"), {}, False)] * 7)
+    reader = Reader(list(events), messages)
+    reader.handle()
+    assert reader.slices_taken == -(-7 // messages)
+    assert reader.came == sum(map(things_in, events)) == 7
+
+
+def test_what_waits_for_its_channel_is_counted_with_the_read_it_came_with_and_not_again() -> None:
+    publishing = Publishing(SimpleNamespace(catalog=catalog()), Links())  # type: ignore[arg-type]
+    client = Publisher(publishing)
+    (event,) = events_of([(channel, ("direct", "k1"), {}, False) for channel in (1, 2, 1, 2, 2)])
+    event.without = {2}  # its channel waits for another process
+    publishing.publishes(client, event)  # type: ignore[arg-type]
+    (copy,) = copies_by_channel(event, {2}).values()
+    assert copy.count == 3
+    publishing.publishes(client, copy)  # type: ignore[arg-type]
+    assert [channel.published for channel in client.channels.values()] == [2, 3, 0]
+    assert publishing._counts.received == 5
+    assert sum(publishing._counts.sizes.classes) == 5

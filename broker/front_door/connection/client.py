@@ -167,8 +167,9 @@ class Client(ChannelWork):
         while event is not None:
             try:
                 if isinstance(event, Publishes) and not self.lost:
-                    things += event.count
+                    done = event.done
                     self._on_publishes(event)
+                    things += event.done - done  # the next slice counts the others
                 else:
                     things += things_in(event)
                     self._handle(event)

@@ -162,7 +162,7 @@ class Publishing:
         to_ask: list[tuple[int, Publishes]] | None = None
         now_ms = time.time_ns() // 1_000_000
         at = event.done
-        if not at:
+        if not event.counted:
             self._take_in(event, now_ms)
         while at < event.count:
             number = _CHANNEL_OF.unpack_from(event.table, at * ROW)[0]
@@ -188,6 +188,7 @@ class Publishing:
 
     def _take_in(self, event: Publishes, now_ms: int) -> None:
         """Count an event that comes for the first time, and stamp its messages if that is asked for."""
+        event.counted = True
         self._counts.received += event.count
         self._counts.sizes.add(event.table)
         if self._set_timestamp and (stamped := frames.stamped(event.buffer, event.table, now_ms // 1000)) is not None:
