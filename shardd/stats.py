@@ -50,6 +50,9 @@ def of_queue(queue: Queue) -> m.QueueStats:
         counters.redelivered,
         counters.got,
         counters.repeated,
+        counters.delivered_auto,
+        counters.got_auto,
+        counters.got_empty,
     )
 
 

@@ -33,10 +33,15 @@ SIZES_BYTES = 256 << 10
 class Counters:
     """Since the start of the process."""
 
-    __slots__ = ("acked", "delivered", "got", "let_go", "published", "redelivered", "repeated")
+    __slots__ = (
+        "acked", "delivered", "delivered_auto", "got", "got_auto", "got_empty", "let_go", "published", "redelivered",
+        "repeated",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.published = self.delivered = self.acked = self.redelivered = self.got = self.let_go = 0
+        # Of `delivered` and `got`: what nobody has to acknowledge. `got_empty`: gets that found nothing.
+        self.delivered_auto = self.got_auto = self.got_empty = 0
         self.repeated = 0  # publishes of what a producer had sent before
 
     def add(self, other: Counters) -> None:

@@ -368,6 +368,7 @@ class Queue(Backlog):
             self.unacked_count += count
             self.unacked_bytes += body_bytes
             return
+        self.counters.delivered_auto += count
         self.store.settle(self.id, entries, self.durable)
         if self._facts:
             self._forget_facts()
@@ -440,6 +441,7 @@ class Queue(Backlog):
             self._wake(now)
         self.expire(now)
         if not self.ready_count or self.consumers.paused:
+            self.counters.got_empty += 1
             return None
         level = self._first_level()
         entries = level.peek(1)
@@ -454,6 +456,7 @@ class Queue(Backlog):
         times = self._times(entries[0]) if redelivered else 0
         self.counters.redelivered += redelivered
         if getter is None:
+            self.counters.got_auto += 1
             self._forget(entries)
         else:
             number = getter.add(self, entries[0], sizes[0], now)

@@ -8,7 +8,7 @@ from libc.string cimport memcmp, memcpy
 cdef enum:
     KIND_PUBLISH = 1
     KIND_DELIVER = 2
-    WIRE_VERSION = 1
+    WIRE_VERSION = 2
 
 cdef struct Bytes:
     uint8_t *data  # NULL and some room: it was given away, see regain()

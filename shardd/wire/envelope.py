@@ -17,7 +17,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from shardmq.shardd.wire.messages import CONFIRMED, CONTROL, CREDIT, HEADER_BYTES, SETTLE, WIRE_VERSION, Control
+from shardmq.shardd.wire.messages import (
+    CONFIRMED,
+    CONTROL,
+    CONTROLLER,
+    CREDIT,
+    HEADER_BYTES,
+    SETTLE,
+    WIRE_VERSION,
+    Control,
+)
 
 _HEADER = struct.Struct("<BBHIII")
 _HEADER_READ = struct.Struct("<BxHIII")
@@ -74,8 +83,15 @@ def read(message: Buffer) -> Header:
     if len(message) < HEADER_BYTES:
         raise WireError(f"{len(message)} bytes are no message")
     if message[1] != WIRE_VERSION:
-        raise WireError(f"wire version {message[1]}, this process speaks {WIRE_VERSION}")
+        raise WireError(f"{_other_version(message)}, this process speaks {WIRE_VERSION}: restart all of one release")
     return _new_tuple(Header, _HEADER_READ.unpack_from(message))
+
+
+def _other_version(message: Buffer) -> str:
+    """Say which two processes such a message goes between. All versions have these numbers where this one has them."""
+    _, _, peer, _, _, shard = _HEADER.unpack_from(message)
+    who = "the controller" if peer == CONTROLLER else f"front door {peer}"
+    return f"a message between {who} and shard {shard} is of wire version {message[1]}"
 
 
 def readdressed(publish: bytes, epoch: int, batch: int) -> bytes:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 HEADER_BYTES = 16
 CONTROLLER = 0xFFFF
 
@@ -223,11 +223,14 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ready_bytes: int = 0
     unacked_bytes: int = 0
     published: int = 0
-    delivered: int = 0  # with and without ack, basic.get included
+    delivered: int = 0  # with and without ack, `got` included
     acked: int = 0
     redelivered: int = 0
-    got: int = 0
+    got: int = 0  # with and without ack
     repeated: int = 0  # publishes not stored, since their producer had sent them before
+    delivered_auto: int = 0  # of `delivered`: to consumers that do not acknowledge
+    got_auto: int = 0  # of `got`: not to be acknowledged
+    got_empty: int = 0  # times that basic.get found nothing
 
 
 class ConsumerStats(msgspec.Struct, array_like=True, frozen=True, gc=False):

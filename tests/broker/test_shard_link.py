@@ -150,6 +150,27 @@ async def test_a_batch_is_confirmed_when_its_shard_says_so(pair: Pair) -> None:
     assert (first.log, second.log) == (["confirmed"], [])
 
 
+async def test_a_shard_of_another_wire_version_is_told_of_by_name_and_not_listened_to(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hello(peer: int, incarnation: int, epoch: int, shard: int) -> bytes:
+        message = bytearray(envelope.control(peer, incarnation, epoch + 1, shard, wire.Hello(1, True)))
+        message[1] = wire.WIRE_VERSION + 1
+        return bytes(message)
+
+    epoch, waits = pair.links.links[0].epoch, pair.publish()
+    await pair.shards[0].send(hello)
+    await pair.shards[0].send(lambda *who: envelope.confirmed(*who, 1))
+    await pair.heard.until(lambda: waits.log)
+    assert (pair.links.links[0].epoch, waits.log) == (epoch, ["confirmed"])
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "shardmq.broker.front_door.links.shard_link"
+    ]
+    versions = f"is of wire version {wire.WIRE_VERSION + 1}, this process speaks {wire.WIRE_VERSION}"
+    about = f"a message between front door 0 and shard 0 {versions}: restart all of one release"
+    assert said == [f"from a shard: {about}"]
+
+
 async def test_a_small_batch_may_wait_until_it_is_no_longer_small_or_something_leaves_anyway(pair: Pair) -> None:
     least = 2000
     pair.gather(1)

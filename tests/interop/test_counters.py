@@ -61,12 +61,18 @@ OVERVIEW = {
     "redeliver": ("redelivered",),
     "ack": ("acknowledged",),
 }  # fmt: skip
-OF_QUEUE = ("publish", "deliver_get", "deliver", "get", "redeliver", "ack", "duplicates")
+OF_QUEUE = (
+    "publish", "deliver_get", "deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "redeliver", "ack",
+    "duplicates",
+)  # fmt: skip
 # Series of a queue that count the same.
 QUEUE_SERIES = {
     "rabbitmq_queue_messages_published_total": "publish",
-    "rabbitmq_queue_messages_delivered_total": "deliver",
-    "rabbitmq_queue_get_total": "get",
+    "rabbitmq_queue_messages_delivered_ack_total": "deliver",
+    "rabbitmq_queue_messages_delivered_total": "deliver_no_ack",
+    "rabbitmq_queue_get_ack_total": "get",
+    "rabbitmq_queue_get_total": "get_no_ack",
+    "rabbitmq_queue_get_empty_total": "get_empty",
     "rabbitmq_queue_messages_redelivered_total": "redeliver",
     "rabbitmq_queue_messages_acked_total": "ack",
 }
@@ -572,19 +578,19 @@ HISTORIES = [
         "consumed without acknowledgements",
         _consumed(SMALL, True),
         IN | CONFIRMED | {"delivered": 3, "delivered_consume_auto_ack": 3},
-        {"q": {"publish": 3, "deliver_get": 3, "deliver": 3}},  # RabbitMQ: deliver_no_ack
+        {"q": {"publish": 3, "deliver_get": 3, "deliver_no_ack": 3}},
     ),
     History(
         "got and acknowledged",
         _got(False),
         TWO | {"delivered": 2, "delivered_get_manual_ack": 2, "get_empty": 1, "acknowledged": 2},
-        {"q": {"publish": 2, "deliver_get": 2, "get": 2, "ack": 2}},
+        {"q": {"publish": 2, "deliver_get": 2, "get": 2, "get_empty": 1, "ack": 2}},
     ),
     History(
         "got without acknowledgements",
         _got(True),
         TWO | {"delivered": 2, "delivered_get_auto_ack": 2, "get_empty": 1},
-        {"q": {"publish": 2, "deliver_get": 2, "get": 2}},  # RabbitMQ: get_no_ack
+        {"q": {"publish": 2, "deliver_get": 2, "get_no_ack": 2, "get_empty": 1}},
     ),
     History(
         "acknowledged in a transaction",
@@ -666,7 +672,7 @@ HISTORIES = [
         "direct reply",
         _replied,
         {"received": 2, "routed": 1, "delivered": 1, "delivered_get_auto_ack": 1, "delivered_consume_auto_ack": 1},
-        {"q": {"publish": 1, "deliver_get": 1, "get": 1}},
+        {"q": {"publish": 1, "deliver_get": 1, "get_no_ack": 1}},
     ),
 ]
 

@@ -206,6 +206,9 @@ def test_what_may_fall_has_negative_rates_and_what_was_not_known_before_none() -
     assert rates.of({"x": 4, "new": 9}) == {"x": -3.0}
 
 
+NOT_SAID = ("deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty")
+
+
 async def test_a_queue_and_a_channel_have_the_rates_between_two_looks(shards: FakeShards) -> None:
     clock, doors = Clock(), FakeDoors()
     gatherer = Gatherer(shards, doors, clock)
@@ -225,6 +228,17 @@ async def test_a_queue_and_a_channel_have_the_rates_between_two_looks(shards: Fa
     (row,) = [report for report in stats.channels if report["number"] == 1]
     assert channels.message_stats(stats, row | {"published": 25}) == {
         "publish": 25, "publish_details": {"rate": 2.0}, "deliver_get": 2, "deliver_get_details": {"rate": 0.0},
+        **dict.fromkeys(NOT_SAID, 0), **{f"{name}_details": {"rate": 0.0} for name in NOT_SAID},
+    }  # fmt: skip
+
+
+@pytest.mark.row("G4.2")
+def test_a_queue_tells_apart_what_nobody_acknowledges() -> None:
+    shown = gathered.message_stats(
+        gathered.Stats(), wire.QueueStats(1, delivered=100, delivered_auto=30, got=20, got_auto=5)
+    )
+    assert {name: count for name, count in shown.items() if count} == {
+        "deliver": 50, "deliver_no_ack": 30, "get": 15, "get_no_ack": 5, "deliver_get": 100,
     }  # fmt: skip
 
 

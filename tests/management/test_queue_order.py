@@ -18,7 +18,7 @@ from tests.management.conftest import Api
 
 QUEUES = 60
 PAGE = 5
-COUNTED = [f"message_stats.{name}{end}" for name in queue_order.COUNTERS for end in ("", "_details.rate")]
+COUNTED = [f"message_stats.{name}{end}" for name in queue_order.OF_QUEUE for end in ("", "_details.rate")]
 COLUMNS = [*queue_order.NUMBERS, *queue_order.TEXTS, *queue_order.POLICIES, "state", "name", "shard", *COUNTED]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardmq.broker.controller.peers.shard_links import visit
+from shardmq.shardd import stats
 from shardmq.shardd.peers import PUBLISH_CREDIT_BYTES, BatchMissing
 from shardmq.shardd.queues import Queue
 from shardmq.shardd.shard import Shard
@@ -451,6 +452,25 @@ def test_a_get_behind_a_publish_finds_what_no_consumer_took() -> None:
     assert deliveries(said) == [(1, 1)]
     got = {what.request: bool(what.message) for what in said if isinstance(what, m.Got)}
     assert got == {61: True, 62: False}
+
+
+def test_what_nobody_acknowledges_is_counted_apart() -> None:
+    bench = Bench()
+    bench.publish(9)
+    bench.attach(1, prefetch=2)
+    bench.turn()
+    bench.tell(m.Detach(60, 1))
+    bench.tell(m.Get(61, 1, 0, 9, 1, no_ack=True))
+    bench.tell(m.Get(62, 1, 7, 9, 1, no_ack=False))
+    bench.turn()
+    bench.attach(2, no_ack=True)
+    bench.turn()
+    for request in (63, 64):
+        bench.tell(m.Get(request, 1, 0, 9, 1, no_ack=True))
+    bench.turn()
+    told = stats.of_queue(bench.shard.queues[1])
+    assert (told.published, told.delivered, told.got) == (9, 9, 2)
+    assert (told.delivered_auto, told.got_auto, told.got_empty) == (5, 1, 2)
 
 
 def test_a_count_or_purge_behind_a_publish_does_not_see_what_a_consumer_takes() -> None:

@@ -294,9 +294,10 @@ def test_credit_larger_than_a_field_is_split() -> None:
 
 
 def test_a_message_of_another_version_is_refused() -> None:
-    message = bytearray(envelope.control(0, 0, 0, 0, wire.Hello(1, True)))
+    message = bytearray(envelope.control(wire.CONTROLLER, 0, 0, 7, wire.Hello(1, True)))
     message[1] += 1
-    with pytest.raises(envelope.WireError, match="version"):
+    said = f"controller and shard 7 is of wire version {message[1]}, this process speaks {wire.WIRE_VERSION}: restart"
+    with pytest.raises(envelope.WireError, match=said):
         envelope.read(message)
 
 

@@ -46,6 +46,8 @@ class Channel:
         self.last_queue = ""
         self.replies: Consumer | None = None  # of direct reply-to
         self.next_tag = 1
+        # Deliveries that nobody settles, and basic.get; all others were delivered to consumers that acknowledge.
+        self.delivered_auto = self.got_auto = self.got_manual = self.got_empty = 0
         self.unacked = Unacked()
         self.consumers: dict[str, Consumer | Virtual] = {}
         self.virtuals: dict[int, Virtual] = {}  # cancelled ones too, while they hold something
@@ -90,6 +92,11 @@ class Channel:
             "acks_uncommitted": self.transaction.settle_count if self.transaction else 0,
             "published": self.published,
             "delivered": self.next_tag - 1,
+            "delivered_auto": self.delivered_auto,
+            "delivered_manual": self.next_tag - 1 - self.delivered_auto - self.got_auto - self.got_manual,
+            "got_auto": self.got_auto,
+            "got_manual": self.got_manual,
+            "got_empty": self.got_empty,
         }
 
     @property

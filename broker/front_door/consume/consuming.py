@@ -321,14 +321,17 @@ class Consuming:
             return  # its release, behind this get, requeues the message
         if not message:
             self._counts.got_empty += 1
+            channel.got_empty += 1
             client.send(channel.number, commands.Basic.GetEmpty())
             return
         tag = channel.next_tag
         channel.next_tag += 1
         if no_ack:
             self._counts.got_auto += 1
+            channel.got_auto += 1
         else:
             self._counts.got_manual += 1
+            channel.got_manual += 1
             channel.unacked.add(tag, 1, self._getter(client, channel, queue.shard), epoch, got.number, client.door.now)
         if self.tracing is not None:
             self.tracing.delivered(client, channel.number, queue.name, redelivered, 1, message)
@@ -367,6 +370,7 @@ class Consuming:
         channel.next_tag += count
         if consumer.no_ack:
             self._counts.delivered_auto += count
+            channel.delivered_auto += count
         else:
             self._counts.delivered_manual += count
             channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number, client.door.now)

@@ -491,6 +491,9 @@ class ShardLinks:
                 self._let_go(link.lane)
                 if head.kind == wire.LANE:
                     self._hear(link, link.lane)
+        except envelope.WireError as error:
+            log.error("from a shard: %s", error)
+            return
         except Exception:  # one bad message must not make this process deaf to all shards
             log.exception("a message of a shard cannot be handled")
             return

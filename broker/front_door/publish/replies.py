@@ -139,6 +139,7 @@ class Replies:
         tag = channel.next_tag
         channel.next_tag += count
         self._counts.delivered_auto += count
+        channel.delivered_auto += count
         client.write(
             contents.passed_on(
                 event.buffer,
@@ -159,6 +160,7 @@ class Replies:
         tag = channel.next_tag
         channel.next_tag += 1
         self._counts.delivered_auto += 1
+        channel.delivered_auto += 1
         if self.tracing is not None:
             self.tracing.delivered(client, channel.number, consumer.queue_name, False, 1, stored)
         client.write(

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from shardmq.broker.controller.management.answers.listing import Keys
 from shardmq.broker.controller.management.call import NODE, Context
-from shardmq.broker.controller.management.metrics.gathered import RABBITMQ_COUNTERS, Stats
+from shardmq.broker.controller.management.metrics.gathered import OF_QUEUE, Stats
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.model.policies import NOTHING, Applied
@@ -39,10 +39,6 @@ OF_STREAMS: Final[dict[str, Number]] = {
     "messages": attrgetter("ready"),
     "message_bytes": attrgetter("ready_bytes"),
     "memory": lambda q: 0,
-}
-COUNTERS: Final[dict[str, Number]] = {
-    **{shown: attrgetter(name) for name, shown in RABBITMQ_COUNTERS.items()},
-    "deliver": lambda q: q.delivered - q.got,
 }
 TEXTS: Final[dict[str, Callable[[QueuePut], Any]]] = {
     "type": lambda q: str(q.arguments.get("x-queue-type", "classic")),
@@ -110,7 +106,7 @@ def _numbers(stats: Stats, number: Number, of_stream: Number) -> Keys[QueuePut]:
 def _counters(stats: Stats, column: str) -> Keys[QueuePut] | None:
     """`publish`, `publish_details.rate`, ...; a rate is one between the last two looks at everything."""
     name, _, detail = column.partition("_details")
-    count = COUNTERS.get(name)
+    count = OF_QUEUE.get(name)
     if count is None or detail not in ("", ".rate"):
         return None
     known, unused = stats.queues, _unused(stats)

@@ -15,6 +15,7 @@ import time
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import astuple
@@ -425,13 +426,18 @@ def behind(stream: StreamStats, offset: int) -> int:
     return max(stream.next_offset - max(offset, stream.first_offset), 0)
 
 
-RABBITMQ_COUNTERS = {
-    "published": "publish",
-    "delivered": "deliver_get",
-    "acked": "ack",
-    "redelivered": "redeliver",
-    "got": "get",
-    "repeated": "duplicates",
+# What a queue counts, by the names of message_stats.
+OF_QUEUE: dict[str, Callable[[QueueStats], int]] = {
+    "publish": attrgetter("published"),
+    "deliver": lambda queue: queue.delivered - queue.got - queue.delivered_auto,
+    "deliver_no_ack": attrgetter("delivered_auto"),
+    "get": lambda queue: queue.got - queue.got_auto,
+    "get_no_ack": attrgetter("got_auto"),
+    "get_empty": attrgetter("got_empty"),
+    "deliver_get": attrgetter("delivered"),
+    "redeliver": attrgetter("redelivered"),
+    "ack": attrgetter("acked"),
+    "duplicates": attrgetter("repeated"),
 }
 
 
@@ -454,16 +460,12 @@ def depth_details(ready: int, unacked: int, seconds: float) -> dict[str, Any]:
 def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
     """Of one queue."""
     shown: dict[str, Any] = {}
-    rates: dict[str, float | None] = {}
     earlier = stats.earlier(queue)
-    for name, said in RABBITMQ_COUNTERS.items():
-        shown[said] = value = getattr(queue, name)
-        rates[said] = None if earlier is None else stats.rate(value, getattr(earlier, name))
-        shown |= details(said, rates[said])
-    # What goes by consumers alone is what does not go by basic.get.
-    shown["deliver"] = shown["deliver_get"] - shown["get"]
-    all_, got = rates["deliver_get"], rates["get"]
-    return shown | details("deliver", None if all_ is None or got is None else max(0.0, all_ - got))
+    for name, count in OF_QUEUE.items():
+        shown[name] = value = count(queue)
+        if earlier is not None:
+            shown |= details(name, stats.rate(value, count(earlier)))
+    return shown
 
 
 # RabbitMQ's names of what front doors count.

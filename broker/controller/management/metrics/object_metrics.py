@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from shardmq.broker.controller.management.answers.turns import Turns
 from shardmq.broker.controller.management.call import Context
 from shardmq.broker.controller.management.metrics import node_metrics
-from shardmq.broker.controller.management.metrics.gathered import Stats, behind, details
+from shardmq.broker.controller.management.metrics.gathered import OF_QUEUE, Stats, behind, details
 from shardmq.broker.controller.management.resources import attempts, processes
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.model.catalog import Vhost
@@ -232,10 +232,18 @@ FAMILIES: Final[dict[str, Family]] = {
         _QUEUE,
         _queues,
         (
-            Metric("queue_messages_delivered_total", "Messages given to consumers", lambda q: q.delivered - q.got),
-            Metric("queue_get_total", "Messages fetched by basic.get", attrgetter("got")),
-            Metric("queue_messages_redelivered_total", "Messages given again", attrgetter("redelivered")),
-            Metric("queue_messages_acked_total", "Messages acknowledged", attrgetter("acked")),
+            *(
+                Metric(f"queue_{name}_total", text, OF_QUEUE[counter])
+                for name, text, counter in (
+                    ("get_ack", "Messages fetched by basic.get, to be acknowledged", "get"),
+                    ("get", "Messages fetched by basic.get, not to be acknowledged", "get_no_ack"),
+                    ("messages_delivered_ack", "Messages given to consumers that acknowledge", "deliver"),
+                    ("messages_delivered", "Messages given to consumers that do not acknowledge", "deliver_no_ack"),
+                    ("messages_redelivered", "Messages given again", "redeliver"),
+                    ("messages_acked", "Messages acknowledged", "ack"),
+                    ("get_empty", "Times that basic.get found nothing", "get_empty"),
+                )
+            ),
         ),
     ),
     "stream_group_metrics": Family(

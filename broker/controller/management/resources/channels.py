@@ -11,7 +11,15 @@ from shardmq.broker.controller.management.metrics.gathered import Stats, details
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name, visible
 
-COUNTED = {"published": "publish", "delivered": "deliver_get"}
+COUNTED = {
+    "published": "publish",
+    "delivered": "deliver_get",
+    "delivered_manual": "deliver",
+    "delivered_auto": "deliver_no_ack",
+    "got_manual": "get",
+    "got_auto": "get_no_ack",
+    "got_empty": "get_empty",
+}
 
 
 def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
