@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.management.answers import pieces, turns
 from shardmq.broker.controller.management.answers.listing import MADE_ROWS
-from shardmq.broker.controller.management.answers.long_answers import UNREAD_S_MIN, LongAnswers, Parts, takes_gzip
+from shardmq.broker.controller.management.answers.long_answers import (
+    LOCAL,
+    UNREAD_S_MIN,
+    LongAnswers,
+    Parts,
+    Rendering,
+    takes_gzip,
+)
 from shardmq.broker.controller.management.api_error import ApiError
 from shardmq.broker.controller.management.resources import queues
 from tests.management.conftest import Api
@@ -288,6 +295,31 @@ async def test_who_does_not_read_for_long_is_cut_off_and_what_was_kept_for_it_is
             await asyncio.sleep(0.001)
         assert is_cut_off(await drained(unread))
         assert here.answers.bytes_held == 0 and here.answers.unread == 1
+
+
+async def test_an_ended_answer_lets_its_bytes_go_with_its_last_reader_whoever_still_holds_it() -> None:
+    """The coroutine of a reader that was cut off holds the answer until its write has failed."""
+    async with served(answers_per_address_max=1) as here:
+        await here.leave_unread("a")
+        (rendering,) = here.answers._readers.values()
+        assert rendering is not None and rendering.is_ended
+        held = rendering.pieces
+        assert held.bytes_held > 0
+        here.now += UNREAD_S_MIN
+        assert here.answers.cut_off(None)
+        assert (held.packed, held.bytes_held) == ([], 0)
+
+
+async def test_an_answer_that_fails_lets_the_bytes_go_that_its_readers_hold() -> None:
+    async def make() -> Parts:
+        raise NotImplementedError
+
+    rendering = Rendering("a", LOCAL, make)
+    held = rendering.pieces
+    held.add(TEXT)
+    assert held.bytes_held > 0
+    rendering.fail(ValueError("it cannot go on"))
+    assert (held.packed, held.bytes_held) == ([], 0)
 
 
 async def test_who_takes_too_long_for_all_of_it_is_cut_off() -> None:

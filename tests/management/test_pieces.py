@@ -40,3 +40,14 @@ def test_a_list_takes_a_tenth_of_its_bytes() -> None:
         made.add(row % (number, number % 7))
     made.end()
     assert made.bytes_held * 10 < made.bytes_made
+
+
+@pytest.mark.parametrize("size", [10, 3 * pieces.PIECE_BYTES])
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_cleared_pieces_hold_nothing(size: int, is_ended: bool) -> None:
+    made = Pieces()
+    made.add(b"x" * size)
+    if is_ended:
+        made.end()
+    made.clear()
+    assert (made.packed, made.whole, made._open, made._deflate, made.bytes_held) == ([], None, b"", None, 0)

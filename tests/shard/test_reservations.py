@@ -38,6 +38,7 @@ steps = st.lists(
         st.tuples(st.just("publish"), st.sampled_from(DOORS), publishes),
         st.tuples(st.just("get"), st.sampled_from((COUNTED, WEIGHED, OPEN)), st.just(0)),
         st.tuples(st.just("door dies"), st.sampled_from(DOORS), st.just(0)),
+        st.tuples(st.just("policy"), st.just(COUNTED), st.booleans()),
     ),
     max_size=40,
 )
@@ -58,6 +59,13 @@ class Doors:
 
     def join(self, peer: int) -> None:
         self.shard.receive(envelope.control(peer, self.incarnations[peer], 0, 0, m.Join(f"peer-{peer}")), NOW)
+
+    def bound(self, queue: int, is_bounded: bool) -> None:
+        """A policy bounds the queue, or bounds it no longer; front doors may not know yet."""
+        spec = next(spec for spec in SPECS if spec.id == queue)
+        arguments = spec.arguments if is_bounded else {}
+        self.tell(m.CONTROLLER, m.CreateQueues(70, [m.QueueSpec(queue, "/", spec.name, True, arguments=arguments)]))
+        self.heard(m.CONTROLLER)
 
     def die(self, door: int) -> None:
         self.tell(m.CONTROLLER, m.Gone(door, self.incarnations[door]))
@@ -106,9 +114,12 @@ class Model:
     def __init__(self) -> None:
         self.bodies: dict[int, list[int]] = {COUNTED: [], WEIGHED: [], OPEN: []}
         self.reserved: dict[tuple[int, int], Sizes] = {}
+        self.is_bounded = True  # the queue that counts
 
     def has_room(self, queue: int, size: int, more: Sequence[tuple[int, int]] = ()) -> bool:
         aside = [s for sizes in (*self.reserved.values(), more) for q, s in sizes if q == queue]
+        if queue == COUNTED and not self.is_bounded:
+            return True
         if queue == COUNTED:
             return len(self.bodies[queue]) + len(aside) + 1 <= MESSAGES_MAX
         taken = sum(self.bodies[queue]) + sum(aside)
@@ -162,6 +173,9 @@ def test_a_transaction_comes_in_whole_or_not_at_all(history: list[tuple[str, int
                 got = doors.answer(0, m.Get(99, who, 0, 9, 1, True))
                 assert bool(got.message) == bool(model.bodies[who])
                 del model.bodies[who][:1]
+            case "policy":
+                model.is_bounded = what
+                doors.bound(who, what)
             case "door dies":
                 doors.die(who)
                 for key in mine:
@@ -192,3 +206,32 @@ def test_room_that_was_set_aside_outlives_the_consumer_it_was_found_with() -> No
     assert doors.publish(0, messages, numbered=False) == set()
     doors.tell(0, m.Unreserve(1))
     assert doors.answer(0, m.Count(98, COUNTED)).messages == len(messages)
+
+
+def test_a_queue_that_a_policy_lets_refuse_nothing_any_more_takes_a_transaction_as_any_publish() -> None:
+    """Nothing is to be remembered of its messages, and none of the room is left when the transaction has come."""
+    doors = Doors()
+    messages = ((COUNTED, 1),) * MESSAGES_MAX
+    assert isinstance(doors.answer(0, m.Reserve(60, 1, wanted(messages))), m.Done)
+    doors.bound(COUNTED, False)
+    queue = doors.shard.queues[COUNTED]
+    doors.tell(0, m.Redeem(1))
+    assert doors.publish(0, messages * 3, numbered=False) == set()
+    assert queue._facts is None and queue.is_asleep
+    doors.tell(0, m.Unreserve(1))
+    assert queue.reserved == (0, 0)
+    assert doors.answer(0, m.Count(98, COUNTED)).messages == 3 * MESSAGES_MAX
+
+
+def test_room_set_aside_in_a_queue_that_refuses_nothing_holds_when_a_policy_bounds_it() -> None:
+    doors = Doors()
+    messages = ((COUNTED, 1),) * MESSAGES_MAX
+    doors.bound(COUNTED, False)
+    assert isinstance(doors.answer(0, m.Reserve(60, 1, wanted(messages))), m.Done)
+    doors.bound(COUNTED, True)
+    assert doors.publish(1, ((COUNTED, 1),), numbered=True) == {1}, "all its room is set aside"
+    doors.tell(0, m.Redeem(1))
+    assert doors.publish(0, messages, numbered=False) == set()
+    doors.tell(0, m.Unreserve(1))
+    assert doors.shard.queues[COUNTED].reserved == (0, 0)
+    assert doors.answer(0, m.Count(98, COUNTED)).messages == MESSAGES_MAX
