@@ -243,6 +243,43 @@ def test_the_read_that_a_begun_event_lies_in_may_be_overwritten() -> None:
         Publishes.keep = keep  # type: ignore[method-assign]
 
 
+class Requester:
+    """A direct reply-to consumer here that takes replies as it is told: True is here, False is by its shard."""
+
+    def __init__(self, *takes: bool) -> None:
+        self._takes = iter(takes)
+
+    def takes(self, wanted: bool = True) -> bool:
+        return next(self._takes)
+
+
+REPLY_QUEUE = "amq.rabbitmq.reply-to.1"
+
+
+def test_a_reply_that_goes_by_its_shard_goes_before_the_slice_ends_and_takes_no_other_with_it() -> None:
+    """What another client publishes in between would go by the shard unasked, and be overtaken by its next reply."""
+    links, handed_over = Links(), []
+
+    def hand_over(requester: Requester, event: Publishes, first: int, count: int) -> None:
+        handed_over.append((bytes(event.buffer).count(b"second"), first, count))
+
+    made = catalog()
+    made.apply(QueuePut("/", REPLY_QUEUE, 3, 0))
+    replies = SimpleNamespace(here={3: Requester(True, False, True)}, hand_over=hand_over)
+    publishing = Publishing(SimpleNamespace(catalog=made), links, replies=replies)  # type: ignore[arg-type]
+    clients = Publisher(publishing), Publisher(publishing)
+    one_and_a_reply = [(1, ("direct", "k2"), {}, False), (1, ("", REPLY_QUEUE), {}, False)]
+    (learnt,), (first,) = events_of(one_and_a_reply), events_of(one_and_a_reply)
+    (second,) = events_of([(1, ("", REPLY_QUEUE), {"message_id": "second"}, False)])
+    publishing.publishes(clients[0], learnt)  # type: ignore[arg-type]
+    publishing.publishes(clients[0], first, lambda: True)  # type: ignore[arg-type]
+    assert (first.done, publishing._far_queue) == (2, 0)
+    publishing.publishes(clients[1], second, lambda: True)  # type: ignore[arg-type]
+    assert handed_over == [(0, 1, 1), (1, 0, 1)]
+    stored = [(queues, message) for _, queues, message in links.stored() if queues == (3,)]
+    assert len(stored) == 1 and b"second" not in stored[0][1]
+
+
 # -- what is counted of it ------------------------------------------------------------------------------------------
 
 
