@@ -383,6 +383,10 @@ class Door:
             channels += [channel.report(client.owner) for channel in client.channels.values()]
         return connections, channels, self.totals()
 
+    def published(self) -> list[tuple[str, str, int, int]]:
+        """Return what came to exchanges: vhost, exchange, messages published to it, messages to queues."""
+        return self.publishing.exchange_counts.report()
+
     # -- start and stop --------------------------------------------------------------------------------------
 
     async def start(self) -> None:

@@ -32,7 +32,7 @@ from shardmq.shardd.wire.publishes cimport (
     close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, seal, sequence_read, sequence_t,
     stored_bytes,
 )
-from shardmq.shardd.wire.routes cimport H_ANY, Route, Routes, Share, Spread, goes_to, hash_of, same_exchange
+from shardmq.shardd.wire.routes cimport H_ANY, Route, Routes, Share, Spread, goes_to, hash_of, passed, same_exchange
 
 crc32c_start()
 
@@ -191,6 +191,7 @@ cdef class Packer:
                    uint32_t connection, uint64_t first_seq, uint64_t now_ms, size_t *stopped) noexcept nogil:
         cdef uint64_t seq = first_seq
         cdef size_t i = start, count
+        cdef size_t begun = start  # the first row of those that take `route`
         cdef Row *row
         cdef Row *memo_row = NULL
         cdef Route *route = NULL
@@ -211,6 +212,9 @@ cdef class Packer:
                 self.in_sequence = True
             if memo_row == NULL or memo_row.line_len != row.line_len or \
                     memcmp(buf + memo_row.line_off, buf + row.line_off, row.line_len):
+                if route != NULL:
+                    passed(routes, route, i - begun)
+                begun = i
                 if routes.spread_count and not (
                         goes_to(buf + row.line_off, row.line_len, spread) if spread != NULL else
                         memo_row != NULL and same_exchange(buf + row.line_off, buf + memo_row.line_off)):
@@ -220,10 +224,11 @@ cdef class Packer:
                     if self.put_collected(spread, buf, row, <uint32_t> count, connection, channel, seq, now_ms, routes.generation):
                         stopped[0] = i
                         return -1
+                    passed(routes, spread.routes, count)
                     if seq:
                         seq += count
                     i += count
-                    memo_row = NULL
+                    memo_row, route = NULL, NULL
                     continue
                 route = spread.routes if spread != NULL else routes.find(buf + row.line_off, row.line_len)
                 memo_row = row
@@ -249,6 +254,8 @@ cdef class Packer:
             if seq:
                 seq += 1
             i += 1
+        if route != NULL:
+            passed(routes, route, i - begun)
         stopped[0] = i
         return why
 
@@ -448,6 +455,7 @@ cdef class Packer:
             if buf[row.line_off + row.line_len - 1] & 1:
                 return W_UNROUTABLE
             self.unroutable += 1
+            passed(routes, route, 1)
             return W_DONE
         for k in range(route.count):
             w = &self.writers[route.targets[k].shard]
@@ -459,6 +467,7 @@ cdef class Packer:
             self.larges[route.targets[k].shard].append((w.records.used - zeros, buffer[body:body + row.body_len]))
             if flags & PERSISTENT and route.durable:
                 w.needs_sync = 1
+        passed(routes, route, 1)
         return W_DONE
 
     def add_stored(self, int shard, list ids not None, const unsigned char[::1] message not None,

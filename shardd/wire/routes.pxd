@@ -25,6 +25,12 @@ cdef struct Route:
     uint8_t *line
     uint32_t line_len
     uint64_t hashed
+    uint32_t exchange  # its place in Published
+    uint32_t reach  # queues that the exchange gives each message to
+
+cdef struct Passed:  # messages
+    uint64_t came  # published to an exchange
+    uint64_t left  # given to queues by it
 
 cdef struct Share:  # of one queue, of the rows of a table while that is packed
     uint32_t count  # 0 before and after
@@ -54,7 +60,15 @@ cdef inline bint goes_to(const uint8_t *line, uint32_t length, Spread *spread) n
 cdef inline bint same_exchange(const uint8_t *line, const uint8_t *other) noexcept nogil:
     return line[0] == other[0] and same(line, other, <size_t> line[0] + 1)
 
+cdef class Published:
+    cdef Passed *counts
+    cdef uint32_t room
+    cdef dict places
+
+    cdef uint32_t place_of(self, bytes exchange) except? 0xffffffff
+
 cdef class Routes:
+    cdef Published published
     cdef Route **slots
     cdef Spread spreads[64]  # SPREADS_MAX
     cdef uint32_t spread_count
@@ -72,6 +86,12 @@ cdef class Routes:
     cdef Route *find(self, const uint8_t *line, uint32_t length) noexcept nogil
     cdef void place(self, Route *route) noexcept
     cdef int grow(self) except -1
+
+cdef inline void passed(Routes routes, Route *route, size_t messages) noexcept nogil:
+    """Count messages that took this route. The packer does so once for neighbours of the same line."""
+    cdef Passed *counts = routes.published.counts + route.exchange
+    counts.came += messages
+    counts.left += messages * route.reach
 
 cdef inline uint64_t hash_of(Routes routes, Spread *spread, const uint8_t *line) noexcept nogil:
     """Of this message's key, or by chance."""

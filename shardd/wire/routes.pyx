@@ -89,6 +89,63 @@ cdef uint64_t next_generation() noexcept:
     return generations
 
 
+cdef class Published:
+    """What was published to each exchange of a vhost, and to how many queues it went.
+
+    The Routes of the vhost's users share it. A route knows the place of its exchange here, so `forget` may be called
+    only when all these Routes are empty.
+    """
+
+    def __cinit__(self):
+        self.places = {}
+
+    def __dealloc__(self):
+        free(self.counts)
+
+    cdef uint32_t place_of(self, bytes exchange) except? 0xffffffff:
+        cdef Passed *grown
+        cdef uint32_t place
+        known = self.places.get(exchange)
+        if known is not None:
+            return known
+        place = <uint32_t> len(self.places)
+        if place == self.room:
+            grown = <Passed *> realloc(self.counts, (2 * <size_t> self.room + 8) * sizeof(Passed))
+            if grown == NULL:
+                raise MemoryError()
+            self.counts = grown
+            self.room = 2 * self.room + 8
+        memset(&self.counts[place], 0, sizeof(Passed))
+        self.places[exchange] = place
+        return place
+
+    def add(self, bytes exchange not None, uint64_t came, uint64_t left):
+        """Count messages that did not come by a route: `came` to the exchange, which gave them to `left` queues."""
+        cdef uint32_t place = self.place_of(exchange)  # which may move the memory
+        self.counts[place].came += came
+        self.counts[place].left += left
+
+    def report(self) -> dict:
+        """Return {exchange: (came, left)} of those that some message came to."""
+        cdef uint32_t place
+        found = {}
+        for exchange, place in self.places.items():
+            if self.counts[place].came:
+                found[exchange] = (self.counts[place].came, self.counts[place].left)
+        return found
+
+    def forget(self, gone not None):
+        """Forget the exchanges for which `gone(exchange)` is true."""
+        cdef dict places = self.places
+        cdef uint32_t place, left = 0
+        self.places = {}
+        for exchange, place in places.items():  # by place: what is moved goes where nothing is needed any more
+            if not gone(exchange):
+                self.counts[left] = self.counts[place]
+                self.places[exchange] = left
+                left += 1
+
+
 cdef class Routes:
     """Publish line (exchange, key, bits) to the queues it reaches: a hash table the packer reads without the GIL.
 
@@ -96,7 +153,8 @@ cdef class Routes:
     a run begun with a forgotten route is never continued.
     """
 
-    def __cinit__(self, uint64_t seed=1):
+    def __cinit__(self, uint64_t seed=1, Published published=None):
+        self.published = Published() if published is None else published
         self.chance = seed
         self.slots = <Route **> calloc(64, sizeof(Route *))
         self.size = 64
@@ -155,18 +213,23 @@ cdef class Routes:
         spread.equal = True
         for i, (weight, seed, shard, queue, durable) in enumerate(members):
             set_targets(&spread.routes[i], TARGETS, [(shard, [queue])], durable)
+            spread.routes[i].exchange, spread.routes[i].reach = self.published.place_of(exchange), 1
             spread.weights[i], spread.seeds[i] = weight, seed
             spread.equal = spread.equal and spread.weights[i] == spread.weights[0]
             if how == H_JUMP:
                 spread.seeds[i] = <uint64_t> spread.weights[i] + (spread.seeds[i - 1] if i else 0)
         return True
 
-    def learn_exchange(self, bytes exchange not None, int kind, list targets not None, bint durable) -> bool:
+    def learn_exchange(self, bytes exchange not None, int kind, list targets not None, bint durable,
+                       uint32_t reach=0) -> bool:
         """All messages to `exchange`, whatever their key, have the route that learn() takes for one line. False: too many
         exchanges are known already."""
+        cdef Route *route
         if not self.begin_spread(exchange, H_ANY, 1):
             return False
-        set_targets(&self.spreads[self.spread_count - 1].routes[0], kind, targets, durable)
+        route = &self.spreads[self.spread_count - 1].routes[0]
+        set_targets(route, kind, targets, durable)
+        route.exchange, route.reach = self.published.place_of(exchange), reach
         return True
 
     cdef bint begin_spread(self, bytes exchange, int how, uint32_t count) except -1:
@@ -227,8 +290,9 @@ cdef class Routes:
         self.used = 0
         memset(self.slots, 0, self.size * sizeof(Route *))
 
-    def learn(self, bytes line not None, int kind, list targets not None, bint durable):
-        """`line`: exactly the bytes of the table's line, bits included. `targets`: [(shard, [queue id, ...]), ...]."""
+    def learn(self, bytes line not None, int kind, list targets not None, bint durable, uint32_t reach=0):
+        """`line`: exactly the bytes of the table's line, bits included. `targets`: [(shard, [queue id, ...]), ...].
+        `reach`: how many queues the exchange's counter says that each message goes to."""
         cdef Route *route
         cdef Route **grown
         if self.used >= ROUTES_MAX:
@@ -249,6 +313,7 @@ cdef class Routes:
             raise MemoryError()
         memcpy(route.line, PyBytes_AS_STRING(line), len(line))
         route.hashed = hash_line(route.line, route.line_len)
+        route.exchange, route.reach = self.published.place_of(line[1:line[0] + 1]), reach
         set_targets(route, kind, targets, durable)
         self.kept[self.used] = route
         self.used += 1

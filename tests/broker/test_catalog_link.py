@@ -123,6 +123,9 @@ class Heard:
     def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
         return [{"owner": "0.1.1"}], [{"number": 1}], {"published": 2.0}
 
+    def published(self) -> list[tuple[str, str, int, int]]:
+        return [("/", "e", 3, 4)]
+
 
 class Scene:
     def __init__(self, controller: FakeController, link: CatalogLink, heard: Heard) -> None:
@@ -476,7 +479,9 @@ def test_close_and_query_reach_the_front_door(tmp_path: Path) -> None:
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
         stream.say(CloseConnection("0.1.1", 320, "CONNECTION_FORCED - bye"), Query(9))
-        assert await stream.hear() == DoorReport(9, [{"owner": "0.1.1"}], [{"number": 1}], {"published": 2.0})
+        assert await stream.hear() == DoorReport(
+            9, [{"owner": "0.1.1"}], [{"number": 1}], {"published": 2.0}, exchanges=[("/", "e", 3, 4)]
+        )
         assert s.heard.closed == [("0.1.1", 320, "CONNECTION_FORCED - bye")]
 
     run(tmp_path, play)

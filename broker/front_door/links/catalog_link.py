@@ -103,6 +103,9 @@ class Listener(Protocol):
     def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
         """Connections, channels and counters, as DoorReport wants them."""
 
+    def published(self) -> list[tuple[str, str, int, int]]:
+        """Return what came to exchanges, as DoorReport wants it."""
+
     def consumers_here(self) -> list[ConsumerHere]:
         """All consumers of virtual queues that the controller let in."""
 
@@ -374,7 +377,7 @@ class CatalogLink:
             case Query() if message.totals_only:
                 self._send(DoorReport(message.query, [], [], self._listener.totals()))
             case Query():
-                self._send(DoorReport(message.query, *self._listener.report()))
+                self._send(DoorReport(message.query, *self._listener.report(), exchanges=self._listener.published()))
             case Fence():
                 self._listener.fence(message.number)
             case SeatOrders():

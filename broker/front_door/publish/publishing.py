@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from shardmq.broker.amqp import ChannelException, ConnectionException, Publishes, copies_by_channel, frames
+from shardmq.broker.front_door.publish.exchange_counts import ExchangeCounts
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_link import ShardLinks
 from shardmq.broker.front_door.publish.confirms import Confirms
@@ -101,6 +102,7 @@ class Publishing:
         self._reserving = Reserving(links)
         # As long as some client holds them.
         self._scopes: WeakValueDictionary[tuple[str, str], Scope] = WeakValueDictionary()
+        self.exchange_counts = ExchangeCounts()
         self.answers_due: list[Confirms] = []  # whose acks and nacks
         self._dropped = 0  # here, beside those that the packer dropped
         self.tracing: Tracing | None = None  # nothing is traced
@@ -121,7 +123,7 @@ class Publishing:
     def scope(self, vhost: str, user: str) -> Scope:
         scope = self._scopes.get((vhost, user))
         if scope is None:
-            scope = self._scopes[vhost, user] = Scope(vhost, user)
+            scope = self._scopes[vhost, user] = Scope(vhost, user, self.exchange_counts.of(vhost))
         return scope
 
     def catalog_changed(self, something_went: bool = True) -> None:
@@ -133,6 +135,7 @@ class Publishing:
             self.once.catalog_changed(self.catalog)
         if not something_went:
             return
+        self.exchange_counts.forget(self.catalog, lambda vhost: any(of == vhost for of, _ in self._scopes))
         for kind, vhost, name in list(self._seen):
             there = self.catalog.exchange if kind == EXCHANGE else self.catalog.queue
             if there(vhost, name) is None:
@@ -244,6 +247,7 @@ class Publishing:
             self._far_queue = queue_id
             return 0
         self._replies.hand_over(requester, event, at, count)
+        self.exchange_counts.of(self.links.vhost).add(b"", count, count)
         self._account(client, channel, count)
         return count
 
@@ -296,12 +300,13 @@ class Publishing:
             self._learn_key(scope, alone, line)
             return
         routed = route(vhost.table, exchange, key, None)
-        is_returned = routed.kept and not routed.queues and line[-1] & MANDATORY
+        reach = len(routed.queues)
+        is_returned = routed.kept and not reach and line[-1] & MANDATORY
         if is_returned or any(_rule(vhost.queues[name]) for name in routed.queues):
             scope.routes.learn(line, routes.CALLER, [], False)
             return
         targets, durable = self._targets(vhost, (*routed.queues, *routed.kept))
-        scope.routes.learn(line, routes.TARGETS if targets else routes.NOWHERE, targets, durable)
+        scope.routes.learn(line, routes.TARGETS if targets else routes.NOWHERE, targets, durable, reach)
 
     def _learn_key(self, scope: Scope, exchange: Alone, line: bytes) -> None:
         """Of an exchange that is known already."""
@@ -318,14 +323,14 @@ class Publishing:
         if places is None:
             scope.routes.learn(line, routes.CALLER, [], False)
         else:
-            scope.routes.learn(line, routes.TARGETS if names else routes.NOWHERE, *places)
+            scope.routes.learn(line, routes.TARGETS if names else routes.NOWHERE, *places, len(names))
 
     def _learn_reply(self, scope: Scope, line: bytes, names: tuple[str, ...]) -> bool:
         """Of a queue for direct replies, if its consumer is here."""
         vhost = self._vhost(scope)
         if vhost.queues[names[0]].id not in self._replies.here:
             return False
-        scope.routes.learn(line, routes.HERE, *self._targets(vhost, names))
+        scope.routes.learn(line, routes.HERE, *self._targets(vhost, names), len(names))
         return True
 
     def _places(self, scope: Scope, names: tuple[str, ...]) -> tuple[Places, bool] | None:
@@ -360,7 +365,7 @@ class Publishing:
             return False
         targets, durable = self._targets(vhost, (*routed.queues, *routed.kept))
         kind = routes.TARGETS if targets else routes.NOWHERE
-        return scope.routes.learn_exchange(exchange.encode(), kind, targets, durable)
+        return scope.routes.learn_exchange(exchange.encode(), kind, targets, durable, len(routed.queues))
 
     def _copy(self, thing: ExchangePut | QueuePut | None, message: Message, now_ms: int) -> tuple[Copy | None, bool]:
         """The first copy of the message where that counts, and whether this is another one."""
@@ -594,9 +599,12 @@ class Publishing:
         by_shard: dict[int, tuple[list[int], bool]] = {}
         seq = channel.confirms.next_seq if channel.confirms else 0
         copies = Copies([], [])
+        published, exchange = self.exchange_counts.of(vhost.name), message.exchange.encode()
         if self._is_again(client, channel, vhost.exchanges.get(message.exchange), message, now_ms, copies):
+            published.add(exchange, 1, 0)
             return copies
         waits = False
+        handed_over = 0
         takers: list[QueuePut] = []
         for queue in _there(vhost, targets):  # some may be gone when they are committed
             if message.delay_ms and delaying.is_delay_queue(queue.name):
@@ -609,11 +617,15 @@ class Publishing:
             ):
                 self._replies.hand_over_one(requester, message.without_bcc())
                 waits = True
+                handed_over += 1
             else:
                 takers.append(queue)
         for shard, queue in keeping.named(takers):
             ids, durable = by_shard.get(shard, ([], False))
             by_shard[shard] = ([*ids, queue.id], durable or queue.durable)
+        is_kept = bool(takers) and keeping.is_keeping_queue(takers[-1].name)
+        kept = sum(keeping.is_keeping_queue(queue.name) for queue in takers) if is_kept else 0
+        published.add(exchange, 1, len(takers) - kept + handed_over)
         reached = waits or (bool(takers) and not keeping.is_keeping_queue(takers[0].name))
         if not reached and message.mandatory:
             if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack

@@ -13,7 +13,7 @@ from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.routing import delaying
 from shardmq.broker.routing.matching import Matcher, Message
 from shardmq.broker.routing.spreading import Spread
-from shardmq.shardd.wire.routes import Routes
+from shardmq.shardd.wire.routes import Published, Routes
 
 # Combinations of queues remembered; past it the memory is emptied.
 PLACES_MAX = 4096
@@ -49,10 +49,10 @@ class Alone(NamedTuple):
 class Scope:
     """Routes learnt for one user in one vhost."""
 
-    def __init__(self, vhost: str, user: str) -> None:
+    def __init__(self, vhost: str, user: str, published: Published | None = None) -> None:
         self.vhost = vhost
         self.user = user
-        self.routes = Routes(random.getrandbits(64))
+        self.routes = Routes(random.getrandbits(64), published)
         self.exchanges: dict[bytes, Alone] = {}  # to which the user may publish
         # Queue ids by shard, and whether one of them is durable; None: each message is to be decided about.
         self.places: dict[tuple[str, ...], tuple[Places, bool] | None] = {}

@@ -97,6 +97,10 @@ class Stats:
     connections_before: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
     channels: list[dict[str, Any]] = field(default_factory=list)
     channels_before: tuple[float, dict[tuple[str, int], dict[str, Any]]] = (0.0, {})
+    # By vhost and name, messages that came to an exchange and messages that it gave to queues; with them as they were
+    # when they were looked at before, as of connections.
+    exchanges: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    exchanges_before: tuple[float, dict[tuple[str, str], tuple[int, int]]] = (0.0, {})
     active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
     exclusive: dict[int, str] = field(default_factory=dict)  # by queue, the tag of the one that lets no other in
     counters: dict[str, float] = field(default_factory=dict)
@@ -155,6 +159,7 @@ class Gatherer:
         self._last = Stats()
         self._connections: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
         self._channels: tuple[float, dict[tuple[str, int], dict[str, Any]]] = (0.0, {})
+        self._exchanges: tuple[float, dict[tuple[str, str], tuple[int, int]]] = (0.0, {})
         self._took = 0.0
         self.noted: list[Callable[[Stats], object]] = []  # called with each sample
         self._asking: asyncio.Task[Stats] | None = None
@@ -181,6 +186,7 @@ class Gatherer:
     def forget(self) -> None:
         """What was seen before; rates begin anew."""
         self._last, self._connections, self._channels = Stats(), (0.0, {}), (0.0, {})
+        self._exchanges = (0.0, {})
 
     async def sample(self) -> None:
         """Look at everything, connections and channels too, unless somebody has just done so.
@@ -268,10 +274,14 @@ class Gatherer:
         for report in reports:
             stats.connections.update((row["owner"], row) for row in report.connections)
             stats.channels.extend(report.channels)
+            for vhost, name, came, left in report.exchanges:
+                known = stats.exchanges.get((vhost, name), (0, 0))
+                stats.exchanges[vhost, name] = known[0] + came, known[1] + left
         stats.totals_only, stats.connections_at = False, self._clock()
         at, channels = stats.connections_at, {(report["owner"], report["number"]): report for report in stats.channels}
         stats.connections_before, self._connections = self._connections, (at, stats.connections)
         stats.channels_before, self._channels = self._channels, (at, channels)
+        stats.exchanges_before, self._exchanges = self._exchanges, (at, stats.exchanges)
 
     async def _look_over(self, shard: int, turns: Turns) -> Stats:
         """All used queues of one shard, some at a time; nothing of one that falls silent meanwhile."""
@@ -465,6 +475,20 @@ def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
         shown[name] = value = count(queue)
         if earlier is not None:
             shown |= details(name, stats.rate(value, count(earlier)))
+    return shown
+
+
+def exchange_stats(stats: Stats, vhost: str, name: str) -> dict[str, Any]:
+    """Return the message_stats of an exchange; {} if nothing was published to it."""
+    counts = stats.exchanges.get((vhost, name))
+    if counts is None:
+        return {}
+    at, before = stats.exchanges_before
+    shown: dict[str, Any] = {}
+    for said, now, earlier in zip(
+        ("publish_in", "publish_out"), counts, before.get((vhost, name), (0, 0)), strict=True
+    ):
+        shown |= {said: now} | details(said, stats.rate_of_client(now, earlier, at))
     return shown
 
 

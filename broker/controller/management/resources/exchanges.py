@@ -9,7 +9,7 @@ import msgspec
 
 from shardmq.broker.controller.management.answers.listing import Listing
 from shardmq.broker.controller.management.call import Arguments, Call, Route, not_found, put_status, table_of
-from shardmq.broker.controller.management.metrics.gathered import Stats
+from shardmq.broker.controller.management.metrics.gathered import Stats, exchange_stats
 from shardmq.broker.model.catalog import DEFAULT_EXCHANGE_RIGHTS_NAME, Vhost
 from shardmq.broker.model.changes import ExchangePut
 from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove
@@ -45,14 +45,15 @@ def row(exchange: ExchangePut, vhost: Vhost) -> dict[str, Any]:
 
 
 async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[dict[str, Any]]:
-    """With what waits in those that delay messages."""
-    some = any(vhost.hidden_queues for vhost, _ in found)
-    stats = await call.context.stats.now() if some else Stats()
-    return (_row_with_delayed(vhost, exchange, stats) for vhost, exchange in found)
+    """Return rows with what came to the exchanges, and with what waits in those that delay messages."""
+    stats = await call.context.stats.now()
+    return (_row_with_numbers(vhost, exchange, stats) for vhost, exchange in found)
 
 
-def _row_with_delayed(vhost: Vhost, exchange: ExchangePut, stats: Stats) -> dict[str, Any]:
+def _row_with_numbers(vhost: Vhost, exchange: ExchangePut, stats: Stats) -> dict[str, Any]:
     shown = row(exchange, vhost)
+    if counted := exchange_stats(stats, vhost.name, exchange.name):
+        shown["message_stats"] = counted
     queue = vhost.delay_queue(exchange.name) if vhost.hidden_queues else None
     count = stats.delayed.get(queue.id) if queue is not None else None
     return shown if count is None else {**shown, "messages_delayed": count}

@@ -24,6 +24,8 @@ export function exchanges(page) {
       { label: "Virtual host", sort: "vhost", cell: (row) => row.vhost },
       { label: "Type", sort: "type", cell: (row) => badge(row.type) },
       { label: "Features", cell: features },
+      { label: "In", sort: "message_stats.publish_in_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.publish_in_details?.rate) },
+      { label: "Out", sort: "message_stats.publish_out_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.publish_out_details?.rate) },
     ],
   });
   page.show("Exchanges", section(null, list), fold("Add an exchange", addForm(page)));
