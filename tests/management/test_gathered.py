@@ -11,6 +11,7 @@ from shardmq.broker.controller.management.metrics import gathered
 from shardmq.broker.controller.management.metrics.gathered import Gatherer, message_stats
 from shardmq.broker.controller.management.resources import channels
 from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.shared.control import DoorReport
 from shardmq.shardd.wire import messages as wire
 from tests.management.conftest import OWNER, FakeDoors, FakeShards
 
@@ -240,6 +241,38 @@ def test_a_queue_tells_apart_what_nobody_acknowledges() -> None:
     assert {name: count for name, count in shown.items() if count} == {
         "deliver": 50, "deliver_no_ack": 30, "get": 15, "get_no_ack": 5, "deliver_get": 100,
     }  # fmt: skip
+
+
+class CountingDoors(FakeDoors):
+    """Two front doors, at which so many messages came to an exchange and went to twice as many queues."""
+
+    came = 0
+
+    async def reports(self, totals_only: bool = False) -> list[DoorReport]:
+        exchanges = [] if totals_only or not self.came else [("/", "e", self.came, 2 * self.came), ("v", "e", 1, 0)]
+        return [DoorReport(1, [], [], {}, exchanges=exchanges)] * 2
+
+
+@pytest.mark.row("G4.2")
+async def test_an_exchange_has_the_sums_of_all_front_doors_and_the_rates_between_two_looks(shards: FakeShards) -> None:
+    clock, doors = Clock(), CountingDoors()
+    gatherer = Gatherer(shards, doors, clock)
+    assert gathered.exchange_stats(await gatherer.now(), "/", "e") == {}
+    shown = []
+    for came in (10, 30):
+        clock.now += 10
+        doors.came = came
+        shown.append(gathered.exchange_stats(await gatherer.now(), "/", "e"))
+    assert shown == [
+        {
+            "publish_in": 20, "publish_in_details": {"rate": 2.0},
+            "publish_out": 40, "publish_out_details": {"rate": 4.0},
+        },
+        {
+            "publish_in": 60, "publish_in_details": {"rate": 4.0},
+            "publish_out": 120, "publish_out_details": {"rate": 8.0},
+        },
+    ]  # fmt: skip
 
 
 @pytest.mark.row("G4.2")
