@@ -55,6 +55,7 @@ KINDS: Final[dict[bytes, Kind]] = {
     b"SHMQSTAT": Kind(1, None),
     b"SHMQPROD": Kind(1, 0),
     b"SHMQRETN": Kind(1, 0),
+    b"SHMQMANI": Kind(1, 0),
     b"SHMQSTRM": Kind(1, 64),
     b"SHMQSIDX": Kind(1, None),
     b"SHMQPOSN": Kind(1, 32),

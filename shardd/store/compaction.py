@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.files import Files, remove_files
+from shardmq.shardd.store.manifest import ManifestSync
 from shardmq.shardd.store.record import segment_runs
 from shardmq.shardd.store.recovery import Reader
 from shardmq.shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header
@@ -234,6 +235,7 @@ class ReclaimJob:
     directory: str
     doomed: list[tuple[str, int]]  # path and size
     sources: list[Source]
+    manifest: ManifestSync | None = None  # the doomed are no longer listed in it
     path: str = ""  # of the new file
     salt: int = 0
     bytes_max: int = 0
@@ -247,6 +249,8 @@ class ReclaimJob:
 
     def run(self) -> None:
         try:
+            if self.manifest is not None:
+                self.manifest.run()
             remove_files(self.files, [path for path, _ in self.doomed])
             if self.sources:
                 self._merge()

@@ -6,7 +6,8 @@ Files beyond the bound get such a name too, and are doomed: removing one may tak
 it does it. A recovery that finds them does not take them for segments.
 
 A spare is written to only after its name lasts. Else a power cut could bring back the old name, header and index over
-the next life's messages.
+the next life's messages. It is written to or removed only after the manifest lasts that does not list it any more
+(manifest.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardmq.shardd.store.files import Files, is_full, is_missing, remove_files
+from shardmq.shardd.store.manifest import Manifest
 from shardmq.shardd.store.segment import HEADER_BYTES, Segment, decode_header, file_name
 
 # Beyond the open segment's: two sealed ones as read cache, one between lives.
@@ -34,6 +36,7 @@ class Spare:
 class Reclaimer:
     def __init__(self, files: Files, directory: str, segment_bytes: int, spares_max: int, recycle: bool) -> None:
         self.files = files
+        self.manifest = Manifest(files, directory)
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.spares_max = spares_max
@@ -74,12 +77,14 @@ class Reclaimer:
         return Spare(path, handle, True)
 
     def take_doomed(self, most: int = DOOMED_MAX) -> list[tuple[str, int]]:
-        """To be removed by the caller: path and size."""
+        """To be removed by the caller, when the manifest lasts: path and size."""
         taken = self.doomed[:most]
         del self.doomed[:most]
         return taken
 
     def remove_doomed(self, most: int = DOOMED_MAX) -> None:
+        if self.doomed:
+            self.manifest.sync()
         remove_files(self.files, [path for path, _ in self.take_doomed(most)])
 
     def doom(self, path: str, size: int) -> None:
@@ -100,13 +105,24 @@ class Reclaimer:
         handle = self.files.open(path)
         if len(self.spares) < self.spares_max and self.files.size(handle) == self.segment_bytes:
             self.spares.append(Spare(path, handle, False))
-            head = bytearray(HEADER_BYTES)
-            with memoryview(head) as view:
-                header = decode_header(head[: self.files.read_into(handle, view, 0)])
-            return header[0] if header else 0
+            return self._number_in(handle)
         self.doom(path, self.files.size(handle))
         self.files.close(handle)
         return 0
+
+    def number_of(self, number: int) -> int:
+        """Return the number of the segment that the spare was, 0 if it was none."""
+        handle = self.files.open(f"{self.directory}/{file_name('spare', number)}", read_only=True)
+        try:
+            return self._number_in(handle)
+        finally:
+            self.files.close(handle)
+
+    def _number_in(self, handle: int) -> int:
+        head = bytearray(HEADER_BYTES)
+        with memoryview(head) as view:
+            header = decode_header(head[: self.files.read_into(handle, view, 0)])
+        return header[0] if header else 0
 
     def unlasting(self) -> list[Spare]:
         """Those that wait for a sync of the directory."""
@@ -178,6 +194,7 @@ class Reclaimer:
         if not segment.flushed:
             return segment.path
         path = self.new_path()
+        self.manifest.clear(segment.number)
         self.files.rename(segment.path, path)
         return path
 

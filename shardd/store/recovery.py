@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from shardmq.shardd.store import acks, record, scanning
+from shardmq.shardd.store import manifest as manifests
 from shardmq.shardd.store.files import Files, is_full, is_missing, remove_files
 from shardmq.shardd.store.producers import NAME as PRODUCERS
 from shardmq.shardd.store.producers import Producers
@@ -110,12 +111,16 @@ def recover(
     names = [parsed for parsed in map(parse_name, files.list(directory)) if parsed and parsed[0] in KINDS]
     state = read_state(files, directory)
     reader = Reader(files, directory, sync, producers)
+    manifest = reclaimer.manifest
+    listed = set(manifest.read(reader.read_whole(f"{directory}/{manifests.NAME}")))
     unread = producers.recover() if producers is not None else None
     numbers = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"))
     collector = scanning.Collector(queue_ids, frozenset(timed))
     found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
     if state is not None:
         found.next_number = max(found.next_number, state.next_number)
+        listed.update(state.segments)
+    found.next_number = max([found.next_number, *(number + 1 for number in listed)])
     if unread is not None:
         found.damage.append(Damage(PRODUCERS, "torn", *unread))
     bytes_total, bytes_done, messages = sum(reader.sizes[number] for number in numbers), 0, 0
@@ -134,7 +139,7 @@ def recover(
         if progress is not None:
             progress(bytes_done, bytes_total, messages)
     reader.release()
-    found.damage += missing(state, {number for kind, number in names if kind in ("msgs", "lost")})
+    found.damage += missing(listed, names, found.segments, reclaimer)
     # Not before every segment was understood: a program that is too old must not cost the clean stop.
     remove_state(files, directory)
     found.arrivals = collector.take()
@@ -144,21 +149,36 @@ def recover(
     mark(found.arrivals, state)
     for kind, number in names:
         path = f"{directory}/{file_name(kind, number)}"
-        if kind in ("index", "acks") and number not in numbers:
+        if kind in ("index", "acks") and number not in numbers and number != manifests.NUMBER:
             files.remove(path)
         elif kind == "spare":
             found.next_number = max(found.next_number, reclaimer.adopt(number) + 1)
+    if sync:
+        manifest.recovered([segment.number for segment in found.segments], clean=state is not None)
+    else:
+        manifest.remove()  # without syncs nobody could keep it true
     if reclaimer.spares:
+        manifest.sync()
         files.sync_directory(directory)
         for spare in reclaimer.spares:
             spare.lasting = True
     return found
 
 
-def missing(state: State | None, there: Collection[int]) -> list[Damage]:
-    """Segments that the last clean stop has left and that are gone. After another end nobody knows which were left."""
-    gone = [number for number in (state.segments if state is not None else ()) if number not in there]
-    return [Damage(file_name("msgs", number), "missing", 0, 0) for number in gone]
+def missing(
+    listed: Collection[int], names: Collection[tuple[str, int]], segments: Collection[Segment], reclaimer: Reclaimer
+) -> list[Damage]:
+    """Return those of the segments listed, by the last clean stop or the manifest, that nobody has removed and that are
+    gone. After a power cut the manifest may list some that were removed: their files, or what they were merged into,
+    are still there."""
+    gone = set(listed) - {number for kind, number in names if kind in ("msgs", "lost")}
+    if not gone:
+        return []
+    gone -= {reclaimer.number_of(number) for kind, number in names if kind == "spare"}
+    for segment in segments:
+        if segment.first:
+            gone -= {number for number in gone if segment.first <= number <= segment.number}
+    return [Damage(file_name("msgs", number), "missing", 0, 0) for number in sorted(gone)]
 
 
 def count_in(collector: scanning.Collector, loaded: Loaded, pairs: bytes, flags: int) -> None:

@@ -112,6 +112,7 @@ class Segments(Usable):
 
     def _forget_state(self, segment: Segment) -> None:
         """What is kept beside the file of one that is gone."""
+        self._reclaimer.manifest.forget(segment.number)
         self._unsynced.pop(segment.number, None)
         self._settled.drop(segment)
         self._handles.drop(segment)
@@ -155,7 +156,8 @@ class Segments(Usable):
         if not doomed and not run:
             return None
         sources = [source_of(one, self._known_ids) for one in run]
-        self._reclaim = ReclaimJob(self._files, self.directory, doomed, sources)
+        manifest = self._reclaimer.manifest.begin_sync() if doomed else None
+        self._reclaim = ReclaimJob(self._files, self.directory, doomed, sources, manifest)
         if run:
             self._reclaim.path = self._reclaimer.new_path()
             self._reclaim.salt = self._files.salt()
@@ -169,6 +171,8 @@ class Segments(Usable):
         assert job is self._reclaim and job.done, "not this job, or it did not run"
         self._give_up_reclaim()
         self._counters.merge_bytes += job.moved_bytes
+        if job.error is None:
+            self._reclaimer.manifest.end_sync(job.manifest)
         if job.corrupt is not None:
             self._distrust()
             raise job.corrupt
@@ -219,6 +223,7 @@ class Segments(Usable):
     def _put_in_place(self, job: ReclaimJob, merged: Merged, sources: list[Segment]) -> None:
         last = sources[-1]
         new = job.new_segment(merged)
+        name_lasts = self._reclaimer.manifest.forget(last.number)
         settled, forgotten = job.settled_since()
         for segment in sources:
             self._forget_state(segment)
@@ -228,6 +233,8 @@ class Segments(Usable):
             self._segments[number] = new
         self._candidates.replace(sources, new)
         self._handles.keep(new)
+        if name_lasts:
+            self._reclaimer.manifest.is_lasting(new.number)
         if settled:
             self._settled.note(new, settled)
         if forgotten:

@@ -548,6 +548,7 @@ class SegmentStore(Segments):
         spares = self._reclaimer.unlasting()
         cover = self._producers.begin()
         with_directory = self._directory_changed or bool(spares) or cover is not None
+        manifest = self._reclaimer.manifest.begin_sync() if spares else None
         self._job = SyncJob(
             files=self._files,
             directory=self.directory,
@@ -556,6 +557,7 @@ class SegmentStore(Segments):
             cover=cover,
             spares=spares,
             replaced=self._replaced,
+            manifest=manifest,
         )
         self._unsynced = {}
         self._replaced = []
@@ -569,11 +571,14 @@ class SegmentStore(Segments):
         assert job is self._job and job.done, "not this job, or it did not run"
         self._job = None
         self._check_synced(job)
+        self._reclaimer.manifest.end_sync(job.manifest)
         for spare in job.spares:
             spare.lasting = True
         for segment, _, flushed in job.segments:
-            if segment.number in self._segments and segment.sealed and flushed == segment.used:
-                self._quietly(self._write_index_if_made, segment)
+            if segment.number in self._segments:
+                self._reclaimer.manifest.is_lasting(segment.number)
+                if segment.sealed and flushed == segment.used:
+                    self._quietly(self._write_index_if_made, segment)
         if job.cover is not None:
             self._covered(job.cover)
         dead = self._take_dead()
@@ -593,18 +598,22 @@ class SegmentStore(Segments):
         self._check_usable()
         if not self.sync:
             return None
+        manifest = self._reclaimer.manifest
         try:
             self._settled.flush(ACKS_FILES_SYNCED_AT_ONCE)
+            manifest.write()
         except Exception as error:
             raise self._named(error) from error
         self.settled_held_back = self._settled.holds_back()
         paths, with_directory = self._settled.take_unsynced(ACKS_FILES_SYNCED_AT_ONCE)
-        if not paths and not with_directory:
+        named = manifest.take_unsure()
+        if not paths and not with_directory and not named:
             return None
         return SettledSync(
             files=self._files,
             directory=self.directory,
-            with_directory=with_directory,
+            with_directory=with_directory or bool(named),
+            named=named,
             paths=paths,
             more=len(paths) == ACKS_FILES_SYNCED_AT_ONCE,
         )
@@ -612,6 +621,9 @@ class SegmentStore(Segments):
     def finish_settled_sync(self, job: SettledSync) -> None:
         """After `run`, on the owner's thread. Raises StoreFailed if the job did not succeed."""
         self._check_synced(job)
+        for number in job.named:
+            if number in self._segments and self._segments[number].number == number:
+                self._reclaimer.manifest.is_lasting(number)
 
     def _take_dead(self) -> list[Segment]:
         """Those that no job has in hand, and that nothing else must tell of first."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from shardmq.shardd.store.errors import StoreFailed
 from shardmq.shardd.store.files import Files, is_missing
+from shardmq.shardd.store.manifest import ManifestSync
 from shardmq.shardd.store.producers import Cover
 from shardmq.shardd.store.reclaim import Spare
 from shardmq.shardd.store.segment import Segment
@@ -67,6 +68,12 @@ class SyncJob(MessageSync[Segment]):
 
     spares: list[Spare]  # their names last afterwards
     replaced: list[Segment]  # may go afterwards: others have their messages
+    manifest: ManifestSync | None = None  # the spares are no longer listed in it
+
+    def _make_last(self) -> None:
+        MessageSync._make_last(self)  # super() does not know a class with slots
+        if self.manifest is not None:
+            self.manifest.run()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -79,6 +86,7 @@ class SettledSync(Job):
 
     paths: list[str]
     more: bool = False  # there is more than the job takes: another is to follow
+    named: list[int] = field(default_factory=list)  # segments whose names last afterwards
 
     def _make_last(self) -> None:
         for path in self.paths:

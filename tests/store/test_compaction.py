@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import Corrupt, SegmentStore, compaction
+from shardmq.shardd.store import Corrupt, SegmentStore, compaction, manifest
 from shardmq.shardd.store.__main__ import main
 from shardmq.shardd.store.segment import decode_header
 from tests.reference.record import Record, encode_message, split_messages
@@ -157,7 +157,7 @@ def test_a_merged_segment_of_which_nothing_is_needed_leaves_no_file() -> None:
     opened(files.restarted(power_cut=False)).close({})
     after = files.restarted(power_cut=False)
     opened(after).close({})
-    assert [name for name in after.names if not name.startswith("d/spare")] == ["d/state"]
+    assert [name for name in after.names if not name.startswith("d/spare")] == [f"d/{manifest.NAME}", "d/state"]
 
 
 def in_two(store: SegmentStore) -> tuple[array[int], list[int]]:

@@ -4,14 +4,16 @@ too, and never taken for one that was let go of."""
 from __future__ import annotations
 
 import random
+import struct
 from array import array
 from pathlib import Path
 
 import pytest
 
-from shardmq.shardd.store import Damage, SegmentStore
+from shardmq.shardd.store import Damage, FormatTooNew, SegmentStore, manifest
 from shardmq.shardd.store.chunk import expanded
 from shardmq.shardd.store.queue_log import QueueLog
+from shardmq.shardd.store.record import crc32c
 from shardmq.shardd.store.stream_inspection import StreamContents
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles
@@ -177,3 +179,116 @@ def test_a_message_file_that_is_gone_since_a_clean_stop_is_told(tmp_path: Path) 
     found = store.recover([QUEUE])[QUEUE]
     assert store.damage == [Damage(gone.name, "missing", 0, 0)] and store.stats()["damaged"] == 1
     assert 0 < len(found.entries) < 20
+
+
+def killed(files: FaultyFiles, batches: int = 40) -> tuple[FaultyFiles, array[int]]:
+    """What a process leaves that was killed a second after its last message, and its entries."""
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    store.recover([QUEUE])
+    entries: array[int] = array("Q")
+    for number in range(batches):
+        entries += store.append(one(number, 1000))[0].entries
+        sync(store)
+    store.settle(QUEUE, entries[: batches // 4], True)
+    settled_sync(store)
+    return files.restarted(power_cut=False), entries
+
+
+def settled_sync(store: SegmentStore) -> None:
+    job = store.begin_settled_sync()
+    if job is not None:
+        job.run()
+        store.finish_settled_sync(job)
+
+
+def message_files(files: FaultyFiles) -> list[str]:
+    return sorted(name for name in files.names if "/msgs." in name)
+
+
+def reopened(files: FaultyFiles) -> SegmentStore:
+    store = SegmentStore("d", files=files, segment_bytes=4096)
+    store.recover([QUEUE])
+    return store
+
+
+def test_a_message_file_that_is_gone_after_a_crash_is_told_once() -> None:
+    files, _ = killed(FaultyFiles(1))
+    gone = message_files(files)[2]
+    del files.names[gone]
+    store = reopened(files)
+    assert store.damage == [Damage(gone[2:], "missing", 0, 0)] and store.stats()["damaged"] == 1
+    assert reopened(files.restarted(power_cut=False)).damage == []
+
+
+def test_the_newest_file_that_is_gone_leaves_its_number_free_for_when_it_is_put_back() -> None:
+    files, _ = killed(FaultyFiles(1))
+    gone = max(name for name in files.names if "/msgs." in name)
+    del files.names[gone]
+    store = reopened(files)
+    assert store.damage == [Damage(gone[2:], "missing", 0, 0)]
+    (arrival,) = store.append(one(1, 10))
+    assert arrival.entries[0] >> 32 > int(gone.rpartition(".")[2])
+
+
+def test_files_that_nobody_has_listed_are_listed_by_the_next_process() -> None:
+    """Of a version that kept no list, say."""
+    files, _ = killed(FaultyFiles(1))
+    del files.names[f"d/{manifest.NAME}"]
+    store = reopened(files)
+    assert store.damage == []
+    for _ in range(2):
+        settled_sync(store)
+    files = files.restarted(power_cut=False)
+    gone = message_files(files)[2]
+    del files.names[gone]
+    assert [one.file for one in reopened(files).damage] == [gone[2:]]
+
+
+def test_a_full_disk_keeps_no_store_from_starting_and_from_removing_what_was_listed() -> None:
+    files, entries = killed(FaultyFiles(1))
+    files.fill()
+    gone = message_files(files)[2]
+    del files.names[gone]
+    store = reopened(files)
+    assert [one.file for one in store.damage] == [gone[2:]]
+    first = int(gone.rpartition(".")[2]) + 1
+    store.settle(QUEUE, array("Q", [entry for entry in entries if first <= entry >> 32 < first + 3]), True)
+    store.compact()
+    assert reopened(files.restarted(power_cut=False)).damage == []
+
+
+@pytest.mark.parametrize("room", range(0, 200, 8))
+def test_a_list_that_finds_no_room_lists_nothing_that_nobody_would_clear(room: int) -> None:
+    files = FaultyFiles(1)
+    listed = manifest.Manifest(files, "d")
+    files.bytes_max = room
+    for number in range(1, 4):
+        listed.is_lasting(number)
+    listed.write()
+    listed.clear(2)
+    for number in range(4, 12):
+        listed.is_lasting(number)
+    listed.write()
+    data = files.names[f"d/{manifest.NAME}"].data if f"d/{manifest.NAME}" in files.names else b""
+    told = manifest.Manifest(files, "d").read(bytes(data))
+    assert set(told) == {number for number in range(1, 12) if number in listed}
+
+
+def test_the_list_has_the_bytes_that_its_format_says() -> None:
+    files = FaultyFiles(1)
+    listed = manifest.Manifest(files, "d")
+    for number in (3, 1 << 33):
+        listed.is_lasting(number)
+    listed.write()
+    listed.clear(3)
+    slot = struct.pack("<QI", 1 << 33, 0)
+    data = bytes(files.names["d/index.0000000000"].data)
+    assert data == struct.pack("<8sII", b"SHMQMANI", 1, crc32c(b"", 1)) + bytes(16) + slot + struct.pack(
+        "<I", crc32c(slot, 1)
+    )
+    flipped = data[:-1] + bytes([data[-1] ^ 1])
+    assert set(manifest.Manifest(files, "d").read(data)) == {1 << 33}
+    assert not manifest.Manifest(files, "d").read(flipped), "what cannot be read is not listed"
+    later = struct.pack("<8sII", b"SHMQMANI", 2, crc32c(b"", 2)) + data[16:]
+    with pytest.raises(FormatTooNew, match="index.0000000000 has format 2"):
+        manifest.Manifest(files, "d").read(later)

@@ -6,6 +6,7 @@ Thousands of random lives in each run, from another seed each time; `make tortur
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -15,10 +16,15 @@ from tests.support.store_lives import (
     LIVES,
     ConfirmsBeforeSync,
     ForgetsNames,
+    ListsTooEarly,
     bits_flipped_before_merging,
     checksums_not_looked_at,
     failing_calls,
+    files_listed_still,
+    files_taken,
     flipped_bits,
+    list_not_synced,
+    listed,
     merges_unchecked,
     power_cuts,
 )
@@ -26,6 +32,8 @@ from tests.support.store_lives import (
 LIVES_MIN = 2000
 # A store that is broken is caught within so many lives.
 CANARY_LIVES = 60
+# One that tells of files that nobody has taken.
+FALSE_ALARM_LIVES = 300
 
 
 def test_a_run_plays_thousands_of_lives() -> None:
@@ -68,6 +76,38 @@ def test_a_store_that_does_not_look_at_checksums_is_caught(live: Callable[[int],
             except (AssertionError, Corrupt, ValueError, IndexError) as error:
                 caught += bool(str(error))
     assert caught
+
+
+@pytest.mark.parametrize("broken", [files_listed_still, list_not_synced])
+def test_a_list_of_files_that_is_kept_carelessly_is_caught(
+    broken: Callable[[], AbstractContextManager[None]],
+) -> None:
+    caught = 0
+    with broken():
+        for seed in range(FALSE_ALARM_LIVES):
+            try:
+                power_cuts(seed)
+            except AssertionError as error:
+                caught += "told as missing" in str(error)
+    assert caught
+
+
+def test_a_list_of_files_that_may_not_last_is_caught() -> None:
+    caught = 0
+    for seed in range(FALSE_ALARM_LIVES):
+        try:
+            power_cuts(seed, ListsTooEarly)
+        except AssertionError as error:
+            caught += "told as missing" in str(error)
+    assert caught
+
+
+def test_lives_do_take_files_that_were_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr("tests.support.store_lives.listed", lambda history: taken.append(listed(history)) or taken[-1])
+    for seed in range(CANARY_LIVES):
+        files_taken(seed)
+    assert sum(map(bool, taken)) > CANARY_LIVES // 4
 
 
 def test_a_merge_that_does_not_look_at_checksums_is_caught() -> None:

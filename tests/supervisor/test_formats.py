@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from shardmq.broker.controller.stored import definitions
-from shardmq.shardd.store import acks, positions, producers, recovery, returns, segment, stream_segment
+from shardmq.shardd.store import acks, manifest, positions, producers, recovery, returns, segment, stream_segment
 from shardmq.shardd.store.record import crc32c
 from shardmq.supervisor import formats
 from shardmq.supervisor.config import ConfigError
@@ -96,6 +96,7 @@ def test_the_latest_formats_are_those_of_the_modules_that_write_them() -> None:
         recovery.STATE_MAGIC: recovery.FORMAT,
         producers.MAGIC: producers.FORMAT,
         returns.MAGIC: returns.FORMAT,
+        manifest.MAGIC: manifest.FORMAT,
         stream_segment.MAGIC: stream_segment.FORMAT,
         stream_segment.INDEX_MAGIC: stream_segment.FORMAT,
         positions.MAGIC: positions.FORMAT,

@@ -17,6 +17,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from shardmq.shardd.store import Arrival, DiskFull, ReclaimJob, SegmentStore, SyncJob
+from shardmq.shardd.store.sync import SettledSync
 from tests.reference.record import NONE, Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 
@@ -62,6 +63,8 @@ class History:
         self.job: SyncJob | None = None
         self.job_promises: list[tuple[Queue, list[bytes]]] = []
         self.reclaim: ReclaimJob | None = None
+        self.settled_job: SettledSync | None = None
+        self.taken: set[str] = set()  # message files that somebody has removed while the store was down
         self.steps: list[str] = []
         self.store = self.new_store()
         self.store.recover(self.durable())
@@ -86,6 +89,8 @@ class History:
                 self.compact,
                 self.reclaim_step,
                 self.reclaim_step,
+                self.settled_step,
+                self.settled_step,
             ]
         )
         for _ in range(steps):
@@ -246,6 +251,17 @@ class History:
             assert after["segments"] <= before["segments"] - fewer
             self.merged += fewer
 
+    def settled_step(self) -> None:
+        """Begin or end a sync of what is settled, and of the list of the files that there are."""
+        if self.settled_job is None:
+            with contextlib.suppress(DiskFull):
+                self.settled_job = self.store.begin_settled_sync()
+            return
+        with contextlib.suppress(Exception):  # as the thread that runs it
+            self.settled_job.run()
+        job, self.settled_job = self.settled_job, None
+        self.store.finish_settled_sync(job)
+
     # -- ends -----------------------------------------------------------------------------------------
 
     def end_sync(self) -> None:
@@ -295,8 +311,11 @@ class History:
 
     def start_again(self, *, power_cut: bool) -> None:
         self.files = self.files.restarted(power_cut=power_cut)
-        self.job = self.reclaim = None
+        self.job = self.reclaim = self.settled_job = None
         arrivals = self.recover()
+        told = {one.file for one in self.store.damage if one.what == "missing"}
+        assert told <= self.taken, f"{told - self.taken} told as missing, and nobody has taken it"
+        self.taken = set()
         assert all(arrival.queue_id == queue_id for queue_id, arrival in arrivals.items())
         for queue_id, queue in self.queues.items():
             self.found(queue, arrivals.get(queue_id))

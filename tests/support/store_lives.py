@@ -15,7 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
 from shardmq.shardd.store import Corrupt, ReclaimJob, SegmentStore, StoreFailed, SyncJob, record, scanning
+from shardmq.shardd.store.manifest import NAME as MANIFEST
+from shardmq.shardd.store.manifest import Manifest
+from shardmq.shardd.store.reclaim import Reclaimer
 from shardmq.shardd.store.recovery import Reader
+from shardmq.shardd.store.segment import Segment, file_name, parse_name
 from tests.support.faulty_files import Fault, Hang, PowerCut
 from tests.support.store_history import DIRECTORY, History
 
@@ -158,6 +162,46 @@ def bits_flipped_before_merging(seed: int) -> None:
         assert not lost or history.store.damage or history.recovery_cut, "a loss that nobody is told of"
 
 
+def files_taken(seed: int, store_class: type[SegmentStore] = SegmentStore) -> None:
+    """Somebody removes a message file while the process is down, however it ended: a file that was listed is missed,
+    and what is lost lay there."""
+    history = History(seed, store_class=store_class)
+    history.play(history.random.choice([40, 80]))
+    for _ in range(history.random.randint(0, 4)):  # a second or two, without much to do
+        history.sync()
+        history.settled_step()
+    power_cut = history.random.random() < 0.5
+    history.files = history.files.restarted(power_cut=power_cut)
+    candidates = listed(history)
+    if not candidates:
+        return
+    number = history.random.choice(candidates)
+    before = {queue_id: dict(queue.live) for queue_id, queue in history.queues.items()}
+    must = {queue_id: queue.owed - queue.settled for queue_id, queue in history.queues.items() if queue.durable}
+    history.taken = {file_name("msgs", number)}
+    del history.files.names[f"{DIRECTORY}/{file_name('msgs', number)}"]
+    history.start_again(power_cut=False)
+    told = [one for one in history.store.damage if one.what == "missing"]
+    assert told or history.recovery_cut, "a file that is gone and that nobody is told of"
+    for queue_id, owed in must.items():
+        lost = owed - set(history.queues[queue_id].live)
+        assert history.merged or all(before[queue_id][one] >> 32 == number for one in lost), "lost elsewhere"
+    history.play(10)
+    history.crash(power_cut=False)  # told once, and no more
+
+
+def listed(history: History) -> list[int]:
+    """Numbers of the message files there that the list on the disk names, and that no other file speaks for."""
+    files = history.files
+    reader = Reader(files, DIRECTORY, False)
+    numbers = Manifest(files, DIRECTORY).read(reader.read_whole(f"{DIRECTORY}/{MANIFEST}"))
+    names = [parsed for parsed in map(parse_name, files.list(DIRECTORY)) if parsed]
+    reclaimer = Reclaimer(files, DIRECTORY, history.segment_bytes, 0, False)
+    spares = {reclaimer.number_of(number) for kind, number in names if kind == "spare"}
+    there = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"), repair=False)
+    return [number for number in there if number in numbers and number not in spares]
+
+
 def _what_was_flushed(history: History) -> dict[int, set[bytes]]:
     """What is there after an end without a power cut."""
     queues = history.queues.items()
@@ -228,6 +272,7 @@ LIVES: dict[Callable[[int], None], int] = {
     stops_of_every_kind: 60,
     much_merging: 40,
     without_syncs: 100,
+    files_taken: 250,
 }
 
 
@@ -248,6 +293,30 @@ class ForgetsNames(SegmentStore):
         if job is not None:
             job.with_directory = False
         return job
+
+
+class ListsTooEarly(SegmentStore):
+    """Lists files whose names may not outlive a power cut."""
+
+    def _flush_segment(self, segment: Segment) -> None:
+        super()._flush_segment(segment)
+        if segment.flushed:
+            self._reclaimer.manifest.is_lasting(segment.number)
+            self._reclaimer.manifest.write()
+
+
+@contextlib.contextmanager
+def files_listed_still() -> Iterator[None]:
+    """What is removed stays in the list."""
+    with mock.patch.object(Manifest, "clear"):
+        yield
+
+
+@contextlib.contextmanager
+def list_not_synced() -> Iterator[None]:
+    """Files are removed or used again before the list lasts that does not name them."""
+    with mock.patch.object(Manifest, "begin_sync", lambda manifest: None):
+        yield
 
 
 @contextlib.contextmanager
