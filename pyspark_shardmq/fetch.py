@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -30,6 +31,11 @@ ANSWER_BYTES_MAX = 64 << 20  # of an answer in JSON
 # in one piece, copied to memory that was never touched, is a millisecond or two that others on the host wait.
 RECEIVE_BYTES_MAX = 64 << 10
 WAIT_MAX_MS = 30_000  # the longest the broker lets one wait for news
+
+
+# In the metadata of an empty batch behind the rows: [[from, to], ...], offsets that are lost, without `to`.
+GAPS = b"shardmq.gaps"
+Gap = tuple[int, int]
 
 
 class BrokerError(RuntimeError):
@@ -56,6 +62,14 @@ class Gone(DataLoss):
             f"{one.queue}/{one.shard} has lost offsets {at} to {first - 1} to retention; it begins at {first}"
         )
         self.first = first
+
+
+class Damaged(DataLoss):
+    """Rows within the log cannot be read: the broker's files are damaged. All others were given."""
+
+    def __init__(self, one: Range, gaps: Sequence[Gap]) -> None:
+        lost = ", ".join(f"{start} to {end - 1}" for start, end in gaps)
+        super().__init__(f"{one.queue}/{one.shard} has lost offsets {lost} to damage in the broker's files")
 
 
 class Published(NamedTuple):
@@ -143,18 +157,22 @@ class Broker:
         self, one: Range, columns: Sequence[str], filters: Sequence[str] = (), fail_on_data_loss: bool = True
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a range in order, each once, with `offset` among their columns. Gone where the log begins
-        behind its start, DataLoss where the stream is away; with fail_on_data_loss=False what is there is given.
+        behind its start, DataLoss where the stream is away, Damaged behind the last row where rows between cannot be
+        read; with fail_on_data_loss=False what is there is given, and the loss is logged.
         """
-        at, failures = one.start, 0
+        at = begun = one.start
+        failures = 0
+        gaps: list[Gap] = []
         asked = [*columns, *(["offset"] if "offset" not in columns else [])]
         while at < one.end:
+            begun = at
             try:
-                for batch in self._scan_once(one, at, asked, filters):
+                for batch in self._scan_once(one, at, asked, filters, gaps):
                     if batch.num_rows:
                         at = batch.column(batch.schema.get_field_index("offset"))[-1].as_py() + 1
                         failures = 0
                         yield batch
-                return
+                break
             except Gone as gone:
                 if fail_on_data_loss:
                     raise
@@ -167,10 +185,31 @@ class Broker:
             except Passing as trouble:
                 failures += 1
                 self._wait(failures, trouble)
+        if begun > one.start:  # an answer that is cut off has not told its gaps
+            gaps = self._gaps(replace(one, end=begun), filters) + gaps
+        if gaps and fail_on_data_loss:
+            raise Damaged(one, gaps)
+        if gaps:
+            print(f"shardmq: {Damaged(one, gaps)}", file=sys.stderr)
+
+    def _gaps(self, one: Range, filters: Sequence[str]) -> list[Gap]:
+        """Read the range once more for its gaps alone. What retention took meanwhile has none."""
+
+        def once() -> list[Gap]:
+            found: list[Gap] = []
+            for _ in self._scan_once(one, one.start, ["offset"], filters, found):
+                pass
+            return found
+
+        try:
+            return list(self._patiently(once))
+        except DataLoss:
+            return []
 
     def _scan_once(
-        self, one: Range, at: int, columns: Sequence[str], filters: Sequence[str]
+        self, one: Range, at: int, columns: Sequence[str], filters: Sequence[str], gaps: list[Gap]
     ) -> Iterator[pa.RecordBatch]:
+        """The rows from `at` on, as one answer gives them; what it says is lost is added to `gaps`."""
         import pyarrow as pa
 
         query = [("from", str(at)), ("to", str(one.end)), ("id", one.id), ("columns", ",".join(columns))]
@@ -179,7 +218,10 @@ class Broker:
         with self._answer("GET", self._path("streams", one.queue, str(one.shard), "arrow"), query) as answer:
             _check_scan(one, at, answer)
             try:
-                yield from pa.ipc.open_stream(Received(answer))
+                for batch, told in pa.ipc.open_stream(Received(answer)).iter_batches_with_custom_metadata():
+                    if told is not None and GAPS in told:
+                        gaps += [(max(start, at), min(end, one.end)) for start, end in json.loads(told[GAPS])]
+                    yield batch
                 answer.read()  # the end in order; what was cut off raises
                 whole = True
             except (pa.ArrowInvalid, OSError, http.client.HTTPException) as cut:

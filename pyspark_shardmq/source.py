@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pyspark_shardmq import offsets, schema
 from pyspark_shardmq.archive import Archive
-from pyspark_shardmq.fetch import Away, Broker, BrokerError, Gone
+from pyspark_shardmq.fetch import Away, Broker, BrokerError, Damaged, Gone
 from pyspark_shardmq.offsets import Place, Positions, Range, ShardState
 from pyspark_shardmq.options import EARLIEST, LATEST, Offsets, OptionError, ReadOptions, for_batch, for_stream
 from pyspark_shardmq.pushdown import Pushed, push
@@ -197,6 +197,10 @@ def from_log_or_archive(
         yield from archive.scan(cold, names, filters, options.fail_on_data_loss)
         if hot.start < hot.end:
             yield from from_log_or_archive(broker, options, hot, names, filters)
+    except Damaged as loss:
+        if options.fail_on_data_loss:
+            raise
+        print(f"shardmq: {loss}", file=sys.stderr)
     except Away:
         # A shard that the exchange has no more.
         yield from archive.scan(replace(one, start=at), names, filters, options.fail_on_data_loss)

@@ -266,6 +266,54 @@ def test_a_shard_that_goes_between_plan_and_scan_is_a_loss_that_may_be_allowed(u
             assert values(reader, tasks) == list(range(0, 20, 2))
 
 
+# -- damage ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"filter.routingKey": "#"}, {"columns": "value"}])
+@pytest.mark.parametrize("cut_off", [0, 2])
+def test_rows_that_the_broker_cannot_read_are_a_loss_that_may_be_allowed(
+    url: str, streams: FakeStreams, cut_off: int, more: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also where an answer was cut off behind them: only the end of one tells of gaps."""
+    streams.declare("orders", 2)
+    streams.append("orders", 6000)
+    streams.damaged = [(100, 110), (2990, 2995)]
+    streams.faults["/1/arrow"] = cut_off
+    with pytest.raises(DataLoss, match="orders/[01] has lost offsets 100 to 109, 2990 to 2994 to damage"):
+        batch(url, subscribe="orders", **more)
+    streams.faults["/1/arrow"] = cut_off
+    capfd.readouterr()
+    found = batch(url, subscribe="orders", failOnDataLoss="false", **more)
+    left = [n for n in range(3000) if not (100 <= n < 110 or 2990 <= n < 2995)]
+    assert sorted(found) == sorted(2 * n + shard for n in left for shard in range(2))
+    assert capfd.readouterr().err.splitlines() == [
+        f"shardmq: orders/{shard} has lost offsets 100 to 109, 2990 to 2994 to damage in the broker's files"
+        for shard in range(2)
+    ]
+
+
+def test_a_stream_goes_on_behind_damage_where_that_is_allowed(url: str, streams: FakeStreams) -> None:
+    streams.declare("orders")
+    streams.append("orders", 10)
+    query = Stream(url, subscribe="orders", startingOffsets="earliest")
+    assert query.run() == list(range(10))
+    streams.append("orders", 10)
+    streams.damaged = [(8, 12)]
+    with pytest.raises(DataLoss, match="orders/0 has lost offsets 10 to 11 to damage"):
+        query.run()
+    allowed = Stream(url, subscribe="orders", failOnDataLoss="false")
+    allowed.checkpoint = query.checkpoint
+    assert allowed.run() == list(range(12, 20))
+
+
+def test_damage_is_a_loss_beside_an_archive_too(url: str, streams: FakeStreams, cold: str) -> None:
+    streams.damaged = [(220, 222)]
+    with pytest.raises(DataLoss, match="orders/0 has lost offsets 220 to 221 to damage"):
+        batch(url, subscribe="orders", archivePath=cold)
+    kept = batch(url, subscribe="orders", archivePath=cold, failOnDataLoss="false")
+    assert kept == [n for n in range(450) if n not in range(440, 444)]
+
+
 # -- ends and starts ---------------------------------------------------------------------------------------
 
 

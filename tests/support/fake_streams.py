@@ -48,6 +48,7 @@ class FakeStreams:
         self.duplicates = 0
         self.groups: dict[tuple[str, str], dict[int, tuple[str, int]]] = {}  # by stream and group
         self.faults: dict[str, int] = {}
+        self.damaged: list[tuple[int, int]] = []  # offsets [from, to) of any shard that no scan gives
         self.requests: list[str] = []
         self.lock = threading.Lock()
 
@@ -240,6 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         cut = self.state.takes_fault(self.path)
+        lost = {n for low, high in self.state.damaged for n in range(low, high)}
         out = _Chunks(self.wfile)
         with pa.ipc.new_stream(out, arrow_schema(names)) as writer:
             for low in range(start, end, BATCH_ROWS):
@@ -247,6 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
                 rows = [
                     {"queue": name, "shard": index, "offset": n, **shard.rows[n - shard.first]}
                     for n in range(low, high)
+                    if n not in lost
                 ]
                 batch = pa.RecordBatch.from_pylist(rows, schema=arrow_schema(list(COLUMNS)))
                 kept = batch.filter(matches(batch, query.get("filter", [])))
@@ -255,6 +258,10 @@ class _Handler(BaseHTTPRequestHandler):
                     out.closed = True
                     self.close_connection = True
                     return
+            gaps = [[max(low, start), min(high, end)] for low, high in self.state.damaged if low < end and high > start]
+            if gaps:
+                nothing = pa.RecordBatch.from_pylist([], schema=arrow_schema(names))
+                writer.write_batch(nothing, custom_metadata={"shardmq.gaps": json.dumps(gaps)})
         self.wfile.write(b"0\r\n\r\n")
 
 
