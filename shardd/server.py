@@ -37,6 +37,8 @@ from shardmq.shardd.upkeep import Step
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.board import Board, path_of
+from shardmq.shardd.wire.gaps import Gaps
+from shardmq.shardd.wire.gaps import path_of as gaps_path
 from shardmq.shardd.wire.histogram import Histogram
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
 from shardmq.shardd.wire.memory import give_back, keep_warm
@@ -311,6 +313,7 @@ class Server:
         self._stall = StallWatch(self._calls, config.disk_stall_s, self._tell_stall, self._tell_status)
         self._status = "starting"
         self._low = False
+        self._gaps = Gaps(gaps_path(config.runtime_dir, config.shard))
         self._rings_full = 0  # of lanes that are no more
         self._stores = Stores(self._directory, config, self._calls, self._board)
         self.shard = Shard(
@@ -572,12 +575,21 @@ class Server:
         notify.watchdog()
         self.shard.set_alarm(self._alarm())
         self.shard.want_sync()
+        self._look_at_gaps()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_MS
             self.shard.forget_producers(now - int(self.config.producer_idle_s * 1000))
         in_use = {peer.endpoint for peer in self.shard.peers.values()} | {self._controller} | self._lanes.keys()
         for endpoint in self._outboxes.keys() - in_use:
             self._outboxes.pop(endpoint).close()
+
+    def _look_at_gaps(self) -> None:
+        """Find what the reader has found, so that it is counted."""
+        try:
+            for queue_id, offset in self._gaps.due() if self.shard.ready else ():
+                self.shard.streams.look_at(queue_id, offset)
+        except OSError as error:
+            log.warning("damage that the reader has met is not looked at: %s", error)
 
     def _warn_of_room(self, free: int) -> None:
         """Before it becomes an alarm, once each time."""

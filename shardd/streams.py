@@ -244,6 +244,14 @@ class Streams:
         for purge in purges:
             purge.peer.tell(m.Done(purge.request, purge.messages) if all_went else _no_room_to_purge(purge.request))
 
+    # -- damage ----------------------------------------------------------------------------------------
+
+    def look_at(self, id: int, offset: int) -> None:
+        """Read there, where somebody else has met damage: what the log finds it tells, as it does for a consumer."""
+        queue = self.queues.get(id)
+        if queue is not None and queue.log.first_offset <= offset < queue.log.committed_offset:
+            queue.log.batch(offset, 0, 1)
+
     # -- numbers ---------------------------------------------------------------------------------------
 
     def damage(self) -> dict[str, int]:

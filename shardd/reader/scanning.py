@@ -19,6 +19,7 @@ from shardmq.shardd.store.files import OsFiles
 from shardmq.shardd.store.filtering import Filter
 from shardmq.shardd.store.stream_scan import Places, Truncated, find
 from shardmq.shardd.store.stream_scan import Scan as StreamScan
+from shardmq.shardd.wire import gaps
 from shardmq.shardd.wire.board import BoardView, Range, path_of
 from shardmq.shardd.wire.reading import LENGTH, Answer, Find, Scan
 
@@ -45,7 +46,7 @@ class Streams:
     """The streams of all shards, as far as they are on stable storage. For several threads."""
 
     def __init__(self, data_dir: str, runtime_dir: str, shards: int) -> None:
-        self._data_dir = data_dir
+        self._data_dir, self._runtime_dir = data_dir, runtime_dir
         self._boards = [BoardView(path_of(runtime_dir, shard)) for shard in range(shards)]
         self._lock = threading.Lock()
         self.places = Places()
@@ -61,6 +62,13 @@ class Streams:
 
     def directory(self, shard: int, vhost: str, queue_id: int) -> str:
         return stream_directory(vhost_directory(shard_directory(self._data_dir, shard), vhost), queue_id)
+
+    def tell_gaps(self, shard: int, queue_id: int, found: list[tuple[int, int]]) -> None:
+        """Let the shard look at these places, so that they are in its numbers too."""
+        try:
+            gaps.tell(gaps.path_of(self._runtime_dir, shard), queue_id, [first for first, _ in found])
+        except OSError as error:
+            log.warning("shard %d is not told of damage: %s", shard, error)
 
     def find(self, asked: Find) -> Answer:
         there = self.range_of(asked.shard, asked.queue_id)
@@ -118,15 +126,20 @@ class Scanning:
                 break
             self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX, sender)
         if self._scan.gaps:
-            where = f"{self._asked.queue} of vhost {self._asked.vhost}"
-            lost = ", ".join(f"{first} to {stop - 1}" for first, stop in self._scan.gaps)
-            log.error(
-                "stream %s: damaged (%d bytes), messages with the offsets %s are lost",
-                where, self._scan.damaged_bytes, lost,
-            )  # fmt: skip
+            self._tell_gaps()
             told = arrow_of().empty_batch(self._schema, {GAPS: json.dumps(self._scan.gaps)})
             client.sendall(as_chunk(told) if chunked else as_part(told))
         client.sendall(as_chunk(END) if chunked else as_part(END))
+
+    def _tell_gaps(self) -> None:
+        asked, found = self._asked, self._scan.gaps
+        where = f"{asked.queue} of vhost {asked.vhost}"
+        lost = ", ".join(f"{first} to {stop - 1}" for first, stop in found)
+        log.error(
+            "stream %s: damaged (%d bytes), messages with the offsets %s are lost",
+            where, self._scan.damaged_bytes, lost,
+        )  # fmt: skip
+        self._streams.tell_gaps(asked.shard, asked.queue_id, found)
 
     def close(self) -> None:
         self._scan.close()

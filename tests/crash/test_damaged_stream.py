@@ -66,12 +66,7 @@ def offsets_by_amqp(broker: RealBroker) -> list[int]:
 def test_readers_by_amqp_and_by_arrow_and_operators_are_told_where_the_gap_is(broker: RealBroker) -> None:
     publish(broker)
     broker.stop()
-    segment = sorted(broker.data_dir.glob("shard-00/*/stream.*/log.*"))[1]
-    with segment.open("r+b") as file:
-        file.seek(500_000)
-        byte = file.read(1)[0]
-        file.seek(500_000)
-        file.write(bytes([byte ^ 4]))
+    segment = damage(broker)
     broker.restart()
     found = offsets_by_amqp(broker)
     lost = sorted(set(range(COUNT)) - set(found))
@@ -94,6 +89,38 @@ def test_readers_by_amqp_and_by_arrow_and_operators_are_told_where_the_gap_is(br
     broker.stop()
     assert told_by_verify(broker) == [(segment.name, lost[0], lost[-1])]
     broker.restart()
+
+
+def test_damage_that_only_the_arrow_reader_has_met_is_in_the_numbers_of_the_shard_too(broker: RealBroker) -> None:
+    publish(broker)
+    broker.stop()
+    segment = damage(broker)
+    broker.restart()
+    assert re.search(rb"shardmq_shard_damaged\{[^}]*\} 0\b", get(broker, "/metrics", broker.metrics))
+    _, [(first, behind)] = by_arrow(broker)
+
+    def is_counted() -> bool:
+        return bool(re.search(rb"shardmq_shard_damaged\{[^}]*\} 1\b", get(broker, "/metrics", broker.metrics)))
+
+    wait_until(is_counted, "the place in the metrics")
+    health = json.loads(get(broker, "/api/health/checks/alarms"))
+    assert health["warnings"] == [{"shard": 0, "warning": "1 damaged places found in message files, see the log"}]
+    assert json.loads(get(broker, "/api/queues/%2F/s"))["stream_gaps"] == [[first, behind - 1]]
+    line = rf"{segment}, bytes \d+ to \d+ \(\d+ bytes\), offsets {first} to {behind - 1}: damaged"
+    assert by_arrow(broker)[1] == [[first, behind]]
+    wait_until(lambda: broker.log_tail().count("messages with the offsets") == 2, "what the reader says of both scans")
+    assert len(re.findall(line, broker.log_tail())) == 1, "the shard tells it once"
+
+
+def damage(broker: RealBroker) -> Path:
+    """Flip a bit in a sealed file of the stream."""
+    segment = sorted(broker.data_dir.glob("shard-00/*/stream.*/log.*"))[1]
+    with segment.open("r+b") as file:
+        file.seek(500_000)
+        byte = file.read(1)[0]
+        file.seek(500_000)
+        file.write(bytes([byte ^ 4]))
+    return segment
 
 
 def by_arrow(broker: RealBroker) -> tuple[list[int], list[list[int]]]:
