@@ -68,7 +68,9 @@ def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) ->
     _link(found.segments)
     uncertain = _without_index(files, directory, found.segments)
     lost = [first for kind, first in names if kind == "lost" or useless.get(file_name(kind, first))]
-    useless |= dict.fromkeys(_settle_ends(uncertain, found, lost), "")
+    # What has an index was on stable storage: that it is gone does not make what follows torn.
+    known = lost + [one.offsets[0] for one in gone if one.offsets and one.offsets[0] in indexed]
+    useless |= dict.fromkeys(_settle_ends(uncertain, found, known), "")
     found.next_offset = found.segments[-1].end if found.segments else 0
     for first in lost:
         if first >= found.next_offset:
@@ -217,7 +219,7 @@ def _read_index(reader: Reader, segment: StreamSegment) -> bool:
 
 def _settle_ends(uncertain: list[Scanned], found: Found, lost: list[int]) -> list[str]:
     """Where each of them ends, and with a torn one the stream: names of the files behind that. `lost`: first offsets of
-    files of which nothing can be told."""
+    files of which nothing can be told, or that are gone."""
     for one in uncertain:
         segment, scanner = one.segment, one.scanner
         at = found.segments.index(segment)

@@ -126,6 +126,31 @@ def test_a_stream_file_that_is_gone_is_told_and_its_offsets_are_not_used_again(w
     assert opened(files)[0].gaps == ([] if which == "only" else [(first, behind)])
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_stream_file_that_is_gone_after_a_crash_costs_its_own_messages_alone(seed: int) -> None:
+    """Also the last one that was whole: what was written behind it is no torn end."""
+    rng, files = random.Random(seed), FaultyFiles(seed)
+    log, _ = opened(files)
+    while len(message_files(files, "log")) < 4:
+        log.append(b"".join(one(number, 3000) for number in range(rng.randint(1, 9))))
+        sync(log)
+    for _ in range(rng.randint(1, 3)):
+        log.append(one(1, 10))
+        sync(log)
+    end = log.next_offset
+    files = files.restarted(power_cut=False)
+    names = message_files(files, "log")
+    gone = rng.choice([1, len(names) - 2])
+    first, behind = (int(name.rpartition(".")[2]) for name in names[gone : gone + 2])
+    del files.names[names[gone]]
+    for _ in range(2):
+        log, _ = opened(files)
+        assert log.gaps == [(first, behind)] and log.next_offset == end
+        assert {one.what for one in log.damage} == {"missing"}
+        assert offsets_read(log, 0, rng) == [*range(first), *range(behind, end)]
+        files = files.restarted(power_cut=False)
+
+
 def test_without_its_index_a_stream_file_in_the_middle_is_missed_too() -> None:
     rng, files = random.Random(5), FaultyFiles(5)
     written(files, rng, 60)
@@ -201,8 +226,8 @@ def settled_sync(store: SegmentStore) -> None:
         store.finish_settled_sync(job)
 
 
-def message_files(files: FaultyFiles) -> list[str]:
-    return sorted(name for name in files.names if "/msgs." in name)
+def message_files(files: FaultyFiles, kind: str = "msgs") -> list[str]:
+    return sorted(name for name in files.names if f"/{kind}." in name)
 
 
 def reopened(files: FaultyFiles) -> SegmentStore:
