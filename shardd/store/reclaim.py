@@ -105,24 +105,25 @@ class Reclaimer:
         handle = self.files.open(path)
         if len(self.spares) < self.spares_max and self.files.size(handle) == self.segment_bytes:
             self.spares.append(Spare(path, handle, False))
-            return self._number_in(handle)
+            return self._numbers_in(handle)[1]
         self.doom(path, self.files.size(handle))
         self.files.close(handle)
         return 0
 
-    def number_of(self, number: int) -> int:
-        """Return the number of the segment that the spare was, 0 if it was none."""
+    def numbers_of(self, number: int) -> tuple[int, int]:
+        """Return the first and the last number of the segments that the spare was, a merged one of several; 0 and 0 if
+        it was none."""
         handle = self.files.open(f"{self.directory}/{file_name('spare', number)}", read_only=True)
         try:
-            return self._number_in(handle)
+            return self._numbers_in(handle)
         finally:
             self.files.close(handle)
 
-    def _number_in(self, handle: int) -> int:
+    def _numbers_in(self, handle: int) -> tuple[int, int]:
         head = bytearray(HEADER_BYTES)
         with memoryview(head) as view:
             header = decode_header(head[: self.files.read_into(handle, view, 0)])
-        return header[0] if header else 0
+        return (header[3] or header[0], header[0]) if header else (0, 0)
 
     def unlasting(self) -> list[Spare]:
         """Those that wait for a sync of the directory."""

@@ -174,10 +174,10 @@ def missing(
     gone = set(listed) - {number for kind, number in names if kind in ("msgs", "lost")}
     if not gone:
         return []
-    gone -= {reclaimer.number_of(number) for kind, number in names if kind == "spare"}
-    for segment in segments:
-        if segment.first:
-            gone -= {number for number in gone if segment.first <= number <= segment.number}
+    told = [reclaimer.numbers_of(number) for kind, number in names if kind == "spare"]
+    told += [(segment.first, segment.number) for segment in segments if segment.first]
+    for first, last in told:
+        gone -= {number for number in gone if first <= number <= last}
     return [Damage(file_name("msgs", number), "missing", 0, 0) for number in sorted(gone)]
 
 

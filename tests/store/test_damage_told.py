@@ -14,6 +14,7 @@ from shardmq.shardd.store import Damage, FormatTooNew, SegmentStore, manifest
 from shardmq.shardd.store.chunk import expanded
 from shardmq.shardd.store.queue_log import QueueLog
 from shardmq.shardd.store.record import crc32c
+from shardmq.shardd.store.segment import encode_header
 from shardmq.shardd.store.stream_inspection import StreamContents
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles
@@ -267,6 +268,17 @@ def test_files_that_nobody_has_listed_are_listed_by_the_next_process() -> None:
     gone = message_files(files)[2]
     del files.names[gone]
     assert [one.file for one in reopened(files).damage] == [gone[2:]]
+
+
+def test_what_was_merged_and_removed_is_not_missed_where_a_power_cut_took_the_list_back() -> None:
+    files = FaultyFiles(1)
+    listed = manifest.Manifest(files, "d")
+    for number in (1, 2, 3):
+        listed.is_lasting(number)
+    listed.write()
+    handle = files.open("d/spare.0000000007", create=True)
+    files.write(handle, encode_header(2, 5, 4096, first=1), 0)
+    assert [one.file for one in reopened(files).damage] == ["msgs.0000000003"]
 
 
 def test_a_full_disk_keeps_no_store_from_starting_and_from_removing_what_was_listed() -> None:

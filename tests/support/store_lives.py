@@ -197,9 +197,10 @@ def listed(history: History) -> list[int]:
     numbers = Manifest(files, DIRECTORY).read(reader.read_whole(f"{DIRECTORY}/{MANIFEST}"))
     names = [parsed for parsed in map(parse_name, files.list(DIRECTORY)) if parsed]
     reclaimer = Reclaimer(files, DIRECTORY, history.segment_bytes, 0, False)
-    spares = {reclaimer.number_of(number) for kind, number in names if kind == "spare"}
+    spares = [reclaimer.numbers_of(number) for kind, number in names if kind == "spare"]
     there = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"), repair=False)
-    return [number for number in there if number in numbers and number not in spares]
+    spoken_for = {number for first, last in spares for number in there if first <= number <= last}
+    return [number for number in there if number in numbers and number not in spoken_for]
 
 
 def _what_was_flushed(history: History) -> dict[int, set[bytes]]:
