@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from shardmq.broker.amqp import ChannelException, ConnectionException, Publishes, copies_by_channel, frames
-from shardmq.broker.front_door.publish.exchange_counts import ExchangeCounts
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_link import ShardLinks
 from shardmq.broker.front_door.publish.confirms import Confirms
+from shardmq.broker.front_door.publish.exchange_counts import ExchangeCounts
 from shardmq.broker.front_door.publish.message import FACTS, MANDATORY, PUBLISH, ROW, Message, exchange_and_key, line_of
 from shardmq.broker.front_door.publish.once import Asked, Once, Wanted
 from shardmq.broker.front_door.publish.publisher import Committed, Held, Publisher, PublishingChannel, Targets
