@@ -51,8 +51,11 @@ SELECT, SELECT_OK = (85 << 16 | n for n in (10, 11))
 KNOWN = 85 << 16 | 20
 
 _METHOD_FRAME, _HEADER_FRAME, _BODY_FRAME, _HEARTBEAT_FRAME = _KINDS = (1, 2, 3, 8)
+_HEARTBEAT_ONLY: Final = frozenset({_HEARTBEAT_FRAME})
+_ALL_BUT_METHODS: Final = frozenset({_HEADER_FRAME, _BODY_FRAME, _HEARTBEAT_FRAME})
 _FRAME_END: Final = 0xCE
 _HEAD: Final = struct.Struct(">BHI")
+_HEAD_BYTES: Final = _HEAD.size
 _METHOD: Final = struct.Struct(">I")
 _CONTENT: Final = struct.Struct(">HHQ")
 _TUNE: Final = struct.Struct(">HIH")
@@ -102,6 +105,8 @@ _WORDS: Final = {
     CLOSE: "a close",
     CHANNEL_CLOSE: "a close",
 }
+# Asked for with each frame; an enum gives its members slowly.
+_OPEN, _CLOSED = State.OPEN, State.CLOSED
 _NOT_OPENED: Final = (State.AWAITING_START, State.AWAITING_TUNE, State.AWAITING_OPEN_OK)
 
 
@@ -189,6 +194,7 @@ class Client:
         self._start_ok = properties + _short(mechanism) + _long(response) + _short("en_US")
         self._open = _short(vhost) + b"\0\0"
         self._keeps_content = keeps_content
+        self._skipped = _HEARTBEAT_ONLY if keeps_content else _ALL_BUT_METHODS
         self._unread = b""
         self._unsent = [b"AMQP\x00\x00\x09\x01"]
         self._message = Message(0, 0, False, "", "", 0)  # the one whose content is awaited
@@ -201,36 +207,37 @@ class Client:
         """Return the events of all frames that are whole now."""
         data = self._unread + data
         events: list[Event] = []
-        at, size = 0, len(data)
+        at, size, skipped = 0, len(data), self._skipped
         try:
-            while size - at >= _HEAD.size and self.state is not State.CLOSED:
+            while size - at >= _HEAD_BYTES and self.state is not _CLOSED:
                 kind, _, length = _HEAD.unpack_from(data, at)
-                start, end = at + _HEAD.size, at + _HEAD.size + length
+                start, end = at + _HEAD_BYTES, at + _HEAD_BYTES + length
                 if kind not in _KINDS or length > self.frame_bytes_max:
                     raise _NotAmqp("the answer is not AMQP")
                 if end >= size:
                     break
                 if data[end] != _FRAME_END:
                     raise _NotAmqp("a frame has no end")
-                event: Event | None = None
+                at = end + 1
+                if kind in skipped:
+                    continue
                 if kind == _METHOD_FRAME:
                     event = self._receive_method(data[start:end])
-                elif kind != _HEARTBEAT_FRAME and self._keeps_content:
+                else:
                     event = self._receive_content(kind, data[start:end])
                 if event is not None:
                     events.append(event)
-                at = end + 1
         except (_NotAmqp, struct.error, IndexError) as error:
-            self.state = State.CLOSED
+            self.state = _CLOSED
             why = str(error) if isinstance(error, _NotAmqp) else "a frame is cut short"
             events.append(Broken(why))
-        self._unread = b"" if self.state is State.CLOSED else data[at:]
+        self._unread = b"" if self.state is _CLOSED else data[at:]
         return events
 
     def _receive_method(self, payload: bytes) -> Event | None:
         """Return what the driver hears of a method, after the next step of the handshake."""
         (method,) = _METHOD.unpack_from(payload)
-        if method == DELIVER and not self._keeps_content and self.state is State.OPEN:
+        if method == DELIVER and not self._keeps_content and self.state is _OPEN:
             return _DELIVERED
         word = _WORDS.get(method, "a method")
         has_content = word == "a method with content"
@@ -279,7 +286,7 @@ class Client:
             if missing < 0:
                 raise _NotAmqp("a body is longer than announced")
             self._body += payload
-        if self.state is not State.OPEN:
+        if self.state is not _OPEN:
             return None
         whole = self._message._replace(body=bytes(self._body))
         self._body.clear()
