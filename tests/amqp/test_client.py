@@ -206,6 +206,17 @@ def test_a_client_that_keeps_no_content_hears_of_the_methods_alone() -> None:
     ]
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_deliveries_that_are_only_counted_are_not_looked_into(together: bool) -> None:
+    payload = struct.pack(">I", amqp.DELIVER) + b"\xff"
+    data = struct.pack(">BHI", 1, 1, len(payload)) + payload + b"\xce"
+    made = client(3, keeps_content=False)
+    parts = [CHANNEL_OPEN_OK + data] if together else [CHANNEL_OPEN_OK, data]
+    events = [event for part in parts for event in made.receive_data(part)]
+    assert events == [Opened(), Received(amqp.DELIVER)]
+    assert client().receive_data(data) == [Broken("a frame is cut short")]
+
+
 def test_names_that_are_no_utf_8_do_not_break_the_connection() -> None:
     payload = struct.pack(">I", amqp.RETURN) + b"\x01\x38\x00\x01\xff\x01\xfe"
     data = struct.pack(">BHI", 1, 1, len(payload)) + payload + b"\xce"
