@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-import pamqp.frame
 import typer
-from pamqp import commands, header
 
+from shardmq.supervisor import amqp_client
+from shardmq.supervisor.amqp_client import Received
 from shardmq.supervisor.cli import scenarios as played
-from shardmq.supervisor.cli.amqp import FRAME_BYTES_MAX, FRAME_END, HEAD, READ_BYTES, Connection, Counts, Lost
+from shardmq.supervisor.cli.amqp import READ_BYTES, Connection, Counts, Lost
 from shardmq.supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail
 
 BURST_BYTES = 64 << 10  # publishes that leave in one write
 BACKLOG_MESSAGES_MAX = 50_000  # not consumed yet: then publishers wait, and the figure is of what comes through
 HANDSHAKE_TIMEOUT_S = 10.0
 DRAIN_TIMEOUT_S = 10.0  # for what was published to arrive
-BODY = 3
+TRANSIENT, PERSISTENT = b"\x10\x00\x01", b"\x10\x00\x02"  # properties: delivery_mode alone
 HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -130,8 +130,8 @@ async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
         control = await connected()
         try:
             for name in load.queues:
-                declare = _method(commands.Queue.Declare(durable=load.persistent), queue=name)
-                await control.call(declare, commands.Queue.DeclareOk)
+                control.client.declare(name, load.persistent)
+                await control.expect(Received(amqp_client.DECLARE_OK))
             consuming = [await _consumer(await connected(), at, load) for at in range(load.consumers)]
             publishing = [await connected() for _ in range(load.producers)]
             took = await _play(publishing, consuming, load, counts)
@@ -147,7 +147,8 @@ async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
 
 async def _take_away(control: Connection, load: Load, keep: bool) -> None:
     for name in [] if keep else load.queues:
-        await control.call(_method(commands.Queue.Delete(), queue=name), commands.Queue.DeleteOk)
+        control.client.delete(name)
+        await control.expect(Received(amqp_client.DELETE_OK))
 
 
 async def _play(publishing: list[Connection], consuming: list[Connection], load: Load, counts: Counts) -> float:
@@ -195,16 +196,18 @@ async def _drained(counts: Counts, load: Load, consumed: bool) -> None:
 
 async def _consumer(connection: Connection, at: int, load: Load) -> Connection:
     if load.prefetch and not load.auto_ack:
-        await connection.call(commands.Basic.Qos(0, load.prefetch), commands.Basic.QosOk)
-    queue = load.queues[at % len(load.queues)]
-    await connection.call(_method(commands.Basic.Consume(no_ack=load.auto_ack), queue=queue), commands.Basic.ConsumeOk)
+        connection.client.qos(load.prefetch)
+        await connection.expect(Received(amqp_client.QOS_OK))
+    connection.client.consume(load.queues[at % len(load.queues)], "", load.auto_ack)
+    await connection.expect(Received(amqp_client.CONSUME_OK))
     return connection
 
 
 async def _consume(connection: Connection, load: Load) -> None:
     while True:
         if await connection.take() and not load.auto_ack:
-            connection.send(1, commands.Basic.Ack(connection.last_delivery, multiple=True))
+            connection.client.ack(connection.last_delivery, multiple=True)
+            connection.flush()
 
 
 async def _hear(connection: Connection) -> None:
@@ -214,8 +217,12 @@ async def _hear(connection: Connection) -> None:
 
 async def _publish(connection: Connection, at: int, load: Load, until: float, counts: Counts) -> None:
     if load.confirm:
-        connection.send(1, commands.Confirm.Select())  # its answer is heard, and counts for nothing
-    one = _message(load.queues[at % len(load.queues)], load)
+        connection.client.select()  # the answer is read with the confirms, and counts for nothing
+        connection.flush()
+    properties = PERSISTENT if load.persistent else TRANSIENT
+    queue, body = load.queues[at % len(load.queues)], b"x" * load.size
+    connection.client.publish("", queue, properties, body, False)
+    one = connection.client.data_to_send()
     most = max(1, BURST_BYTES // len(one))
     burst = min(most, load.confirm or most, max(1, load.rate // 100) if load.rate else most)
     data, published, began = one * burst, 0, time.monotonic()
@@ -233,22 +240,3 @@ async def _publish(connection: Connection, at: int, load: Load, until: float, co
         counts.published += burst
         await connection.writer.drain()
         await asyncio.sleep(0)  # consumers have their turn
-
-
-def _message(queue: str, load: Load) -> bytes:
-    publish = _method(commands.Basic.Publish(), routing_key=queue)
-    properties = commands.Basic.Properties(delivery_mode=2 if load.persistent else 1)
-    body = b"x" * load.size
-    step = FRAME_BYTES_MAX - HEAD.size - len(FRAME_END)
-    pieces = [body[at : at + step] for at in range(0, len(body), step)]
-    parts = [HEAD.pack(BODY, 1, len(part)) + part + FRAME_END for part in pieces]
-    start: bytes = pamqp.frame.marshal(publish, 1)
-    head: bytes = pamqp.frame.marshal(header.ContentHeader(0, len(body), properties), 1)
-    return start + head + b"".join(parts)
-
-
-def _method(method: Any, **names: str) -> Any:
-    """pamqp itself refuses names that brokers take."""
-    for key, value in names.items():
-        setattr(method, key, value)
-    return method
