@@ -17,7 +17,6 @@ from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
-
 from shardmq.broker.model import passwords, patterns, policies
 from shardmq.broker.model.changes import (
     USER_LIMITS,
@@ -94,7 +93,9 @@ class Vhost:
         self.policies = policies.NO_POLICIES
         self._from: dict[str, dict[BindingKey, BindingPut]] = {}
         self._to: dict[tuple[str, str], dict[BindingKey, BindingPut]] = {}
-        self._parts: dict[str, dict[str, int]] = {}  # shard queues to index, by their exchange, which may be gone
+        self._parts: dict[
+            str, dict[str, int]
+        ] = {}  # shard queues to index, by their exchange, which may be gone
         self._part_orders: dict[str, tuple[str, ...]] = {}  # as they are asked for
         for exchange, (type, internal) in PREDECLARED.items():
             self.put_exchange(ExchangePut(name, exchange, type, internal=internal))
@@ -164,7 +165,11 @@ class Vhost:
     def policies_of(self, thing: ExchangePut | QueuePut) -> Applied:
         if not self.policies:
             return policies.NOTHING
-        kind = policies.EXCHANGE if isinstance(thing, ExchangePut) else policies.queue_kind(thing.arguments)
+        kind = (
+            policies.EXCHANGE
+            if isinstance(thing, ExchangePut)
+            else policies.queue_kind(thing.arguments)
+        )
         return self.policies.of(kind, thing.name)
 
     def queue_arguments(self, queue: QueuePut) -> dict[str, Any]:
@@ -176,7 +181,9 @@ class Vhost:
     def exchange_arguments(self, exchange: ExchangePut) -> dict[str, Any]:
         if not self.policies:
             return exchange.arguments
-        return policies.exchange_arguments(exchange.arguments, self.policies_of(exchange).definition)
+        return policies.exchange_arguments(
+            exchange.arguments, self.policies_of(exchange).definition
+        )
 
     def set_policies(self, new: Policies) -> None:
         """In force for all that exists, at once: queues' arguments are merged when they are asked for."""
@@ -251,20 +258,33 @@ class Vhost:
         for (source, kind, destination), run in groupby(puts, _ends_of):
             self._put_run(source, kind, destination, run)
 
-    def _put_run(self, source: str, kind: str, destination: str, puts: Iterable[BindingPut]) -> None:
+    def _put_run(
+        self, source: str, kind: str, destination: str, puts: Iterable[BindingPut]
+    ) -> None:
         """Those between these two, with one new table."""
         exchange, end = self.exchanges.get(source), self.destination(kind, destination)
         if not source or exchange is None or end is None:
             return
         # The names of the things themselves: each of many bindings came with its own.
         source, kind, destination = exchange.name, sys.intern(kind), end.name
-        bindings, to = self._from.setdefault(source, {}), self._to.setdefault((kind, destination), {})
+        bindings, to = (
+            self._from.setdefault(source, {}),
+            self._to.setdefault((kind, destination), {}),
+        )
         new: list[tuple[str, dict[str, Any]]] = []
         for put in puts:
             key, arguments = put.routing_key, put.arguments or NOTHING_SAID
-            identity = (source, kind, destination, key, _encoder.encode(arguments) if arguments else b"")
+            identity = (
+                source,
+                kind,
+                destination,
+                key,
+                _encoder.encode(arguments) if arguments else b"",
+            )
             if identity not in bindings:
-                bindings[identity] = to[identity] = BindingPut(self.name, source, kind, destination, key, arguments)
+                bindings[identity] = to[identity] = BindingPut(
+                    self.name, source, kind, destination, key, arguments
+                )
                 new.append((key, arguments))
         self.table = self.table.with_bindings(source, kind, destination, new)
 
@@ -326,7 +346,10 @@ class _TopicRights:
 
     def __init__(self, put: TopicPermissionPut) -> None:
         self.put = put
-        self._patterns = {"write": pattern_of(_expanded(put.write, put)), "read": pattern_of(_expanded(put.read, put))}
+        self._patterns = {
+            "write": pattern_of(_expanded(put.write, put)),
+            "read": pattern_of(_expanded(put.read, put)),
+        }
 
     def allow(self, right: str, key: str) -> bool:
         return self._patterns[right].search(key) is not None
@@ -367,7 +390,9 @@ class Catalog:
         self.users: dict[str, UserPut] = {}
         self.parameters: dict[tuple[str, str, str], ParameterPut] = {}
         self._rights: dict[tuple[str, str], _Rights] = {}
-        self._topic_rights: dict[tuple[str, str], dict[str, _TopicRights]] = {}  # by vhost and user, then exchange
+        self._topic_rights: dict[
+            tuple[str, str], dict[str, _TopicRights]
+        ] = {}  # by vhost and user, then exchange
         self._queues_by_id: dict[int, QueuePut] = {}
         self._queues_by_owner: dict[str, dict[int, QueuePut]] = {}
         self._queues_on: Counter[int] = Counter()  # how many, by shard
@@ -446,12 +471,16 @@ class Catalog:
 
     @property
     def topic_permissions(self) -> list[TopicPermissionPut]:
-        return [rights.put for of_user in self._topic_rights.values() for rights in of_user.values()]
+        return [
+            rights.put for of_user in self._topic_rights.values() for rights in of_user.values()
+        ]
 
     def has_topic_permissions(self, user: str, vhost: str) -> bool:
         return (vhost, user) in self._topic_rights
 
-    def may_topic(self, user: str, vhost: str, right: Literal["write", "read"], exchange: str, key: str) -> bool:
+    def may_topic(
+        self, user: str, vhost: str, right: Literal["write", "read"], exchange: str, key: str
+    ) -> bool:
         """Beside the rights on a topic exchange, which keys; without an entry for the exchange, all."""
         rights = self._topic_rights.get((vhost, user), {}).get(exchange)
         return rights is None or rights.allow(right, key)
@@ -557,7 +586,9 @@ class Catalog:
 
     def _topic_permission_put(self, put: TopicPermissionPut) -> None:
         if put.vhost in self.vhosts:
-            self._topic_rights.setdefault((put.vhost, put.user), {})[put.exchange] = _TopicRights(put)
+            self._topic_rights.setdefault((put.vhost, put.user), {})[put.exchange] = _TopicRights(
+                put
+            )
 
     def _topic_permission_delete(self, gone: TopicPermissionDelete) -> None:
         of_user = self._topic_rights.get((gone.vhost, gone.user), {})
@@ -642,7 +673,9 @@ class Catalog:
     def _policies_changed(self, vhost: str, component: str) -> None:
         found = self.vhosts.get(vhost)
         if found is not None and component in policies.COMPONENTS:
-            found.set_policies(Policies(put for key, put in self.parameters.items() if key[0] == vhost))
+            found.set_policies(
+                Policies(put for key, put in self.parameters.items() if key[0] == vhost)
+            )
 
 
 _APPLY: Final[dict[type, Any]] = {

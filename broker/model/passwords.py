@@ -31,11 +31,15 @@ class Algorithm(NamedTuple):
 
 def _plain(name: str) -> Algorithm:
     """RabbitMQ's: 4 bytes of salt, one round."""
-    return Algorithm(4, lambda salt, password: hashlib.new(name, salt + password, usedforsecurity=False).digest())
+    return Algorithm(
+        4, lambda salt, password: hashlib.new(name, salt + password, usedforsecurity=False).digest()
+    )
 
 
 def _scrypt(salt: bytes, password: bytes) -> bytes:
-    return hashlib.scrypt(password, salt=salt, n=SCRYPT_COST, r=8, p=1, maxmem=SCRYPT_BYTES_MAX, dklen=32)
+    return hashlib.scrypt(
+        password, salt=salt, n=SCRYPT_COST, r=8, p=1, maxmem=SCRYPT_BYTES_MAX, dklen=32
+    )
 
 
 # What new passwords may be hashed with, as the settings name it.
@@ -83,7 +87,9 @@ def is_base64(password_hash: str) -> bool:
 
 def _split(user: UserPut | None) -> tuple[bytes, bytes, Algorithm]:
     """Salt, digest, algorithm; for no user or no password a digest that nothing hashes to."""
-    algorithm = HASHES.get(user.hashing_algorithm) if user is not None else HASHES[DEFAULT_ALGORITHM]
+    algorithm = (
+        HASHES.get(user.hashing_algorithm) if user is not None else HASHES[DEFAULT_ALGORITHM]
+    )
     if algorithm is None:
         algorithm = HASHES[DEFAULT_ALGORITHM]
     elif user is not None and user.password_hash and is_base64(user.password_hash):
@@ -101,7 +107,11 @@ class Memory:
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def mark(self, user: UserPut, password: str) -> bytes:
-        parts = (user.name.encode(), user.password_hash.encode(), password.encode("utf-8", "surrogatepass"))
+        parts = (
+            user.name.encode(),
+            user.password_hash.encode(),
+            password.encode("utf-8", "surrogatepass"),
+        )
         mac = hashlib.blake2b(key=self._key, digest_size=32)
         for part in parts:
             mac.update(len(part).to_bytes(4, "little") + part)

@@ -135,7 +135,9 @@ class _Together:
 
     def search(self, string: str) -> bool | None:
         end = len(string)
-        last_line = end - 1 if string.endswith("\n") else end  # `$` is before a newline at the end, too
+        last_line = (
+            end - 1 if string.endswith("\n") else end
+        )  # `$` is before a newline at the end, too
         steps, here = self._steps, set[int]()
         for at in range(end + 1):
             places = {_BEGIN} if at == 0 else set()
@@ -147,7 +149,11 @@ class _Together:
             if at == end:
                 break
             character = string[at]
-            here = {step + 1 for step in reached if steps[step][0] is _CHARACTER and steps[step][1](character)}
+            here = {
+                step + 1
+                for step in reached
+                if steps[step][0] is _CHARACTER and steps[step][1](character)
+            }
         return None
 
     def _reach(self, begin: set[int], places: set[str]) -> set[int]:
@@ -187,7 +193,9 @@ class _Together:
             elif op in (kind.LITERAL, kind.NOT_LITERAL, kind.ANY, kind.IN):
                 self._put(_CHARACTER, self._test(_source(op, value), flags))
             else:
-                raise BadPattern(f"it may take too long, and has what is not matched then ({str(op).lower()})")
+                raise BadPattern(
+                    f"it may take too long, and has what is not matched then ({str(op).lower()})"
+                )
 
     def _put(self, what: str, value: Any) -> int:
         if len(self._steps) >= STEPS_MAX:
@@ -199,7 +207,9 @@ class _Together:
         """Of one character, by Python's own rules."""
         key = f"{flags} {source}"
         if key not in self._tests:
-            self._tests[key] = re.compile(source, flags & (re.IGNORECASE | re.ASCII | re.DOTALL)).fullmatch
+            self._tests[key] = re.compile(
+                source, flags & (re.IGNORECASE | re.ASCII | re.DOTALL)
+            ).fullmatch
         return self._tests[key]
 
     def _add_repeat(self, low: int, high: int, inner: Any, flags: int) -> None:

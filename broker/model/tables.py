@@ -26,7 +26,10 @@ def fault_in(value: Any, key_bytes_max: int = KEY_BYTES_MAX) -> str:
                 return f"tables nested more than {TABLE_DEPTH_MAX} deep"
             if isinstance(each, dict):
                 # A character has at most four bytes.
-                if any(len(key) > key_bytes_max // 4 and len(key.encode()) > key_bytes_max for key in each):
+                if any(
+                    len(key) > key_bytes_max // 4 and len(key.encode()) > key_bytes_max
+                    for key in each
+                ):
                     return f"a key of more than {key_bytes_max} bytes"
                 waiting.extend((item, depth + 1) for item in each.values())
             else:

@@ -1,0 +1,573 @@
+"""The arguments of queues and exchanges: one row of one table for each.
+
+A row says everything that follows from an argument's name: what its value may be, which queues or
+exchanges take the argument, which policy key has the same meaning and how both are merged, which
+field of the shard's limits the value ends in, and a line for people. What asks for arguments
+reads the rows: the refusals (`checks`), the merging (`policies`), the checks of policies and the
+sentences about what has no effect (in the controller), the HTTP API's description, the page's
+buttons, shardctl's help and broker/ARGUMENTS.md. `make arguments` writes the last three.
+
+What an argument does is not here: the shard that enforces a limit reads the argument itself
+(`shardd/queues/limits.py`), and an exchange type checks arguments that depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from shardmq.broker.model import values
+from shardmq.broker.model.values import Check, KeyCheck
+from shardmq.broker.routing import delaying, keeping
+
+CLASSIC, QUORUM, STREAM = "classic", "quorum", "stream"
+QUEUE_TYPES: Final = frozenset((CLASSIC, QUORUM, STREAM))
+NOT_STREAMS: Final = QUEUE_TYPES - {STREAM}
+STREAMS: Final = frozenset((STREAM,))
+ANY_EXCHANGE: Final[frozenset[str]] = frozenset()  # exchanges of every type
+HASHED: Final = frozenset(("x-consistent-hash",))
+
+# Policy keys of stream exchanges, and the arguments of the same meaning.
+NUMBER, WHEN_GONE = "shards-per-node", "shards-when-gone"
+DEADLINE, AT_DEADLINE = "shards-change-deadline", "shards-change-at-deadline"
+SHARD_KEY = "routing-key"
+DEFINITION = "stream-definition"
+NUMBER_ARGUMENT, SUPER_STREAM = "x-shards", "x-super-stream"
+SHARD_ARGUMENTS, KEY_ARGUMENT = "x-shard-arguments", "x-shard-routing-key"
+WHEN_GONE_ARGUMENT = "x-shards-when-gone"
+DEADLINE_ARGUMENT, AT_DEADLINE_ARGUMENT = f"x-{DEADLINE}", f"x-{AT_DEADLINE}"
+when_gone_fault: Final = values.listed(("drain", "merge", "keep", "delete"))
+deadline_fault: Final = values.at_least(0, "number of milliseconds")
+at_deadline_fault: Final = values.listed(("wait", "break-order", "dead-letter"))
+
+ONE_HOST = "there is one host: queues have no replicas and no leader to place"
+IN_MEMORY = "messages of every queue are on disk; memory keeps an index of them"
+NO_FEDERATION = "there is no federation: nothing comes from the upstream"
+NO_WAIT = "a consumer is gone with its connection: nothing is waited for"
+INDEXED = "streams are filtered by their index, whose size is not set"
+
+
+class Merge(Enum):
+    """Which value holds where an argument and a policy, or a policy and an operator policy, differ.
+
+    The value of a member says for people which of an argument and a policy holds.
+    """
+
+    ARGUMENT = "the argument"  # an operator policy wins over a policy
+    LOWER = "the lower"
+    LOWER_NOT_NEGATIVE = "the lower that is not negative"  # a negative one is no limit
+    APART = "the argument, of the whole set"  # whoever reads the argument asks for the policy, too
+
+
+class PolicyKey(NamedTuple):
+    """The key of a policy that sets an argument."""
+
+    name: str
+    check: KeyCheck
+    merge: Merge = Merge.ARGUMENT
+    is_operator: bool = False  # an operator policy may have the key, too
+
+
+class Argument(NamedTuple):
+    """One row.
+
+    name: as a client writes it.
+    says: the line for people.
+    types: of a queue, the types that take the argument; of an exchange, the types that read it.
+    check: what the value may be. None: the file of the exchange's type looks at it with others.
+    limit: the field of `shardd.queues.limits.Limits` that the value ends in.
+    retention: the field of a stream's `Retention` that the value ends in.
+    no_effect: why the argument and its policy key do nothing here, if they do nothing.
+    is_compared: whether a second declare must give the same value.
+    is_offered: whether the page has a button for the name.
+    """
+
+    name: str
+    says: str
+    types: frozenset[str]
+    check: Check | None = None
+    policy: PolicyKey | None = None
+    limit: str = ""
+    retention: str = ""
+    no_effect: str = ""
+    is_compared: bool = True
+    is_offered: bool = False
+
+
+# Deduplication, at an exchange as at a queue.
+_DEDUPLICATION: Final = (
+    Argument(
+        "x-message-deduplication",
+        "true: what has the id of an earlier message is dropped",
+        NOT_STREAMS,
+        values.boolean,
+    ),
+    Argument(
+        "x-cache-size",
+        "how many ids are remembered; 128 if not said",
+        NOT_STREAMS,
+        values.positive_up_to(values.DEDUPLICATION_CACHE_MAX),
+    ),
+    Argument(
+        "x-cache-ttl",
+        "for how many milliseconds an id is remembered",
+        NOT_STREAMS,
+        values.positive,
+    ),
+    Argument(
+        "x-deduplication-header",
+        "the header that holds the id, if not x-deduplication-header",
+        NOT_STREAMS,
+        values.string,
+    ),
+)
+
+# In the order in which a second declare compares them.
+_QUEUE: Final = (
+    *_DEDUPLICATION,
+    Argument(
+        "x-queue-type",
+        "classic, quorum or stream",
+        QUEUE_TYPES,
+        values.word(QUEUE_TYPES, "\"unsupported queue type '{}'\""),
+        is_offered=True,
+    ),
+    Argument(
+        "x-expires",
+        "milliseconds without use after which the queue is deleted",
+        NOT_STREAMS,
+        values.expiry,
+        PolicyKey("expires", values.at_least(1, "queue expiry"), Merge.LOWER, is_operator=True),
+        limit="expires",
+        is_offered=True,
+    ),
+    Argument(
+        "x-message-ttl",
+        "milliseconds after which a message expires",
+        NOT_STREAMS,
+        values.duration,
+        PolicyKey("message-ttl", values.at_least(0, "message TTL"), Merge.LOWER, is_operator=True),
+        limit="message_ttl",
+        is_offered=True,
+    ),
+    Argument(
+        "x-dead-letter-exchange",
+        "the exchange that dead messages go to",
+        NOT_STREAMS,
+        values.string,
+        PolicyKey("dead-letter-exchange", values.text("dead letter exchange name")),
+        limit="dead_letters",
+        is_offered=True,
+    ),
+    Argument(
+        "x-dead-letter-routing-key",
+        "the routing key of dead messages, if not their own",
+        NOT_STREAMS,
+        values.dead_letter_key,
+        PolicyKey("dead-letter-routing-key", values.text("dead letter routing key")),
+        limit="dead_letters",
+        is_offered=True,
+    ),
+    Argument(
+        "x-dead-letter-strategy",
+        "at-least-once: a dead message that is refused is offered again; or at-most-once",
+        NOT_STREAMS,
+        values.word(("at-most-once", "at-least-once"), "invalid_dlx_strategy"),
+        PolicyKey(
+            "dead-letter-strategy",
+            values.one_of(("at-most-once", "at-least-once"), "dead letter strategy"),
+        ),
+        limit="dead_letters",
+    ),
+    Argument(
+        "x-max-length",
+        "how many ready messages a queue, how many messages a stream holds",
+        QUEUE_TYPES,
+        values.non_negative,
+        PolicyKey(
+            "max-length", values.at_least(0, "maximum length"), Merge.LOWER, is_operator=True
+        ),
+        limit="max_length",
+        retention="max_messages",
+        is_offered=True,
+    ),
+    Argument(
+        "x-max-length-bytes",
+        "how many bytes of ready messages a queue, of messages a stream holds",
+        QUEUE_TYPES,
+        values.non_negative,
+        PolicyKey(
+            "max-length-bytes",
+            values.at_least(0, "maximum length in bytes"),
+            Merge.LOWER,
+            is_operator=True,
+        ),
+        limit="max_bytes",
+        retention="max_bytes",
+        is_offered=True,
+    ),
+    Argument(
+        "x-max-in-memory-length",
+        "how many messages are in memory",
+        NOT_STREAMS,
+        values.non_negative,
+        PolicyKey(
+            "max-in-memory-length",
+            values.at_least(0, "maximum memory in bytes"),
+            Merge.LOWER,
+            is_operator=True,
+        ),
+        no_effect=IN_MEMORY,
+    ),
+    Argument(
+        "x-max-in-memory-bytes",
+        "how many bytes of messages are in memory",
+        NOT_STREAMS,
+        values.non_negative,
+        PolicyKey(
+            "max-in-memory-bytes",
+            values.at_least(0, "maximum memory in bytes"),
+            Merge.LOWER,
+            is_operator=True,
+        ),
+        no_effect=IN_MEMORY,
+    ),
+    Argument(
+        "x-max-priority",
+        "the highest priority of messages, at most 255",
+        NOT_STREAMS,
+        values.priority,
+        limit="max_priority",
+        is_offered=True,
+    ),
+    Argument(
+        "x-overflow",
+        "what a full queue does: drop-head, reject-publish or reject-publish-dlx",
+        NOT_STREAMS,
+        values.word(("drop-head", "reject-publish", "reject-publish-dlx"), "invalid_overflow"),
+        PolicyKey(
+            "overflow",
+            values.one_of(("drop-head", "reject-publish", "reject-publish-dlx"), "overflow value"),
+            is_operator=True,
+        ),
+        limit="reject_publish",
+        is_offered=True,
+    ),
+    Argument(
+        "x-queue-mode",
+        "default or lazy",
+        NOT_STREAMS,
+        values.word(("default", "lazy"), "\"unsupported queue mode '{}'\""),
+        PolicyKey("queue-mode", values.one_of(("default", "lazy"), "queue-mode value")),
+        no_effect=IN_MEMORY,
+    ),
+    Argument(
+        "x-queue-version",
+        "1 or 2: how messages are stored",
+        NOT_STREAMS,
+        values.anything,
+        PolicyKey("queue-version", values.one_of((1, 2), "queue-version value"), is_operator=True),
+        no_effect=IN_MEMORY,
+    ),
+    Argument(
+        "x-single-active-consumer",
+        "true: one consumer gets messages, the others stand by",
+        NOT_STREAMS,
+        values.boolean,
+        limit="single_active",
+        is_offered=True,
+    ),
+    Argument(
+        "x-delivery-limit",
+        "how often a message may come back before it dies; negative: no limit",
+        NOT_STREAMS,
+        values.integer,
+        PolicyKey(
+            "delivery-limit",
+            values.at_least(-1, "delivery limit"),
+            Merge.LOWER_NOT_NEGATIVE,
+            is_operator=True,
+        ),
+        limit="delivery_limit",
+        is_offered=True,
+    ),
+    Argument(
+        "x-consumer-timeout",
+        "milliseconds after which what a consumer does not settle is requeued; 0: never",
+        NOT_STREAMS,
+        values.non_negative,
+        PolicyKey("consumer-timeout", values.at_least(0, "consumer timeout"), Merge.LOWER),
+        limit="consumer_timeout",
+    ),
+    Argument(
+        "x-consumer-disconnected-timeout",
+        "how many milliseconds a consumer may be disconnected",
+        NOT_STREAMS,
+        values.non_negative,
+        PolicyKey(
+            "consumer-disconnected-timeout",
+            values.at_least(0, "consumer disconnected timeout"),
+            Merge.APART,
+        ),
+        no_effect=NO_WAIT,
+    ),
+    Argument(
+        "x-delayed-retry-type",
+        "disabled: nothing rests; all, failed and returned: what comes back rests",
+        NOT_STREAMS,
+        values.word(("disabled", "all", "failed", "returned"), "invalid_delayed_retry_type"),
+        PolicyKey(
+            "delayed-retry-type",
+            values.one_of(("disabled", "all", "failed", "returned"), "delayed retry type"),
+        ),
+        limit="retry",
+    ),
+    Argument(
+        "x-delayed-retry-min",
+        "for how many milliseconds a message rests that comes back, for each time it did",
+        NOT_STREAMS,
+        values.positive,
+        PolicyKey("delayed-retry-min", values.at_least(1, "delayed retry time")),
+        limit="retry",
+    ),
+    Argument(
+        "x-delayed-retry-max",
+        "for how many milliseconds a message rests at the most",
+        NOT_STREAMS,
+        values.positive,
+        PolicyKey("delayed-retry-max", values.at_least(1, "delayed retry time")),
+        limit="retry",
+    ),
+    Argument(
+        "x-delayed-retry-multiplier",
+        "by how much the rest grows each time a message comes back",
+        NOT_STREAMS,
+        values.positive,
+        PolicyKey("delayed-retry-multiplier", values.at_least(1, "delayed retry multiplier")),
+        limit="retry",
+    ),
+    Argument(
+        "x-max-age",
+        "how long a stream keeps messages, such as 7D; units are Y, M, D, h, m and s",
+        STREAMS,
+        values.max_age,
+        PolicyKey("max-age", values.age),
+        retention="max_age_ms",
+    ),
+    Argument(
+        "x-stream-max-segment-size-bytes",
+        "how many bytes one segment of a stream has; segments are deleted whole",
+        STREAMS,
+        values.positive_up_to(values.SEGMENT_BYTES_MAX),
+        PolicyKey("stream-max-segment-size-bytes", values.at_least(0, "segment size")),
+        retention="segment_bytes",
+    ),
+    Argument(
+        "x-stream-filter-size-bytes",
+        "how many bytes the filter of a chunk has",
+        STREAMS,
+        values.non_negative,
+        PolicyKey("stream-filter-size-bytes", values.at_least(0, "filter size")),
+        no_effect=INDEXED,
+    ),
+    Argument(
+        "x-queue-leader-locator",
+        "where the leader of the queue is placed",
+        QUEUE_TYPES,
+        values.string,
+        PolicyKey(
+            "queue-leader-locator",
+            values.one_of(
+                ("client-local", "balanced", "random", "least-leaders"),
+                "queue leader locator value",
+            ),
+        ),
+        no_effect=ONE_HOST,
+    ),
+    Argument(
+        "x-initial-cluster-size",
+        "how many replicas the queue begins with",
+        QUEUE_TYPES,
+        values.positive,
+        PolicyKey("initial-cluster-size", values.at_least(0, "cluster size")),
+        no_effect=ONE_HOST,
+    ),
+    Argument(
+        "x-quorum-initial-group-size",
+        "how many replicas the queue begins with",
+        NOT_STREAMS,
+        values.positive,
+        no_effect=ONE_HOST,
+    ),
+    Argument(
+        "x-queue-master-locator",
+        "where the leader of the queue is placed",
+        QUEUE_TYPES,
+        values.anything,
+        PolicyKey("queue-master-locator", values.any_setting, Merge.APART),
+        no_effect=ONE_HOST,
+        is_compared=False,
+    ),
+    Argument(
+        "x-ha-policy",
+        "where the queue has mirrors",
+        QUEUE_TYPES,
+        values.anything,
+        no_effect=ONE_HOST,
+        is_compared=False,
+    ),
+    # Checked where the name is made (`checks.with_prefix`).
+    Argument(
+        "x-name-prefix",
+        "how a name begins that the broker gives; at most 64 bytes",
+        QUEUE_TYPES,
+        values.anything,
+        is_compared=False,
+    ),
+)
+
+# In the order in which a second declare compares them.
+_EXCHANGE: Final = (
+    Argument(
+        "alternate-exchange",
+        "the exchange that messages without a route go to",
+        ANY_EXCHANGE,
+        policy=PolicyKey("alternate-exchange", values.text("alternate exchange name")),
+        is_offered=True,
+    ),
+    Argument("hash-header", "the header that is hashed", HASHED, is_offered=True),
+    Argument("hash-property", "the property that is hashed", HASHED, is_offered=True),
+    Argument("x-hash-on", "the same as hash-header", HASHED),
+    Argument(
+        "x-algorithm", "ring (weighted rendezvous) or jump: how a hash leads to a queue", HASHED
+    ),
+    Argument(
+        NUMBER_ARGUMENT,
+        "how many shard queues a stream exchange has, or auto",
+        ANY_EXCHANGE,
+        policy=PolicyKey(NUMBER, values.any_setting, Merge.APART),
+        is_offered=True,
+    ),
+    Argument(SUPER_STREAM, "how many partitions a super stream has, or true", ANY_EXCHANGE),
+    Argument(SHARD_ARGUMENTS, "a table: the arguments of the shard queues", ANY_EXCHANGE),
+    Argument(
+        KEY_ARGUMENT,
+        "the key that binds the shard queues",
+        ANY_EXCHANGE,
+        policy=PolicyKey(SHARD_KEY, values.any_setting, Merge.APART),
+    ),
+    Argument(
+        WHEN_GONE_ARGUMENT,
+        "what becomes of shard queues without an exchange: drain, merge, keep or delete",
+        ANY_EXCHANGE,
+        policy=PolicyKey(WHEN_GONE, when_gone_fault, Merge.APART),
+    ),
+    Argument(
+        delaying.TYPE_ARGUMENT,
+        "the type that messages are routed by when they are due",
+        frozenset((delaying.DELAYED_TYPE,)),
+        is_offered=True,
+    ),
+    Argument(
+        delaying.FLAG_ARGUMENT,
+        "true: messages with a header x-delay wait so many milliseconds",
+        ANY_EXCHANGE,
+        policy=PolicyKey(delaying.POLICY_KEY, values.flag),
+    ),
+    *(row._replace(types=ANY_EXCHANGE) for row in _DEDUPLICATION),
+    Argument(keeping.MESSAGES, "how many of the newest messages are kept", ANY_EXCHANGE),
+    Argument(keeping.AGE_MS, "for how many milliseconds messages are kept", ANY_EXCHANGE),
+    Argument(
+        keeping.LENGTH,
+        "how many of the newest messages are kept; 20 if not said",
+        frozenset((keeping.RECENT_HISTORY,)),
+    ),
+    Argument(
+        DEADLINE_ARGUMENT,
+        "milliseconds after which a change of the number of shards need not keep order",
+        ANY_EXCHANGE,
+        policy=PolicyKey(DEADLINE, deadline_fault, Merge.APART),
+        is_compared=False,
+    ),
+    Argument(
+        AT_DEADLINE_ARGUMENT,
+        "what is done then: wait, break-order or dead-letter",
+        ANY_EXCHANGE,
+        policy=PolicyKey(AT_DEADLINE, at_deadline_fault, Merge.APART),
+        is_compared=False,
+    ),
+)
+
+# Policy keys that no argument has, with the reason why they do nothing, "" if they act. The last
+# ones are kept because definitions of other brokers carry them.
+_ONLY_KEYS: Final = {
+    PolicyKey(DEFINITION, values.text("stream definition name"), Merge.APART): "",
+    **dict.fromkeys(
+        (
+            PolicyKey(name, values.any_setting, Merge.APART)
+            for name in (
+                "ha-mode",
+                "ha-params",
+                "ha-sync-mode",
+                "ha-sync-batch-size",
+                "ha-promote-on-shutdown",
+                "ha-promote-on-failure",
+            )
+        ),
+        ONE_HOST,
+    ),
+    **dict.fromkeys(
+        (
+            PolicyKey(name, values.any_setting, Merge.APART)
+            for name in (
+                "federation-upstream",
+                "federation-upstream-set",
+                "federation-upstream-pattern",
+            )
+        ),
+        NO_FEDERATION,
+    ),
+}
+
+
+class Table:
+    """All rows, by the names that others look for. Never changed in place.
+
+    queue, exchange: the rows by their argument's name.
+    keys, operator_keys: what an own policy and an operator policy may have, by name.
+    keys_without_effect: why a key does nothing, by name.
+    queue_merges, exchange_merges: the rows whose policy is merged into the arguments, by key.
+    """
+
+    def __init__(self, queue: Iterable[Argument], exchange: Iterable[Argument]) -> None:
+        self.queue = MappingProxyType({row.name: row for row in queue})
+        self.exchange = MappingProxyType({row.name: row for row in exchange})
+        reasons = dict(_ONLY_KEYS)
+        for row in (*self.queue.values(), *self.exchange.values()):
+            if row.policy is not None:
+                reasons[row.policy] = row.no_effect
+        self.keys = MappingProxyType({key.name: key for key in reasons})
+        self.operator_keys = MappingProxyType({key.name: key for key in reasons if key.is_operator})
+        self.keys_without_effect = MappingProxyType(
+            {key.name: why for key, why in reasons.items() if why}
+        )
+        self.queue_merges = MappingProxyType(_merged(self.queue.values()))
+        self.exchange_merges = MappingProxyType(_merged(self.exchange.values()))
+
+    def with_queue_argument(self, row: Argument) -> Table:
+        """Return a table that has one more argument of queues."""
+        return Table((*self.queue.values(), row), self.exchange.values())
+
+
+def _merged(rows: Iterable[Argument]) -> dict[str, Argument]:
+    return {
+        row.policy.name: row
+        for row in rows
+        if row.policy is not None and row.policy.merge is not Merge.APART
+    }
+
+
+# Ask for the table through this module (`arguments.TABLE`), so that a test can put another here.
+TABLE = Table(_QUEUE, _EXCHANGE)
