@@ -50,15 +50,12 @@ INDEXED = "streams are filtered by their index, whose size is not set"
 
 
 class Merge(Enum):
-    """Which value holds where an argument and a policy, or a policy and an operator policy, differ.
+    """Which value is in force where a policy differs from an argument or an operator policy."""
 
-    The value of a member says for people which of an argument and a policy holds.
-    """
-
-    ARGUMENT = "the argument"  # an operator policy wins over a policy
-    LOWER = "the lower"
-    LOWER_NOT_NEGATIVE = "the lower that is not negative"  # a negative one is no limit
-    APART = "the argument, of the whole set"  # whoever reads the argument asks for the policy, too
+    ARGUMENT = "argument"  # the argument's, or the operator policy's
+    LOWER = "lower"
+    LOWER_NOT_NEGATIVE = "lower-not-negative"  # a negative one is no limit
+    APART = "apart"  # nothing is merged: whoever reads the argument reads the policy, too
 
 
 class PolicyKey(NamedTuple):
@@ -74,7 +71,7 @@ class Argument(NamedTuple):
     """One row.
 
     name: as a client writes it.
-    says: the line for people.
+    says: the line for people, one short sentence.
     types: of a queue, the types that take the argument; of an exchange, the types that read it.
     check: what the value may be. None: the file of the exchange's type looks at it with others.
     limit: the field of `shardd.queues.limits.Limits` that the value ends in.
@@ -100,25 +97,25 @@ class Argument(NamedTuple):
 _DEDUPLICATION: Final = (
     Argument(
         "x-message-deduplication",
-        "true: what has the id of an earlier message is dropped",
+        "Whether a message with the id of an earlier one is dropped.",
         NOT_STREAMS,
         values.boolean,
     ),
     Argument(
         "x-cache-size",
-        "how many ids are remembered; 128 if not said",
+        "How many ids are remembered; 128 if not said.",
         NOT_STREAMS,
         values.positive_up_to(values.DEDUPLICATION_CACHE_MAX),
     ),
     Argument(
         "x-cache-ttl",
-        "for how many milliseconds an id is remembered",
+        "For how many milliseconds an id is remembered.",
         NOT_STREAMS,
         values.positive,
     ),
     Argument(
         "x-deduplication-header",
-        "the header that holds the id, if not x-deduplication-header",
+        "The header that holds the id, if not x-deduplication-header.",
         NOT_STREAMS,
         values.string,
     ),
@@ -129,14 +126,14 @@ _QUEUE: Final = (
     *_DEDUPLICATION,
     Argument(
         "x-queue-type",
-        "classic, quorum or stream",
+        "The type of the queue: classic, quorum or stream.",
         QUEUE_TYPES,
         values.word(QUEUE_TYPES, "\"unsupported queue type '{}'\""),
         is_offered=True,
     ),
     Argument(
         "x-expires",
-        "milliseconds without use after which the queue is deleted",
+        "Milliseconds without use after which the queue is deleted.",
         NOT_STREAMS,
         values.expiry,
         PolicyKey("expires", values.at_least(1, "queue expiry"), Merge.LOWER, is_operator=True),
@@ -145,7 +142,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-message-ttl",
-        "milliseconds after which a message expires",
+        "Milliseconds after which a message expires.",
         NOT_STREAMS,
         values.duration,
         PolicyKey("message-ttl", values.at_least(0, "message TTL"), Merge.LOWER, is_operator=True),
@@ -154,7 +151,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-dead-letter-exchange",
-        "the exchange that dead messages go to",
+        "The exchange that dead messages go to.",
         NOT_STREAMS,
         values.string,
         PolicyKey("dead-letter-exchange", values.text("dead letter exchange name")),
@@ -163,7 +160,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-dead-letter-routing-key",
-        "the routing key of dead messages, if not their own",
+        "The routing key of dead messages, if not their own.",
         NOT_STREAMS,
         values.dead_letter_key,
         PolicyKey("dead-letter-routing-key", values.text("dead letter routing key")),
@@ -172,7 +169,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-dead-letter-strategy",
-        "at-least-once: a dead message that is refused is offered again; or at-most-once",
+        "at-least-once offers a refused dead message again; or at-most-once.",
         NOT_STREAMS,
         values.word(("at-most-once", "at-least-once"), "invalid_dlx_strategy"),
         PolicyKey(
@@ -183,7 +180,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-max-length",
-        "how many ready messages a queue, how many messages a stream holds",
+        "Messages that are ready in a queue, or kept by a stream, at the most.",
         QUEUE_TYPES,
         values.non_negative,
         PolicyKey(
@@ -195,7 +192,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-max-length-bytes",
-        "how many bytes of ready messages a queue, of messages a stream holds",
+        "Bytes of those messages at the most.",
         QUEUE_TYPES,
         values.non_negative,
         PolicyKey(
@@ -210,7 +207,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-max-in-memory-length",
-        "how many messages are in memory",
+        "How many messages are in memory.",
         NOT_STREAMS,
         values.non_negative,
         PolicyKey(
@@ -223,7 +220,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-max-in-memory-bytes",
-        "how many bytes of messages are in memory",
+        "How many bytes of messages are in memory.",
         NOT_STREAMS,
         values.non_negative,
         PolicyKey(
@@ -236,7 +233,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-max-priority",
-        "the highest priority of messages, at most 255",
+        "The highest priority of messages, at most 255.",
         NOT_STREAMS,
         values.priority,
         limit="max_priority",
@@ -244,7 +241,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-overflow",
-        "what a full queue does: drop-head, reject-publish or reject-publish-dlx",
+        "What a full queue does: drop-head, reject-publish or reject-publish-dlx.",
         NOT_STREAMS,
         values.word(("drop-head", "reject-publish", "reject-publish-dlx"), "invalid_overflow"),
         PolicyKey(
@@ -257,7 +254,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-queue-mode",
-        "default or lazy",
+        "The mode of the queue: default or lazy.",
         NOT_STREAMS,
         values.word(("default", "lazy"), "\"unsupported queue mode '{}'\""),
         PolicyKey("queue-mode", values.one_of(("default", "lazy"), "queue-mode value")),
@@ -265,7 +262,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-queue-version",
-        "1 or 2: how messages are stored",
+        "How messages are stored: 1 or 2.",
         NOT_STREAMS,
         values.anything,
         PolicyKey("queue-version", values.one_of((1, 2), "queue-version value"), is_operator=True),
@@ -273,7 +270,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-single-active-consumer",
-        "true: one consumer gets messages, the others stand by",
+        "Whether one consumer gets all messages and the others stand by.",
         NOT_STREAMS,
         values.boolean,
         limit="single_active",
@@ -281,7 +278,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-delivery-limit",
-        "how often a message may come back before it dies; negative: no limit",
+        "How often a message may come back before it dies; negative: no limit.",
         NOT_STREAMS,
         values.integer,
         PolicyKey(
@@ -295,7 +292,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-consumer-timeout",
-        "milliseconds after which what a consumer does not settle is requeued; 0: never",
+        "Milliseconds after which unsettled deliveries are requeued; 0: never.",
         NOT_STREAMS,
         values.non_negative,
         PolicyKey("consumer-timeout", values.at_least(0, "consumer timeout"), Merge.LOWER),
@@ -303,7 +300,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-consumer-disconnected-timeout",
-        "how many milliseconds a consumer may be disconnected",
+        "How many milliseconds a consumer may be disconnected.",
         NOT_STREAMS,
         values.non_negative,
         PolicyKey(
@@ -315,7 +312,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-delayed-retry-type",
-        "disabled: nothing rests; all, failed and returned: what comes back rests",
+        "What rests when it comes back: all, failed, returned or disabled.",
         NOT_STREAMS,
         values.word(("disabled", "all", "failed", "returned"), "invalid_delayed_retry_type"),
         PolicyKey(
@@ -326,7 +323,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-delayed-retry-min",
-        "for how many milliseconds a message rests that comes back, for each time it did",
+        "Milliseconds that a message rests for each time it came back.",
         NOT_STREAMS,
         values.positive,
         PolicyKey("delayed-retry-min", values.at_least(1, "delayed retry time")),
@@ -334,7 +331,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-delayed-retry-max",
-        "for how many milliseconds a message rests at the most",
+        "Milliseconds that a message rests at the most.",
         NOT_STREAMS,
         values.positive,
         PolicyKey("delayed-retry-max", values.at_least(1, "delayed retry time")),
@@ -342,7 +339,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-delayed-retry-multiplier",
-        "by how much the rest grows each time a message comes back",
+        "By how much the rest grows each time a message comes back.",
         NOT_STREAMS,
         values.positive,
         PolicyKey("delayed-retry-multiplier", values.at_least(1, "delayed retry multiplier")),
@@ -350,7 +347,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-max-age",
-        "how long a stream keeps messages, such as 7D; units are Y, M, D, h, m and s",
+        "How long a stream keeps messages, such as 7D (Y, M, D, h, m, s).",
         STREAMS,
         values.max_age,
         PolicyKey("max-age", values.age),
@@ -358,7 +355,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-stream-max-segment-size-bytes",
-        "how many bytes one segment of a stream has; segments are deleted whole",
+        "Bytes of a stream's segments, which are deleted whole.",
         STREAMS,
         values.positive_up_to(values.SEGMENT_BYTES_MAX),
         PolicyKey("stream-max-segment-size-bytes", values.at_least(0, "segment size")),
@@ -366,7 +363,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-stream-filter-size-bytes",
-        "how many bytes the filter of a chunk has",
+        "How many bytes the filter of a chunk has.",
         STREAMS,
         values.non_negative,
         PolicyKey("stream-filter-size-bytes", values.at_least(0, "filter size")),
@@ -374,7 +371,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-queue-leader-locator",
-        "where the leader of the queue is placed",
+        "Where the leader of the queue is placed.",
         QUEUE_TYPES,
         values.string,
         PolicyKey(
@@ -388,7 +385,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-initial-cluster-size",
-        "how many replicas the queue begins with",
+        "How many replicas the queue begins with.",
         QUEUE_TYPES,
         values.positive,
         PolicyKey("initial-cluster-size", values.at_least(0, "cluster size")),
@@ -396,14 +393,14 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-quorum-initial-group-size",
-        "how many replicas the queue begins with",
+        "How many replicas the queue begins with.",
         NOT_STREAMS,
         values.positive,
         no_effect=ONE_HOST,
     ),
     Argument(
         "x-queue-master-locator",
-        "where the leader of the queue is placed",
+        "Where the leader of the queue is placed.",
         QUEUE_TYPES,
         values.anything,
         PolicyKey("queue-master-locator", values.any_setting, Merge.APART),
@@ -412,7 +409,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-ha-policy",
-        "where the queue has mirrors",
+        "Where the queue has mirrors.",
         QUEUE_TYPES,
         values.anything,
         no_effect=ONE_HOST,
@@ -421,7 +418,7 @@ _QUEUE: Final = (
     # Checked where the name is made (`checks.with_prefix`).
     Argument(
         "x-name-prefix",
-        "how a name begins that the broker gives; at most 64 bytes",
+        "How a name begins that the broker gives; at most 64 bytes.",
         QUEUE_TYPES,
         values.anything,
         is_compared=False,
@@ -432,68 +429,68 @@ _QUEUE: Final = (
 _EXCHANGE: Final = (
     Argument(
         "alternate-exchange",
-        "the exchange that messages without a route go to",
+        "The exchange that messages without a route go to.",
         ANY_EXCHANGE,
         policy=PolicyKey("alternate-exchange", values.text("alternate exchange name")),
         is_offered=True,
     ),
-    Argument("hash-header", "the header that is hashed", HASHED, is_offered=True),
-    Argument("hash-property", "the property that is hashed", HASHED, is_offered=True),
-    Argument("x-hash-on", "the same as hash-header", HASHED),
+    Argument("hash-header", "The header that is hashed.", HASHED, is_offered=True),
+    Argument("hash-property", "The property that is hashed.", HASHED, is_offered=True),
+    Argument("x-hash-on", "The same as hash-header.", HASHED),
     Argument(
-        "x-algorithm", "ring (weighted rendezvous) or jump: how a hash leads to a queue", HASHED
+        "x-algorithm", "How a hash leads to a queue: ring (weighted rendezvous) or jump.", HASHED
     ),
     Argument(
         NUMBER_ARGUMENT,
-        "how many shard queues a stream exchange has, or auto",
+        "How many shard queues a stream exchange has, or auto.",
         ANY_EXCHANGE,
         policy=PolicyKey(NUMBER, values.any_setting, Merge.APART),
         is_offered=True,
     ),
-    Argument(SUPER_STREAM, "how many partitions a super stream has, or true", ANY_EXCHANGE),
-    Argument(SHARD_ARGUMENTS, "a table: the arguments of the shard queues", ANY_EXCHANGE),
+    Argument(SUPER_STREAM, "How many partitions a super stream has, or true.", ANY_EXCHANGE),
+    Argument(SHARD_ARGUMENTS, "A table: the arguments of the shard queues.", ANY_EXCHANGE),
     Argument(
         KEY_ARGUMENT,
-        "the key that binds the shard queues",
+        "The key that binds the shard queues.",
         ANY_EXCHANGE,
         policy=PolicyKey(SHARD_KEY, values.any_setting, Merge.APART),
     ),
     Argument(
         WHEN_GONE_ARGUMENT,
-        "what becomes of shard queues without an exchange: drain, merge, keep or delete",
+        "What becomes of old shard queues: drain, merge, keep or delete.",
         ANY_EXCHANGE,
         policy=PolicyKey(WHEN_GONE, when_gone_fault, Merge.APART),
     ),
     Argument(
         delaying.TYPE_ARGUMENT,
-        "the type that messages are routed by when they are due",
+        "The type that messages are routed by when they are due.",
         frozenset((delaying.DELAYED_TYPE,)),
         is_offered=True,
     ),
     Argument(
         delaying.FLAG_ARGUMENT,
-        "true: messages with a header x-delay wait so many milliseconds",
+        "Whether messages with a header x-delay wait so many milliseconds.",
         ANY_EXCHANGE,
         policy=PolicyKey(delaying.POLICY_KEY, values.flag),
     ),
     *(row._replace(types=ANY_EXCHANGE) for row in _DEDUPLICATION),
-    Argument(keeping.MESSAGES, "how many of the newest messages are kept", ANY_EXCHANGE),
-    Argument(keeping.AGE_MS, "for how many milliseconds messages are kept", ANY_EXCHANGE),
+    Argument(keeping.MESSAGES, "How many of the newest messages are kept.", ANY_EXCHANGE),
+    Argument(keeping.AGE_MS, "For how many milliseconds messages are kept.", ANY_EXCHANGE),
     Argument(
         keeping.LENGTH,
-        "how many of the newest messages are kept; 20 if not said",
+        "How many of the newest messages are kept; 20 if not said.",
         frozenset((keeping.RECENT_HISTORY,)),
     ),
     Argument(
         DEADLINE_ARGUMENT,
-        "milliseconds after which a change of the number of shards need not keep order",
+        "Milliseconds for which a change of shards keeps order.",
         ANY_EXCHANGE,
         policy=PolicyKey(DEADLINE, deadline_fault, Merge.APART),
         is_compared=False,
     ),
     Argument(
         AT_DEADLINE_ARGUMENT,
-        "what is done then: wait, break-order or dead-letter",
+        "What is done then: wait, break-order or dead-letter.",
         ANY_EXCHANGE,
         policy=PolicyKey(AT_DEADLINE, at_deadline_fault, Merge.APART),
         is_compared=False,

@@ -33,10 +33,11 @@ OPERATOR_POLICY = "operator_policy"
 COMPONENTS: Final = frozenset((POLICY, OPERATOR_POLICY))
 
 EXCHANGE = "exchange"  # beside the queue types, what a policy may apply to
+# In the order in which the page offers them.
 APPLY_TO: Final[dict[str, frozenset[str]]] = {
-    "all": QUEUE_TYPES | {EXCHANGE},
-    "exchanges": frozenset((EXCHANGE,)),
     "queues": QUEUE_TYPES,
+    "exchanges": frozenset((EXCHANGE,)),
+    "all": QUEUE_TYPES | {EXCHANGE},
     "classic_queues": frozenset((CLASSIC,)),
     "quorum_queues": frozenset((QUORUM,)),
     "streams": frozenset((STREAM,)),
