@@ -24,7 +24,7 @@ SEGMENT_BYTES_MAX: Final = 3_000_000_000
 SHARDS_PER_EXCHANGE_MAX = 1024
 AGE: Final = re.compile(r"[0-9]+[YMDhms]")
 
-# -- of arguments ----------------------------------------------------------------------------
+# -- of arguments
 
 
 def anything(value: Any, _: Mapping[str, Any]) -> str:
@@ -122,7 +122,7 @@ def unacceptable(value: Any) -> str:
     return f"{{unacceptable_type,{type_name(value)}}}"
 
 
-# -- of policy keys --------------------------------------------------------------------------
+# -- of policy keys
 
 
 def any_setting(value: Any) -> str:
