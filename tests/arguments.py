@@ -67,7 +67,7 @@ def shardctl(table: Table) -> str:
 
 
 def _dictionary(name: str, rows: Iterable[Argument]) -> str:
-    lines = [f'    "{row.name}": "{row.says}",\n' for row in rows if not row.no_effect]
+    lines = [f'    "{row.name}": "{row.summary}",\n' for row in rows if not row.no_effect]
     return f"{name}: Final = {{\n{''.join(lines)}}}\n"
 
 
@@ -108,7 +108,7 @@ def _rows(rows: Iterable[Argument]) -> Iterable[str]:
         if row.no_effect:
             continue
         holds = HOLDS[row.policy.merge] if row.policy is not None else ""
-        yield f"| `{row.name}` | {_types(row)} | {_key(row)} | {holds} | {row.says} |\n"
+        yield f"| `{row.name}` | {_types(row)} | {_key(row)} | {holds} | {row.summary} |\n"
 
 
 def _types(row: Argument) -> str:

@@ -71,7 +71,7 @@ class Argument(NamedTuple):
     """One row.
 
     name: as a client writes it.
-    says: the line for people, one short sentence.
+    summary: the line for people, one short sentence.
     types: of a queue, the types that take the argument; of an exchange, the types that read it.
     check: what the value may be. None: the file of the exchange's type looks at it with others.
     limit: the field of `shardd.queues.limits.Limits` that the value ends in.
@@ -82,7 +82,7 @@ class Argument(NamedTuple):
     """
 
     name: str
-    says: str
+    summary: str
     types: frozenset[str]
     check: Check | None = None
     policy: PolicyKey | None = None
@@ -552,10 +552,6 @@ class Table:
         )
         self.queue_merges = MappingProxyType(_merged(self.queue.values()))
         self.exchange_merges = MappingProxyType(_merged(self.exchange.values()))
-
-    def with_queue_argument(self, row: Argument) -> Table:
-        """Return a table that has one more argument of queues."""
-        return Table((*self.queue.values(), row), self.exchange.values())
 
 
 def _merged(rows: Iterable[Argument]) -> dict[str, Argument]:

@@ -48,10 +48,14 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
 NOT_ARGUMENTS = {"refused_die", "delays", "paused", "timeout_closes", "held"}
 
 
+def with_row(row: Argument) -> Table:
+    return Table((*TABLE.queue.values(), row), TABLE.exchange.values())
+
+
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> Table:
     """Add one argument to the table, and nothing else anywhere."""
-    table = TABLE.with_queue_argument(NEW)
+    table = with_row(NEW)
     monkeypatch.setattr(arguments, "TABLE", table)
     return table
 
@@ -107,15 +111,15 @@ def test_an_added_argument_is_merged_with_policies(added: Table) -> None:
 
 def test_an_added_argument_without_effect_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     idle = NEW._replace(no_effect="nothing comes back")
-    monkeypatch.setattr(arguments, "TABLE", TABLE.with_queue_argument(idle))
+    monkeypatch.setattr(arguments, "TABLE", with_row(idle))
     [said] = sentences([QueueDeclare("/", "q", True, False, False, {NAME: 5})])
     assert said == f"argument {NAME} of {THING} is kept without effect: nothing comes back"
 
 
 def test_an_added_argument_is_in_all_files_that_are_made_of_the_table(added: Table) -> None:
     made = files(added)
-    assert f"`{NAME}` | classic, quorum | `{KEY}`, operator | lower | {NEW.says}" in made[DOCUMENT]
-    assert f'"{NAME}": "{NEW.says}",' in made[SHARDCTL] and f'"{KEY}",' in made[SHARDCTL]
+    assert f"`{NAME}` | classic, quorum | `{KEY}`, operator | lower | {NEW.summary}" in made[DOCUMENT]
+    assert f'"{NAME}": "{NEW.summary}",' in made[SHARDCTL] and f'"{KEY}",' in made[SHARDCTL]
     assert f'"{NAME}"' in made[PAGE] and f'"{KEY}"' in made[PAGE]
 
 
@@ -133,7 +137,7 @@ async def test_an_added_argument_is_known_over_http(added: Table, api: Api) -> N
     queue = api.authority.catalog.queue("/", "q")
     assert queue is not None and api.authority.catalog.queue_arguments(queue) == {NAME: 3}
     schemas = (await api.get("/api/openapi.json"))["components"]["schemas"]
-    described = {"description": NEW.says}
+    described = {"description": NEW.summary}
     assert schemas["QueueBody"]["properties"]["arguments"]["properties"][NAME] == described
     for body in ("PolicyBody", "OperatorPolicyBody"):
         assert schemas[body]["properties"]["definition"]["properties"][KEY] == described
@@ -184,7 +188,7 @@ def test_the_options_of_shardctl_say_what_the_rows_say() -> None:
     hints = inspect.get_annotations(queue_commands.create_queue, eval_str=True)
     rows = {f"x-{name.replace('_', '-')}": hint for name, hint in hints.items()}
     said = {name: hint.__metadata__[0].help for name, hint in rows.items() if name in TABLE.queue}
-    assert said == {name: TABLE.queue[name].says for name in said} and len(said) == 6
+    assert said == {name: TABLE.queue[name].summary for name in said} and len(said) == 6
 
 
 def test_shardctl_names_the_policy_keys_that_act() -> None:

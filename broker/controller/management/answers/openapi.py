@@ -245,13 +245,13 @@ def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
 
 
 def _arguments(rows: Mapping[str, Argument]) -> Schema:
-    return {name: {"description": row.says} for name, row in rows.items()}
+    return {name: {"description": row.summary} for name, row in rows.items()}
 
 
 def _policy(keys: Mapping[str, PolicyKey]) -> Schema:
     """Describe a policy that may have these keys, each by what the argument that it sets says."""
     rows = (*arguments.TABLE.queue.values(), *arguments.TABLE.exchange.values())
-    says = {row.policy.name: row.says for row in rows if row.policy is not None}
+    says = {row.policy.name: row.summary for row in rows if row.policy is not None}
     described = {name: {"description": says[name]} if name in says else {} for name in keys}
     return {
         "type": "object",
