@@ -42,6 +42,12 @@ when_gone_fault: Final = values.listed(("drain", "merge", "keep", "delete"))
 deadline_fault: Final = values.at_least(0, "number of milliseconds")
 at_deadline_fault: Final = values.listed(("wait", "break-order", "dead-letter"))
 
+STRATEGIES = ("at-most-once", "at-least-once")
+OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
+MODES = ("default", "lazy")
+RETRY_TYPES = ("disabled", "all", "failed", "returned")
+
+# Why something has no effect.
 ONE_HOST = "there is one host: queues have no replicas and no leader to place"
 IN_MEMORY = "messages of every queue are on disk; memory keeps an index of them"
 NO_FEDERATION = "there is no federation: nothing comes from the upstream"
@@ -171,11 +177,8 @@ _QUEUE: Final = (
         "x-dead-letter-strategy",
         "at-least-once offers a refused dead message again; or at-most-once.",
         NOT_STREAMS,
-        values.word(("at-most-once", "at-least-once"), "invalid_dlx_strategy"),
-        PolicyKey(
-            "dead-letter-strategy",
-            values.one_of(("at-most-once", "at-least-once"), "dead letter strategy"),
-        ),
+        values.word(STRATEGIES, "invalid_dlx_strategy"),
+        PolicyKey("dead-letter-strategy", values.one_of(STRATEGIES, "dead letter strategy")),
         limit="dead_letters",
     ),
     Argument(
@@ -243,12 +246,8 @@ _QUEUE: Final = (
         "x-overflow",
         "What a full queue does: drop-head, reject-publish or reject-publish-dlx.",
         NOT_STREAMS,
-        values.word(("drop-head", "reject-publish", "reject-publish-dlx"), "invalid_overflow"),
-        PolicyKey(
-            "overflow",
-            values.one_of(("drop-head", "reject-publish", "reject-publish-dlx"), "overflow value"),
-            is_operator=True,
-        ),
+        values.word(OVERFLOWS, "invalid_overflow"),
+        PolicyKey("overflow", values.one_of(OVERFLOWS, "overflow value"), is_operator=True),
         limit="reject_publish",
         is_offered=True,
     ),
@@ -256,8 +255,8 @@ _QUEUE: Final = (
         "x-queue-mode",
         "The mode of the queue: default or lazy.",
         NOT_STREAMS,
-        values.word(("default", "lazy"), "\"unsupported queue mode '{}'\""),
-        PolicyKey("queue-mode", values.one_of(("default", "lazy"), "queue-mode value")),
+        values.word(MODES, "\"unsupported queue mode '{}'\""),
+        PolicyKey("queue-mode", values.one_of(MODES, "queue-mode value")),
         no_effect=IN_MEMORY,
     ),
     Argument(
@@ -314,11 +313,8 @@ _QUEUE: Final = (
         "x-delayed-retry-type",
         "What rests when it comes back: all, failed, returned or disabled.",
         NOT_STREAMS,
-        values.word(("disabled", "all", "failed", "returned"), "invalid_delayed_retry_type"),
-        PolicyKey(
-            "delayed-retry-type",
-            values.one_of(("disabled", "all", "failed", "returned"), "delayed retry type"),
-        ),
+        values.word(RETRY_TYPES, "invalid_delayed_retry_type"),
+        PolicyKey("delayed-retry-type", values.one_of(RETRY_TYPES, "delayed retry type")),
         limit="retry",
     ),
     Argument(

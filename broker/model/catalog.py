@@ -64,13 +64,7 @@ _vhost_of = attrgetter("vhost")
 def binding_key(binding: BindingPut | BindingDelete) -> BindingKey:
     """Return what tells a binding from others; the order of its arguments does not count."""
     arguments = _encoder.encode(binding.arguments) if binding.arguments else b""
-    return (
-        binding.source,
-        binding.kind,
-        binding.destination,
-        binding.routing_key,
-        arguments,
-    )
+    return (binding.source, binding.kind, binding.destination, binding.routing_key, arguments)
 
 
 class Vhost:

@@ -447,10 +447,7 @@ def _check_same_field(thing: str, key: str, received: Any, current: Any) -> None
 
 
 def _check_same_arguments(
-    thing: str,
-    rows: Mapping[str, Argument],
-    received: dict[str, Any],
-    current: dict[str, Any],
+    thing: str, rows: Mapping[str, Argument], received: dict[str, Any], current: dict[str, Any]
 ) -> None:
     for key, row in rows.items():
         if not row.is_compared or (key not in received and key not in current):

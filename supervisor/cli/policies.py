@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +13,16 @@ from shardmq.supervisor.cli.arguments import APPLY_TO, OPERATOR_POLICY_KEYS, POL
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Pattern = Annotated[str, typer.Argument(metavar="PATTERN", help="Regular expression over names.")]
-EXAMPLE = "JSON, such as '{\"max-length\": 1000}'. Keys: "
-Definition = Annotated[str, typer.Argument(metavar="DEFINITION", help=f"{EXAMPLE}{', '.join(POLICY_KEYS)}.")]
-Limits = Annotated[str, typer.Argument(metavar="DEFINITION", help=f"{EXAMPLE}{', '.join(OPERATOR_POLICY_KEYS)}.")]
+
+
+def _definition(keys: Iterable[str]) -> Any:
+    """Make the argument for a definition that may have these keys."""
+    text = f"JSON, such as '{{\"max-length\": 1000}}'. Keys: {', '.join(keys)}."
+    return typer.Argument(metavar="DEFINITION", help=text)
+
+
+Definition = Annotated[str, _definition(POLICY_KEYS)]
+Limits = Annotated[str, _definition(OPERATOR_POLICY_KEYS)]
 Priority = Annotated[int, typer.Option(help="The highest one that matches applies.")]
 ApplyTo = Annotated[str, typer.Option(help=f"One of {', '.join(APPLY_TO)}.")]
 Component = Annotated[str, typer.Argument(metavar="COMPONENT")]
