@@ -45,7 +45,9 @@ def page(table: Table) -> str:
         "APPLY_TO": list(APPLY_TO),
     }
     made = [f"// Names for forms. Written by `make arguments` from {SOURCE}.\n"]
-    made += [f"\nexport const {name} = {json.dumps(names, indent=2)};\n" for name, names in lists.items()]
+    for name, names in lists.items():
+        lines = [f"  {json.dumps(each)},\n" for each in names]
+        made.append(f"\nexport const {name} = [\n{''.join(lines)}];\n")
     return "".join(made)
 
 

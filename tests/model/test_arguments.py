@@ -22,14 +22,14 @@ from shardmq.supervisor.cli import queues as queue_commands
 from tests.arguments import DOCUMENT, PAGE, ROOT, SHARDCTL, files
 from tests.management.conftest import Api, api  # noqa: F401 # a fixture
 
-NAME, KEY = "x-max-redeliveries-per-hour", "max-redeliveries-per-hour"
+NAME, KEY = "x-max-unacked", "max-unacked"
 NEW = Argument(
     NAME,
-    "Messages that come back in an hour at the most.",
+    "Messages that consumers hold at the most.",
     arguments.NOT_STREAMS,
     values.non_negative,
-    PolicyKey(KEY, values.at_least(0, "number of redeliveries"), Merge.LOWER, is_operator=True),
-    limit="redeliveries_per_hour",
+    PolicyKey(KEY, values.at_least(0, "number of unacked messages"), Merge.LOWER, is_operator=True),
+    limit="max_unacked",
     is_offered=True,
 )
 THING = "queue 'q' in vhost '/'"
@@ -99,7 +99,7 @@ def test_an_added_argument_is_compared_at_a_second_declare(added: Table) -> None
 @pytest.mark.parametrize("component", ["policy", "operator_policy"])
 def test_an_added_argument_is_a_key_of_policies(added: Table, component: str) -> None:
     check_parameter("/", component, "p", {"pattern": "", "definition": {KEY: 5}})
-    assert "-1 is not a valid number of redeliveries" in refused_policy(component, {KEY: -1})
+    assert "-1 is not a valid number of unacked messages" in refused_policy(component, {KEY: -1})
 
 
 def test_an_added_argument_is_merged_with_policies(added: Table) -> None:
@@ -110,10 +110,10 @@ def test_an_added_argument_is_merged_with_policies(added: Table) -> None:
 
 
 def test_an_added_argument_without_effect_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = NEW._replace(no_effect="nothing comes back")
+    idle = NEW._replace(no_effect="nothing is held")
     monkeypatch.setattr(arguments, "TABLE", with_row(idle))
     [said] = sentences([QueueDeclare("/", "q", True, False, False, {NAME: 5})])
-    assert said == f"argument {NAME} of {THING} is kept without effect: nothing comes back"
+    assert said == f"argument {NAME} of {THING} is kept without effect: nothing is held"
 
 
 def test_an_added_argument_is_in_all_files_that_are_made_of_the_table(added: Table) -> None:

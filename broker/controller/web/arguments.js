@@ -11,7 +11,7 @@ export const QUEUE_ARGUMENTS = [
   "x-max-priority",
   "x-overflow",
   "x-single-active-consumer",
-  "x-delivery-limit"
+  "x-delivery-limit",
 ];
 
 export const EXCHANGE_ARGUMENTS = [
@@ -19,7 +19,7 @@ export const EXCHANGE_ARGUMENTS = [
   "hash-header",
   "hash-property",
   "x-shards",
-  "x-delayed-type"
+  "x-delayed-type",
 ];
 
 export const POLICY_KEYS = [
@@ -32,7 +32,7 @@ export const POLICY_KEYS = [
   "overflow",
   "delivery-limit",
   "alternate-exchange",
-  "shards-per-node"
+  "shards-per-node",
 ];
 
 export const OPERATOR_POLICY_KEYS = [
@@ -41,7 +41,7 @@ export const OPERATOR_POLICY_KEYS = [
   "max-length",
   "max-length-bytes",
   "overflow",
-  "delivery-limit"
+  "delivery-limit",
 ];
 
 export const APPLY_TO = [
@@ -50,5 +50,5 @@ export const APPLY_TO = [
   "all",
   "classic_queues",
   "quorum_queues",
-  "streams"
+  "streams",
 ];
