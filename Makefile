@@ -4,6 +4,7 @@
 # bench-guard  instructions a message costs, against those checked in     crash kill it and count     wheel  dist/*.whl
 # test-spark  all of the tests of the data pipeline: minutes of Spark, with kills
 # test-asan  the compiled modules under an address sanitizer     clean  away with the environment and what was compiled
+# arguments  write the files that are made of the table of arguments
 # rows   which rows of the feature table have a test: ARGS='A1 B' for some sections
 # torture  thousands of random lives of a store, 100 rounds of kills; ARGS='--seed N --histories N --rounds N'
 
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test test-asan test-spark rows lint crash torture bench bench-smoke bench-guard bench-scale bench-spark wheel clean
+.PHONY: setup run test test-asan test-spark rows arguments lint crash torture bench bench-smoke bench-guard bench-scale bench-spark wheel clean
 
 setup: $(VENV)/.dev
 
@@ -50,6 +51,9 @@ crash: $(VENV)/.dev
 
 torture: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/torture -m torture -s $(ARGS)
+
+arguments: $(VENV)/.dev
+	$(BIN)/python -m tests.arguments
 
 rows: $(VENV)/.dev
 	@$(BIN)/python -m tests.rows $(ARGS)

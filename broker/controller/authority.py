@@ -564,7 +564,7 @@ class Authority:
         self.submit(Removal([id]), "", _no_answer)
 
     def queues_of_shard(self, shard: int) -> list[wire.QueueSpec]:
-        return [self._spec(queue) for queue in self.catalog.queues() if queue.shard == shard]
+        return [self._spec(queue) for queue in self.catalog.index.all() if queue.shard == shard]
 
     def queue_churn(self) -> dict[str, float]:
         """Since the start of this process; a vhost's queues go with it, uncounted."""

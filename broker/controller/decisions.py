@@ -17,6 +17,7 @@ from shardmq.broker.controller import policies
 from shardmq.broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
 from shardmq.broker.controller.resharding import cuts, shard_sets
 from shardmq.broker.model import checks, patterns, tables
+from shardmq.broker.model.arguments import DEFINITION, NUMBER, QUEUE_TYPES
 from shardmq.broker.model.catalog import BindingKey, Catalog, Vhost
 from shardmq.broker.model.changes import (
     ACTIVE,
@@ -63,7 +64,7 @@ BINDINGS_AT_ONCE_MAX = 500
 
 # Changes that stream exchanges may have to follow.
 RESHAPING: Final = frozenset((ExchangePut, ExchangeDelete, ParameterPut, ParameterDelete))
-SHARDING_COMPONENTS: Final = COMPONENTS | {policies.STREAM, policies.DEFINITION, policies.SHARDS}
+SHARDING_COMPONENTS: Final = COMPONENTS | {policies.STREAM, DEFINITION, policies.SHARDS}
 
 NOT_FOUND = 404
 BAD_REQUEST = 400
@@ -420,7 +421,7 @@ class Decisions:
                 self._release(decision, vhost, name, choice)
                 return
             # Kept in the catalog: what asked for it is gone at the next step.
-            said = {policies.NUMBER: 1, policies.MERGED: True}
+            said = {NUMBER: 1, policies.MERGED: True}
             decision.changes.append(ParameterPut(vhost.name, policies.SHARDS, name, said))
             decision.notes.append(f"exchange '{name}' in vhost '{vhost.name}': its shard queues drain into one")
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
@@ -449,7 +450,7 @@ class Decisions:
     def _put_vhost(self, change: VhostPut, owner: str) -> Decision:
         if not change.name or len(change.name.encode()) > checks.NAME_BYTES_MAX:
             raise Refusal(BAD_REQUEST, f"a vhost's name has 1 to {checks.NAME_BYTES_MAX} bytes")
-        if change.default_queue_type not in ("", *checks.QUEUE_TYPES):
+        if change.default_queue_type not in ("", *QUEUE_TYPES):
             raise Refusal(BAD_REQUEST, f"unsupported default queue type '{change.default_queue_type}'")
         return Decision([change])
 

@@ -112,7 +112,7 @@ class Controller:
         resharded = asyncio.create_task(self.resharding.run())
         notify.ready()
         give_back()
-        log.info("controller is ready, %d queues known", len(list(self.authority.catalog.queues())))
+        log.info("controller is ready, %d queues known", len(list(self.authority.catalog.index.all())))
         await stop.wait()
         notify.stopping()
         doors_return.cancel()
@@ -256,13 +256,13 @@ class Controller:
         await self.authority.room()
 
     def _drop_exclusive_of_absent(self, door: int) -> None:
-        for owner in self.authority.catalog.owners():
+        for owner in self.authority.catalog.index.owners():
             if door_of(owner) == door and self.presence.connection(owner) is None:
                 self.authority.connection_gone(owner)
 
     def _forget_absent_doors(self) -> None:
         here = {door.number for door in self.links.doors()}
-        for door in {door_of(owner) for owner in self.authority.catalog.owners()} - here:
+        for door in {door_of(owner) for owner in self.authority.catalog.index.owners()} - here:
             self._drop_exclusive_of_absent(door)
 
 

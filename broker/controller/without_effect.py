@@ -1,9 +1,11 @@
 """What is accepted and kept, since definitions of other brokers carry it, and has no effect here. Pure.
 
-One table says why, per name. The sentences are told wherever such a name comes in: an import answers and logs them; a
-declare that makes something new (AMQP or HTTP), a policy, a parameter and a vhost log them (`Lines`); the HTTP API
-answers them in the header `Warning`, which shardctl and the page show. The page lists them for all that exists
-(`things`). To give one of these an effect: take its row away, or tests/broker/test_without_effect.py fails.
+Why an argument or a policy key has no effect is in its row of `shardmq.broker.model.arguments`; the
+rest is said here. The sentences are told wherever such a name comes in: an import answers and logs
+them; a declare that makes something new (AMQP or HTTP), a policy, a parameter and a vhost log them
+(`Lines`); the HTTP API answers them in the header `Warning`, which shardctl and the page show. The
+page lists them for all that exists (`things`). To give one of these an effect: take its reason away,
+or tests/broker/test_without_effect.py fails.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from shardmq.broker.controller.policies import STREAM, STREAM_DEFINITION
+from shardmq.broker.model import arguments as table
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import GLOBAL, ExchangePut, ParameterPut, QueuePut, VhostPut
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
@@ -23,38 +26,14 @@ LINE_S: Final = 0.6  # ... and after that one more for each so many seconds
 
 PARAMETER, KEY, ARGUMENT, TYPE = "parameter", "policy key", "argument", "queue type"
 
-_ONE_HOST = "there is one host: queues have no replicas and no leader to place"
-_MEMORY = "messages of every queue are on disk; memory keeps an index of them"
-_FEDERATION = "there is no federation: nothing comes from the upstream"
-_QUORUM = "the queue is durable and on this host alone: it has no replicas"
-
-# Why a name has no effect. An argument of a queue and the policy key of the same meaning share their row.
+# Why a component of parameters, a type of queue or a global parameter has no effect.
 PARAMETERS: Final = {
     "shovel": "there are no shovels: no message is moved",
-    "federation-upstream": _FEDERATION,
-    "federation-upstream-set": _FEDERATION,
-    "federation": _FEDERATION,
+    "federation-upstream": table.NO_FEDERATION,
+    "federation-upstream-set": table.NO_FEDERATION,
+    "federation": table.NO_FEDERATION,
 }
-POLICY_KEYS: Final = {
-    **dict.fromkeys(
-        (
-            "ha-mode", "ha-params", "ha-sync-mode", "ha-sync-batch-size", "ha-promote-on-shutdown",
-            "ha-promote-on-failure", "queue-master-locator", "queue-leader-locator", "initial-cluster-size",
-        ),
-        _ONE_HOST,
-    ),
-    **dict.fromkeys(("federation-upstream", "federation-upstream-set", "federation-upstream-pattern"), _FEDERATION),
-    **dict.fromkeys(("max-in-memory-length", "max-in-memory-bytes", "queue-mode", "queue-version"), _MEMORY),
-    "consumer-disconnected-timeout": "a consumer is gone with its connection: nothing is waited for",
-    "stream-filter-size-bytes": "streams are filtered by their index, whose size is not set",
-}  # fmt: skip
-# Arguments that have no policy key of that name.
-QUEUE_ARGUMENTS: Final = {
-    **{f"x-{key}": why for key, why in POLICY_KEYS.items() if not key.startswith(("ha-", "federation-"))},
-    "x-quorum-initial-group-size": _ONE_HOST,
-    "x-ha-policy": _ONE_HOST,
-}
-QUEUE_TYPES: Final = {"quorum": _QUORUM}
+QUEUE_TYPES: Final = {table.QUORUM: "the queue is durable and on this host alone: it has no replicas"}
 GLOBAL_PARAMETERS: Final = {
     "mqtt_port_to_vhost_mapping": "there is no MQTT",
     "mqtt_default_vhosts": "there is no MQTT",
@@ -154,7 +133,7 @@ def _in_parameter(put: ParameterPut) -> Iterator[Found]:
     if put.component in (POLICY, OPERATOR_POLICY):
         definition = put.value.get("definition") if isinstance(put.value, dict) else None
         for key in definition if isinstance(definition, dict) else ():
-            if why := POLICY_KEYS.get(key):
+            if why := table.TABLE.keys_without_effect.get(key):
                 yield Found(KEY, key, why, f"{put.component.replace('_', ' ')} {thing}")
     elif why := PARAMETERS.get(put.component):
         yield Found(PARAMETER, put.component, why, thing)
@@ -169,5 +148,6 @@ def _in_queue(arguments: dict[str, Any], thing: str) -> Iterator[Found]:
     if isinstance(kind, str) and (why := QUEUE_TYPES.get(kind)):
         yield Found(TYPE, kind, why, thing)
     for name in arguments:
-        if why := QUEUE_ARGUMENTS.get(name):
-            yield Found(ARGUMENT, name, why, thing)
+        row = table.TABLE.queue.get(name)
+        if row is not None and row.no_effect:
+            yield Found(ARGUMENT, name, row.no_effect, thing)

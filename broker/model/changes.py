@@ -1,7 +1,9 @@
-"""Each change of what exists, as data: made by the controller alone, applied by everybody in the same order.
+"""The changes of what exists, as data.
 
-`catalog.Catalog.apply(change)` gives them meaning; `controller.definitions` keeps them on disk; they cross the
-control link as msgpack. Objects are named by vhost and name; a Put of an existing one replaces it.
+The controller alone makes changes; everybody applies them in the same order with
+`catalog.Catalog.apply`. `controller.stored.definitions` keeps changes on disk, and they cross the
+control link as msgpack. Objects are named by vhost and name. A Put of an object that exists
+replaces it.
 """
 
 from __future__ import annotations
@@ -12,14 +14,19 @@ import msgspec
 
 
 class Change(msgspec.Struct, tag_field="t", array_like=True, frozen=True, gc=False):
-    """Base of all changes. None is part of a cycle: the collector need not look at 100,000 of them again and again."""
+    """Base of all changes.
+
+    A change is never part of a reference cycle, so the garbage collector need not visit 100,000 of
+    them again and again.
+    """
 
 
 class VhostPut(Change, tag="vhost+", frozen=True):
-    """A new vhost comes with its predeclared exchanges ("" and amq.*), without further changes.
+    """Add a vhost, with its predeclared exchanges ("" and amq.*), or change its settings.
 
-    `default_queue_type`: of queues declared without one, "" as if it were classic. `is_protected`: from being deleted.
-    `is_traced`: what its clients say and hear is copied.
+    default_queue_type: the type of queues that are declared without one; "" is classic.
+    is_protected: the vhost cannot be deleted.
+    is_traced: messages of its clients are copied to amq.rabbitmq.trace.
     """
 
     name: str
@@ -31,12 +38,14 @@ class VhostPut(Change, tag="vhost+", frozen=True):
 
 
 class VhostDelete(Change, tag="vhost-", frozen=True):
-    """Everything in it goes, permissions too."""
+    """Delete a vhost with everything in it, permissions too."""
 
     name: str
 
 
 class UserPut(Change, tag="user+", frozen=True):
+    """Add a user, or change the password or tags."""
+
     name: str
     password_hash: str  # base64(salt + digest), see passwords.py; "" refuses every password
     hashing_algorithm: str = "rabbit_password_hashing_sha256"
@@ -44,10 +53,14 @@ class UserPut(Change, tag="user+", frozen=True):
 
 
 class UserDelete(Change, tag="user-", frozen=True):
+    """Delete a user with all permissions and limits of that user."""
+
     name: str
 
 
 class PermissionPut(Change, tag="permission+", frozen=True):
+    """Set what a user may do in a vhost: three regular expressions over names."""
+
     vhost: str
     user: str
     configure: str
@@ -56,12 +69,17 @@ class PermissionPut(Change, tag="permission+", frozen=True):
 
 
 class PermissionDelete(Change, tag="permission-", frozen=True):
+    """Delete a permission."""
+
     vhost: str
     user: str
 
 
 class TopicPermissionPut(Change, tag="topic-permission+", frozen=True):
-    """Which routing keys of one topic exchange a user may publish and bind with, beside the permission on it."""
+    """Set which routing keys of one topic exchange a user may publish (write) and bind with (read).
+
+    The user needs the permission for the exchange, too.
+    """
 
     vhost: str
     user: str
@@ -71,7 +89,7 @@ class TopicPermissionPut(Change, tag="topic-permission+", frozen=True):
 
 
 class TopicPermissionDelete(Change, tag="topic-permission-", frozen=True):
-    """`exchange` None: those of all exchanges."""
+    """Delete a topic permission; `exchange` None: those for all exchanges."""
 
     vhost: str
     user: str
@@ -79,6 +97,8 @@ class TopicPermissionDelete(Change, tag="topic-permission-", frozen=True):
 
 
 class ExchangePut(Change, tag="exchange+", frozen=True):
+    """Add or replace an exchange."""
+
     vhost: str
     name: str
     type: str
@@ -89,7 +109,7 @@ class ExchangePut(Change, tag="exchange+", frozen=True):
 
 
 class ExchangeDelete(Change, tag="exchange-", frozen=True):
-    """Its bindings, in both directions, go with it."""
+    """Delete an exchange with all bindings from and to it."""
 
     vhost: str
     name: str
@@ -98,15 +118,19 @@ class ExchangeDelete(Change, tag="exchange-", frozen=True):
 ACTIVE, DRAINING, KEPT = "active", "draining", "kept"  # what a shard queue is to its exchange
 
 
-# Whether a shard queue keeps back what arrives, while keys move to it: told to (CLOSING), known to (CLOSED), and, once
-# the bindings are others, until the queues that the keys come from have settled what they had (SETTLING).
+# Whether a shard queue keeps back what arrives while keys move to it. CLOSING: the shard has been
+# told to. CLOSED: the shard is known to. SETTLING: the bindings are new, and the queues that the
+# keys come from have not settled all that they had.
 OPEN, CLOSING, CLOSED, SETTLING = range(4)
 
 
 class Cut(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a change of the number of shards left in one that is a stream (`cuts.py`). `number`: counts the
-    changes of one exchange. It `gains` keys: what came to it by the change lies from `offset` on; else it may lose
-    some: what came before the change lies below."""
+    """Where a change of the number of shards cuts a stream (`cuts.py`).
+
+    number: counts the changes of one exchange.
+    gains: the stream gains keys, whose messages lie from `offset` on. Otherwise it may lose keys,
+    whose messages lie below `offset`.
+    """
 
     number: int
     offset: int
@@ -114,10 +138,10 @@ class Cut(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Which part of a stream exchange a queue is.
+    """Which shard queue of a stream exchange a queue is.
 
-    `state`: active (bound, with `key`), draining (unbound; goes when it is empty), kept (unbound; stays). `cuts`: the
-    oldest first.
+    state: active (bound with `key`), draining (unbound, deleted when empty) or kept (unbound).
+    cuts: the oldest first.
     """
 
     exchange: str
@@ -129,8 +153,12 @@ class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class QueuePut(Change, tag="queue+", frozen=True):
-    """`owner`: "" or who holds it exclusively, as "door.incarnation.connection". `shard`: where it lives. `part`: of
-    shard queues alone."""
+    """Add or replace a queue.
+
+    owner: the connection of an exclusive queue, as "door.incarnation.connection", else "".
+    shard: the number of the shard where the queue lives.
+    part: which shard queue it is, if it is one of a stream exchange.
+    """
 
     vhost: str
     name: str
@@ -141,26 +169,30 @@ class QueuePut(Change, tag="queue+", frozen=True):
     owner: str = ""
     arguments: dict[str, Any] = {}
     part: ShardOf | None = None
-    paused: bool = False  # takes messages and gives none
+    paused: bool = False  # the queue takes messages and gives none
 
 
 class QueueDelete(Change, tag="queue-", frozen=True):
-    """Its bindings go with it."""
+    """Delete a queue with all bindings to it."""
 
     vhost: str
     name: str
 
 
 class BindingPut(Change, tag="binding+", frozen=True):
+    """Add a binding."""
+
     vhost: str
     source: str
-    kind: str  # "queue" or "exchange": what `destination` is
+    kind: str  # whether `destination` is a "queue" or an "exchange"
     destination: str
     routing_key: str
     arguments: dict[str, Any] = {}
 
 
 class BindingDelete(Change, tag="binding-", frozen=True):
+    """Delete a binding."""
+
     vhost: str
     source: str
     kind: str
@@ -175,9 +207,11 @@ CLUSTER_NAME = "cluster_name"  # the global parameter that names the broker
 
 
 class ParameterPut(Change, tag="parameter+", frozen=True):
-    """Runtime parameters, policies ("policy"), operator policies ("operator_policy"), limits ("vhost-limits").
+    """Set a runtime parameter.
 
-    Limits of users ("user-limits", named as the user) have no vhost, global parameters neither vhost nor component.
+    Policies ("policy"), operator policies ("operator_policy") and limits of vhosts ("vhost-limits")
+    are parameters, too. Limits of users ("user-limits", named as the user) have no vhost. Global
+    parameters have neither vhost nor component.
     """
 
     vhost: str  # "" for global parameters
@@ -187,6 +221,8 @@ class ParameterPut(Change, tag="parameter+", frozen=True):
 
 
 class ParameterDelete(Change, tag="parameter-", frozen=True):
+    """Delete a runtime parameter."""
+
     vhost: str
     component: str
     name: str
@@ -202,5 +238,8 @@ _ONLY_MORE = frozenset((BindingPut, ExchangePut, QueuePut))
 
 
 def is_only_more(changes: list[AnyChange] | None) -> bool:
-    """Whether they take nothing away and ask nothing of who is connected. None: whatever may have changed."""
+    """Return whether the changes only add and ask nothing of clients that are connected.
+
+    None stands for any changes.
+    """
     return changes is not None and _ONLY_MORE.issuperset(map(type, changes))

@@ -1,11 +1,13 @@
-"""What a message says itself of what becomes of it when it dies.
+"""Dead-letter headers that a publisher gives to a single message.
 
-The header `x-dead-letter-exchange` names the exchange it goes to then, also where its queue has none or another;
-`x-dead-letter-routing-key` the key it goes by, whatever the queue says. Values that are no strings, or longer than
-a name may be, say nothing. The
-copy at the exchange has these headers no more. Keys in a header `BCC` count for the dead letter as they did for the
-message, and nobody sees them: while it lies in a queue it keeps that header, which is taken off when it is handed
-out. Where some of a record's messages have the one or the other its queues are told so by its marks.
+The header `x-dead-letter-exchange` names the exchange that the message goes to when it dies, also
+where its queue names none or another. The header `x-dead-letter-routing-key` is the routing key of
+the dead letter, whatever the queue says. A value that is no string, or is longer than a name may
+be, counts as not given. The dead letter has these headers no more.
+
+The keys in a header `BCC` route the dead letter as they routed the message, and no consumer sees
+them: a message in a queue keeps the header, and the header is taken off when the message is
+delivered. The marks of a record tell its queues that some of its messages have such headers.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ NAME_BYTES_MAX = 255
 
 
 def exchange_of(headers: Mapping[str, Any]) -> str | None:
+    """Return the exchange that the message goes to when it dies, or None."""
     return _name_in(headers, EXCHANGE)
 
 
 def key_of(headers: Mapping[str, Any]) -> str | None:
+    """Return the routing key that the message has when it dies, or None."""
     return _name_in(headers, ROUTING_KEY)
 
 
@@ -35,6 +39,6 @@ def _name_in(headers: Mapping[str, Any], name: str) -> str | None:
 
 
 def marks_of(headers: Mapping[str, Any], *, keeps_bcc: bool) -> int:
-    """Of the record of a message with these headers. `keeps_bcc`: BCC is among what is stored."""
+    """Return the marks of the record of a message; `keeps_bcc`: the stored headers have BCC."""
     own = 0 if exchange_of(headers) is None else packer.OWN_LETTERS
     return own | (packer.HAS_BCC if keeps_bcc and BCC in headers else 0)

@@ -1,24 +1,29 @@
-"""Regular expressions that people give to policies, permissions and searches, matched in bounded time.
+"""Regular expressions of policies, permissions and searches, matched in bounded time. Pure.
 
-Python's matcher tries one way after the other: `(a+)+$` takes longer than the universe lasts for some names of 40
-characters, and everybody waits. An expression that may be of that sort (a repetition within a repetition, or several
-one after the other) is matched here by all ways at once: steps grow with the length of the name times that of the
-expression. What such an expression may not have besides, because no such way of matching knows it (references to
-groups, looking around, word boundaries, modes of lines), makes it no expression. Pure, and the same for all processes.
+Python's matcher backtracks: for some names of 40 characters `(a+)+$` takes longer than the universe
+lasts, and everybody waits. An expression that may be of that sort (a repetition within a
+repetition, or several repetitions in a row) is matched here by a set of steps that follows all ways
+at once. The time grows with the length of the name times that of the expression. Such an expression
+is refused if it also has what a set of steps cannot match: references to groups, lookarounds, word
+boundaries, modes of lines. All other expressions are left to Python.
+
+A library such as RE2 cannot take this place: end of text, digits and word characters mean something
+else there, and it refuses lookaheads, which policies of RabbitMQ often have.
 """
 
 from __future__ import annotations
 
 import re
 import re._constants as kind  # type: ignore[import-not-found] # of the parser beside it
-import re._parser as parser  # type: ignore[import-not-found] # Python's own: what it reads is what it matches
+import re._parser as parser  # type: ignore[import-not-found] # what it reads is what re matches
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
-# Ways that Python's matcher may have to try from one character on; a repetition has one for each length of it.
+# How many ways Python's matcher may have to try from one character on. A repetition has one way for
+# each of its lengths.
 WAYS_MAX = 1 << 16
 NAME_CHARS = 255
-# Steps of an expression, its counted repetitions written out.
+# Steps of an expression, with its counted repetitions written out.
 STEPS_MAX = 1000
 
 _REPEATS = (kind.MAX_REPEAT, kind.MIN_REPEAT)
@@ -35,7 +40,10 @@ _PLACES: Final = {kind.AT_BEGINNING: _BEGIN, kind.AT_BEGINNING_STRING: _BEGIN, k
 
 
 class BadPattern(ValueError):
-    """No expression, or one that cannot be matched in bounded time. `msg`: why; `pos`: where, as far as is known."""
+    """The expression is malformed, or cannot be matched in bounded time.
+
+    msg: why. pos: where in the expression, or 0.
+    """
 
     def __init__(self, msg: str, pos: int = 0, text: str = "") -> None:
         super().__init__(text or msg)
@@ -44,31 +52,32 @@ class BadPattern(ValueError):
 
 
 class Pattern(Protocol):
+    """A compiled expression."""
+
     def search(self, string: str, /) -> object | None:
-        """Something where it matches, anywhere; else None."""
+        """Return something if the expression matches anywhere in the string, else None."""
 
 
 def compiled(text: str, flags: int = 0) -> Pattern:
-    """Raises BadPattern."""
+    """Compile an expression. Raises BadPattern."""
     try:
         found = re.compile(text, flags)
         tree = parser.parse(text, flags)
-        return found if _is_harmless(tree) else _Together(tree)
+        return found if _ways(tree) <= WAYS_MAX else _Together(tree)
     except re.error as error:
         raise BadPattern(error.msg, error.pos or 0, str(error)) from None
     except (RecursionError, OverflowError) as error:
         raise BadPattern(str(error)) from None
 
 
-# -- which are harmless -------------------------------------------------------------------------------------
-
-
-def _is_harmless(tree: Any) -> bool:
-    return _ways(tree) <= WAYS_MAX
+# -- which are harmless
 
 
 def _ways(tree: Iterable[Any]) -> int:
-    """How many may be tried: those of what follows each other multiply. A repetition of what varies has too many."""
+    """Return how many ways may be tried; more than WAYS_MAX are not counted.
+
+    The ways of parts in a row multiply. A repetition of something that varies has too many.
+    """
     ways = 1
     for op, value in tree:
         inner = [part for part in _parts(op, value) if part is not None]
@@ -88,7 +97,7 @@ def _ways(tree: Iterable[Any]) -> int:
 
 
 def _varies(tree: Iterable[Any]) -> bool:
-    """Whether it can match in more than one way."""
+    """Return whether the expression can match in more than one way."""
     for op, value in tree:
         if op is kind.BRANCH or op in _REPEATS:
             return True
@@ -98,7 +107,7 @@ def _varies(tree: Iterable[Any]) -> bool:
 
 
 def _parts(op: Any, value: Any) -> list[Any]:
-    """The expressions within one."""
+    """Return the expressions within one."""
     if op in _REPEATS or op is kind.POSSESSIVE_REPEAT:
         return [value[2]]
     if op is kind.SUBPATTERN:
@@ -114,16 +123,17 @@ def _parts(op: Any, value: Any) -> list[Any]:
     return []
 
 
-# -- all ways at once -----------------------------------------------------------------------------------------
+# -- all ways at once
 
 _Test = Callable[[str], object]
-# A character to be had, a place to be at, or where to go on from here: the next step follows unless it says otherwise.
+# One of: a test for the next character, a place to be at, or the steps that follow. After a
+# character or a place the next step follows.
 _Step = tuple[str, Any]
 _CHARACTER, _PLACE, _SPLIT = "character", "place", "split"
 
 
 class _Together:
-    """A set of steps goes along the text."""
+    """An expression that is matched by a set of steps that goes along the text."""
 
     def __init__(self, tree: Any) -> None:
         self._steps: list[_Step] = []
@@ -135,7 +145,9 @@ class _Together:
 
     def search(self, string: str) -> bool | None:
         end = len(string)
-        last_line = end - 1 if string.endswith("\n") else end  # `$` is before a newline at the end, too
+        last_line = (
+            end - 1 if string.endswith("\n") else end
+        )  # `$` is before a newline at the end, too
         steps, here = self._steps, set[int]()
         for at in range(end + 1):
             places = {_BEGIN} if at == 0 else set()
@@ -147,11 +159,15 @@ class _Together:
             if at == end:
                 break
             character = string[at]
-            here = {step + 1 for step in reached if steps[step][0] is _CHARACTER and steps[step][1](character)}
+            here = {
+                step + 1
+                for step in reached
+                if steps[step][0] is _CHARACTER and steps[step][1](character)
+            }
         return None
 
     def _reach(self, begin: set[int], places: set[str]) -> set[int]:
-        """All steps that can be come to without a character."""
+        """Return all steps that can be reached without a character."""
         reached = set(begin)
         todo = list(begin)
         while todo:
@@ -187,7 +203,9 @@ class _Together:
             elif op in (kind.LITERAL, kind.NOT_LITERAL, kind.ANY, kind.IN):
                 self._put(_CHARACTER, self._test(_source(op, value), flags))
             else:
-                raise BadPattern(f"it may take too long, and has what is not matched then ({str(op).lower()})")
+                raise BadPattern(
+                    f"it may take too long, and has what is not matched then ({str(op).lower()})"
+                )
 
     def _put(self, what: str, value: Any) -> int:
         if len(self._steps) >= STEPS_MAX:
@@ -196,10 +214,12 @@ class _Together:
         return len(self._steps) - 1
 
     def _test(self, source: str, flags: int) -> _Test:
-        """Of one character, by Python's own rules."""
+        """Make a test for one character, by Python's own rules."""
         key = f"{flags} {source}"
         if key not in self._tests:
-            self._tests[key] = re.compile(source, flags & (re.IGNORECASE | re.ASCII | re.DOTALL)).fullmatch
+            self._tests[key] = re.compile(
+                source, flags & (re.IGNORECASE | re.ASCII | re.DOTALL)
+            ).fullmatch
         return self._tests[key]
 
     def _add_repeat(self, low: int, high: int, inner: Any, flags: int) -> None:
@@ -231,7 +251,7 @@ class _Together:
 
 
 def _source(op: Any, value: Any) -> str:
-    """An expression for that one character."""
+    """Write an expression for one character."""
     if op is kind.ANY:
         return "."
     if op is kind.LITERAL:

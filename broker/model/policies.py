@@ -1,10 +1,11 @@
-"""Which policies apply to a queue or exchange, and what they make of its arguments: pure, the same code everywhere.
+"""Which policies apply to a queue or exchange, and what they make of its arguments. Pure.
 
-Of the policies of a vhost exactly one applies to an object, of the operator policies too: the one of the highest
-priority whose pattern and `apply-to` match; of several the one whose name is first (RabbitMQ leaves that open). An
-operator policy limits what the policy says: the lower number wins. `effective` then merges both with the arguments
-the object was declared with: of two numbers the lower, else the argument wins. Whether a definition is one at all is
-checked by `controller.policies`, before it comes here; what is malformed nevertheless applies to nothing.
+Of the policies of a vhost exactly one applies to an object, and so does one of the operator
+policies: the one of the highest priority whose pattern and `apply-to` match. Of several with that
+priority it is the one whose name is first, which RabbitMQ leaves open. An operator policy limits
+what the policy says. Both are then merged with the arguments that the object was declared with. The
+table of arguments says which value holds. Policies are checked by `controller.policies` before they
+come here; a malformed one, from a file that was edited by hand, applies to nothing.
 """
 
 from __future__ import annotations
@@ -12,45 +13,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from shardmq.broker.model import arguments as table
 from shardmq.broker.model import patterns
+from shardmq.broker.model.arguments import (
+    CLASSIC,
+    NOT_STREAMS,
+    QUEUE_TYPES,
+    QUORUM,
+    STREAM,
+    STREAMS,
+    Argument,
+    Merge,
+)
 from shardmq.broker.model.changes import ParameterPut
-from shardmq.broker.routing import delaying, hidden
+from shardmq.broker.routing import hidden
 
 POLICY = "policy"
 OPERATOR_POLICY = "operator_policy"
 COMPONENTS: Final = frozenset((POLICY, OPERATOR_POLICY))
 
-# Of a policy and an argument, and of a policy and an operator policy, the lower number wins.
-LOWER_WINS: Final = frozenset((
-    "message-ttl", "expires", "max-length", "max-length-bytes", "max-in-memory-length", "max-in-memory-bytes",
-    "delivery-limit", "consumer-timeout",
-))  # fmt: skip
-STREAM_KEYS: Final = frozenset(("max-age", "stream-max-segment-size-bytes", "stream-filter-size-bytes"))
-QUEUE_KEYS: Final = frozenset((
-    *LOWER_WINS, *STREAM_KEYS, "overflow", "dead-letter-exchange", "dead-letter-routing-key", "dead-letter-strategy",
-    "queue-mode", "queue-version", "queue-leader-locator", "initial-cluster-size",
-    "delayed-retry-type", "delayed-retry-min", "delayed-retry-max", "delayed-retry-multiplier",
-))  # fmt: skip
-EXCHANGE_KEYS: Final = frozenset(("alternate-exchange",))
-# Keys whose argument has another name.
-EXCHANGE_ARGUMENTS: Final = {delaying.POLICY_KEY: delaying.FLAG_ARGUMENT}
-# A policy with one of these does not apply at all to queues of other types, as in RabbitMQ.
-ONLY_FOR_STREAMS: Final = STREAM_KEYS
-APPLY_TO: Final[dict[str, frozenset[str]]] = {
-    "all": frozenset(("exchange", "classic", "quorum", "stream")),
-    "exchanges": frozenset(("exchange",)),
-    "queues": frozenset(("classic", "quorum", "stream")),
-    "classic_queues": frozenset(("classic",)),
-    "quorum_queues": frozenset(("quorum",)),
-    "streams": frozenset(("stream",)),
-}
-# Queues that stand for a client's own, or an exchange's: nobody's policy is about them.
-HIDDEN_PREFIXES = ("amq.rabbitmq.reply-to", *hidden.PREFIXES)
 EXCHANGE = "exchange"  # beside the queue types, what a policy may apply to
+# In the order in which the page offers them.
+APPLY_TO: Final[dict[str, frozenset[str]]] = {
+    "queues": QUEUE_TYPES,
+    "exchanges": frozenset((EXCHANGE,)),
+    "all": QUEUE_TYPES | {EXCHANGE},
+    "classic_queues": frozenset((CLASSIC,)),
+    "quorum_queues": frozenset((QUORUM,)),
+    "streams": frozenset((STREAM,)),
+}
+# Queues that stand for a client's own, or an exchange's: no policy applies to them.
+HIDDEN_PREFIXES = ("amq.rabbitmq.reply-to", *hidden.PREFIXES)
 
 
 class Applied(NamedTuple):
-    """What applies to one object: names, or None, and the merged definition with the keys of policies."""
+    """What applies to one object: names, or None, and the merged definition by policy keys."""
 
     policy: str | None = None
     operator_policy: str | None = None
@@ -63,7 +60,7 @@ NOTHING: Final = Applied()
 class _Policy(NamedTuple):
     name: str
     pattern: patterns.Pattern
-    kinds: frozenset[str]  # "exchange" and queue types
+    kinds: frozenset[str]  # EXCHANGE and queue types
     priority: float
     definition: dict[str, Any]
 
@@ -72,12 +69,12 @@ class _Policy(NamedTuple):
 
 
 class Policies:
-    """All of one vhost. Never changed in place: a change makes another."""
+    """All policies and operator policies of one vhost. Never changed: a change makes another."""
 
     __slots__ = ("_operator", "_user")
 
     def __init__(self, puts: Iterable[ParameterPut] = ()) -> None:
-        """`puts`: parameters of the vhost; others than policies are passed over."""
+        """Sort out the parameters of a vhost; those that are no policies are passed over."""
         puts = list(puts)
         self._user = _in_order(put for put in puts if put.component == POLICY)
         self._operator = _in_order(put for put in puts if put.component == OPERATOR_POLICY)
@@ -86,7 +83,7 @@ class Policies:
         return bool(self._user or self._operator)
 
     def of(self, kind: str, name: str) -> Applied:
-        """`kind`: "exchange", or the type of the queue."""
+        """Return what applies to an object; `kind` is EXCHANGE or the type of the queue."""
         if kind != EXCHANGE and name.startswith(HIDDEN_PREFIXES):
             return NOTHING
         policy = _first(self._user, kind, name)
@@ -100,58 +97,67 @@ class Policies:
         )
 
     def may_differ(self, other: Policies) -> Callable[[str, str], bool]:
-        """Of kind and name: whether something else may apply than under `other`. To tell 100,000 queues apart fast."""
+        """Return whether something else may apply to a kind and name than under `other`.
+
+        The answer may be true for nothing. It tells 100,000 queues apart fast.
+        """
         own = [*((True, each) for each in self._user), *((False, each) for each in self._operator)]
-        others = [*((True, each) for each in other._user), *((False, each) for each in other._operator)]
-        changed = [each for each in own if each not in others] + [each for each in others if each not in own]
+        others = [
+            *((True, each) for each in other._user),
+            *((False, each) for each in other._operator),
+        ]
+        changed = [each for each in own if each not in others]
+        changed += [each for each in others if each not in own]
         return lambda kind, name: any(policy.matches(kind, name) for _, policy in changed)
 
 
 def queue_kind(arguments: Mapping[str, Any]) -> str:
-    kind = arguments.get("x-queue-type", "classic")
-    return kind if isinstance(kind, str) else "classic"
+    """Return the type of a queue with these arguments."""
+    kind = arguments.get("x-queue-type", CLASSIC)
+    return kind if isinstance(kind, str) else CLASSIC
 
 
 def merged(definition: Mapping[str, Any], operator: Mapping[str, Any]) -> dict[str, Any]:
-    """A policy under an operator policy: the lower number, else what the operator says."""
+    """Merge the definitions of a policy and of an operator policy."""
     both = {**definition, **operator}
-    for key in definition.keys() & operator.keys() & LOWER_WINS:
-        both[key] = lower(key, definition[key], operator[key])
+    for name in definition.keys() & operator.keys() & table.TABLE.keys.keys():
+        both[name] = _held(table.TABLE.keys[name].merge, definition[name], operator[name])
     return both
 
 
 def queue_arguments(arguments: dict[str, Any], definition: Mapping[str, Any]) -> dict[str, Any]:
-    """A queue's effective arguments: its own, and what a merged definition adds to them or lowers."""
-    return effective(arguments, definition, QUEUE_KEYS, "x-")
+    """Return a queue's effective arguments: its own, merged with a definition."""
+    return _effective(arguments, definition, table.TABLE.queue_merges)
 
 
 def exchange_arguments(arguments: dict[str, Any], definition: Mapping[str, Any]) -> dict[str, Any]:
-    made = effective(arguments, definition, EXCHANGE_KEYS, "")
-    said = {name: definition[key] for key, name in EXCHANGE_ARGUMENTS.items() if key in definition}
-    return {**said, **made} if said else made
+    """Return an exchange's effective arguments: its own, merged with a definition."""
+    return _effective(arguments, definition, table.TABLE.exchange_merges)
 
 
-def effective(
-    arguments: dict[str, Any], definition: Mapping[str, Any], keys: frozenset[str], prefix: str
+def _effective(
+    arguments: dict[str, Any], definition: Mapping[str, Any], rows: Mapping[str, Argument]
 ) -> dict[str, Any]:
-    """`arguments` itself where nothing changes. `prefix`: what an argument's name has before the policy's key."""
-    found = {key: value for key, value in definition.items() if key in keys}
+    """Merge; return `arguments` itself where nothing changes. `rows` are by policy key."""
+    found = [(rows[key], value) for key, value in definition.items() if key in rows]
     if not found:
         return arguments
-    made = {prefix + key: value for key, value in found.items()} | arguments
-    for key in found.keys() & LOWER_WINS:
-        if prefix + key in arguments:
-            made[prefix + key] = lower(key, found[key], arguments[prefix + key])
+    made = {row.name: value for row, value in found} | arguments
+    for row, value in found:
+        if row.policy is not None and row.name in arguments:
+            made[row.name] = _held(row.policy.merge, value, arguments[row.name])
     return made
 
 
-def lower(key: str, one: Any, other: Any) -> Any:
-    """The stricter of two limits. A delivery limit below 0 is none: then the other one holds."""
-    if not _is_number(one) or not _is_number(other):
-        return other
-    if key == "delivery-limit" and min(one, other) < 0:
-        return max(one, other)
-    return min(one, other)
+def _held(merge: Merge, value: Any, stronger: Any) -> Any:
+    """Return the value that holds; `stronger` is the one that holds if both are no limits."""
+    if merge is not Merge.LOWER and merge is not Merge.LOWER_NOT_NEGATIVE:
+        return stronger
+    if not _is_number(value) or not _is_number(stronger):
+        return stronger
+    if merge is Merge.LOWER_NOT_NEGATIVE and min(value, stronger) < 0:
+        return max(value, stronger)
+    return min(value, stronger)
 
 
 def _is_number(value: Any) -> bool:
@@ -171,16 +177,23 @@ def _in_order(puts: Iterable[ParameterPut]) -> tuple[_Policy, ...]:
 
 
 def _policy_of(put: ParameterPut) -> _Policy | None:
-    """None for what is none: parameters.json may be edited by hand while the broker is down."""
+    """Read a policy; None for a malformed one.
+
+    A policy with a key that only streams have does not apply to other queues at all, as in
+    RabbitMQ.
+    """
     if not isinstance(put.value, dict):
         return None
     pattern, definition = put.value.get("pattern"), put.value.get("definition")
     kinds = APPLY_TO.get(str(put.value.get("apply-to", "all")))
     priority = put.value.get("priority", 0)
-    if not isinstance(pattern, str) or not isinstance(definition, dict) or kinds is None or not _is_number(priority):
+    if not isinstance(pattern, str) or not isinstance(definition, dict):
         return None
-    if not ONLY_FOR_STREAMS.isdisjoint(definition):
-        kinds -= {"classic", "quorum"}
+    if kinds is None or not _is_number(priority):
+        return None
+    rows = table.TABLE.queue_merges
+    if any(key in rows and rows[key].types == STREAMS for key in definition):
+        kinds -= NOT_STREAMS
     try:
         return _Policy(put.name, patterns.compiled(pattern), kinds, priority, definition)
     except patterns.BadPattern:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol
 
-from shardmq.broker.model.checks import DEDUPLICATION_CACHE_MAX
+from shardmq.broker.model.values import DEDUPLICATION_CACHE_MAX
 
 WANTED: Final = "x-message-deduplication"
 HEADER: Final = "x-deduplication-header"

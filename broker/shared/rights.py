@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from shardmq.broker.model import checks, own_letters
-from shardmq.broker.model.catalog import Catalog, Right
+from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     CLUSTER_NAME,
     GLOBAL,
@@ -34,6 +34,7 @@ from shardmq.broker.model.changes import (
     ParameterPut,
 )
 from shardmq.broker.model.checks import ACCESS_REFUSED, SERVER_NAMED_PREFIX, Refusal
+from shardmq.broker.model.permissions import Right
 from shardmq.broker.model.policies import OPERATOR_POLICY
 from shardmq.broker.routing import delaying
 from shardmq.broker.shared.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
@@ -86,7 +87,7 @@ class Need(NamedTuple):
 
     def refusal(self, catalog: Catalog, user: str) -> str:
         """Return why this user does not meet the need, or ""."""
-        if catalog.may(user, self.vhost, self.right, self.name):
+        if catalog.permissions.may(user, self.vhost, self.right, self.name):
             return ""
         shown = self.name or "amq.default" if self.kind == "exchange" else self.name
         return f"{self.right} access to {checks.named(self.kind, shown, self.vhost)} refused for user '{user}'"
@@ -150,7 +151,7 @@ def has_tag(tags: Iterable[str], tag: str) -> bool:
 
 def check_publish(catalog: Catalog, user: str, vhost: str, exchange: str) -> None:
     """Raise Refusal when the user may not publish to this exchange at all."""
-    if not catalog.may(user, vhost, "write", exchange):
+    if not catalog.permissions.may(user, vhost, "write", exchange):
         raise Refusal(ACCESS_REFUSED, Need("write", "exchange", vhost, exchange).refusal(catalog, user))
 
 
@@ -183,7 +184,7 @@ def topic_refusal(
     if not catalog.has_topic_permissions(user, vhost) or not _is_topic(catalog.exchange(vhost, exchange)):
         return ""
     for key in keys:
-        if not catalog.may_topic(user, vhost, right, exchange, key):
+        if not catalog.permissions.may_topic(user, vhost, right, exchange, key):
             return checks.topic_refused(right, vhost, exchange, key, user)
     return ""
 

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import typer
 
 from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail, json_argument
+from shardmq.supervisor.cli.arguments import APPLY_TO, OPERATOR_POLICY_KEYS, POLICY_KEYS
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Pattern = Annotated[str, typer.Argument(metavar="PATTERN", help="Regular expression over names.")]
-Definition = Annotated[str, typer.Argument(metavar="DEFINITION", help="JSON, such as '{\"max-length\": 1000}'.")]
+
+
+def _definition(keys: Iterable[str]) -> Any:
+    """Make the argument for a definition that may have these keys."""
+    text = f"JSON, such as '{{\"max-length\": 1000}}'. Keys: {', '.join(keys)}."
+    return typer.Argument(metavar="DEFINITION", help=text)
+
+
+Definition = Annotated[str, _definition(POLICY_KEYS)]
+Limits = Annotated[str, _definition(OPERATOR_POLICY_KEYS)]
 Priority = Annotated[int, typer.Option(help="The highest one that matches applies.")]
-ApplyTo = Annotated[str, typer.Option(help="all, queues, exchanges, classic_queues, quorum_queues or streams.")]
+ApplyTo = Annotated[str, typer.Option(help=f"One of {', '.join(APPLY_TO)}.")]
 Component = Annotated[str, typer.Argument(metavar="COMPONENT")]
 Value = Annotated[str, typer.Argument(metavar="JSON", help="A text needs its own quotes: '\"text\"'.")]
 
@@ -65,7 +76,7 @@ def set_operator_policy(
     api: Api,
     name: Name,
     pattern: Pattern,
-    definition: Definition,
+    definition: Limits,
     priority: Priority = 0,
     apply_to: ApplyTo = "all",
     vhost: Vhost = "/",

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from shardmq.supervisor.cli.arguments import EXCHANGE, QUEUE
 
 Columns = Annotated[
     list[str] | None, typer.Argument(help="Columns to show, such as name; one that is not there is answered with all.")
@@ -124,13 +125,13 @@ def create_queue(
     queue: Annotated[str, typer.Argument(metavar="QUEUE")],
     durable: Annotated[bool, typer.Option(help="It outlives a restart.")] = True,
     auto_delete: Annotated[bool, typer.Option(help="It goes with its last consumer.")] = False,
-    expires: Annotated[int | None, typer.Option(help="Milliseconds unused after which it goes.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Messages.")] = None,
-    message_ttl: Annotated[int | None, typer.Option(help="Milliseconds.")] = None,
-    delivery_limit: Annotated[int | None, typer.Option(help="Deliveries of one message.")] = None,
+    expires: Annotated[int | None, typer.Option(help=QUEUE["x-expires"])] = None,
+    max_length: Annotated[int | None, typer.Option(help=QUEUE["x-max-length"])] = None,
+    message_ttl: Annotated[int | None, typer.Option(help=QUEUE["x-message-ttl"])] = None,
+    delivery_limit: Annotated[int | None, typer.Option(help=QUEUE["x-delivery-limit"])] = None,
     reject_on_overflow: Annotated[bool, typer.Option(help="Refuse new messages, instead of dropping old.")] = False,
-    dead_letter_exchange: Annotated[str | None, typer.Option(help="Where dead messages go.")] = None,
-    dead_letter_routing_key: Annotated[str | None, typer.Option(help="With which key.")] = None,
+    dead_letter_exchange: Annotated[str | None, typer.Option(help=QUEUE["x-dead-letter-exchange"])] = None,
+    dead_letter_routing_key: Annotated[str | None, typer.Option(help=QUEUE["x-dead-letter-routing-key"])] = None,
     vhost: Vhost = "/",
 ) -> None:
     """Make a queue."""
@@ -154,7 +155,7 @@ def create_exchange(
     durable: Annotated[bool, typer.Option(help="It outlives a restart.")] = True,
     auto_delete: Annotated[bool, typer.Option(help="It goes with its last binding.")] = False,
     internal: Annotated[bool, typer.Option(help="Clients cannot publish to it.")] = False,
-    alternate_exchange: Annotated[str | None, typer.Option(help="Where goes what it cannot route.")] = None,
+    alternate_exchange: Annotated[str | None, typer.Option(help=EXCHANGE["alternate-exchange"])] = None,
     vhost: Vhost = "/",
 ) -> None:
     """Make an exchange."""

@@ -18,6 +18,7 @@ from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.requests import Drained, Restore
 from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.model import passwords
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ParameterDelete, ParameterPut, ShardOf, VhostPut
 from shardmq.broker.shared.control import (
@@ -342,12 +343,12 @@ async def test_deleting_a_vhost_drops_it_at_every_shard(world: World) -> None:
 async def test_users_and_permissions_are_in_force_when_answered(world: World) -> None:
     assert (await world.authority.put_user("u", "secret", tags=["management"])).code == 0
     assert (await world.authority.put_permission("/", "u", "^a", "", ".*")).code == 0
-    assert world.doors.copy.password_ok("u", "secret")
-    assert world.doors.copy.may("u", "/", "configure", "abc")
+    assert passwords.matches(world.doors.copy.users.get("u"), "secret")
+    assert world.doors.copy.permissions.may("u", "/", "configure", "abc")
     assert (await world.authority.put_permission("/", "u", "(", "", "")).code == 400
     assert (await world.authority.put_permission("/", "nobody", "", "", "")).code == 400
     assert (await world.authority.delete_user("u")).code == 0
-    assert not world.doors.copy.may("u", "/", "configure", "abc")
+    assert not world.doors.copy.permissions.may("u", "/", "configure", "abc")
 
 
 @pytest.mark.row("A4.12")

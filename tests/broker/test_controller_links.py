@@ -19,6 +19,7 @@ from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.peers import links
 from shardmq.broker.controller.peers.links import PREFIX, encode
 from shardmq.broker.controller.server import Controller
+from shardmq.broker.model import passwords
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.control import (
     Answer,
@@ -131,8 +132,8 @@ async def enter(
 
 async def test_the_first_start_has_a_vhost_and_a_guest(world: World) -> None:
     _, writer, catalog = await enter(world)
-    assert catalog.password_ok("guest", "guest")
-    assert catalog.may("guest", "/", "configure", "anything")
+    assert passwords.matches(catalog.users.get("guest"), "guest")
+    assert catalog.permissions.may("guest", "/", "configure", "anything")
     writer.close()
 
 

@@ -77,7 +77,7 @@ def test_what_of_the_file_has_no_effect_is_logged_at_the_start(
 def test_taken_in_twice_is_taken_in_once(tmp_path: Path) -> None:
     before = loaded(tmp_path)
     assert loaded(tmp_path).state() == before.state()
-    assert [q.id for q in before.queues()] == [q.id for q in loaded(tmp_path).queues()]
+    assert [q.id for q in before.index.all()] == [q.id for q in loaded(tmp_path).index.all()]
 
 
 @pytest.mark.row("I2", "I3", "I11")

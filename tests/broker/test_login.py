@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardmq.broker.amqp.errors import ConnectionException
 from shardmq.broker.front_door import login
 from shardmq.broker.front_door.login import LoginRefused
-from shardmq.broker.model import checks
+from shardmq.broker.model import checks, passwords
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ParameterPut, PermissionPut, UserPut, VhostPut
 
@@ -46,7 +46,7 @@ def enter(mechanism: str, response: bytes, peer: str = "10.0.0.7", client: dict[
         response,
         client or {},
         users,
-        verdict=lambda user, password: "" if users.password_ok(user, password) else "wrong",
+        verdict=lambda user, password: "" if passwords.matches(users.users.get(user), password) else "wrong",
         peer_host=peer,
         loopback_users=frozenset({"guest"}),
     )

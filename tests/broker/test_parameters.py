@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.controller.policies import check_parameter, key_missing, term
+from shardmq.broker.controller.policies import check_parameter, key_missing
 from shardmq.broker.model.checks import Refusal
+from shardmq.broker.model.erlang import json_term as term
 
 
 def refusal(component: str, value: Any, vhost: str = "/") -> str:

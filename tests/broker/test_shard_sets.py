@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmq.broker.controller.decisions import Decision, Decisions
-from shardmq.broker.controller.policies import SHARDS_PER_EXCHANGE_MAX
 from shardmq.broker.controller.requests import Closed, Settled
 from shardmq.broker.controller.resharding.shard_sets import NODE, held_of
 from shardmq.broker.model.catalog import Catalog, Vhost
@@ -27,6 +26,7 @@ from shardmq.broker.model.changes import (
     VhostPut,
 )
 from shardmq.broker.model.checks import Refusal
+from shardmq.broker.model.values import SHARDS_PER_EXCHANGE_MAX
 from shardmq.broker.routing import route
 from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
 

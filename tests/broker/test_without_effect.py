@@ -11,7 +11,7 @@ import pytest
 
 from shardmq.broker.controller import policies, without_effect
 from shardmq.broker.controller.without_effect import LINE_S, LINES_MAX, Lines, sentences
-from shardmq.broker.model import checks
+from shardmq.broker.model.arguments import AT_DEADLINE, DEADLINE, DEFINITION, NUMBER, TABLE, WHEN_GONE
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, ParameterPut, QueuePut, ShardOf, VhostPut
 from shardmq.broker.shared.control import ExchangeDeclare, QueueDeclare
@@ -22,12 +22,11 @@ __all__ = ["world"]  # a fixture
 SOURCE = Path(__file__).resolve().parents[2]
 # Where names are checked and listed; whoever acts on one reads it elsewhere.
 TABLES = (
-    "broker/model/checks.py",
-    "broker/model/policies.py",
+    "broker/model/arguments.py",
     "broker/controller/policies.py",
     "broker/controller/without_effect.py",
 )
-# Names that a table of broker.policies merges into the argument `x-` + name, or reads itself.
+# Names that a policy merges into the argument `x-` + name, or that are read themselves.
 ACTING = {
     path: (SOURCE / path).read_text()
     for folder in ("broker", "shardd")
@@ -37,7 +36,7 @@ ACTING = {
 # Read under another spelling than in quotes with x-.
 READ_OTHERWISE = {
     "alternate-exchange", "delayed-message", "hash-header", "x-queue-type", "routing-key", "queue-type",
-    policies.NUMBER, policies.DEFINITION, policies.WHEN_GONE, policies.DEADLINE, policies.AT_DEADLINE,
+    NUMBER, DEFINITION, WHEN_GONE, DEADLINE, AT_DEADLINE,
 }  # fmt: skip
 
 
@@ -45,18 +44,18 @@ def has_reader(argument: str) -> bool:
     return any(f'"{argument}"' in text for text in ACTING.values())
 
 
-@pytest.mark.parametrize("name", sorted(checks.QUEUE_ARGUMENTS))
+@pytest.mark.parametrize("name", sorted(TABLE.queue))
 def test_an_argument_of_a_queue_acts_or_is_said_to_have_no_effect(name: str) -> None:
-    if name in READ_OTHERWISE or name in checks.DEDUPLICATION_ARGUMENTS:
+    if name in READ_OTHERWISE:
         return
-    assert has_reader(name) != (name in without_effect.QUEUE_ARGUMENTS)
+    assert has_reader(name) != bool(TABLE.queue[name].no_effect)
 
 
-@pytest.mark.parametrize("name", sorted({**policies.POLICY_KEYS, **policies.OPERATOR_KEYS}))
+@pytest.mark.parametrize("name", sorted(TABLE.keys))
 def test_a_key_of_a_policy_acts_or_is_said_to_have_no_effect(name: str) -> None:
     if name in READ_OTHERWISE:
         return
-    assert has_reader(f"x-{name}") != (name in without_effect.POLICY_KEYS)
+    assert has_reader(f"x-{name}") != (name in TABLE.keys_without_effect)
 
 
 def test_each_component_that_nobody_reads_is_said_to_have_no_effect() -> None:
@@ -162,5 +161,5 @@ async def test_a_queue_that_the_server_names_is_logged_by_that_name(
 
 
 def test_what_acts_is_not_warned_of() -> None:
-    acting = {name: 5 for name in checks.QUEUE_ARGUMENTS if name not in without_effect.QUEUE_ARGUMENTS}
+    acting = {name: 5 for name, row in TABLE.queue.items() if not row.no_effect}
     assert sentences([QueueDeclare("/", "q", True, False, False, acting | {"x-queue-type": "stream"})]) == []

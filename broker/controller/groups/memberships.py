@@ -63,7 +63,7 @@ class Memberships:
         self._links = links
         self._shards = shards
         self._awaited = set(range(doors))
-        self._told = max((queue.id for queue in catalog.queues()), default=0)  # newest queue that doors know
+        self._told = max((queue.id for queue in catalog.index.all()), default=0)  # newest queue that doors know
         self.groups = Groups(random.randrange)
         self._return: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None

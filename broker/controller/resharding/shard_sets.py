@@ -17,22 +17,27 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from shardmq.broker.controller.policies import (
-    AT_DEADLINE,
-    DEADLINE,
-    DEFINITION,
-    MERGED,
-    NUMBER,
-    SHARDS,
-    STREAM,
-    WHEN_GONE,
-    at_deadline_fault,
-    deadline_fault,
-    number_fault,
-    when_gone_fault,
-)
+from shardmq.broker.controller.policies import MERGED, SHARDS, STREAM
 from shardmq.broker.controller.resharding import cuts
 from shardmq.broker.model import checks
+from shardmq.broker.model.arguments import (
+    AT_DEADLINE,
+    AT_DEADLINE_ARGUMENT,
+    DEADLINE,
+    DEADLINE_ARGUMENT,
+    DEFINITION,
+    KEY_ARGUMENT,
+    NUMBER,
+    NUMBER_ARGUMENT,
+    SHARD_ARGUMENTS,
+    SHARD_KEY,
+    SUPER_STREAM,
+    WHEN_GONE,
+    WHEN_GONE_ARGUMENT,
+    at_deadline_fault,
+    deadline_fault,
+    when_gone_fault,
+)
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import (
     ACTIVE,
@@ -50,6 +55,7 @@ from shardmq.broker.model.changes import (
     ShardOf,
 )
 from shardmq.broker.model.checks import PRECONDITION_FAILED, Refusal
+from shardmq.broker.model.values import shards_fault
 from shardmq.broker.routing.delaying import inner_type
 from shardmq.broker.routing.placement import place
 from shardmq.broker.routing.spreading import weight_fault
@@ -59,9 +65,6 @@ DEFAULT_SHARDS = 1
 DEFAULT_STREAM_KEY = "10000"
 DEFAULT_WEIGHT = "1"  # where an exchange that spreads by weight is to be bound with a key that is none
 
-NUMBER_ARGUMENT, SUPER_STREAM = "x-shards", "x-super-stream"
-KEY_ARGUMENT, QUEUE_ARGUMENTS, WHEN_GONE_ARGUMENT = "x-shard-routing-key", "x-shard-arguments", "x-shards-when-gone"
-DEADLINE_ARGUMENT, AT_DEADLINE_ARGUMENT = f"x-{DEADLINE}", f"x-{AT_DEADLINE}"
 # Never made a stream exchange by a policy: every queue is bound to the one, the other is fed by the broker itself.
 NEVER: Final = frozenset(("", "amq.rabbitmq.trace"))
 
@@ -128,8 +131,8 @@ def as_it_was(vhost: Vhost, exchange: str) -> Wanted | None:
 
 
 def _wanted(exchange: ExchangePut, prefix: str, number: Any, key: Any, shards: int) -> Wanted:
-    of_queues = exchange.arguments.get(QUEUE_ARGUMENTS)
-    if number_fault(NUMBER, number):  # of a file that was edited by hand
+    of_queues = exchange.arguments.get(SHARD_ARGUMENTS)
+    if shards_fault(NUMBER, number):  # of a file that was edited by hand
         number = DEFAULT_SHARDS
     if not isinstance(key, str) or weight_fault(exchange.type, key) is not None:
         key = DEFAULT_WEIGHT
@@ -145,7 +148,7 @@ def by_arguments(catalog: Catalog, exchange: ExchangePut, shards: int) -> Wanted
     if number is None:
         number = "auto" if streams is True else streams
     prefix = "sharding" if streams is False else "stream"
-    key = arguments.get(KEY_ARGUMENT, "" if streams is False else _global(catalog, exchange.vhost, "routing-key"))
+    key = arguments.get(KEY_ARGUMENT, "" if streams is False else _global(catalog, exchange.vhost, SHARD_KEY))
     return _wanted(exchange, prefix, number, key, shards)
 
 
@@ -154,13 +157,13 @@ def _by_policy(catalog: Catalog, vhost: Vhost, exchange: ExchangePut, shards: in
         return None
     definition = vhost.policies_of(exchange).definition
     if NUMBER in definition:
-        return _wanted(exchange, "sharding", definition[NUMBER], definition.get("routing-key", ""), shards)
+        return _wanted(exchange, "sharding", definition[NUMBER], definition.get(SHARD_KEY, ""), shards)
     if DEFINITION not in definition:
         return None
     put = catalog.parameters.get((vhost.name, DEFINITION, str(definition[DEFINITION])))
     said: Mapping[str, Any] = put.value if put is not None and isinstance(put.value, dict) else {}
     number = said[NUMBER] if NUMBER in said else _global(catalog, vhost.name, NUMBER)
-    key = said["routing-key"] if "routing-key" in said else _global(catalog, vhost.name, "routing-key")
+    key = said[SHARD_KEY] if SHARD_KEY in said else _global(catalog, vhost.name, SHARD_KEY)
     return _wanted(exchange, "stream", number, key, shards)
 
 
@@ -194,9 +197,9 @@ def check_arguments(put: ExchangePut) -> None:
     """Of an exchange that is declared. Raises Refusal, 406."""
     arguments, fault = put.arguments, ""
     if NUMBER_ARGUMENT in arguments:
-        fault = number_fault(NUMBER_ARGUMENT, arguments[NUMBER_ARGUMENT])
+        fault = shards_fault(NUMBER_ARGUMENT, arguments[NUMBER_ARGUMENT])
     if not fault and not isinstance(arguments.get(SUPER_STREAM, True), bool):
-        fault = number_fault(SUPER_STREAM, arguments[SUPER_STREAM])
+        fault = shards_fault(SUPER_STREAM, arguments[SUPER_STREAM])
     if not fault and not isinstance(arguments.get(KEY_ARGUMENT, ""), str):
         fault = f"{KEY_ARGUMENT} should be a string, actually was {checks.erlang_term(arguments[KEY_ARGUMENT])}"
     if not fault and WHEN_GONE_ARGUMENT in arguments:
@@ -205,9 +208,9 @@ def check_arguments(put: ExchangePut) -> None:
     for name, check in ((DEADLINE_ARGUMENT, deadline_fault), (AT_DEADLINE_ARGUMENT, at_deadline_fault)):
         if not fault and name in arguments and (wrong := check(arguments[name])):
             fault = f"{name}: {checks.erlang_term(arguments[name])} {wrong}"
-    of_queues = arguments.get(QUEUE_ARGUMENTS, {})
+    of_queues = arguments.get(SHARD_ARGUMENTS, {})
     if not fault and not isinstance(of_queues, dict):
-        fault = f"{QUEUE_ARGUMENTS} should be a table, actually was {checks.erlang_term(of_queues)}"
+        fault = f"{SHARD_ARGUMENTS} should be a table, actually was {checks.erlang_term(of_queues)}"
     if fault:
         raise Refusal(PRECONDITION_FAILED, fault)
     checks.check_queue_arguments(put.vhost, put.name, of_queues)

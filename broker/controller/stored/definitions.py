@@ -581,8 +581,8 @@ def _rows_of(name: str, catalog: Catalog) -> list[dict[str, Any]]:
     puts: dict[str, Any] = {
         "vhosts": [vhost.put for vhost in catalog.vhosts.values()],
         "users": catalog.users.values(),
-        "permissions": catalog.permissions.values(),
-        "topic_permissions": catalog.topic_permissions,
+        "permissions": catalog.permissions.puts.values(),
+        "topic_permissions": catalog.permissions.topic_puts,
         "parameters": catalog.parameters.values(),
     }
     return [msgspec.structs.asdict(put) for put in puts[name]]

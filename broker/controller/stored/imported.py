@@ -13,9 +13,9 @@ from typing import Any, get_args
 import msgspec
 
 from shardmq.broker.controller.policies import USER_LIMITS, VHOST_LIMITS, bad
+from shardmq.broker.model.arguments import QUEUE_TYPES
 from shardmq.broker.model.catalog import PREDECLARED, Catalog
 from shardmq.broker.model.changes import GLOBAL, ParameterPut, PermissionPut, TopicPermissionPut, UserPut, VhostPut
-from shardmq.broker.model.checks import QUEUE_TYPES
 from shardmq.broker.model.passwords import HASHES, is_base64
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
 from shardmq.broker.shared.control import Bind, ExchangeDeclare, QueueDeclare

@@ -6,7 +6,7 @@ A route that is new is in the document at once; what its body is and what it sho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -23,22 +23,14 @@ from shardmq.broker.controller.management.resources import (
     users,
     vhosts,
 )
+from shardmq.broker.model import arguments
+from shardmq.broker.model.arguments import Argument, PolicyKey
 from shardmq.broker.model.policies import APPLY_TO
 
 PART = re.compile(r"\{(\w+)(?::([^}]+))?\}")
 
 _VALUE: Schema = {"type": "object", "properties": {"value": {}}, "required": ["value"]}
 _NUMBER: Schema = {"type": "object", "properties": {"value": {"type": "integer"}}, "required": ["value"]}
-_POLICY: Schema = {
-    "type": "object",
-    "properties": {
-        "pattern": {"type": "string"},
-        "definition": {"type": "object"},
-        "priority": {"type": "integer"},
-        "apply-to": {"enum": sorted(APPLY_TO)},
-    },
-    "required": ["pattern", "definition"],
-}
 _PUBLISH: Schema = {
     "type": "object",
     "properties": {
@@ -90,8 +82,8 @@ BODIES: Final[dict[tuple[str, str], str | Schema]] = {
     ("POST", "/api/users/bulk-delete"): "NamesBody",
     ("PUT", "/api/permissions/{vhost}/{user}"): "PermissionBody",
     ("PUT", "/api/topic-permissions/{vhost}/{user}"): "TopicPermissionBody",
-    ("PUT", "/api/policies/{vhost}/{name}"): _POLICY,
-    ("PUT", "/api/operator-policies/{vhost}/{name}"): _POLICY,
+    ("PUT", "/api/policies/{vhost}/{name}"): "PolicyBody",
+    ("PUT", "/api/operator-policies/{vhost}/{name}"): "OperatorPolicyBody",
     ("PUT", "/api/parameters/{component}/{vhost}/{name}"): _VALUE,
     ("PUT", "/api/global-parameters/{name}"): _VALUE,
     ("PUT", "/api/vhost-limits/{vhost}/{name}"): _NUMBER,
@@ -230,6 +222,10 @@ def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
         path = PART.sub(r"{\1}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
     _, structs = msgspec.json.schema_components(STRUCTS.values(), ref_template="#/components/schemas/{name}")
+    table = arguments.TABLE
+    structs["QueueBody"]["properties"]["arguments"]["properties"] = _arguments(table.queue)
+    structs["ExchangeBody"]["properties"]["arguments"]["properties"] = _arguments(table.exchange)
+    policies = {"PolicyBody": _policy(table.keys), "OperatorPolicyBody": _policy(table.operator_keys)}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -243,9 +239,30 @@ def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
-            "schemas": {**{name: of_row(name) for name in ROWS}, **structs},
+            "schemas": {**{name: of_row(name) for name in ROWS}, **structs, **policies},
             "responses": {code: _error(text) for code, text in _ERRORS.items()},
         },
+    }
+
+
+def _arguments(rows: Mapping[str, Argument]) -> Schema:
+    return {name: {"description": row.summary} for name, row in rows.items()}
+
+
+def _policy(keys: Mapping[str, PolicyKey]) -> Schema:
+    """Describe a policy that may have these keys, each by what the argument that it sets says."""
+    rows = (*arguments.TABLE.queue.values(), *arguments.TABLE.exchange.values())
+    says = {row.policy.name: row.summary for row in rows if row.policy is not None}
+    described = {name: {"description": says[name]} if name in says else {} for name in keys}
+    return {
+        "type": "object",
+        "properties": {
+            "pattern": {"type": "string"},
+            "definition": {"type": "object", "properties": described},
+            "priority": {"type": "integer"},
+            "apply-to": {"enum": sorted(APPLY_TO)},
+        },
+        "required": ["pattern", "definition"],
     }
 
 

@@ -64,8 +64,8 @@ def definitions(catalog: Catalog, data_dir: str) -> dict[str, Any]:
         "product_version": product_version(),
         "users": [users.row(user, catalog) for user in catalog.users.values()],
         "vhosts": [_vhost_row(vhost) for vhost in vhosts],
-        "permissions": [users.permission_row(put) for put in catalog.permissions.values()],
-        "topic_permissions": [users.topic_permission_row(put) for put in catalog.topic_permissions],
+        "permissions": [users.permission_row(put) for put in catalog.permissions.puts.values()],
+        "topic_permissions": [users.topic_permission_row(put) for put in catalog.permissions.topic_puts],
         "global_parameters": [parameters.global_row(put) for put in global_parameters(catalog, data_dir)],
         **_inside(vhosts, puts, lambda row: row),
     }

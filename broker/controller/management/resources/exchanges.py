@@ -10,8 +10,9 @@ import msgspec
 from shardmq.broker.controller.management.answers.listing import Listing
 from shardmq.broker.controller.management.call import Arguments, Call, Route, not_found, put_status, table_of
 from shardmq.broker.controller.management.metrics.gathered import Stats, exchange_stats
-from shardmq.broker.model.catalog import DEFAULT_EXCHANGE_RIGHTS_NAME, Vhost
+from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import ExchangePut
+from shardmq.broker.model.permissions import DEFAULT_EXCHANGE_RIGHTS_NAME
 from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove
 
 

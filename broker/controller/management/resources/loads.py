@@ -43,7 +43,7 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
             "shard": shard.number,
             "ready": shard.ready,
             "alarm": shard.alarm,
-            "queues": catalog.queues_on(shard.number),
+            "queues": catalog.index.count_on(shard.number),
             **load(stats, shard.number),
         }
         for shard in call.context.shards.shards

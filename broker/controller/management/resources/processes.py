@@ -72,7 +72,7 @@ def rows(context: Context) -> list[dict[str, Any]]:
             row["rss_bytes"] = rss_bytes(row["pid"])
             row["fd_used"], row["fd_total"] = open_files(row["pid"])
         if row["kind"] == "shard":
-            row["queues"] = context.catalog.queues_on(row["index"])
+            row["queues"] = context.catalog.index.count_on(row["index"])
         shown.append(row)
     return shown
 
@@ -105,7 +105,7 @@ async def shards(call: Call) -> list[dict[str, Any]]:
             "pid": shard.pid,
             "ready": shard.ready,
             "alarm": shard.alarm,
-            "queues": catalog.queues_on(shard.number),
+            "queues": catalog.index.count_on(shard.number),
             "warnings": warnings(stats.shards.get(shard.number, {})),
             **stats.shards.get(shard.number, {}),
         }

@@ -10,10 +10,12 @@ import msgspec
 from shardmq.broker.controller.groups.groups import Name, VirtualQueue
 from shardmq.broker.controller.management.call import Call, Route, bad_request, not_found
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
-from shardmq.broker.controller.policies import NUMBER, SHARDS, SHARDS_PER_EXCHANGE_MAX, number_fault
+from shardmq.broker.controller.policies import SHARDS
 from shardmq.broker.controller.resharding import settling, shard_sets
+from shardmq.broker.model.arguments import NUMBER
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import ACTIVE, ExchangePut, ParameterPut, QueuePut
+from shardmq.broker.model.values import SHARDS_PER_EXCHANGE_MAX, shards_fault
 
 STATES = ("open", "closing", "closed", "settling")
 
@@ -112,7 +114,7 @@ def _room(call: Call, vhost: Vhost) -> int:
 
 
 def _number(body: NumberBody) -> Any:
-    if fault := number_fault("number", body.number):
+    if fault := shards_fault("number", body.number):
         raise bad_request(fault)
     return body.number
 

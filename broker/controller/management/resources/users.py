@@ -80,7 +80,7 @@ async def get_all(call: Call) -> Listing:
 
 
 async def without_permissions(call: Call) -> Listing:
-    known = {user for _, user in call.catalog.permissions}
+    known = {user for _, user in call.catalog.permissions.puts}
     return Listing([row(user, call.catalog) for user in call.catalog.users.values() if user.name not in known])
 
 
@@ -133,15 +133,15 @@ async def delete_many(call: Call) -> None:
 
 async def permissions_of_user(call: Call) -> Listing:
     user = _user(call).name
-    return Listing([permission_row(put) for key, put in call.catalog.permissions.items() if key[1] == user])
+    return Listing([permission_row(put) for key, put in call.catalog.permissions.puts.items() if key[1] == user])
 
 
 async def get_permissions(call: Call) -> Listing:
-    return Listing([permission_row(put) for put in call.catalog.permissions.values()])
+    return Listing([permission_row(put) for put in call.catalog.permissions.puts.values()])
 
 
 def _permission(call: Call) -> PermissionPut:
-    put = call.catalog.permissions.get((call.part("vhost"), call.part("user")))
+    put = call.catalog.permissions.puts.get((call.part("vhost"), call.part("user")))
     if put is None:
         raise not_found()
     return put
@@ -154,7 +154,7 @@ async def get_permission(call: Call) -> dict[str, Any]:
 async def put_permission(call: Call) -> Any:
     body = await call.body(PermissionBody)
     vhost, user = call.part("vhost"), call.part("user")
-    existed = (vhost, user) in call.catalog.permissions
+    existed = (vhost, user) in call.catalog.permissions.puts
     check(await call.context.authority.put_permission(vhost, user, body.configure, body.write, body.read))
     return put_status(existed)
 
@@ -171,7 +171,7 @@ def _topic_rows(
     call: Call, vhost: str | None = None, user: str | None = None, exchange: str | None = None
 ) -> list[dict[str, Any]]:
     wanted = {"vhost": vhost, "user": user, "exchange": exchange}
-    rows = map(topic_permission_row, call.catalog.topic_permissions)
+    rows = map(topic_permission_row, call.catalog.permissions.topic_puts)
     return [row for row in rows if all(value in (None, row[name]) for name, value in wanted.items())]
 
 

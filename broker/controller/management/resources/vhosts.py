@@ -108,7 +108,7 @@ async def _protect(call: Call, wanted: bool) -> None:
 
 async def permissions(call: Call) -> Listing:
     vhost = call.vhost().name
-    return Listing(permission_row(put) for key, put in call.catalog.permissions.items() if key[0] == vhost)
+    return Listing(permission_row(put) for key, put in call.catalog.permissions.puts.items() if key[0] == vhost)
 
 
 async def start(call: Call) -> None:

@@ -1,6 +1,7 @@
 // Exchanges: the list, and one with its bindings, where a message would go, and its ring.
 
 import { exchangePart, path, post, put, remove } from "../api.js";
+import { EXCHANGE_ARGUMENTS } from "../arguments.js";
 import { fill, h, update } from "../dom.js";
 import * as format from "../format.js";
 import { to } from "../router.js";
@@ -10,8 +11,6 @@ import { bindingsOf } from "./bindings.js";
 import { publishForm } from "./messages.js";
 import { ringOf, spreads } from "./streams.js";
 import { vhostOptions } from "./vhosts.js";
-
-const ARGUMENTS = ["alternate-exchange", "x-delayed-type", "hash-header", "hash-property"];
 
 export function exchanges(page) {
   const list = listTable(page, {
@@ -50,7 +49,7 @@ function addForm(page) {
     { name: "durable", label: "Durable: outlives a restart", type: "checkbox", value: true },
     { name: "auto_delete", label: "Delete it when nothing is bound to it any more", type: "checkbox" },
     { name: "internal", label: "Internal: clients may not publish to it", type: "checkbox" },
-    { name: "args", label: "Arguments", type: "arguments", hints: ARGUMENTS, help: "A line each: name = value" },
+    { name: "args", label: "Arguments", type: "arguments", hints: EXCHANGE_ARGUMENTS, help: "A line each: name = value" },
   ], {
     label: "Add exchange",
     submit: async ({ vhost, name, args, ...body }) => {

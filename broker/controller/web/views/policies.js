@@ -1,22 +1,19 @@
 // Policies and operator policies: rules by name for queues and exchanges.
 
 import { has, path, put, remove } from "../api.js";
+import { APPLY_TO, OPERATOR_POLICY_KEYS, POLICY_KEYS } from "../arguments.js";
 import { h } from "../dom.js";
 import { listTable } from "../table.js";
 import { attempt, badge, dangerous, entries, fold, form, notice, section } from "../widgets.js";
 import { vhostOptions } from "./vhosts.js";
 
-const KEYS = ["message-ttl", "expires", "max-length", "max-length-bytes", "overflow", "dead-letter-exchange", "dead-letter-routing-key", "delivery-limit", "shards-per-node", "alternate-exchange"];
-const OPERATOR_KEYS = ["message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit"];
-const APPLY_TO = ["queues", "exchanges", "all", "classic_queues", "quorum_queues", "streams"];
-
 export function policies(page) {
   page.show("Policies",
     h("p", { class: "lead" }, "Of all policies whose pattern matches a name, the one with the highest priority holds; operator policies hold beside it, and the stricter limit wins."),
     section("Policies", list(page, "Policies", "policies", has("policymaker"))),
-    has("policymaker") ? fold("Add a policy", addForm(page, "policies", KEYS)) : null,
+    has("policymaker") ? fold("Add a policy", addForm(page, "policies", POLICY_KEYS)) : null,
     section("Operator policies", list(page, "Operator policies", "operator-policies", has("administrator"))),
-    has("administrator") ? fold("Add an operator policy", addForm(page, "operator-policies", OPERATOR_KEYS)) : null);
+    has("administrator") ? fold("Add an operator policy", addForm(page, "operator-policies", OPERATOR_POLICY_KEYS)) : null);
 }
 
 function list(page, caption, kind, mayChange) {

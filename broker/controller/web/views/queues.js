@@ -1,6 +1,7 @@
 // Queues: the list, and one with its messages, consumers and bindings.
 
 import { path, post, put, remove } from "../api.js";
+import { QUEUE_ARGUMENTS } from "../arguments.js";
 import { lineChart } from "../charts.js";
 import { h, update } from "../dom.js";
 import * as format from "../format.js";
@@ -12,10 +13,6 @@ import { consumerTable } from "./connections.js";
 import { getForm, publishForm } from "./messages.js";
 import { vhostOptions } from "./vhosts.js";
 
-const ARGUMENTS = [
-  "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-overflow", "x-dead-letter-exchange", "x-dead-letter-routing-key",
-  "x-max-priority", "x-single-active-consumer", "x-delivery-limit", "x-queue-type",
-];
 const CHART_EVERY_MS = 2_000;
 const CHART_SPAN_MS = 300_000;
 
@@ -61,7 +58,7 @@ function addForm(page) {
     { name: "name", label: "Name", required: true },
     { name: "durability", label: "Durability", type: "select", options: [["durable", "durable: outlives a restart"], ["transient", "transient"]] },
     { name: "auto_delete", label: "Delete it when its last consumer leaves", type: "checkbox" },
-    { name: "args", label: "Arguments", type: "arguments", hints: ARGUMENTS, help: "A line each: name = value" },
+    { name: "args", label: "Arguments", type: "arguments", hints: QUEUE_ARGUMENTS, help: "A line each: name = value" },
   ], {
     label: "Add queue",
     submit: async (values) => {

@@ -64,8 +64,8 @@ def test_indexes_agree_with_what_exists(history: list[AnyChange]) -> None:
     catalog = catalog_of(VhostPut("/"), *history)
     queues = [queue for vhost in catalog.vhosts.values() for queue in vhost.queues.values()]
     assert all(catalog.queue(queue.vhost, queue.name) is queue for queue in queues)
-    assert {queue.id for queue in catalog.queues()} == {queue.id for queue in queues}
-    assert all(catalog.queues_on(shard) == sum(queue.shard == shard for queue in queues) for shard in range(4))
+    assert {queue.id for queue in catalog.index.all()} == {queue.id for queue in queues}
+    assert all(catalog.index.count_on(shard) == sum(queue.shard == shard for queue in queues) for shard in range(4))
     for vhost in catalog.vhosts.values():
         for binding in vhost.bindings():
             assert binding.source in vhost.exchanges
@@ -97,16 +97,16 @@ def test_a_deleted_queue_takes_its_bindings() -> None:
     catalog.apply(QueueDelete("/", "q"))
     assert not list(catalog.vhosts["/"].bindings())
     assert catalog.queue_by_id(1) is None
-    assert catalog.owners() == []
+    assert catalog.index.owners() == []
 
 
 def test_a_change_of_permissions_holds_at_once() -> None:
     catalog = catalog_of(VhostPut("/"), UserPut("u", ""), PermissionPut("/", "u", "^a", "", ".*"))
-    assert catalog.may("u", "/", "configure", "abc")
-    assert not catalog.may("u", "/", "configure", "bac")
-    assert not catalog.may("u", "/", "write", "abc")
-    assert catalog.may("u", "/", "read", "")
+    assert catalog.permissions.may("u", "/", "configure", "abc")
+    assert not catalog.permissions.may("u", "/", "configure", "bac")
+    assert not catalog.permissions.may("u", "/", "write", "abc")
+    assert catalog.permissions.may("u", "/", "read", "")
     catalog.apply(PermissionPut("/", "u", "", "^amq\\.default$", ".*"))
-    assert not catalog.may("u", "/", "configure", "abc")
-    assert catalog.may("u", "/", "write", "")
-    assert not catalog.may("nobody", "/", "read", "x")
+    assert not catalog.permissions.may("u", "/", "configure", "abc")
+    assert catalog.permissions.may("u", "/", "write", "")
+    assert not catalog.permissions.may("nobody", "/", "read", "x")

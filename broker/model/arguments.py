@@ -1,0 +1,562 @@
+"""The arguments of queues and exchanges: one row of one table for each.
+
+A row says everything that follows from an argument's name: what its value may be, which queues or
+exchanges take the argument, which policy key has the same meaning and how both are merged, which
+field of the shard's limits the value ends in, and a line for people. What asks for arguments
+reads the rows: the refusals (`checks`), the merging (`policies`), the checks of policies and the
+sentences about what has no effect (in the controller), the HTTP API's description, the page's
+buttons, shardctl's help and broker/ARGUMENTS.md. `make arguments` writes the last three.
+
+What an argument does is not here: the shard that enforces a limit reads the argument itself
+(`shardd/queues/limits.py`), and an exchange type checks arguments that depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from shardmq.broker.model import values
+from shardmq.broker.model.values import Check, KeyCheck
+from shardmq.broker.routing import delaying, keeping
+
+CLASSIC, QUORUM, STREAM = "classic", "quorum", "stream"
+QUEUE_TYPES: Final = frozenset((CLASSIC, QUORUM, STREAM))
+NOT_STREAMS: Final = QUEUE_TYPES - {STREAM}
+STREAMS: Final = frozenset((STREAM,))
+ANY_EXCHANGE: Final[frozenset[str]] = frozenset()  # exchanges of every type
+HASHED: Final = frozenset(("x-consistent-hash",))
+
+# Policy keys of stream exchanges, and the arguments of the same meaning.
+NUMBER, WHEN_GONE = "shards-per-node", "shards-when-gone"
+DEADLINE, AT_DEADLINE = "shards-change-deadline", "shards-change-at-deadline"
+SHARD_KEY = "routing-key"
+DEFINITION = "stream-definition"
+NUMBER_ARGUMENT, SUPER_STREAM = "x-shards", "x-super-stream"
+SHARD_ARGUMENTS, KEY_ARGUMENT = "x-shard-arguments", "x-shard-routing-key"
+WHEN_GONE_ARGUMENT = "x-shards-when-gone"
+DEADLINE_ARGUMENT, AT_DEADLINE_ARGUMENT = f"x-{DEADLINE}", f"x-{AT_DEADLINE}"
+when_gone_fault: Final = values.listed(("drain", "merge", "keep", "delete"))
+deadline_fault: Final = values.at_least(0, "number of milliseconds")
+at_deadline_fault: Final = values.listed(("wait", "break-order", "dead-letter"))
+
+STRATEGIES = ("at-most-once", "at-least-once")
+OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
+MODES = ("default", "lazy")
+RETRY_TYPES = ("disabled", "all", "failed", "returned")
+
+# Why something has no effect.
+ONE_HOST = "there is one host: queues have no replicas and no leader to place"
+IN_MEMORY = "messages of every queue are on disk; memory keeps an index of them"
+NO_FEDERATION = "there is no federation: nothing comes from the upstream"
+NO_WAIT = "a consumer is gone with its connection: nothing is waited for"
+INDEXED = "streams are filtered by their index, whose size is not set"
+
+
+class Merge(Enum):
+    """Which value is in force where a policy differs from an argument or an operator policy."""
+
+    ARGUMENT = "argument"  # the argument's, or the operator policy's
+    LOWER = "lower"
+    LOWER_NOT_NEGATIVE = "lower-not-negative"  # a negative one is no limit
+    APART = "apart"  # nothing is merged: whoever reads the argument reads the policy, too
+
+
+class PolicyKey(NamedTuple):
+    """The key of a policy that sets an argument."""
+
+    name: str
+    check: KeyCheck
+    merge: Merge = Merge.ARGUMENT
+    is_operator: bool = False  # an operator policy may have the key, too
+
+
+class Argument(NamedTuple):
+    """One row.
+
+    name: as a client writes it.
+    summary: the line for people, one short sentence.
+    types: of a queue, the types that take the argument; of an exchange, the types that read it.
+    check: what the value may be. None: the file of the exchange's type looks at it with others.
+    limit: the field of `shardd.queues.limits.Limits` that the value ends in.
+    retention: the field of a stream's `Retention` that the value ends in.
+    no_effect: why the argument and its policy key do nothing here, if they do nothing.
+    is_compared: whether a second declare must give the same value.
+    is_offered: whether the page has a button for the name.
+    """
+
+    name: str
+    summary: str
+    types: frozenset[str]
+    check: Check | None = None
+    policy: PolicyKey | None = None
+    limit: str = ""
+    retention: str = ""
+    no_effect: str = ""
+    is_compared: bool = True
+    is_offered: bool = False
+
+
+# Deduplication, at an exchange as at a queue.
+_DEDUPLICATION: Final = (
+    Argument(
+        "x-message-deduplication",
+        "Whether a message with the id of an earlier one is dropped.",
+        NOT_STREAMS,
+        values.boolean,
+    ),
+    Argument(
+        "x-cache-size",
+        "How many ids are remembered; 128 if not said.",
+        NOT_STREAMS,
+        values.positive_up_to(values.DEDUPLICATION_CACHE_MAX),
+    ),
+    Argument(
+        "x-cache-ttl",
+        "For how many milliseconds an id is remembered.",
+        NOT_STREAMS,
+        values.positive,
+    ),
+    Argument(
+        "x-deduplication-header",
+        "The header that holds the id, if not x-deduplication-header.",
+        NOT_STREAMS,
+        values.string,
+    ),
+)
+
+# In the order in which a second declare compares them.
+_QUEUE: Final = (
+    *_DEDUPLICATION,
+    Argument(
+        "x-queue-type",
+        "The type of the queue: classic, quorum or stream.",
+        QUEUE_TYPES,
+        values.word(QUEUE_TYPES, "\"unsupported queue type '{}'\""),
+        is_offered=True,
+    ),
+    Argument(
+        "x-expires",
+        "Milliseconds without use after which the queue is deleted.",
+        NOT_STREAMS,
+        values.expiry,
+        PolicyKey("expires", values.at_least(1, "queue expiry"), Merge.LOWER, is_operator=True),
+        limit="expires",
+        is_offered=True,
+    ),
+    Argument(
+        "x-message-ttl",
+        "Milliseconds after which a message expires.",
+        NOT_STREAMS,
+        values.duration,
+        PolicyKey("message-ttl", values.at_least(0, "message TTL"), Merge.LOWER, is_operator=True),
+        limit="message_ttl",
+        is_offered=True,
+    ),
+    Argument(
+        "x-dead-letter-exchange",
+        "The exchange that dead messages go to.",
+        NOT_STREAMS,
+        values.string,
+        PolicyKey("dead-letter-exchange", values.text("dead letter exchange name")),
+        limit="dead_letters",
+        is_offered=True,
+    ),
+    Argument(
+        "x-dead-letter-routing-key",
+        "The routing key of dead messages, if not their own.",
+        NOT_STREAMS,
+        values.dead_letter_key,
+        PolicyKey("dead-letter-routing-key", values.text("dead letter routing key")),
+        limit="dead_letters",
+        is_offered=True,
+    ),
+    Argument(
+        "x-dead-letter-strategy",
+        "at-least-once offers a refused dead message again; or at-most-once.",
+        NOT_STREAMS,
+        values.word(STRATEGIES, "invalid_dlx_strategy"),
+        PolicyKey("dead-letter-strategy", values.one_of(STRATEGIES, "dead letter strategy")),
+        limit="dead_letters",
+    ),
+    Argument(
+        "x-max-length",
+        "Messages that are ready in a queue, or kept by a stream, at the most.",
+        QUEUE_TYPES,
+        values.non_negative,
+        PolicyKey(
+            "max-length", values.at_least(0, "maximum length"), Merge.LOWER, is_operator=True
+        ),
+        limit="max_length",
+        retention="max_messages",
+        is_offered=True,
+    ),
+    Argument(
+        "x-max-length-bytes",
+        "Bytes of those messages at the most.",
+        QUEUE_TYPES,
+        values.non_negative,
+        PolicyKey(
+            "max-length-bytes",
+            values.at_least(0, "maximum length in bytes"),
+            Merge.LOWER,
+            is_operator=True,
+        ),
+        limit="max_bytes",
+        retention="max_bytes",
+        is_offered=True,
+    ),
+    Argument(
+        "x-max-in-memory-length",
+        "How many messages are in memory.",
+        NOT_STREAMS,
+        values.non_negative,
+        PolicyKey(
+            "max-in-memory-length",
+            values.at_least(0, "maximum memory in bytes"),
+            Merge.LOWER,
+            is_operator=True,
+        ),
+        no_effect=IN_MEMORY,
+    ),
+    Argument(
+        "x-max-in-memory-bytes",
+        "How many bytes of messages are in memory.",
+        NOT_STREAMS,
+        values.non_negative,
+        PolicyKey(
+            "max-in-memory-bytes",
+            values.at_least(0, "maximum memory in bytes"),
+            Merge.LOWER,
+            is_operator=True,
+        ),
+        no_effect=IN_MEMORY,
+    ),
+    Argument(
+        "x-max-priority",
+        "The highest priority of messages, at most 255.",
+        NOT_STREAMS,
+        values.priority,
+        limit="max_priority",
+        is_offered=True,
+    ),
+    Argument(
+        "x-overflow",
+        "What a full queue does: drop-head, reject-publish or reject-publish-dlx.",
+        NOT_STREAMS,
+        values.word(OVERFLOWS, "invalid_overflow"),
+        PolicyKey("overflow", values.one_of(OVERFLOWS, "overflow value"), is_operator=True),
+        limit="reject_publish",
+        is_offered=True,
+    ),
+    Argument(
+        "x-queue-mode",
+        "The mode of the queue: default or lazy.",
+        NOT_STREAMS,
+        values.word(MODES, "\"unsupported queue mode '{}'\""),
+        PolicyKey("queue-mode", values.one_of(MODES, "queue-mode value")),
+        no_effect=IN_MEMORY,
+    ),
+    Argument(
+        "x-queue-version",
+        "How messages are stored: 1 or 2.",
+        NOT_STREAMS,
+        values.anything,
+        PolicyKey("queue-version", values.one_of((1, 2), "queue-version value"), is_operator=True),
+        no_effect=IN_MEMORY,
+    ),
+    Argument(
+        "x-single-active-consumer",
+        "Whether one consumer gets all messages and the others stand by.",
+        NOT_STREAMS,
+        values.boolean,
+        limit="single_active",
+        is_offered=True,
+    ),
+    Argument(
+        "x-delivery-limit",
+        "How often a message may come back before it dies; negative: no limit.",
+        NOT_STREAMS,
+        values.integer,
+        PolicyKey(
+            "delivery-limit",
+            values.at_least(-1, "delivery limit"),
+            Merge.LOWER_NOT_NEGATIVE,
+            is_operator=True,
+        ),
+        limit="delivery_limit",
+        is_offered=True,
+    ),
+    Argument(
+        "x-consumer-timeout",
+        "Milliseconds after which unsettled deliveries are requeued; 0: never.",
+        NOT_STREAMS,
+        values.non_negative,
+        PolicyKey("consumer-timeout", values.at_least(0, "consumer timeout"), Merge.LOWER),
+        limit="consumer_timeout",
+    ),
+    Argument(
+        "x-consumer-disconnected-timeout",
+        "How many milliseconds a consumer may be disconnected.",
+        NOT_STREAMS,
+        values.non_negative,
+        PolicyKey(
+            "consumer-disconnected-timeout",
+            values.at_least(0, "consumer disconnected timeout"),
+            Merge.APART,
+        ),
+        no_effect=NO_WAIT,
+    ),
+    Argument(
+        "x-delayed-retry-type",
+        "What rests when it comes back: all, failed, returned or disabled.",
+        NOT_STREAMS,
+        values.word(RETRY_TYPES, "invalid_delayed_retry_type"),
+        PolicyKey("delayed-retry-type", values.one_of(RETRY_TYPES, "delayed retry type")),
+        limit="retry",
+    ),
+    Argument(
+        "x-delayed-retry-min",
+        "Milliseconds that a message rests for each time it came back.",
+        NOT_STREAMS,
+        values.positive,
+        PolicyKey("delayed-retry-min", values.at_least(1, "delayed retry time")),
+        limit="retry",
+    ),
+    Argument(
+        "x-delayed-retry-max",
+        "Milliseconds that a message rests at the most.",
+        NOT_STREAMS,
+        values.positive,
+        PolicyKey("delayed-retry-max", values.at_least(1, "delayed retry time")),
+        limit="retry",
+    ),
+    Argument(
+        "x-delayed-retry-multiplier",
+        "By how much the rest grows each time a message comes back.",
+        NOT_STREAMS,
+        values.positive,
+        PolicyKey("delayed-retry-multiplier", values.at_least(1, "delayed retry multiplier")),
+        limit="retry",
+    ),
+    Argument(
+        "x-max-age",
+        "How long a stream keeps messages, such as 7D (Y, M, D, h, m, s).",
+        STREAMS,
+        values.max_age,
+        PolicyKey("max-age", values.age),
+        retention="max_age_ms",
+    ),
+    Argument(
+        "x-stream-max-segment-size-bytes",
+        "Bytes of a stream's segments, which are deleted whole.",
+        STREAMS,
+        values.positive_up_to(values.SEGMENT_BYTES_MAX),
+        PolicyKey("stream-max-segment-size-bytes", values.at_least(0, "segment size")),
+        retention="segment_bytes",
+    ),
+    Argument(
+        "x-stream-filter-size-bytes",
+        "How many bytes the filter of a chunk has.",
+        STREAMS,
+        values.non_negative,
+        PolicyKey("stream-filter-size-bytes", values.at_least(0, "filter size")),
+        no_effect=INDEXED,
+    ),
+    Argument(
+        "x-queue-leader-locator",
+        "Where the leader of the queue is placed.",
+        QUEUE_TYPES,
+        values.string,
+        PolicyKey(
+            "queue-leader-locator",
+            values.one_of(
+                ("client-local", "balanced", "random", "least-leaders"),
+                "queue leader locator value",
+            ),
+        ),
+        no_effect=ONE_HOST,
+    ),
+    Argument(
+        "x-initial-cluster-size",
+        "How many replicas the queue begins with.",
+        QUEUE_TYPES,
+        values.positive,
+        PolicyKey("initial-cluster-size", values.at_least(0, "cluster size")),
+        no_effect=ONE_HOST,
+    ),
+    Argument(
+        "x-quorum-initial-group-size",
+        "How many replicas the queue begins with.",
+        NOT_STREAMS,
+        values.positive,
+        no_effect=ONE_HOST,
+    ),
+    Argument(
+        "x-queue-master-locator",
+        "Where the leader of the queue is placed.",
+        QUEUE_TYPES,
+        values.anything,
+        PolicyKey("queue-master-locator", values.any_setting, Merge.APART),
+        no_effect=ONE_HOST,
+        is_compared=False,
+    ),
+    Argument(
+        "x-ha-policy",
+        "Where the queue has mirrors.",
+        QUEUE_TYPES,
+        values.anything,
+        no_effect=ONE_HOST,
+        is_compared=False,
+    ),
+    # Checked where the name is made (`checks.with_prefix`).
+    Argument(
+        "x-name-prefix",
+        "How a name begins that the broker gives; at most 64 bytes.",
+        QUEUE_TYPES,
+        values.anything,
+        is_compared=False,
+    ),
+)
+
+# In the order in which a second declare compares them.
+_EXCHANGE: Final = (
+    Argument(
+        "alternate-exchange",
+        "The exchange that messages without a route go to.",
+        ANY_EXCHANGE,
+        policy=PolicyKey("alternate-exchange", values.text("alternate exchange name")),
+        is_offered=True,
+    ),
+    Argument("hash-header", "The header that is hashed.", HASHED, is_offered=True),
+    Argument("hash-property", "The property that is hashed.", HASHED, is_offered=True),
+    Argument("x-hash-on", "The same as hash-header.", HASHED),
+    Argument(
+        "x-algorithm", "How a hash leads to a queue: ring (weighted rendezvous) or jump.", HASHED
+    ),
+    Argument(
+        NUMBER_ARGUMENT,
+        "How many shard queues a stream exchange has, or auto.",
+        ANY_EXCHANGE,
+        policy=PolicyKey(NUMBER, values.any_setting, Merge.APART),
+        is_offered=True,
+    ),
+    Argument(SUPER_STREAM, "How many partitions a super stream has, or true.", ANY_EXCHANGE),
+    Argument(SHARD_ARGUMENTS, "A table: the arguments of the shard queues.", ANY_EXCHANGE),
+    Argument(
+        KEY_ARGUMENT,
+        "The key that binds the shard queues.",
+        ANY_EXCHANGE,
+        policy=PolicyKey(SHARD_KEY, values.any_setting, Merge.APART),
+    ),
+    Argument(
+        WHEN_GONE_ARGUMENT,
+        "What becomes of old shard queues: drain, merge, keep or delete.",
+        ANY_EXCHANGE,
+        policy=PolicyKey(WHEN_GONE, when_gone_fault, Merge.APART),
+    ),
+    Argument(
+        delaying.TYPE_ARGUMENT,
+        "The type that messages are routed by when they are due.",
+        frozenset((delaying.DELAYED_TYPE,)),
+        is_offered=True,
+    ),
+    Argument(
+        delaying.FLAG_ARGUMENT,
+        "Whether messages with a header x-delay wait so many milliseconds.",
+        ANY_EXCHANGE,
+        policy=PolicyKey(delaying.POLICY_KEY, values.flag),
+    ),
+    *(row._replace(types=ANY_EXCHANGE) for row in _DEDUPLICATION),
+    Argument(keeping.MESSAGES, "How many of the newest messages are kept.", ANY_EXCHANGE),
+    Argument(keeping.AGE_MS, "For how many milliseconds messages are kept.", ANY_EXCHANGE),
+    Argument(
+        keeping.LENGTH,
+        "How many of the newest messages are kept; 20 if not said.",
+        frozenset((keeping.RECENT_HISTORY,)),
+    ),
+    Argument(
+        DEADLINE_ARGUMENT,
+        "Milliseconds for which a change of shards keeps order.",
+        ANY_EXCHANGE,
+        policy=PolicyKey(DEADLINE, deadline_fault, Merge.APART),
+        is_compared=False,
+    ),
+    Argument(
+        AT_DEADLINE_ARGUMENT,
+        "What is done then: wait, break-order or dead-letter.",
+        ANY_EXCHANGE,
+        policy=PolicyKey(AT_DEADLINE, at_deadline_fault, Merge.APART),
+        is_compared=False,
+    ),
+)
+
+# Policy keys that no argument has, with the reason why they do nothing, "" if they act. The last
+# ones are kept because definitions of other brokers carry them.
+_ONLY_KEYS: Final = {
+    PolicyKey(DEFINITION, values.text("stream definition name"), Merge.APART): "",
+    **dict.fromkeys(
+        (
+            PolicyKey(name, values.any_setting, Merge.APART)
+            for name in (
+                "ha-mode",
+                "ha-params",
+                "ha-sync-mode",
+                "ha-sync-batch-size",
+                "ha-promote-on-shutdown",
+                "ha-promote-on-failure",
+            )
+        ),
+        ONE_HOST,
+    ),
+    **dict.fromkeys(
+        (
+            PolicyKey(name, values.any_setting, Merge.APART)
+            for name in (
+                "federation-upstream",
+                "federation-upstream-set",
+                "federation-upstream-pattern",
+            )
+        ),
+        NO_FEDERATION,
+    ),
+}
+
+
+class Table:
+    """All rows, by the names that others look for. Never changed in place.
+
+    queue, exchange: the rows by their argument's name.
+    keys, operator_keys: what an own policy and an operator policy may have, by name.
+    keys_without_effect: why a key does nothing, by name.
+    queue_merges, exchange_merges: the rows whose policy is merged into the arguments, by key.
+    """
+
+    def __init__(self, queue: Iterable[Argument], exchange: Iterable[Argument]) -> None:
+        self.queue = MappingProxyType({row.name: row for row in queue})
+        self.exchange = MappingProxyType({row.name: row for row in exchange})
+        reasons = dict(_ONLY_KEYS)
+        for row in (*self.queue.values(), *self.exchange.values()):
+            if row.policy is not None:
+                reasons[row.policy] = row.no_effect
+        self.keys = MappingProxyType({key.name: key for key in reasons})
+        self.operator_keys = MappingProxyType({key.name: key for key in reasons if key.is_operator})
+        self.keys_without_effect = MappingProxyType(
+            {key.name: why for key, why in reasons.items() if why}
+        )
+        self.queue_merges = MappingProxyType(_merged(self.queue.values()))
+        self.exchange_merges = MappingProxyType(_merged(self.exchange.values()))
+
+
+def _merged(rows: Iterable[Argument]) -> dict[str, Argument]:
+    return {
+        row.policy.name: row
+        for row in rows
+        if row.policy is not None and row.policy.merge is not Merge.APART
+    }
+
+
+# Ask for the table through this module (`arguments.TABLE`), so that a test can put another here.
+TABLE = Table(_QUEUE, _EXCHANGE)

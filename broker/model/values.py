@@ -1,0 +1,188 @@
+"""What the value of an argument or of a policy key may be. Pure.
+
+A check of an argument takes the value and all arguments beside it. A check of a policy key takes
+the value alone. Both return "" for a good value, else what is wrong with the value, in RabbitMQ's
+words: those of an argument are an Erlang term, those of a policy key follow the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from shardmq.broker.model.erlang import json_term, type_name
+
+Check = Callable[[Any, Mapping[str, Any]], str]
+KeyCheck = Callable[[Any], str]
+
+NAME_BYTES_MAX = 255  # a shortstr
+EXPIRY_MS_MAX = 315_360_000_000  # ten years, as in RabbitMQ
+PRIORITY_MAX = 255
+DEDUPLICATION_CACHE_MAX = 1_000_000  # ids that one exchange remembers
+SEGMENT_BYTES_MAX: Final = 3_000_000_000
+SHARDS_PER_EXCHANGE_MAX = 1024
+AGE: Final = re.compile(r"[0-9]+[YMDhms]")
+
+# -- of arguments
+
+
+def anything(value: Any, _: Mapping[str, Any]) -> str:
+    """Accept every value."""
+    return ""
+
+
+def boolean(value: Any, _: Mapping[str, Any]) -> str:
+    """Accept true and false."""
+    return "" if isinstance(value, bool) else unacceptable(value)
+
+
+def string(value: Any, _: Mapping[str, Any]) -> str:
+    """Accept a string."""
+    return "" if isinstance(value, str) else unacceptable(value)
+
+
+def integer(value: Any, _: Mapping[str, Any]) -> str:
+    """Accept an integer."""
+    return "" if type(value) is int else not_integer(value)
+
+
+def non_negative(value: Any, _: Mapping[str, Any]) -> str:
+    """Accept an integer from 0 on."""
+    if type(value) is not int:
+        return not_integer(value)
+    return f"{{value_negative,{value}}}" if value < 0 else ""
+
+
+def positive(value: Any, arguments: Mapping[str, Any]) -> str:
+    """Accept an integer from 1 on."""
+    return non_negative(value, arguments) or ("{value_zero,0}" if value == 0 else "")
+
+
+def duration(value: Any, arguments: Mapping[str, Any]) -> str:
+    """Accept a number of milliseconds from 0 up to ten years."""
+    wrong = non_negative(value, arguments)
+    return wrong or (f"{{value_too_large,{value}}}" if value > EXPIRY_MS_MAX else "")
+
+
+def expiry(value: Any, arguments: Mapping[str, Any]) -> str:
+    """Accept a number of milliseconds from 1 up to ten years."""
+    return positive(value, arguments) or duration(value, arguments)
+
+
+def priority(value: Any, arguments: Mapping[str, Any]) -> str:
+    """Accept a priority of messages."""
+    wrong = non_negative(value, arguments)
+    return wrong or (f"{{max_value_exceeded,{value}}}" if value > PRIORITY_MAX else "")
+
+
+def positive_up_to(most: int) -> Check:
+    """Make a check that accepts an integer from 1 to `most`."""
+
+    def check(value: Any, arguments: Mapping[str, Any]) -> str:
+        wrong = positive(value, arguments)
+        return wrong or (f"{{max_value_exceeded,{value}}}" if value > most else "")
+
+    return check
+
+
+def word(words: Iterable[str], wrong: str) -> Check:
+    """Make a check that accepts one of `words`; `wrong` may show the value as `{}`."""
+    known = frozenset(words)
+
+    def check(value: Any, _: Mapping[str, Any]) -> str:
+        if not isinstance(value, str):
+            return unacceptable(value)
+        return "" if value in known else wrong.format(value)
+
+    return check
+
+
+def dead_letter_key(value: Any, arguments: Mapping[str, Any]) -> str:
+    """Accept a routing key beside an exchange that dead letters go to."""
+    wrong = string(value, arguments)
+    if not wrong and len(value.encode()) > NAME_BYTES_MAX:
+        return f'"a routing key has at most {NAME_BYTES_MAX} bytes"'
+    has_exchange = "x-dead-letter-exchange" in arguments
+    return wrong or ("" if has_exchange else "routing_key_but_no_dlx_defined")
+
+
+def max_age(value: Any, arguments: Mapping[str, Any]) -> str:
+    """Accept an age such as 7D."""
+    return string(value, arguments) or ("" if AGE.fullmatch(value) else "invalid_max_age")
+
+
+def not_integer(value: Any) -> str:
+    """Say that the value is not an integer."""
+    return f'"expected integer, got {type_name(value)}"'
+
+
+def unacceptable(value: Any) -> str:
+    """Say that the value has the wrong type."""
+    return f"{{unacceptable_type,{type_name(value)}}}"
+
+
+# -- of policy keys
+
+
+def any_setting(value: Any) -> str:
+    """Accept every value."""
+    return ""
+
+
+def flag(value: Any) -> str:
+    """Accept true and false."""
+    return "" if isinstance(value, bool) else "is not a valid boolean"
+
+
+def at_least(least: int, name: str) -> KeyCheck:
+    """Make a check that accepts an integer from `least` on; `name` is what the number means."""
+    return lambda value: "" if type(value) is int and value >= least else f"is not a valid {name}"
+
+
+def text(name: str) -> KeyCheck:
+    """Make a check that accepts a string; `name` is what the string means."""
+    return lambda value: "" if isinstance(value, str) else f"is not a valid {name}"
+
+
+def one_of(settings: tuple[str | int, ...], name: str) -> KeyCheck:
+    """Make a check that accepts one of `settings`; `name` is what they are together."""
+
+    def check(value: Any) -> str:
+        fits = isinstance(value, int | str) and not isinstance(value, bool) and value in settings
+        return "" if fits else f"is not a valid {name}"
+
+    return check
+
+
+def listed(words: tuple[str, ...]) -> KeyCheck:
+    """Make a check that accepts one of `words` and names all of them where it does not."""
+    return lambda value: (
+        "" if isinstance(value, str) and value in words else f"is none of {', '.join(words)}"
+    )
+
+
+def age(value: Any) -> str:
+    """Accept an age such as 7D."""
+    return "" if isinstance(value, str) and AGE.fullmatch(value) else "is not a valid max age"
+
+
+def shards_fault(name: str, value: Any) -> str:
+    """Return why one exchange cannot have so many shard queues, or "".
+
+    `name` is the argument or the key that says the number. The text is complete: it shows the
+    value.
+    """
+    if value == "auto":
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"{name} should be a number, actually was {json_term(value)}"
+    if value <= 0:
+        return f"{name} should be greater than 0, actually was {json_term(value)}"
+    if not isinstance(value, int):
+        return f"{name} should be a whole number, actually was {json_term(value)}"
+    if value > SHARDS_PER_EXCHANGE_MAX:
+        return (
+            f"{name} should not exceed {SHARDS_PER_EXCHANGE_MAX}, actually was {json_term(value)}"
+        )
+    return ""
