@@ -179,7 +179,7 @@ def test_a_first_start_that_is_refused_midway_keeps_nothing_and_the_next_one_is_
             loaded(tmp_path / "data", file)
     assert Definitions(tmp_path / "data", "b").is_new
     catalog = loaded(tmp_path / "data", "")
-    assert (set(catalog.users), set(catalog.vhosts), list(catalog.queues())) == ({"guest"}, {"/"}, [])
+    assert (set(catalog.users), set(catalog.vhosts), list(catalog.index.all())) == ({"guest"}, {"/"}, [])
 
 
 def test_a_later_start_that_is_refused_midway_keeps_nothing_of_the_file(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_first_start_whose_disk_fills_midway_ends_and_keeps_nothing(
     assert Definitions(tmp_path / "data", "b").is_new
     catalog = loaded(tmp_path / "data", file)
     assert (set(catalog.users), set(catalog.vhosts)) == ({"olga"}, {"/", "half"})
-    assert [queue.name for queue in catalog.queues()] == ["q0", "q1", "q2", "q3"]
+    assert [queue.name for queue in catalog.index.all()] == ["q0", "q1", "q2", "q3"]
 
 
 def test_a_later_start_without_room_for_the_file_goes_on_with_what_exists_and_says_so(
