@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__":  # asyncio would load OpenSSL, 5 MB, into a process that speaks to none but its children
+if (
+    __name__ == "__main__"
+):  # asyncio would load OpenSSL, 5 MB, into a process that speaks to none but its children
     sys.modules["ssl"] = None  # type: ignore[assignment]
 
 import argparse
@@ -79,7 +81,9 @@ class Parser(argparse.ArgumentParser):
 
 def settings_from(arguments: list[str], set: dict[str, Any] | None = None) -> Settings:
     """`set`: what wins over the flags."""
-    parser = Parser(prog="python -m shardmq.supervisor", description="Run the broker in the foreground.")
+    parser = Parser(
+        prog="python -m shardmq.supervisor", description="Run the broker in the foreground."
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, TOML")
     for flag, (key, kind) in FLAGS.items():
         parser.add_argument(flag, dest=key, type=kind, help=f"overrides {key}")

@@ -23,7 +23,14 @@ STARTING, READY, STOPPING, EXITED = "starting", "ready", "stopping", "exited"
 
 DATAGRAMS_PER_TURN_MAX = 64
 CHILD_UMASK = 0o027  # messages are nobody else's business
-SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+SYSTEMD_VARIABLES = (
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+)
 SOURCE_ROOT = Path(__file__).absolute().parents[2]
 
 log = logging.getLogger("supervisor")

@@ -47,7 +47,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Listen(Struct, frozen=True, forbid_unknown_fields=True):
-    bind: Addresses = "*"  # reachable as clients expect; the default user may still log in from this host only
+    bind: Addresses = (
+        "*"  # reachable as clients expect; the default user may still log in from this host only
+    )
     amqp_port: Port = 5672
     http_port: Port = 15672
     metrics_port: Port = 15692
@@ -72,7 +74,9 @@ class Tls(Struct, frozen=True, forbid_unknown_fields=True):
     ciphers: str = ""
     verify: Literal["none", "peer"] = "none"
     fail_if_no_peer_cert: bool = False
-    login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = "distinguished_name"
+    login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = (
+        "distinguished_name"
+    )
     san_type: Literal["dns", "email", "uri", "ip"] = "dns"
     san_index: Annotated[int, Meta(ge=0)] = 0
     sni: list[Sni] = []
@@ -129,7 +133,9 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Memory(Struct, frozen=True, forbid_unknown_fields=True):
-    high_watermark: Annotated[float, Meta(ge=0, le=1)] = 0.6  # of what this machine, or our control group, has
+    high_watermark: Annotated[float, Meta(ge=0, le=1)] = (
+        0.6  # of what this machine, or our control group, has
+    )
     high_watermark_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
 
 
@@ -193,9 +199,13 @@ def _choices(path: str) -> str:
         kind = get_type_hints(kind).get(name)
         if kind is None:
             return ""
-    kinds = get_args(kind) if get_origin(kind) is UnionType or get_origin(kind) is Union else (kind,)
+    kinds = (
+        get_args(kind) if get_origin(kind) is UnionType or get_origin(kind) is Union else (kind,)
+    )
     words = [str(word) for each in kinds if get_origin(each) is Literal for word in get_args(each)]
-    words += [{int: "a number", bool: "true or false"}[each] for each in kinds if each in (int, bool)]
+    words += [
+        {int: "a number", bool: "true or false"}[each] for each in kinds if each in (int, bool)
+    ]
     return " or ".join(words)
 
 

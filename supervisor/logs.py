@@ -29,10 +29,18 @@ from typing import Any, Final
 
 JOURNAL: Final = "/run/systemd/journal/socket"
 IDENTIFIER: Final = "shardmq"
-ONE_LOGGER: Final = ("supervisor", "controller")  # in lines of text their loggers are not told apart
+ONE_LOGGER: Final = (
+    "supervisor",
+    "controller",
+)  # in lines of text their loggers are not told apart
 MESSAGE_BYTES_MAX: Final = 48 << 10  # what one datagram holds on any machine
 # syslog's priorities
-PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+PRIORITIES: Final = (
+    (logging.CRITICAL, 2),
+    (logging.ERROR, 3),
+    (logging.WARNING, 4),
+    (logging.INFO, 6),
+)
 DEBUG_PRIORITY: Final = 7
 KEPT: Final = "log-"  # and the name of the process: files in the runtime directory, lines of JSON
 KEPT_BYTES_MAX: Final = 256 << 10  # of a file; the one before it is kept as well
@@ -42,7 +50,9 @@ LATE_S: Final = 2.0  # a process may write a line so much later than another one
 def begin(level: str, form: str, process: str) -> None:
     """Once, at the start of a process. `process`: its name in every line."""
     set_level(level)
-    logging.raiseExceptions = False  # a log on a dead disk must not fill what is left of it with tracebacks
+    logging.raiseExceptions = (
+        False  # a log on a dead disk must not fill what is left of it with tracebacks
+    )
     faulthandler.register(signal.SIGUSR1)  # what every thread does just now, to standard error
     logging.getLogger().handlers[:] = [_handler(form, process)]
 
@@ -96,7 +106,9 @@ def escaped(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 def logger_name(record: logging.LogRecord) -> str:
@@ -135,7 +147,9 @@ class JsonFormatter(logging.Formatter):
             "message": escaped(record.getMessage()),
         }
         if record.exc_info:
-            entry["exception"] = "\n".join(map(escaped, self.formatException(record.exc_info).split("\n")))
+            entry["exception"] = "\n".join(
+                map(escaped, self.formatException(record.exc_info).split("\n"))
+            )
         return json.dumps(entry, ensure_ascii=False)
 
 
@@ -153,7 +167,9 @@ class KeptLines(logging.handlers.RotatingFileHandler):
 
     def _open(self) -> TextIOWrapper:
         # Names of users and addresses are in it; the folder may be one that others may enter.
-        fd = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         return open(fd, "a", encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -178,7 +194,9 @@ class JournalHandler(logging.Handler):
 
 def entry(record: logging.LogRecord, process: str) -> bytes:
     """FIELD=value lines; a value with a newline is FIELD, newline, its length (u64, little endian), value."""
-    priority = next((number for level, number in PRIORITIES if record.levelno >= level), DEBUG_PRIORITY)
+    priority = next(
+        (number for level, number in PRIORITIES if record.levelno >= level), DEBUG_PRIORITY
+    )
     fields = {
         "MESSAGE": ONE_LINE.format(record),
         "PRIORITY": str(priority),
@@ -188,7 +206,9 @@ def entry(record: logging.LogRecord, process: str) -> bytes:
         "CODE_FILE": record.pathname,
         "CODE_LINE": str(record.lineno),
     }
-    return b"".join(_field(name, value.encode()[:MESSAGE_BYTES_MAX]) for name, value in fields.items())
+    return b"".join(
+        _field(name, value.encode()[:MESSAGE_BYTES_MAX]) for name, value in fields.items()
+    )
 
 
 def _field(name: str, value: bytes) -> bytes:

@@ -34,7 +34,9 @@ class ChildPlan:
     section: dict[str, Any]
     fds: tuple[int, ...] = ()
     needed: bool = True  # the broker is not ready, and does not go on, without it
-    called_at: int = -1  # a listening socket: started when somebody calls there; -1: from the beginning
+    called_at: int = (
+        -1
+    )  # a listening socket: started when somebody calls there; -1: from the beginning
 
     @property
     def name(self) -> str:
@@ -50,19 +52,24 @@ def shard_count(settings: Settings, cores: int) -> int:
     return min(max(1, cores), SHARDS_MAX) if count == "auto" else count
 
 
-def children(settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening) -> list[ChildPlan]:
+def children(
+    settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening
+) -> list[ChildPlan]:
     shards = shard_count(settings, cores)
     plans = [_controller(settings, shards, runtime_dir, boot, listening)]
     plans += [_shard(settings, index, runtime_dir) for index in range(shards)]
     plans += [
-        _front_door(settings, shards, index, listening, runtime_dir, boot) for index in range(len(listening.amqp_fds))
+        _front_door(settings, shards, index, listening, runtime_dir, boot)
+        for index in range(len(listening.amqp_fds))
     ]
     if listening.reader_fd >= 0:
         plans.append(_reader(settings, shards, runtime_dir, listening.reader_fd))
     return plans
 
 
-def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, listening: Listening) -> ChildPlan:
+def _controller(
+    settings: Settings, shards: int, runtime_dir: str, boot: str, listening: Listening
+) -> ChildPlan:
     section = {
         "data_dir": settings.data_dir,
         "runtime_dir": runtime_dir,
@@ -127,7 +134,15 @@ def _reader(settings: Settings, shards: int, runtime_dir: str, listen_fd: int) -
         "log_level": settings.log_level,
         "log_format": settings.log_format,
     }
-    return ChildPlan("reader", 0, "shardmq.shardd.reader", section, (listen_fd,), needed=False, called_at=listen_fd)
+    return ChildPlan(
+        "reader",
+        0,
+        "shardmq.shardd.reader",
+        section,
+        (listen_fd,),
+        needed=False,
+        called_at=listen_fd,
+    )
 
 
 def _tls(settings: Settings) -> dict[str, Any] | None:
@@ -139,7 +154,10 @@ def _front_door(
     settings: Settings, shards: int, index: int, listening: Listening, runtime_dir: str, boot: str
 ) -> ChildPlan:
     doors = settings.front_doors
-    plain, secure = listening.amqp_fds[index], listening.amqps_fds[index] if listening.amqps_fds else ()
+    plain, secure = (
+        listening.amqp_fds[index],
+        listening.amqps_fds[index] if listening.amqps_fds else (),
+    )
     section = {
         "runtime_dir": runtime_dir,
         "door": index,

@@ -24,7 +24,12 @@ RUN_TIME = frozenset({
 SECRET = frozenset({"users.default_pass"})  # shown nowhere
 # What `shardctl` changes until the next start, without the file: from words, as a flag would.
 SETTABLE = frozenset(
-    {"log_level", "shards.disk_free_min_bytes", "memory.high_watermark", "memory.high_watermark_bytes"}
+    {
+        "log_level",
+        "shards.disk_free_min_bytes",
+        "memory.high_watermark",
+        "memory.high_watermark_bytes",
+    }
 )
 
 

@@ -42,7 +42,9 @@ class Sockets:
     amqp: list[list[socket.socket]]
     http: list[socket.socket]
     metrics: list[socket.socket]
-    amqps: list[list[socket.socket]] = field(default_factory=list)  # like `amqp` and `http`, or none of them
+    amqps: list[list[socket.socket]] = field(
+        default_factory=list
+    )  # like `amqp` and `http`, or none of them
     https: list[socket.socket] = field(default_factory=list)
 
     def listening(self) -> Listening:
@@ -120,11 +122,16 @@ class _Opening:
     def check_given(self) -> None:
         for name, sockets in self._given.items():
             if name not in NAMES:
-                raise ConfigError(f"socket activation: {name}: no name of ours; they are {', '.join(NAMES)}")
+                raise ConfigError(
+                    f"socket activation: {name}: no name of ours; they are {', '.join(NAMES)}"
+                )
             if name in TLS_NAMES and not self._settings.tls.cert:
                 raise ConfigError(f"socket activation: {name}: there is no tls.cert")
             for sock in sockets:
-                if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+                if (
+                    sock.family not in (socket.AF_INET, socket.AF_INET6)
+                    or sock.type != socket.SOCK_STREAM
+                ):
                     raise ConfigError(f"socket activation: {name}: not a TCP socket")
 
     def once(self, name: str) -> list[socket.socket]:
@@ -157,7 +164,9 @@ class _Opening:
                 for host, optional in hosts:
                     # The first decides the port of all; "::" alone is for IPv4 too, as everywhere on Linux.
                     at = int(found[0].getsockname()[1]) if found else port
-                    found += _bound_if_any(host, at, shared, only_v6=len(hosts) > 1, optional=optional)
+                    found += _bound_if_any(
+                        host, at, shared, only_v6=len(hosts) > 1, optional=optional
+                    )
             except Unavailable as error:
                 for sock in found:
                     sock.close()
@@ -186,7 +195,9 @@ class _Opening:
 
     def _again(self, name: str, sock: socket.socket) -> socket.socket:
         host, port = sock.getsockname()[:2]
-        only_v6 = sock.family == socket.AF_INET6 and bool(sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+        only_v6 = sock.family == socket.AF_INET6 and bool(
+            sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        )
         try:
             self.opened.append(_bound(host, port, shared=True, first=False, only_v6=only_v6))
         except Unavailable as error:
@@ -194,7 +205,9 @@ class _Opening:
         return self.opened[-1]
 
 
-def _bound_if_any(host: str, port: int, shared: bool, only_v6: bool, optional: bool) -> list[socket.socket]:
+def _bound_if_any(
+    host: str, port: int, shared: bool, only_v6: bool, optional: bool
+) -> list[socket.socket]:
     try:
         return [_bound(host, port, shared, first=True, only_v6=only_v6)]
     except Unavailable as error:
@@ -226,7 +239,9 @@ def _bound(host: str, port: int, shared: bool, first: bool, only_v6: bool) -> so
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(target)
         if not shared:
-            sock.listen(1)  # a port can be bound twice as long as nobody listens: the news is to come now
+            sock.listen(
+                1
+            )  # a port can be bound twice as long as nobody listens: the news is to come now
     except OSError as error:
         sock.close()
         raise Unavailable(error.errno, f"{host}:{port}: {error.strerror}") from None

@@ -28,7 +28,12 @@ import msgspec
 from shardmq.supervisor import systemd
 from shardmq.supervisor.child import EXITED, READY, STARTING, Child, describe_exit
 from shardmq.supervisor.config import ConfigError, Settings, Supervision
-from shardmq.supervisor.directories import READER_NAME, DataDirectory, RuntimeDirectory, replace_file
+from shardmq.supervisor.directories import (
+    READER_NAME,
+    DataDirectory,
+    RuntimeDirectory,
+    replace_file,
+)
 from shardmq.supervisor.logs import keep, keep_no_more, set_level
 from shardmq.supervisor.plan import STAGES, ChildPlan, Listening, children
 from shardmq.supervisor.reload import SECRET, SETTABLE, flat, reloaded
@@ -87,7 +92,11 @@ class Supervisor:
     """`open` takes the lock, the ports and the directories, or raises ConfigError having touched nothing."""
 
     def __init__(
-        self, settings: Settings, cores: int, planner: Planner = children, reread: Reread | None = None
+        self,
+        settings: Settings,
+        cores: int,
+        planner: Planner = children,
+        reread: Reread | None = None,
     ) -> None:
         data_dir = str(Path(settings.data_dir).absolute())
         self._data_dir = data_dir
@@ -139,7 +148,9 @@ class Supervisor:
     def _plans(self) -> list[ChildPlan]:
         reader_fd = self._calls.fileno() if self._calls is not None else -1
         listening = replace(self.sockets.listening(), reader_fd=reader_fd)
-        return self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
+        return self._planner(
+            self.settings, self._cores, str(self.runtime.path), self.boot, listening
+        )
 
     def _calls_of_reader(self) -> socket.socket | None:
         """Where it will be called: open for as long as the broker runs, so that a call waits while it starts."""
@@ -154,21 +165,31 @@ class Supervisor:
         except OSError:
             return  # whoever needs the directory says what is wrong with it
         if mode & 0o007:
-            log.warning("%s can be entered by every user of this host (mode %o)", self._data.path, mode & 0o777)
+            log.warning(
+                "%s can be entered by every user of this host (mode %o)",
+                self._data.path,
+                mode & 0o777,
+            )
 
     def _shards_held(self) -> int:
         """How many shards the data directory has files of: with fewer, their queues would be out of reach."""
         held, count = self._data.shards_held(), self.settings.shards.count
         if count != "auto" and count < held:
-            raise ConfigError(f"shards.count: {count}, but {self._data.path} holds the queues of {held} shards")
+            raise ConfigError(
+                f"shards.count: {count}, but {self._data.path} holds the queues of {held} shards"
+            )
         return held
 
     async def run(self, announce: Callable[[str], None] = print) -> int:
         """Until `stop` is called or a child cannot be kept alive."""
-        self._background = [asyncio.create_task(work) for work in (self._look(), self._write_status())]
+        self._background = [
+            asyncio.create_task(work) for work in (self._look(), self._write_status())
+        ]
         try:
             if await self._start_stages():
-                await asyncio.to_thread(self._data.write_version)  # shards have made their directories
+                await asyncio.to_thread(
+                    self._data.write_version
+                )  # shards have made their directories
                 _announce(announce, self.ready_line())
                 self._is_ready = True
                 systemd.tell("READY=1", f"STATUS={self.ready_line()}")
@@ -209,7 +230,10 @@ class Supervisor:
         try:
             if key not in SETTABLE:
                 raise ConfigError(f"{key}: cannot be set while the broker runs")
-            before, self._set = self._set, self._set | {key: tomllib.loads(f"value = {value}")["value"]}
+            before, self._set = (
+                self._set,
+                self._set | {key: tomllib.loads(f"value = {value}")["value"]},
+            )
         except (ConfigError, tomllib.TOMLDecodeError) as error:
             log.error("not set: %s", error)
             return
@@ -223,7 +247,9 @@ class Supervisor:
         self.reload()
 
     def _take(self, read: Settings) -> None:
-        self.settings, changed, later = reloaded(self.settings, msgspec.structs.replace(read, data_dir=self._data_dir))
+        self.settings, changed, later = reloaded(
+            self.settings, msgspec.structs.replace(read, data_dir=self._data_dir)
+        )
         for key in changed:
             log.info("%s has changed", key)
         for key in later:
@@ -233,7 +259,9 @@ class Supervisor:
             slot.plan = plan
 
     def ready_line(self) -> str:
-        return "ready: " + " ".join(f"{name}={where}" for name, where in self.sockets.addresses().items())
+        return "ready: " + " ".join(
+            f"{name}={where}" for name, where in self.sockets.addresses().items()
+        )
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -242,7 +270,9 @@ class Supervisor:
             **self.sockets.addresses(),
             "listeners": self.sockets.listeners(),
             "log_level": self.settings.log_level,
-            "settings": {key: value for key, value in flat(self.settings).items() if key not in SECRET},
+            "settings": {
+                key: value for key, value in flat(self.settings).items() if key not in SECRET
+            },
             "boot": self.boot,
             "children": [slot.describe() for slot in self.slots],
         }
@@ -262,7 +292,10 @@ class Supervisor:
         return await self._ready(needed, len(needed))
 
     async def _ready(self, slots: Sequence[Slot], enough: int) -> bool:
-        waiters = [asyncio.create_task(self._ending.wait()), asyncio.create_task(_ready(slots, enough))]
+        waiters = [
+            asyncio.create_task(self._ending.wait()),
+            asyncio.create_task(_ready(slots, enough)),
+        ]
         await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
         for waiter in waiters:
             waiter.cancel()
@@ -282,7 +315,11 @@ class Supervisor:
             wait_s = slot.restarts.wait_after_death(clock())
             if wait_s is None and not slot.plan.needed:
                 wait_s = self.settings.supervision.deaths_within_s
-                log.error("%s died too often: the broker goes on without it, next try in %g s", slot.plan.name, wait_s)
+                log.error(
+                    "%s died too often: the broker goes on without it, next try in %g s",
+                    slot.plan.name,
+                    wait_s,
+                )
             if wait_s is None:
                 why = f"{slot.plan.name} died too often, at last with {slot.last_end}: giving up, the broker stops"
                 return self._give_up(why, GAVE_UP)
@@ -319,7 +356,10 @@ class Supervisor:
         if self._stopping:  # decided while the process was being made
             child.signal(signal.SIGTERM)
         status = await child.wait()
-        meant = self._stopping and status in (0, -signal.SIGTERM)  # the latter: before it could listen to signals
+        meant = self._stopping and status in (
+            0,
+            -signal.SIGTERM,
+        )  # the latter: before it could listen to signals
         level = logging.INFO if meant else logging.ERROR
         why = f": {child.info['failure']}" if "failure" in child.info else ""
         slot.last_end = f"{describe_exit(status)}{why}"
@@ -362,7 +402,10 @@ class Supervisor:
                 next_watchdog = now + watchdog_s
             starting = not all(slot.ready.is_set() for slot in self.slots if slot.plan.needed)
             if (starting or self._stopping) and now >= next_extend:
-                systemd.tell(f"EXTEND_TIMEOUT_USEC={int(EXTEND_BY_S * 1_000_000)}", f"STATUS={self._awaited()}")
+                systemd.tell(
+                    f"EXTEND_TIMEOUT_USEC={int(EXTEND_BY_S * 1_000_000)}",
+                    f"STATUS={self._awaited()}",
+                )
                 next_extend = now + EXTEND_EACH_S
             await asyncio.sleep(LOOK_INTERVAL_S)
 
@@ -371,7 +414,11 @@ class Supervisor:
         if self._stopping:
             return "stopping"
         waits = (slot for slot in self.slots if slot.child and not slot.ready.is_set())
-        return "; ".join(f"{slot.plan.name}: {slot.child.status or slot.child.state}" for slot in waits if slot.child)
+        return "; ".join(
+            f"{slot.plan.name}: {slot.child.status or slot.child.state}"
+            for slot in waits
+            if slot.child
+        )
 
     def _excuse(self, seconds: float, now: float) -> None:
         """So long after the look before. What children said in a pause, and what they could not, is not known yet."""
@@ -439,7 +486,12 @@ class Supervisor:
         if late:
             for slot in stage:
                 if slot.keeper in late and slot.child is not None:
-                    log.error("%s (pid %d) not drained after %g s: killed", slot.plan.name, slot.child.pid, timeout_s)
+                    log.error(
+                        "%s (pid %d) not drained after %g s: killed",
+                        slot.plan.name,
+                        slot.child.pid,
+                        timeout_s,
+                    )
                     slot.child.signal(signal.SIGKILL)
             await asyncio.wait(late, timeout=KILL_WAIT_S)
 

@@ -99,7 +99,11 @@ class Api:
             self._reply("GET", ("whoami",), None)
         except urllib.error.HTTPError as error:
             said = _json(error)
-            return error.code == 401 and isinstance(said, dict) and said.get("reason") not in (None, LOGIN_FAILED)
+            return (
+                error.code == 401
+                and isinstance(said, dict)
+                and said.get("reason") not in (None, LOGIN_FAILED)
+            )
         return True
 
     def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
@@ -117,7 +121,14 @@ class Api:
 
     def close(self, connection: str, reason: str) -> None:
         """Of a client, by its name."""
-        self._ask("DELETE", ("connections", connection), None, f"connection '{connection}'", {}, {"X-Reason": reason})
+        self._ask(
+            "DELETE",
+            ("connections", connection),
+            None,
+            f"connection '{connection}'",
+            {},
+            {"X-Reason": reason},
+        )
 
     def _ask(
         self,
@@ -159,7 +170,9 @@ class Api:
         headers: dict[str, str] | None = None,
     ) -> Any:
         """The answer's JSON. Raises HTTPError for one that is a refusal."""
-        target = "/".join([self.where.url.rstrip("/"), "api", *(quote(part, safe="") for part in path)])
+        target = "/".join(
+            [self.where.url.rstrip("/"), "api", *(quote(part, safe="") for part in path)]
+        )
         if query:
             target += f"?{urlencode(query)}"
         with self._failures():
@@ -236,7 +249,9 @@ def there(api: Api, username: str = "", vhost: str = "") -> None:
         api.get("vhosts", vhost, thing=f"vhost '{vhost}'")
 
 
-def connect(url: str, user: str, password: str, data_dir: Path | None, timeout: float = TIMEOUT_S) -> Api:
+def connect(
+    url: str, user: str, password: str, data_dir: Path | None, timeout: float = TIMEOUT_S
+) -> Api:
     return Api(_where(url, user, data_dir), user or DEFAULT_USER, password, timeout)
 
 
@@ -246,7 +261,9 @@ def _where(url: str, user: str, data_dir: Path | None) -> Where:
         return Where(url)
     found = running(data_dir)
     if found is None and data_dir is not None:
-        fail(f"no broker runs on {data_dir}", UNREACHABLE)  # whoever is at the usual address is not the one meant
+        fail(
+            f"no broker runs on {data_dir}", UNREACHABLE
+        )  # whoever is at the usual address is not the one meant
     if found is None:
         return Where(DEFAULT_URL)
     local = str(Path(str(found.get("runtime_dir") or "/nonexistent")) / LOCAL_SOCKET)
@@ -319,7 +336,11 @@ def _json(error: urllib.error.HTTPError) -> Any:
 
 
 def _refusal(error: urllib.error.HTTPError, said: Any, user: str) -> str:
-    reason = str(said.get("reason") or said.get("error")) if isinstance(said, dict) else error.reason
-    if error.code == 401:  # a wrong password, or a right one of somebody without the tag that it takes
+    reason = (
+        str(said.get("reason") or said.get("error")) if isinstance(said, dict) else error.reason
+    )
+    if (
+        error.code == 401
+    ):  # a wrong password, or a right one of somebody without the tag that it takes
         return f"user {user} is not accepted: {reason}"
     return f"refused ({error.code}): {reason}"

@@ -38,7 +38,10 @@ STATUSES = (
 )
 
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, help="Run and steer a shardmq broker.", epilog=STATUSES
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Run and steer a shardmq broker.",
+    epilog=STATUSES,
 )
 # Its own is 2, which scripts written for rabbitmqctl do not know. Of click, or of the copy of click in typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -186,17 +189,33 @@ def _version() -> str:
 @app.callback()
 def options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True)
+    ] = False,
     vhost: Annotated[str | None, typer.Option("--vhost", "-p", help="As with the command.")] = None,
-    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help="As with the command.")] = None,
-    silent: Annotated[bool | None, typer.Option("--silent", "-s", help="As with the command.")] = None,
+    quiet: Annotated[
+        bool | None, typer.Option("--quiet", "-q", help="As with the command.")
+    ] = None,
+    silent: Annotated[
+        bool | None, typer.Option("--silent", "-s", help="As with the command.")
+    ] = None,
     formatter: Annotated[str | None, typer.Option(help="As with the command.")] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", "-t", help="As with the command.")] = None,
-    node: Annotated[str | None, typer.Option("--node", "-n", help="Taken as rabbitmqctl's; there is one.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", "-t", help="As with the command.")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", "-n", help="Taken as rabbitmqctl's; there is one.")
+    ] = None,
 ) -> None:
     """Run and steer a shardmq broker."""
     # rabbitmqctl takes its options before the command too: there they are defaults of what comes.
-    early = {"vhost": vhost, "quiet": quiet, "no_table_headers": silent, "formatter": formatter, "timeout": timeout}
+    early = {
+        "vhost": vhost,
+        "quiet": quiet,
+        "no_table_headers": silent,
+        "formatter": formatter,
+        "timeout": timeout,
+    }
     given = {name: value for name, value in early.items() if value is not None}
     context.default_map = dict.fromkeys((*(each.__name__ for each in COMMANDS),), given)
     context.default_map["diagnostics"] = dict.fromkeys(diagnostics.COMMANDS, given)
@@ -204,7 +223,10 @@ def options(
 
 for command in COMMANDS:
     # typer's own naming would turn list_queues into list-queues
-    panel, kind = PANELS[command.__module__.rpartition(".")[2]], Start if command is processes.start else None
+    panel, kind = (
+        PANELS[command.__module__.rpartition(".")[2]],
+        Start if command is processes.start else None,
+    )
     app.command(command.__name__, cls=kind, rich_help_panel=panel)(bound(command))
 elsewhere.add_to(app)
 app.add_typer(diagnostics.app, name="diagnostics")

@@ -16,14 +16,23 @@ import typer
 from shardmq.supervisor.cli.api import TIMEOUT_S, Rows, connect
 from shardmq.supervisor.cli.show import check_formatter, show
 
-Url = Annotated[str, typer.Option(envvar="SHARDMQ_URL", help="Of the HTTP API; else the broker on this host.")]
+Url = Annotated[
+    str, typer.Option(envvar="SHARDMQ_URL", help="Of the HTTP API; else the broker on this host.")
+]
 User = Annotated[str, typer.Option(envvar="SHARDMQ_USER", help="Who asks, by HTTP.")]
 Password = Annotated[str, typer.Option(envvar="SHARDMQ_PASSWORD", help="Their password.")]
-DataDir = Annotated[Path | None, typer.Option(envvar="SHARDMQ_DATA_DIR", help="Of the broker on this host.")]
+DataDir = Annotated[
+    Path | None, typer.Option(envvar="SHARDMQ_DATA_DIR", help="Of the broker on this host.")
+]
 Timeout = Annotated[float, typer.Option("--timeout", "-t", help="Seconds to wait for an answer.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but what was asked for; as rabbitmqctl knows it.")]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Nothing but what was asked for; as rabbitmqctl knows it."),
+]
 Formatter = Annotated[str, typer.Option(help="table, json, csv or pretty_table.")]
-NoHeaders = Annotated[bool, typer.Option("--no-table-headers", "--silent", "-s", help="Rows alone.")]
+NoHeaders = Annotated[
+    bool, typer.Option("--no-table-headers", "--silent", "-s", help="Rows alone.")
+]
 
 ASKING: dict[str, tuple[Any, Any]] = {
     "url": (Url, ""),
@@ -33,14 +42,20 @@ ASKING: dict[str, tuple[Any, Any]] = {
     "timeout": (Timeout, TIMEOUT_S),
 }
 QUIET: dict[str, tuple[Any, Any]] = {"quiet": (Quiet, False)}
-SHOWING: dict[str, tuple[Any, Any]] = {"formatter": (Formatter, "table"), "no_table_headers": (NoHeaders, False)}
+SHOWING: dict[str, tuple[Any, Any]] = {
+    "formatter": (Formatter, "table"),
+    "no_table_headers": (NoHeaders, False),
+}
 
 Command = Callable[..., Any]
 
 
 def bound(function: Command) -> Command:
     """As typer takes it; a function without `api` is taken as it is."""
-    parameters, hints = inspect.signature(function).parameters, get_type_hints(function, include_extras=True)
+    parameters, hints = (
+        inspect.signature(function).parameters,
+        get_type_hints(function, include_extras=True),
+    )
     if next(iter(parameters), "") != "api":
         return function
     added = ASKING | (SHOWING if hints["return"] is Rows else {})
@@ -53,9 +68,15 @@ def bound(function: Command) -> Command:
         if isinstance(found, Rows):
             show(found, options["formatter"], not options["no_table_headers"])
 
-    own = [parameter.replace(annotation=hints[name]) for name, parameter in parameters.items() if name != "api"]
+    own = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in parameters.items()
+        if name != "api"
+    ]
     common = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+        )
         for name, (annotation, default) in added.items()
     ]
     run.__name__, run.__doc__ = function.__name__, function.__doc__

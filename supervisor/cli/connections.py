@@ -15,7 +15,9 @@ Limit = Annotated[int, typer.Option(help="Close at most so many; 0: all.")]
 
 def list_connections(api: Api, columns: Columns = None) -> Rows:
     """Connections of clients."""
-    return _with_pid(listed(api, "connections", None, columns or ["user", "peer_host", "peer_port", "state"]))
+    return _with_pid(
+        listed(api, "connections", None, columns or ["user", "peer_host", "peer_port", "state"])
+    )
 
 
 def list_channels(api: Api, columns: Columns = None) -> Rows:
@@ -26,7 +28,15 @@ def list_channels(api: Api, columns: Columns = None) -> Rows:
 
 def list_consumers(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Consumers of a vhost."""
-    usual = ["queue_name", "channel_name", "consumer_tag", "ack_required", "prefetch_count", "active", "arguments"]
+    usual = [
+        "queue_name",
+        "channel_name",
+        "consumer_tag",
+        "ack_required",
+        "prefetch_count",
+        "active",
+        "arguments",
+    ]
     rows: list[dict[str, Any]] = api.get("consumers", vhost, thing=f"vhost '{vhost}'")
     for row in rows:
         row["queue_name"] = row.get("queue", {}).get("name")
@@ -39,7 +49,9 @@ def list_consumers(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Row
 
 def close_connection(
     api: Api,
-    connection: Annotated[str, typer.Argument(metavar="NAME", help="As list_connections name (or pid) shows it.")],
+    connection: Annotated[
+        str, typer.Argument(metavar="NAME", help="As list_connections name (or pid) shows it.")
+    ],
     reason: Reason = "Closed via shardctl",
 ) -> None:
     """Close one client's connection."""

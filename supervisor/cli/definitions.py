@@ -20,7 +20,11 @@ from shardmq.supervisor.config import ConfigError
 from shardmq.supervisor.directories import DataDirectory
 
 STREAM = "-"
-MANY = ("exchanges", "queues", "bindings")  # of which there may be many; bindings come after what they bind
+MANY = (
+    "exchanges",
+    "queues",
+    "bindings",
+)  # of which there may be many; bindings come after what they bind
 PIECE_OBJECTS_MAX = 2000
 OneVhost = Annotated[str, typer.Option("--vhost", "-p", help="Of this virtual host alone.")]
 
@@ -34,7 +38,10 @@ class Broker(StrEnum):
 
 # RabbitMQ's names of the hashes that it reads, by the names that users may have here.
 RABBITMQ_HASHES = {
-    **{f"rabbit_password_hashing_{name}": f"rabbit_password_hashing_{name}" for name in ("sha256", "sha512", "md5")},
+    **{
+        f"rabbit_password_hashing_{name}": f"rabbit_password_hashing_{name}"
+        for name in ("sha256", "sha512", "md5")
+    },
     **{name.upper(): f"rabbit_password_hashing_{name}" for name in ("sha256", "sha512", "md5")},
 }
 
@@ -45,7 +52,9 @@ def export_definitions(
     vhost: OneVhost = "",
     reader: Annotated[
         Broker,
-        typer.Option("--for", help="Who reads it; rabbitmq: without the password hashes it cannot read."),
+        typer.Option(
+            "--for", help="Who reads it; rabbitmq: without the password hashes it cannot read."
+        ),
     ] = Broker.SHARDMQ,
 ) -> None:
     """Write vhosts, users, permissions, policies, parameters, exchanges, queues and bindings to a file."""
@@ -63,7 +72,9 @@ def export_definitions(
         return
     try:
         # Password hashes are in it.
-        with open(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        with open(
+            os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+        ) as out:
             out.write(text)
     except OSError as error:
         fail(f"{file}: {error.strerror}")
@@ -86,7 +97,9 @@ def leave_out_hashes(document: dict[str, Any]) -> list[str]:
 
 def import_definitions(
     api: Api,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="- or none is standard input.")] = STREAM,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="- or none is standard input.")
+    ] = STREAM,
     vhost: OneVhost = "",
 ) -> None:
     """Add what a file of definitions holds; what is there already stays."""
@@ -100,7 +113,9 @@ def import_definitions(
     path = ["definitions", vhost] if vhost else ["definitions"]
     parts = pieces(document)
     warnings: dict[str, None] = {}
-    with Progress(console=Console(stderr=True), transient=True, disable=len(parts) == 1) as progress:
+    with Progress(
+        console=Console(stderr=True), transient=True, disable=len(parts) == 1
+    ) as progress:
         for part in progress.track(parts, description="importing"):
             answer = api.post(*path, body=part) or {}
             warnings.update(dict.fromkeys(answer.get("warnings", ())))
@@ -108,20 +123,25 @@ def import_definitions(
         print(f"warning: {warning}", file=sys.stderr)
 
 
-offline = typer.Typer(no_args_is_help=True, help="Definitions of a stopped broker, from its data directory.")
+offline = typer.Typer(
+    no_args_is_help=True, help="Definitions of a stopped broker, from its data directory."
+)
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The data directory.")]
 
 
 @offline.command("export")
 def export_offline(
-    directory: Directory, file: Annotated[str, typer.Argument(metavar="FILE", help="None: standard output.")] = ""
+    directory: Directory,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="None: standard output.")] = "",
 ) -> None:
     """Write what exists as RabbitMQ's JSON. Changes nothing."""
     _offline("export", directory, *([file] if file else []))
 
 
 @offline.command("import")
-def import_offline(directory: Directory, file: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
+def import_offline(
+    directory: Directory, file: Annotated[Path, typer.Argument(metavar="FILE")]
+) -> None:
     """Add what a file of definitions holds, for the next start; what is there already stays."""
     _offline("import", directory, str(file))
 
@@ -136,7 +156,9 @@ def _offline(verb: str, directory: Path, *others: str) -> None:
     except ConfigError as error:
         fail(str(error), CONFIG)
     try:
-        command = module_command("shardmq.broker.controller.stored.offline", verb, str(directory), *others)
+        command = module_command(
+            "shardmq.broker.controller.stored.offline", verb, str(directory), *others
+        )
         status = subprocess.run(command, env=module_environment(), check=False).returncode
     finally:
         locked.close()
@@ -146,12 +168,18 @@ def _offline(verb: str, directory: Path, *others: str) -> None:
 def pieces(document: Any) -> list[Any]:
     """A large document as several, in the order that each needs: a call has a time and a size, and there is news
     between them."""
-    if not isinstance(document, dict) or sum(_count(document, kind) for kind in MANY) <= PIECE_OBJECTS_MAX:
+    if (
+        not isinstance(document, dict)
+        or sum(_count(document, kind) for kind in MANY) <= PIECE_OBJECTS_MAX
+    ):
         return [document]
     found: list[Any] = [{key: value for key, value in document.items() if key not in MANY}]
     for kind in MANY:
         rows = document.get(kind) or []
-        found += [{kind: rows[at : at + PIECE_OBJECTS_MAX]} for at in range(0, len(rows), PIECE_OBJECTS_MAX)]
+        found += [
+            {kind: rows[at : at + PIECE_OBJECTS_MAX]}
+            for at in range(0, len(rows), PIECE_OBJECTS_MAX)
+        ]
     return found
 
 

@@ -16,12 +16,16 @@ from shardmq.supervisor.cli.api import FAILED, Api, Rows, fail
 from shardmq.supervisor.cli.command import Command, bound
 
 Port = Annotated[int, typer.Argument(metavar="PORT")]
-Protocol = Annotated[str, typer.Argument(metavar="PROTOCOL", help="amqp, amqp/ssl, http, https, http/prometheus.")]
+Protocol = Annotated[
+    str, typer.Argument(metavar="PROTOCOL", help="amqp, amqp/ssl, http, https, http/prometheus.")
+]
 CONNECT_TIMEOUT_S = 5.0
 STATUSES = "Exit status of the checks: 0 passed, 1 failed, 64 usage, 69 no broker reachable."
 HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
-app = typer.Typer(no_args_is_help=True, help="Probes, for scripts and orchestrators.", epilog=STATUSES)
+app = typer.Typer(
+    no_args_is_help=True, help="Probes, for scripts and orchestrators.", epilog=STATUSES
+)
 
 
 def check_running(api: Api) -> None:
@@ -79,7 +83,10 @@ def check_port_connectivity(api: Api) -> None:
 def alarms(api: Api) -> Rows:
     """Alarms in effect, and warnings that are none yet."""
     _, said = api.health("alarms")
-    return Rows([*said.get("alarms", []), *said.get("warnings", [])], ["alarm", "warning", "shard", "process"])
+    return Rows(
+        [*said.get("alarms", []), *said.get("warnings", [])],
+        ["alarm", "warning", "shard", "process"],
+    )
 
 
 def listeners(api: Api) -> Rows:
@@ -154,7 +161,13 @@ def _check(api: Api, *path: str) -> None:
 
 
 def _alarm(row: dict[str, Any]) -> str:
-    where = f"shard {row['shard']}: " if "shard" in row else f"{row['process']}: " if "process" in row else ""
+    where = (
+        f"shard {row['shard']}: "
+        if "shard" in row
+        else f"{row['process']}: "
+        if "process" in row
+        else ""
+    )
     return f"{where}{row['alarm']}"
 
 

@@ -19,7 +19,9 @@ SHOVELS = "no shovels here; POST /api/queues/VHOST/NAME/move, or the page, moves
 FEDERATION = "no federation here"
 INTERCEPTORS = "no interceptors here"
 SECRETS = "settings hold no encrypted values; a password's hash: shardctl hash_password"
-LISTENERS = "listeners open and close with the broker; shardctl stop lets nobody in any more, and drains"
+LISTENERS = (
+    "listeners open and close with the broker; shardctl stop lets nobody in any more, and drains"
+)
 ADDRESSES = "logins are counted by protocol, not by address or user"
 
 NOT_HERE: Final[dict[str, str]] = {

@@ -16,7 +16,10 @@ LOOK_EACH_S = 0.5
 
 
 def log_tail(
-    api: Api, number: Annotated[int, typer.Option("--number", "-N", min=1, max=LINES_MAX, help="Lines.")] = 10
+    api: Api,
+    number: Annotated[
+        int, typer.Option("--number", "-N", min=1, max=LINES_MAX, help="Lines.")
+    ] = 10,
 ) -> None:
     """The last lines of the log, of all processes together."""
     for row in api.get("logs")[-number:]:
@@ -25,7 +28,9 @@ def log_tail(
 
 def log_tail_stream(
     api: Api,
-    duration: Annotated[float | None, typer.Option("--duration", "-d", help="Seconds; else on and on.")] = None,
+    duration: Annotated[
+        float | None, typer.Option("--duration", "-d", help="Seconds; else on and on.")
+    ] = None,
 ) -> None:
     """What is logged from now on, as it comes, until Ctrl-C."""
     end = None if duration is None else time.monotonic() + duration

@@ -13,7 +13,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from shardmq.supervisor.cli.api import DATA, FAILED, UNREACHABLE, USAGE, Api, Rows, fail, looked_in, running
+from shardmq.supervisor.cli.api import (
+    DATA,
+    FAILED,
+    UNREACHABLE,
+    USAGE,
+    Api,
+    Rows,
+    fail,
+    looked_in,
+    running,
+)
 from shardmq.supervisor.cli.command import DataDir
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
@@ -22,9 +32,20 @@ LEVELS = ("debug", "info", "warning", "error")
 LEVELS_OF_RABBITMQ = {"critical": "error", "notice": "info", "none": "error"}
 LOOK_EACH_S = 0.1
 UP = ("ready", "uncalled")  # states of children
-REPORTED = ("overview", "nodes", "processes", "shards", "vhosts", "policies", "connections", "queues")
+REPORTED = (
+    "overview",
+    "nodes",
+    "processes",
+    "shards",
+    "vhosts",
+    "policies",
+    "connections",
+    "queues",
+)
 
-Size = Annotated[str, typer.Argument(metavar="SIZE", help="Bytes, or with a unit such as 512MB or 2GiB.")]
+Size = Annotated[
+    str, typer.Argument(metavar="SIZE", help="Bytes, or with a unit such as 512MB or 2GiB.")
+]
 
 
 def ping(api: Api) -> None:
@@ -46,13 +67,18 @@ def report(api: Api) -> None:
 
 def environment(api: Api) -> Rows:
     """The settings as they hold now, by their keys in the file."""
-    return Rows([{"key": key, "value": value} for key, value in api.get("settings").items()], ["key", "value"])
+    return Rows(
+        [{"key": key, "value": value} for key, value in api.get("settings").items()],
+        ["key", "value"],
+    )
 
 
 def cluster_status(api: Api) -> Rows:
     """The node there is, what is wrong with it, and where it listens."""
     overview, nodes = api.get("overview"), api.get("nodes")
-    where = [f"{one['protocol']} {one['ip_address']}:{one['port']}" for one in overview["listeners"]]
+    where = [
+        f"{one['protocol']} {one['ip_address']}:{one['port']}" for one in overview["listeners"]
+    ]
     rows = [
         {"cluster": overview["cluster_name"], "node": node["name"], "running": node["running"],
          "alarms": node["alarms"], "listeners": where}
@@ -66,7 +92,9 @@ def set_cluster_name(api: Api, name: Annotated[str, typer.Argument(metavar="NAME
     api.put("global-parameters", "cluster_name", body={"value": name})
 
 
-def set_log_level(api: Api, level: Annotated[str, typer.Argument(metavar="LEVEL", help=", ".join(LEVELS))]) -> None:
+def set_log_level(
+    api: Api, level: Annotated[str, typer.Argument(metavar="LEVEL", help=", ".join(LEVELS))]
+) -> None:
     """Log more or less, until the next start; log_level in the settings is for ever."""
     wanted = LEVELS_OF_RABBITMQ.get(level, level)
     if wanted not in LEVELS:
@@ -76,7 +104,9 @@ def set_log_level(api: Api, level: Annotated[str, typer.Argument(metavar="LEVEL"
 
 def set_vm_memory_high_watermark(
     api: Api,
-    value: Annotated[str, typer.Argument(metavar="PART", help="Of the memory, 0 to 1; or: absolute SIZE.")],
+    value: Annotated[
+        str, typer.Argument(metavar="PART", help="Of the memory, 0 to 1; or: absolute SIZE.")
+    ],
     size: Annotated[str, typer.Argument(metavar="SIZE")] = "",
 ) -> None:
     """How much memory the broker may hold before publishers are blocked, until the next start."""
@@ -124,7 +154,8 @@ def list_feature_flags(api: Api) -> Rows:
 
 
 def enable_feature_flag(
-    api: Api, flag: Annotated[str, typer.Argument(metavar="FLAG", help="all, as before an upgrade.")]
+    api: Api,
+    flag: Annotated[str, typer.Argument(metavar="FLAG", help="all, as before an upgrade.")],
 ) -> None:
     """All there are, which is none."""
     if flag != "all" and all(row["name"] != flag for row in api.get("feature-flags")):
@@ -138,7 +169,9 @@ def list_deprecated_features(api: Api) -> Rows:
 
 def await_startup(
     data_dir: DataDir = None,
-    timeout: Annotated[float, typer.Option("--timeout", "-t", help="Seconds; rabbitmqctl's are 300.")] = 300,
+    timeout: Annotated[
+        float, typer.Option("--timeout", "-t", help="Seconds; rabbitmqctl's are 300.")
+    ] = 300,
 ) -> None:
     """Wait until the broker on this host is ready: all its processes are, and every backlog is recovered."""
     if not _wait(lambda: _unready(data_dir), timeout):
@@ -146,7 +179,9 @@ def await_startup(
 
 
 def wait(
-    pid_file: Annotated[str, typer.Argument(metavar="PIDFILE", help="Taken as rabbitmqctl's, and not needed.")] = "",
+    pid_file: Annotated[
+        str, typer.Argument(metavar="PIDFILE", help="Taken as rabbitmqctl's, and not needed.")
+    ] = "",
     data_dir: DataDir = None,
     timeout: Annotated[float, typer.Option("--timeout", "-t", help="Seconds.")] = 300,
 ) -> None:
@@ -175,7 +210,11 @@ def _unready(data_dir: DataDir) -> str | None:
         children = json.loads((Path(found["runtime_dir"]) / "status.json").read_text())["children"]
     except (OSError, ValueError, KeyError):
         return "starting"
-    waits = [f"{child['name']}: {child['status'] or child['state']}" for child in children if child["state"] not in UP]
+    waits = [
+        f"{child['name']}: {child['status'] or child['state']}"
+        for child in children
+        if child["state"] not in UP
+    ]
     return "; ".join(waits) or None
 
 

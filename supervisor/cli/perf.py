@@ -18,11 +18,21 @@ import typer
 from pamqp import commands, header
 
 from shardmq.supervisor.cli import scenarios as played
-from shardmq.supervisor.cli.amqp import FRAME_BYTES_MAX, FRAME_END, HEAD, READ_BYTES, Connection, Counts, Lost
+from shardmq.supervisor.cli.amqp import (
+    FRAME_BYTES_MAX,
+    FRAME_END,
+    HEAD,
+    READ_BYTES,
+    Connection,
+    Counts,
+    Lost,
+)
 from shardmq.supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail
 
 BURST_BYTES = 64 << 10  # publishes that leave in one write
-BACKLOG_MESSAGES_MAX = 50_000  # not consumed yet: then publishers wait, and the figure is of what comes through
+BACKLOG_MESSAGES_MAX = (
+    50_000  # not consumed yet: then publishers wait, and the figure is of what comes through
+)
 HANDSHAKE_TIMEOUT_S = 10.0
 DRAIN_TIMEOUT_S = 10.0  # for what was published to arrive
 BODY = 3
@@ -45,28 +55,53 @@ class Load:
 
 def perf(
     api: Api,
-    uri: Annotated[str, typer.Option(help="amqp://user:password@host:port/vhost; else the broker on this host.")] = "",
-    producers: Annotated[int, typer.Option("--producers", "-x", min=0, help="Connections that publish.")] = 1,
-    consumers: Annotated[int, typer.Option("--consumers", "-y", min=0, help="Connections that consume.")] = 1,
+    uri: Annotated[
+        str,
+        typer.Option(help="amqp://user:password@host:port/vhost; else the broker on this host."),
+    ] = "",
+    producers: Annotated[
+        int, typer.Option("--producers", "-x", min=0, help="Connections that publish.")
+    ] = 1,
+    consumers: Annotated[
+        int, typer.Option("--consumers", "-y", min=0, help="Connections that consume.")
+    ] = 1,
     size: Annotated[int, typer.Option("--size", min=0, max=1 << 20, help="Bytes of a body.")] = 16,
-    queue: Annotated[str, typer.Option("--queue", help="Its name; several get a number.")] = "shardctl-perf",
+    queue: Annotated[
+        str, typer.Option("--queue", help="Its name; several get a number.")
+    ] = "shardctl-perf",
     queues: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 1,
     persistent: Annotated[bool, typer.Option(help="Durable queues, persistent messages.")] = False,
-    confirm: Annotated[int, typer.Option("--confirm", "-c", min=0, help="At most unconfirmed; 0: not asked for.")] = 0,
-    rate: Annotated[int, typer.Option("--rate", "-r", min=0, help="Of each producer, per second.")] = 0,
+    confirm: Annotated[
+        int, typer.Option("--confirm", "-c", min=0, help="At most unconfirmed; 0: not asked for.")
+    ] = 0,
+    rate: Annotated[
+        int, typer.Option("--rate", "-r", min=0, help="Of each producer, per second.")
+    ] = 0,
     auto_ack: Annotated[bool, typer.Option(help="Consumers do not acknowledge.")] = False,
-    prefetch: Annotated[int, typer.Option("--prefetch", min=0, max=65535, help="0: no limit.")] = 1000,
-    seconds: Annotated[float, typer.Option("--time", "-z", min=0.1, help="Seconds to publish.")] = 10.0,
+    prefetch: Annotated[
+        int, typer.Option("--prefetch", min=0, max=65535, help="0: no limit.")
+    ] = 1000,
+    seconds: Annotated[
+        float, typer.Option("--time", "-z", min=0.1, help="Seconds to publish.")
+    ] = 10.0,
     keep: Annotated[bool, typer.Option(help="Leave the queues, and what is in them.")] = False,
-    scenarios: Annotated[str, typer.Option(help="Instead: families of bench/, in C: all, small, rpc ...")] = "",
-    peer: Annotated[list[str] | None, typer.Option(help="NAME=URL: that broker too, in turns (scenarios).")] = None,
+    scenarios: Annotated[
+        str, typer.Option(help="Instead: families of bench/, in C: all, small, rpc ...")
+    ] = "",
+    peer: Annotated[
+        list[str] | None, typer.Option(help="NAME=URL: that broker too, in turns (scenarios).")
+    ] = None,
     runs: Annotated[int, typer.Option(min=1, help="Of each scenario; medians are shown.")] = 3,
     quick: Annotated[bool, typer.Option(help="Of scenarios: once, a second each.")] = False,
-    output: Annotated[str, typer.Option(help="Of scenarios: a JSON file; the table and charts lie beside it.")] = "",
+    output: Annotated[
+        str, typer.Option(help="Of scenarios: a JSON file; the table and charts lie beside it.")
+    ] = "",
 ) -> Rows:
     """Publish and consume as fast as one process can, and say how fast that was."""
     names = [queue] if queues == 1 else [f"{queue}-{at}" for at in range(queues)]
-    load = Load(producers, consumers, size, names, persistent, confirm, rate, auto_ack, prefetch, seconds)
+    load = Load(
+        producers, consumers, size, names, persistent, confirm, rate, auto_ack, prefetch, seconds
+    )
     target = _target(uri, api)
     if scenarios:
         played.run(target.uri, scenarios, peer or [], runs, seconds, quick, output)
@@ -78,8 +113,13 @@ def perf(
         fail(f"the broker ends the connection: {lost}", FAILED)
     except OSError as error:
         fail(f"no broker reachable by AMQP: {error}", UNREACHABLE)
-    rates = {name: round(getattr(counts, name) / took) for name in ("published", "confirmed", "consumed")}
-    row = {f"{name}/s": value for name, value in rates.items()} | {"refused": counts.refused, "seconds": took}
+    rates = {
+        name: round(getattr(counts, name) / took) for name in ("published", "confirmed", "consumed")
+    }
+    row = {f"{name}/s": value for name, value in rates.items()} | {
+        "refused": counts.refused,
+        "seconds": took,
+    }
     return Rows([row], list(row))
 
 
@@ -93,7 +133,9 @@ class Target(NamedTuple):
     @property
     def uri(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        user, password, vhost = (quote(text, safe="") for text in (self.user, self.password, self.vhost))
+        user, password, vhost = (
+            quote(text, safe="") for text in (self.user, self.password, self.vhost)
+        )
         return f"amqp://{user}:{password}@{host}:{self.port}/{vhost}"
 
 
@@ -105,7 +147,9 @@ def _target(uri: str, api: Api) -> Target:
         vhost = unquote(parts.path[1:]) if len(parts.path) > 1 else "/"
         login = unquote(parts.username or "guest"), unquote(parts.password or "guest")
         return Target(parts.hostname, parts.port or 5672, *login, vhost)
-    found = next((one for one in api.get("overview")["listeners"] if one["protocol"] == "amqp"), None)
+    found = next(
+        (one for one in api.get("overview")["listeners"] if one["protocol"] == "amqp"), None
+    )
     if found is None:
         fail("the broker has no AMQP listener; use --uri")
     host = HERE.get(found["ip_address"], found["ip_address"])
@@ -132,7 +176,9 @@ async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
             for name in load.queues:
                 declare = _method(commands.Queue.Declare(durable=load.persistent), queue=name)
                 await control.call(declare, commands.Queue.DeclareOk)
-            consuming = [await _consumer(await connected(), at, load) for at in range(load.consumers)]
+            consuming = [
+                await _consumer(await connected(), at, load) for at in range(load.consumers)
+            ]
             publishing = [await connected() for _ in range(load.producers)]
             took = await _play(publishing, consuming, load, counts)
         except asyncio.CancelledError:  # interrupted, maybe before a declare was answered
@@ -150,7 +196,9 @@ async def _take_away(control: Connection, load: Load, keep: bool) -> None:
         await control.call(_method(commands.Queue.Delete(), queue=name), commands.Queue.DeleteOk)
 
 
-async def _play(publishing: list[Connection], consuming: list[Connection], load: Load, counts: Counts) -> float:
+async def _play(
+    publishing: list[Connection], consuming: list[Connection], load: Load, counts: Counts
+) -> float:
     """Seconds until the last message that was consumed, or published, or confirmed."""
     began = time.monotonic()
     until = began + load.seconds
@@ -186,7 +234,9 @@ async def _drained(counts: Counts, load: Load, consumed: bool) -> None:
     seen, at = -1, time.monotonic()
     while time.monotonic() - at < DRAIN_TIMEOUT_S:
         settled = counts.confirmed + counts.refused
-        if (not consumed or counts.consumed >= counts.published) and (not load.confirm or settled >= counts.published):
+        if (not consumed or counts.consumed >= counts.published) and (
+            not load.confirm or settled >= counts.published
+        ):
             return
         if counts.consumed + settled != seen:
             seen, at = counts.consumed + settled, time.monotonic()
@@ -197,7 +247,9 @@ async def _consumer(connection: Connection, at: int, load: Load) -> Connection:
     if load.prefetch and not load.auto_ack:
         await connection.call(commands.Basic.Qos(0, load.prefetch), commands.Basic.QosOk)
     queue = load.queues[at % len(load.queues)]
-    await connection.call(_method(commands.Basic.Consume(no_ack=load.auto_ack), queue=queue), commands.Basic.ConsumeOk)
+    await connection.call(
+        _method(commands.Basic.Consume(no_ack=load.auto_ack), queue=queue), commands.Basic.ConsumeOk
+    )
     return connection
 
 
@@ -212,7 +264,9 @@ async def _hear(connection: Connection) -> None:
         await connection.take()
 
 
-async def _publish(connection: Connection, at: int, load: Load, until: float, counts: Counts) -> None:
+async def _publish(
+    connection: Connection, at: int, load: Load, until: float, counts: Counts
+) -> None:
     if load.confirm:
         connection.send(1, commands.Confirm.Select())  # its answer is heard, and counts for nothing
     one = _message(load.queues[at % len(load.queues)], load)

@@ -34,7 +34,9 @@ def set_topic_permissions(
     api: Api,
     username: Username,
     exchange: Annotated[str, typer.Argument(metavar="EXCHANGE")],
-    write: Annotated[str, typer.Argument(metavar="WRITE", help="Keys to publish with, such as '^app\\.'.")],
+    write: Annotated[
+        str, typer.Argument(metavar="WRITE", help="Keys to publish with, such as '^app\\.'.")
+    ],
     read: Annotated[str, typer.Argument(metavar="READ", help="Keys to bind with.")],
     vhost: Vhost = "/",
 ) -> None:
@@ -47,7 +49,9 @@ def set_topic_permissions(
 def clear_topic_permissions(
     api: Api,
     username: Username,
-    exchange: Annotated[str, typer.Argument(metavar="EXCHANGE", help="Without: of all exchanges.")] = "",
+    exchange: Annotated[
+        str, typer.Argument(metavar="EXCHANGE", help="Without: of all exchanges.")
+    ] = "",
     vhost: Vhost = "/",
 ) -> None:
     """Let a user use all routing keys again."""
@@ -71,7 +75,9 @@ def list_user_topic_permissions(api: Api, username: Username) -> Rows:
 # -- limits -----------------------------------------------------------------------------------------------
 
 
-Limits = Annotated[str, typer.Argument(metavar="JSON", help="Such as '{\"max-connections\": 100}'; -1 is none.")]
+Limits = Annotated[
+    str, typer.Argument(metavar="JSON", help="Such as '{\"max-connections\": 100}'; -1 is none.")
+]
 
 
 def set_vhost_limits(api: Api, limits: Limits, vhost: Vhost = "/") -> None:
@@ -105,7 +111,9 @@ def set_user_limits(api: Api, username: Username, limits: Limits) -> None:
 
 
 def clear_user_limits(
-    api: Api, username: Username, limit: Annotated[str, typer.Argument(metavar="LIMIT", help="Its name, or all.")]
+    api: Api,
+    username: Username,
+    limit: Annotated[str, typer.Argument(metavar="LIMIT", help="Its name, or all.")],
 ) -> None:
     """Take one limit of a user away, or all."""
     for row in api.get("user-limits", username, thing=f"user '{username}'"):

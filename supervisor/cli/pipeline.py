@@ -18,7 +18,9 @@ JOBS = {
     "backfill": "Parquet, CSV or JSON files to an exchange",
 }
 
-app = typer.Typer(no_args_is_help=True, help=r"Run jobs over streams on Spark (pip install 'shardmq\[spark]').")
+app = typer.Typer(
+    no_args_is_help=True, help=r"Run jobs over streams on Spark (pip install 'shardmq\[spark]')."
+)
 
 
 @app.command("list")
@@ -29,7 +31,11 @@ def list_jobs() -> None:
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
     epilog="shardctl pipeline run NAME --help says what a job takes.",
 )
 def run(context: typer.Context, name: Annotated[str, typer.Argument(help="Of the job.")]) -> None:

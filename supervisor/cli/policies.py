@@ -11,11 +11,17 @@ from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail, json_argum
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Pattern = Annotated[str, typer.Argument(metavar="PATTERN", help="Regular expression over names.")]
-Definition = Annotated[str, typer.Argument(metavar="DEFINITION", help="JSON, such as '{\"max-length\": 1000}'.")]
+Definition = Annotated[
+    str, typer.Argument(metavar="DEFINITION", help="JSON, such as '{\"max-length\": 1000}'.")
+]
 Priority = Annotated[int, typer.Option(help="The highest one that matches applies.")]
-ApplyTo = Annotated[str, typer.Option(help="all, queues, exchanges, classic_queues, quorum_queues or streams.")]
+ApplyTo = Annotated[
+    str, typer.Option(help="all, queues, exchanges, classic_queues, quorum_queues or streams.")
+]
 Component = Annotated[str, typer.Argument(metavar="COMPONENT")]
-Value = Annotated[str, typer.Argument(metavar="JSON", help="A text needs its own quotes: '\"text\"'.")]
+Value = Annotated[
+    str, typer.Argument(metavar="JSON", help="A text needs its own quotes: '\"text\"'.")
+]
 
 COLUMNS = ["vhost", "name", "pattern", "apply-to", "definition", "priority"]
 
@@ -50,7 +56,10 @@ def list_policies_that_match(
     vhost: Vhost = "/",
 ) -> Rows:
     """Policies whose pattern a name matches, the one that applies first."""
-    kinds = {"queue": {"all", "queues", "classic_queues", "quorum_queues", "streams"}, "exchange": {"all", "exchanges"}}
+    kinds = {
+        "queue": {"all", "queues", "classic_queues", "quorum_queues", "streams"},
+        "exchange": {"all", "exchanges"},
+    }
     if object_type not in kinds:
         fail(f"--object-type: queue or exchange, not {object_type}", USAGE)
     rows = [
@@ -85,7 +94,14 @@ def list_operator_policies(api: Api, vhost: Vhost = "/") -> Rows:
 
 
 def _set(
-    api: Api, kind: str, vhost: str, name: str, pattern: str, definition: str, priority: int, apply_to: str
+    api: Api,
+    kind: str,
+    vhost: str,
+    name: str,
+    pattern: str,
+    definition: str,
+    priority: int,
+    apply_to: str,
 ) -> None:
     body = {
         "pattern": pattern,
@@ -103,7 +119,9 @@ def _list(api: Api, kind: str, vhost: str) -> Rows:
 # -- parameters ---------------------------------------------------------------------------------------------
 
 
-def set_parameter(api: Api, component: Component, name: Name, value: Value, vhost: Vhost = "/") -> None:
+def set_parameter(
+    api: Api, component: Component, name: Name, value: Value, vhost: Vhost = "/"
+) -> None:
     """Set a runtime parameter."""
     body = {"value": json_argument(value, object)}
     api.put("parameters", component, vhost, name, body=body)

@@ -12,7 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import FAILED, UNREACHABLE, Api, Rows, fail, is_alive, looked_in, running
+from shardmq.supervisor.cli.api import (
+    FAILED,
+    UNREACHABLE,
+    Api,
+    Rows,
+    fail,
+    is_alive,
+    looked_in,
+    running,
+)
 from shardmq.supervisor.cli.command import DataDir, Formatter
 from shardmq.supervisor.cli.show import check_formatter, show
 
@@ -29,20 +38,36 @@ def start(
     config: Annotated[str | None, typer.Option(help="Settings file (TOML).")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Messages and definitions.")] = None,
     runtime_dir: Annotated[str | None, typer.Option(help="Sockets between the processes.")] = None,
-    bind: Annotated[str | None, typer.Option(help="Addresses to listen at, separated by commas; * is all.")] = None,
+    bind: Annotated[
+        str | None, typer.Option(help="Addresses to listen at, separated by commas; * is all.")
+    ] = None,
     amqp_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
     http_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
     metrics_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
-    amqps_port: Annotated[str | None, typer.Option(help="With a certificate. 0: any free one.")] = None,
-    https_port: Annotated[str | None, typer.Option(help="With a certificate. 0: any free one.")] = None,
-    tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, PEM: listen for TLS too.")] = None,
-    tls_key: Annotated[str | None, typer.Option(help="Its key, PEM, unless it lies in the same file.")] = None,
-    tls_ca: Annotated[str | None, typer.Option(help="Who may have signed clients' certificates, PEM.")] = None,
-    tls_verify: Annotated[str | None, typer.Option(help="none or peer: ask clients for certificates.")] = None,
+    amqps_port: Annotated[
+        str | None, typer.Option(help="With a certificate. 0: any free one.")
+    ] = None,
+    https_port: Annotated[
+        str | None, typer.Option(help="With a certificate. 0: any free one.")
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(help="Certificate chain, PEM: listen for TLS too.")
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(help="Its key, PEM, unless it lies in the same file.")
+    ] = None,
+    tls_ca: Annotated[
+        str | None, typer.Option(help="Who may have signed clients' certificates, PEM.")
+    ] = None,
+    tls_verify: Annotated[
+        str | None, typer.Option(help="none or peer: ask clients for certificates.")
+    ] = None,
     shards: Annotated[str | None, typer.Option(help="A number, or auto: one per core.")] = None,
     front_doors: Annotated[str | None, typer.Option(help="Processes that speak AMQP.")] = None,
     durability: Annotated[str | None, typer.Option(help="fsync or page-cache.")] = None,
-    load_definitions: Annotated[str | None, typer.Option(help="JSON file, taken in at each start.")] = None,
+    load_definitions: Annotated[
+        str | None, typer.Option(help="JSON file, taken in at each start.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="auto, text, json or journal.")] = None,
 ) -> None:
@@ -50,11 +75,14 @@ def start(
     flags = {name: value for name, value in locals().items() if value is not None}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     # This process becomes the supervisor: who sends it a signal means the broker.
-    os.execve(sys.executable, module_command("shardmq.supervisor", *arguments), module_environment())
+    os.execve(
+        sys.executable, module_command("shardmq.supervisor", *arguments), module_environment()
+    )
 
 
 def stop(
-    data_dir: DataDir = None, timeout: Annotated[float, typer.Option(help="Seconds to wait for the drain.")] = 120
+    data_dir: DataDir = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the drain.")] = 120,
 ) -> None:
     """Drain and stop the broker on this data directory, and wait until it is gone."""
     found = running(data_dir)
@@ -75,7 +103,8 @@ def stop(
 
 
 def shutdown(
-    data_dir: DataDir = None, timeout: Annotated[float, typer.Option(help="Seconds to wait for the drain.")] = 120
+    data_dir: DataDir = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the drain.")] = 120,
 ) -> None:
     """As stop."""
     stop(data_dir, timeout)
@@ -89,7 +118,9 @@ def status(api: Api, formatter: Formatter = "table") -> None:
     if formatter == "json":
         typer.echo(json.dumps({"processes": processes, "shards": shards}))
         return
-    formatter = "pretty_table" if formatter == "table" else formatter  # for people, wherever it goes
+    formatter = (
+        "pretty_table" if formatter == "table" else formatter
+    )  # for people, wherever it goes
     show(Rows(processes, PROCESS_COLUMNS), formatter)
     typer.echo("")
     show(Rows(shards, SHARD_COLUMNS), formatter)
@@ -103,4 +134,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
 def module_environment() -> dict[str, str]:
     """Modules come from where shardctl itself came."""
     path = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": f"{SOURCE_ROOT}{os.pathsep}{path}" if path else str(SOURCE_ROOT)}
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{SOURCE_ROOT}{os.pathsep}{path}" if path else str(SOURCE_ROOT),
+    }

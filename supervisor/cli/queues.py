@@ -10,10 +10,17 @@ import typer
 from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
 
 Columns = Annotated[
-    list[str] | None, typer.Argument(help="Columns to show, such as name; one that is not there is answered with all.")
+    list[str] | None,
+    typer.Argument(
+        help="Columns to show, such as name; one that is not there is answered with all."
+    ),
 ]
 
-RABBITMQ_NAMES = {"source_name": "source", "destination_name": "destination", "destination_kind": "destination_type"}
+RABBITMQ_NAMES = {
+    "source_name": "source",
+    "destination_name": "destination",
+    "destination_kind": "destination_type",
+}
 
 # What can be asked for when there is nothing to list; a broker that tells more may be asked for that too.
 COLUMNS = {
@@ -48,22 +55,35 @@ def list_exchanges(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Row
 
 def list_bindings(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Bindings of a vhost."""
-    usual = ["source_name", "source_kind", "destination_name", "destination_kind", "routing_key", "arguments"]
+    usual = [
+        "source_name",
+        "source_kind",
+        "destination_name",
+        "destination_kind",
+        "routing_key",
+        "arguments",
+    ]
     return listed(api, "bindings", vhost, columns or usual)
 
 
 def list_virtual_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Stream exchanges of a vhost, as the queues that all their shards make."""
-    return listed(api, "virtual-queues", vhost, columns or ["name", "shards", "consumers", "moving"])
+    return listed(
+        api, "virtual-queues", vhost, columns or ["name", "shards", "consumers", "moving"]
+    )
 
 
 def list_shard_owners(
     api: Api,
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A virtual queue: a stream exchange's name.")],
+    queue: Annotated[
+        str, typer.Argument(metavar="QUEUE", help="A virtual queue: a stream exchange's name.")
+    ],
     vhost: Vhost = "/",
 ) -> Rows:
     """Which consumer of a virtual queue owns which shard; one line for each."""
-    found: dict[str, Any] = api.get("virtual-queues", vhost, queue, thing=f"virtual queue '{queue}' in vhost '{vhost}'")
+    found: dict[str, Any] = api.get(
+        "virtual-queues", vhost, queue, thing=f"virtual queue '{queue}' in vhost '{vhost}'"
+    )
     rows = []
     for shard in found["shards"]:
         for owner in shard["owners"] or [{}]:
@@ -74,12 +94,16 @@ def list_shard_owners(
     return Rows(rows, ["index", "queue", "shard", "state", "group", "owner", "channel", "moving"])
 
 
-Stream = Annotated[str, typer.Argument(metavar="STREAM", help="A stream, or an exchange whose shards are streams.")]
+Stream = Annotated[
+    str, typer.Argument(metavar="STREAM", help="A stream, or an exchange whose shards are streams.")
+]
 
 
 def list_stream_tracking(api: Api, stream: Stream, vhost: Vhost = "/") -> Rows:
     """Under which names a stream is read, where each goes on in each shard, and how many messages lie before it."""
-    groups = api.get("streams", vhost, stream, "groups", thing=f"stream '{stream}' in vhost '{vhost}'")
+    groups = api.get(
+        "streams", vhost, stream, "groups", thing=f"stream '{stream}' in vhost '{vhost}'"
+    )
     rows = [{"reference": group["name"], **shard} for group in groups for shard in group["shards"]]
     return Rows(rows, ["reference", "shard", "next", "lag"])
 
@@ -87,27 +111,41 @@ def list_stream_tracking(api: Api, stream: Stream, vhost: Vhost = "/") -> Rows:
 def reset_offset(
     api: Api,
     stream: Stream,
-    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The name under which it is read.")],
+    reference: Annotated[
+        str, typer.Argument(metavar="REFERENCE", help="The name under which it is read.")
+    ],
     vhost: Vhost = "/",
 ) -> None:
     """Forget how far those that read a stream under a name have come; nobody must be reading under it."""
-    api.delete("streams", vhost, stream, "groups", reference, thing=f"stream '{stream}' in vhost '{vhost}'")
+    api.delete(
+        "streams", vhost, stream, "groups", reference, thing=f"stream '{stream}' in vhost '{vhost}'"
+    )
 
 
 def delete_queue(
     api: Api,
     queue: Annotated[str, typer.Argument(metavar="QUEUE")],
-    if_empty: Annotated[bool, typer.Option("--if-empty", "-e", help="Unless it has messages.")] = False,
-    if_unused: Annotated[bool, typer.Option("--if-unused", "-u", help="Unless it has consumers.")] = False,
+    if_empty: Annotated[
+        bool, typer.Option("--if-empty", "-e", help="Unless it has messages.")
+    ] = False,
+    if_unused: Annotated[
+        bool, typer.Option("--if-unused", "-u", help="Unless it has consumers.")
+    ] = False,
     vhost: Vhost = "/",
 ) -> None:
     """Delete a queue and the messages in it."""
-    conditions = {name: "true" for name, wanted in (("if-empty", if_empty), ("if-unused", if_unused)) if wanted}
+    conditions = {
+        name: "true"
+        for name, wanted in (("if-empty", if_empty), ("if-unused", if_unused))
+        if wanted
+    }
     thing = f"queue '{queue}' in vhost '{vhost}'"
     api.delete("queues", vhost, queue, thing=thing, **conditions)
 
 
-def purge_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
+def purge_queue(
+    api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/"
+) -> None:
     """Drop the messages that are ready in a queue."""
     thing = f"queue '{queue}' in vhost '{vhost}'"
     api.delete("queues", vhost, queue, "contents", thing=thing)
@@ -116,7 +154,9 @@ def purge_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")]
 def list_unresponsive_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
     """Queues whose shard is not there just now."""
     found = listed(api, "queues", vhost, columns or ["name"])
-    return found._replace(rows=[row for row in found.rows if row.get("state") not in ("running", None)])
+    return found._replace(
+        rows=[row for row in found.rows if row.get("state") not in ("running", None)]
+    )
 
 
 def create_queue(
@@ -124,12 +164,18 @@ def create_queue(
     queue: Annotated[str, typer.Argument(metavar="QUEUE")],
     durable: Annotated[bool, typer.Option(help="It outlives a restart.")] = True,
     auto_delete: Annotated[bool, typer.Option(help="It goes with its last consumer.")] = False,
-    expires: Annotated[int | None, typer.Option(help="Milliseconds unused after which it goes.")] = None,
+    expires: Annotated[
+        int | None, typer.Option(help="Milliseconds unused after which it goes.")
+    ] = None,
     max_length: Annotated[int | None, typer.Option(help="Messages.")] = None,
     message_ttl: Annotated[int | None, typer.Option(help="Milliseconds.")] = None,
     delivery_limit: Annotated[int | None, typer.Option(help="Deliveries of one message.")] = None,
-    reject_on_overflow: Annotated[bool, typer.Option(help="Refuse new messages, instead of dropping old.")] = False,
-    dead_letter_exchange: Annotated[str | None, typer.Option(help="Where dead messages go.")] = None,
+    reject_on_overflow: Annotated[
+        bool, typer.Option(help="Refuse new messages, instead of dropping old.")
+    ] = False,
+    dead_letter_exchange: Annotated[
+        str | None, typer.Option(help="Where dead messages go.")
+    ] = None,
     dead_letter_routing_key: Annotated[str | None, typer.Option(help="With which key.")] = None,
     vhost: Vhost = "/",
 ) -> None:
@@ -144,36 +190,60 @@ def create_queue(
         "x-dead-letter-routing-key": dead_letter_routing_key,
     }
     given = {name: value for name, value in arguments.items() if value is not None}
-    api.put("queues", vhost, queue, body={"durable": durable, "auto_delete": auto_delete, "arguments": given})
+    api.put(
+        "queues",
+        vhost,
+        queue,
+        body={"durable": durable, "auto_delete": auto_delete, "arguments": given},
+    )
 
 
 def create_exchange(
     api: Api,
-    type: Annotated[str, typer.Argument(metavar="TYPE", help="direct, fanout, topic, headers, x-consistent-hash ...")],
+    type: Annotated[
+        str,
+        typer.Argument(
+            metavar="TYPE", help="direct, fanout, topic, headers, x-consistent-hash ..."
+        ),
+    ],
     name: Annotated[str, typer.Argument(metavar="NAME")],
     durable: Annotated[bool, typer.Option(help="It outlives a restart.")] = True,
     auto_delete: Annotated[bool, typer.Option(help="It goes with its last binding.")] = False,
     internal: Annotated[bool, typer.Option(help="Clients cannot publish to it.")] = False,
-    alternate_exchange: Annotated[str | None, typer.Option(help="Where goes what it cannot route.")] = None,
+    alternate_exchange: Annotated[
+        str | None, typer.Option(help="Where goes what it cannot route.")
+    ] = None,
     vhost: Vhost = "/",
 ) -> None:
     """Make an exchange."""
     arguments = {} if alternate_exchange is None else {"alternate-exchange": alternate_exchange}
-    body = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
+    body = {
+        "type": type,
+        "durable": durable,
+        "auto_delete": auto_delete,
+        "internal": internal,
+        "arguments": arguments,
+    }
     api.put("exchanges", vhost, name, body=body)
 
 
-def delete_exchange(api: Api, name: Annotated[str, typer.Argument(metavar="NAME")], vhost: Vhost = "/") -> None:
+def delete_exchange(
+    api: Api, name: Annotated[str, typer.Argument(metavar="NAME")], vhost: Vhost = "/"
+) -> None:
     """Delete an exchange and its bindings."""
     api.delete("exchanges", vhost, name, thing=f"exchange '{name}' in vhost '{vhost}'")
 
 
-def pause_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
+def pause_queue(
+    api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/"
+) -> None:
     """Let a queue take messages and give none, until it is resumed."""
     api.put("queues", vhost, queue, "pause")
 
 
-def resume_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
+def resume_queue(
+    api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/"
+) -> None:
     """Let a paused queue give its messages again."""
     api.put("queues", vhost, queue, "resume")
 

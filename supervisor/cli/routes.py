@@ -18,9 +18,14 @@ Exchange = Annotated[str, typer.Argument(metavar="EXCHANGE")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The routing key.")]
 Headers = Annotated[
     list[str] | None,
-    typer.Argument(metavar="HEADER=VALUE", help="Numbers, true and false are such; a text may have its own quotes."),
+    typer.Argument(
+        metavar="HEADER=VALUE",
+        help="Numbers, true and false are such; a text may have its own quotes.",
+    ),
 ]
-Properties = Annotated[list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="Such as message_id.")]
+Properties = Annotated[
+    list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="Such as message_id.")
+]
 
 
 def explain(
@@ -34,7 +39,14 @@ def explain(
 ) -> None:
     """Which queues a message with this key would go to, by which exchanges, and why."""
     body = {"routing_key": key, "headers": _pairs(headers), "properties": _pairs(properties)}
-    found = api.ask("exchanges", vhost, exchange or "amq.default", "route", body=body, thing=_named(exchange, vhost))
+    found = api.ask(
+        "exchanges",
+        vhost,
+        exchange or "amq.default",
+        "route",
+        body=body,
+        thing=_named(exchange, vhost),
+    )
     if formatter == "json":
         typer.echo(json.dumps(found))
         return
@@ -52,7 +64,9 @@ def show_ring(
     formatter: Formatter = "table",
 ) -> None:
     """Destinations of an exchange that gives each message to one of them, with the share each is to expect."""
-    found = api.get("exchanges", vhost, exchange or "amq.default", "ring", thing=_named(exchange, vhost))
+    found = api.get(
+        "exchanges", vhost, exchange or "amq.default", "ring", thing=_named(exchange, vhost)
+    )
     rows = [row | {"share": row["share"] if formatter == "json" else f"{row['share']:.2%}"}
             for row in found["destinations"]]  # fmt: skip
     show(Rows(rows, ["name", "kind", "shard", "index", "weight", "share"]), formatter)
@@ -63,7 +77,9 @@ def _told(hop: dict[str, Any]) -> str:
     names = ", ".join(f"{one['kind']} '{one['name']}'" for one in hop["destinations"])
     line = f"exchange '{hop['exchange']}' ({hop['type']}): "
     if not names:
-        return line + (f"no match, alternate '{hop['alternate']}'" if hop["alternate"] else "no match")
+        return line + (
+            f"no match, alternate '{hop['alternate']}'" if hop["alternate"] else "no match"
+        )
     if hop["by_chance"]:
         return line + f"by chance one of {names}"
     if "hash" in hop:

@@ -27,13 +27,18 @@ def folder() -> Path:
     fail("the scenarios are not installed: no folder bench", FAILED)
 
 
-def run(uri: str, families: str, peers: list[str], runs: int, seconds: float, quick: bool, output: str) -> NoReturn:
+def run(
+    uri: str, families: str, peers: list[str], runs: int, seconds: float, quick: bool, output: str
+) -> NoReturn:
     """This process becomes bench/run.py: who interrupts it means the load. Without `output` its results lie where the
     command was given."""
     script = folder() / "run.py"
     missing = [name for name in ("make", "cc") if shutil.which(name) is None]
     if missing:
-        fail(f"the generator is compiled on first use, and {' and '.join(missing)} is missing", FAILED)
+        fail(
+            f"the generator is compiled on first use, and {' and '.join(missing)} is missing",
+            FAILED,
+        )
     now = datetime.datetime.now(datetime.UTC)
     command = [sys.executable, str(script), "--self", uri, "--group", families]
     command += ["--output", output or f"shardmq-{now:%Y-%m-%dT%H%M%S}.json"]

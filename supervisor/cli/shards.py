@@ -21,7 +21,9 @@ Exchange = Annotated[str, typer.Argument(metavar="EXCHANGE")]
 LOOK_S = 0.5
 BAR_CHARS = 20
 
-Number = Annotated[str, typer.Argument(metavar="NUMBER", help='Or "auto": one for each shard process.')]
+Number = Annotated[
+    str, typer.Argument(metavar="NUMBER", help='Or "auto": one for each shard process.')
+]
 
 
 def plan(
@@ -33,12 +35,16 @@ def plan(
 ) -> None:
     """What another number of shard queues would move, and how much must be consumed before that."""
     body = {"number": _checked(number)}
-    found = api.ask("exchanges", vhost, exchange, "shards", "plan", body=body, thing=_named(exchange, vhost))
+    found = api.ask(
+        "exchanges", vhost, exchange, "shards", "plan", body=body, thing=_named(exchange, vhost)
+    )
     if formatter == "json":
         typer.echo(json.dumps(found))
         return
     typer.echo(f"{found['shards']} shard queues, then {found['new_shards']}")
-    typer.echo(f"{found['share_moving']:.0%} of the keys go to another queue; {found['to_settle']} messages go before")
+    typer.echo(
+        f"{found['share_moving']:.0%} of the keys go to another queue; {found['to_settle']} messages go before"
+    )
     for word in ("coming", "going"):
         for name in found[word]:
             typer.echo(f"{word}: {name}")
@@ -49,7 +55,9 @@ def set_number(
     exchange: Exchange,
     number: Number,
     vhost: Vhost = "/",
-    wait: Annotated[bool, typer.Option("--wait", help="Return when the change is through.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when the change is through.")
+    ] = False,
 ) -> None:
     """Change the number of shard queues, whatever made the exchange a stream exchange; `status` says how far it is."""
     api.put("exchanges", vhost, exchange, "shards", body={"number": _checked(number)})
@@ -74,14 +82,21 @@ def status(
     typer.echo(_told(found))
     for group in found["groups"]:
         typer.echo(_told_of(group))
-    show(Rows(found["queues"], ["name", "shard", "state", "bound", "held", "messages", "to_settle"]), formatter)
+    show(
+        Rows(found["queues"], ["name", "shard", "state", "bound", "held", "messages", "to_settle"]),
+        formatter,
+    )
 
 
 def _told(found: dict[str, Any]) -> str:
     if found["step"] == "none":
         return "no change under way"
     unknown = f", of {found['unknown']} queues not known yet" if found["unknown"] else ""
-    limit = f"; at {found['deadline_ms']} ms: {found['at_deadline']}" if found["deadline_ms"] is not None else ""
+    limit = (
+        f"; at {found['deadline_ms']} ms: {found['at_deadline']}"
+        if found["deadline_ms"] is not None
+        else ""
+    )
     return f"{found['step']}: {_bar(found)}{found['to_settle']} messages to go{unknown}{limit}"
 
 
@@ -104,14 +119,21 @@ def _bar(found: dict[str, Any]) -> str:
 
 
 def _wait(api: Api, exchange: str, vhost: str) -> None:
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(
+        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as progress:
         bar = progress.add_task("", total=None)
         while True:
             found = api.get("exchanges", vhost, exchange, "shards", thing=_named(exchange, vhost))
             if found["step"] == "none":
                 return
             total = found["to_settle_at_first"]
-            progress.update(bar, description=found["step"], total=total or None, completed=total - found["to_settle"])
+            progress.update(
+                bar,
+                description=found["step"],
+                total=total or None,
+                completed=total - found["to_settle"],
+            )
             time.sleep(LOOK_S)
 
 

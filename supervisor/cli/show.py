@@ -22,7 +22,11 @@ def show(found: Rows, formatter: str = "table", headers: bool = True) -> None:
     """`table` is aligned on a terminal and, like rabbitmqctl's, separated by tabs elsewhere, for programs to cut."""
     check_formatter(formatter)
     if formatter == "json":
-        typer.echo(json.dumps([{column: row.get(column) for column in found.columns} for row in found.rows]))
+        typer.echo(
+            json.dumps(
+                [{column: row.get(column) for column in found.columns} for row in found.rows]
+            )
+        )
     elif formatter == "csv":
         typer.echo(_csv(found, headers), nl=False)
     elif formatter == "table" and not sys.stdout.isatty():
@@ -42,7 +46,9 @@ def table(found: Rows, headers: bool = True) -> Table:
 
 def check_formatter(formatter: str) -> None:
     if formatter not in FORMATTERS:
-        fail(f"--formatter: {', '.join(FORMATTERS[:-1])} or {FORMATTERS[-1]}, not {formatter}", USAGE)
+        fail(
+            f"--formatter: {', '.join(FORMATTERS[:-1])} or {FORMATTERS[-1]}, not {formatter}", USAGE
+        )
 
 
 def _csv(found: Rows, headers: bool) -> str:

@@ -12,7 +12,10 @@ from shardmq.supervisor.cli.api import CONFIG, fail
 from shardmq.supervisor.cli.processes import module_command, module_environment
 
 Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The data directory, or one store: DATA/shard-00/<hash of the vhost>.")
+    Path,
+    typer.Argument(
+        metavar="DIR", help="The data directory, or one store: DATA/shard-00/<hash of the vhost>."
+    ),
 ]
 Target = Annotated[Path, typer.Argument(metavar="OUT", help="A directory that is not there yet.")]
 
@@ -22,7 +25,9 @@ STATUSES = (
     "64 wrong usage."
 )
 
-app = typer.Typer(no_args_is_help=True, help="Look into a stopped broker's message files.", epilog=STATUSES)
+app = typer.Typer(
+    no_args_is_help=True, help="Look into a stopped broker's message files.", epilog=STATUSES
+)
 
 
 @app.command(epilog=STATUSES)

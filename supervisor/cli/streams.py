@@ -24,13 +24,24 @@ Ignored = "Taken as rabbitmq-streams'; there is one host."
 def add_super_stream(
     api: Api,
     name: Name,
-    partitions: Annotated[int | None, typer.Option(min=1, help=f"How many streams; {PARTITIONS} if not said.")] = None,
-    binding_keys: Annotated[
-        str | None, typer.Option("--binding-keys", "--routing-keys", help="Comma separated: a stream for each key.")
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help=f"How many streams; {PARTITIONS} if not said.")
     ] = None,
-    max_length_bytes: Annotated[str | None, typer.Option(help="Of each stream, such as 20gb.")] = None,
-    max_age: Annotated[str | None, typer.Option(help="Such as PT10M30S or P5DT8H; or as x-max-age: 7D.")] = None,
-    stream_max_segment_size_bytes: Annotated[str | None, typer.Option(help="Such as 500mb.")] = None,
+    binding_keys: Annotated[
+        str | None,
+        typer.Option(
+            "--binding-keys", "--routing-keys", help="Comma separated: a stream for each key."
+        ),
+    ] = None,
+    max_length_bytes: Annotated[
+        str | None, typer.Option(help="Of each stream, such as 20gb.")
+    ] = None,
+    max_age: Annotated[
+        str | None, typer.Option(help="Such as PT10M30S or P5DT8H; or as x-max-age: 7D.")
+    ] = None,
+    stream_max_segment_size_bytes: Annotated[
+        str | None, typer.Option(help="Such as 500mb.")
+    ] = None,
     leader_locator: Annotated[str | None, typer.Option(help=Ignored)] = None,
     initial_cluster_size: Annotated[int | None, typer.Option(help=Ignored)] = None,
     vhost: Vhost = "/",
@@ -49,7 +60,11 @@ def add_super_stream(
         fail(f"exchange '{name}' in vhost '{vhost}' exists already", REFUSED)
     if binding_keys is None:
         shards = {"x-super-stream": partitions or PARTITIONS, "x-shard-arguments": arguments}
-        body = {"type": "x-consistent-hash", "durable": True, "arguments": shards | {"x-shards-when-gone": "delete"}}
+        body = {
+            "type": "x-consistent-hash",
+            "durable": True,
+            "arguments": shards | {"x-shards-when-gone": "delete"},
+        }
         api.put("exchanges", vhost, name, body=body)
         return
     keys = list(dict.fromkeys(key.strip() for key in binding_keys.split(",") if key.strip()))
@@ -70,9 +85,15 @@ def delete_super_stream(api: Api, name: Name, vhost: Vhost = "/") -> None:
     bound = api.get("exchanges", vhost, name, "bindings", "source")
     names = {row["destination"] for row in bound if row["destination_type"] == "queue"}
     names.update(exchange.get("shard_queues", []))
-    streams = {row["name"] for row in api.get("queues", vhost) if row["name"] in names and row.get("type") == "stream"}
+    streams = {
+        row["name"]
+        for row in api.get("queues", vhost)
+        if row["name"] in names and row.get("type") == "stream"
+    }
     if not streams or streams != names:
-        fail(f"exchange '{name}' in vhost '{vhost}' is no super stream: it leads to other queues than streams, or none")
+        fail(
+            f"exchange '{name}' in vhost '{vhost}' is no super stream: it leads to other queues than streams, or none"
+        )
     api.delete("exchanges", vhost, name)
     for stream in sorted(streams):
         if api.has("queues", vhost, stream):  # an exchange's own go with it

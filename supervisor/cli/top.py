@@ -33,7 +33,9 @@ class Picture:
         """Per second since the look before; 0 at first, and where a counter began anew."""
         seconds = now - self._at
         rates = {
-            name: max(0.0, value - self._before[name]) / seconds if name in self._before and seconds > 0 else 0.0
+            name: max(0.0, value - self._before[name]) / seconds
+            if name in self._before and seconds > 0
+            else 0.0
             for name, value in counters.items()
         }
         self._before, self._at = counters, now
@@ -42,12 +44,20 @@ class Picture:
 
 def top(
     api: Api,
-    interval: Annotated[float, typer.Option("--interval", "-d", min=0.2, help="Seconds between looks.")] = 2.0,
-    count: Annotated[int, typer.Option("--count", "-c", min=0, help="Looks, then the end; 0: until Ctrl-C.")] = 0,
+    interval: Annotated[
+        float, typer.Option("--interval", "-d", min=0.2, help="Seconds between looks.")
+    ] = 2.0,
+    count: Annotated[
+        int, typer.Option("--count", "-c", min=0, help="Looks, then the end; 0: until Ctrl-C.")
+    ] = 0,
 ) -> None:
     """Watch rates, processes, shards and the fullest queues. Into a file or pipe: one look below the other."""
     console, picture, looks = Console(), Picture(), 0
-    with Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext() as live:
+    with (
+        Live(console=console, auto_refresh=False, screen=True)
+        if console.is_terminal
+        else nullcontext() as live
+    ):
         try:
             while True:
                 shown = _look(api, picture, console.height)
@@ -69,7 +79,11 @@ def _look(api: Api, picture: Picture, height: int) -> Group:
     queues = api.get("queues", sort="messages", sort_reverse="true", page="1", page_size=str(most))
     stats = overview.get("message_stats", {})
     counters = {shown: float(stats.get(name, 0)) for name, shown in RATES.items()}
-    cpu = {f"shard {row['shard']}": 100 * row["cpu_seconds"] for row in shards if row.get("cpu_seconds") is not None}
+    cpu = {
+        f"shard {row['shard']}": 100 * row["cpu_seconds"]
+        for row in shards
+        if row.get("cpu_seconds") is not None
+    }
     rates = picture.rate(time.monotonic(), counters | cpu)
     totals, objects = overview["queue_totals"], overview["object_totals"]
     head = "   ".join([

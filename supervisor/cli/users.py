@@ -13,19 +13,32 @@ import typer
 from shardmq.supervisor.cli.api import DATA, REFUSED, Api, Rows, Vhost, Where, fail, http_url, there
 from shardmq.supervisor.cli.queues import Columns, listed
 
-Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
+Tags = Annotated[
+    str, typer.Option(help="Comma separated: administrator, monitoring, management ...")
+]
 
 RABBITMQ_HASHING = "rabbit_password_hashing_sha256"
 SALT_BYTES = 4  # RabbitMQ's
 Configure = Annotated[
-    str, typer.Argument(metavar="CONF", help="What they may declare and delete, such as '^app-.*'; '' is nothing.")
+    str,
+    typer.Argument(
+        metavar="CONF", help="What they may declare and delete, such as '^app-.*'; '' is nothing."
+    ),
 ]
-Write = Annotated[str, typer.Argument(metavar="WRITE", help="What they may publish to, and bind to an exchange.")]
-Read = Annotated[str, typer.Argument(metavar="READ", help="What they may consume and purge, and bind queues to.")]
-NewPassword = Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")]
+Write = Annotated[
+    str, typer.Argument(metavar="WRITE", help="What they may publish to, and bind to an exchange.")
+]
+Read = Annotated[
+    str, typer.Argument(metavar="READ", help="What they may consume and purge, and bind queues to.")
+]
+NewPassword = Annotated[
+    str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")
+]
 Description = Annotated[str | None, typer.Option(help="What it is for.")]
 VhostTags = Annotated[str | None, typer.Option(help="Comma separated.")]
-QueueType = Annotated[str | None, typer.Option(help="Of queues declared without one: classic, quorum ...")]
+QueueType = Annotated[
+    str | None, typer.Option(help="Of queues declared without one: classic, quorum ...")
+]
 
 
 def add_vhost(
@@ -68,17 +81,23 @@ def _change(api: Api, vhost: str, body: dict[str, Any]) -> None:
     api.put("vhosts", vhost, body={"description": now["description"], "tags": now["tags"]} | body)
 
 
-def _said(description: str | None, tags: str | None, default_queue_type: str | None) -> dict[str, Any]:
+def _said(
+    description: str | None, tags: str | None, default_queue_type: str | None
+) -> dict[str, Any]:
     options = {"description": description, "tags": tags, "default_queue_type": default_queue_type}
     return {name: value for name, value in options.items() if value is not None}
 
 
-def enable_vhost_deletion_protection(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
+def enable_vhost_deletion_protection(
+    api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]
+) -> None:
     """Keep a virtual host from being deleted."""
     api.post("vhosts", vhost, "deletion", "protection", body={}, thing=f"vhost '{vhost}'")
 
 
-def disable_vhost_deletion_protection(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
+def disable_vhost_deletion_protection(
+    api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]
+) -> None:
     """Let a virtual host be deleted."""
     api.delete("vhosts", vhost, "deletion", "protection", thing=f"vhost '{vhost}'")
 
@@ -104,7 +123,9 @@ def add_user(
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
     new_password: NewPassword = None,
     tags: Tags = "",
-    pre_hashed_password: Annotated[str, typer.Option(help="As hash_password says it, instead of a password.")] = "",
+    pre_hashed_password: Annotated[
+        str, typer.Option(help="As hash_password says it, instead of a password.")
+    ] = "",
 ) -> None:
     """Make a user; give permissions with set_permissions."""
     if api.has("users", username):
@@ -119,7 +140,9 @@ def add_user(
 def authenticate_user(
     api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    given: Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")] = None,
+    given: Annotated[
+        str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")
+    ] = None,
 ) -> None:
     """Whether this is the user's password: exit status 0 or 65."""
     where = Where(http_url(api)) if api.where.socket else api.where
@@ -129,7 +152,9 @@ def authenticate_user(
     typer.echo("Success")
 
 
-def hash_password(password: Annotated[str | None, typer.Argument(metavar="PASSWORD")] = None) -> None:
+def hash_password(
+    password: Annotated[str | None, typer.Argument(metavar="PASSWORD")] = None,
+) -> None:
     """A password as RabbitMQ keeps it (salted SHA-256), for definitions and for add_user --pre-hashed-password."""
     given = password if password is not None else str(typer.prompt("Password", hide_input=True))
     salt = os.urandom(SALT_BYTES)
@@ -137,11 +162,15 @@ def hash_password(password: Annotated[str | None, typer.Argument(metavar="PASSWO
 
 
 def change_password(
-    api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")], new_password: NewPassword = None
+    api: Api,
+    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    new_password: NewPassword = None,
 ) -> None:
     """Give a user another password; their tags stay."""
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
-    api.put("users", username, body={"password": _given_or_asked(new_password), "tags": found["tags"]})
+    api.put(
+        "users", username, body={"password": _given_or_asked(new_password), "tags": found["tags"]}
+    )
 
 
 def clear_password(api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")]) -> None:
