@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from shardmq.supervisor.cli.api import Api
-from shardmq.supervisor.logs import News, escaped, exception_lines
+from shardmq.supervisor.logs import LogFollower, escaped, exception_lines
 
 LINES_MAX = 1_000  # what one answer holds
 LOOK_EACH_S = 0.5
@@ -34,11 +34,11 @@ def log_tail_stream(
 ) -> None:
     """What is logged from now on, as it comes, until Ctrl-C."""
     end = None if duration is None else time.monotonic() + duration
-    news = News(api.get("logs"))
+    follower = LogFollower(api.get("logs"))
     try:
         while end is None or time.monotonic() < end:
             time.sleep(LOOK_EACH_S)
-            for row in news.of(api.get("logs", since=str(news.since))):
+            for row in follower.new_rows(api.get("logs", since=str(follower.since))):
                 typer.echo(line(row))
     except KeyboardInterrupt:
         return

@@ -148,8 +148,6 @@ pyspark_shardmq/schema.py
 pyspark_shardmq/setup.py
 pyspark_shardmq/sink.py
 pyspark_shardmq/source.py
-supervisor/__main__.py
-supervisor/child.py
 supervisor/cli/amqp.py
 supervisor/cli/api.py
 supervisor/cli/app.py
@@ -174,17 +172,7 @@ supervisor/cli/storage.py
 supervisor/cli/streams.py
 supervisor/cli/top.py
 supervisor/cli/users.py
-supervisor/config.py
-supervisor/directories.py
 supervisor/formats.py
-supervisor/logs.py
-supervisor/notify.py
-supervisor/plan.py
-supervisor/reload.py
-supervisor/restart.py
-supervisor/sockets.py
-supervisor/supervisor.py
-supervisor/systemd.py
 """
 EXEMPT = set(LISTED.split())
 

@@ -25,7 +25,7 @@ from shardmq.supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
 from shardmq.supervisor.cli.elsewhere import NOT_HERE
 from shardmq.supervisor.cli.node import size_bytes
 from shardmq.supervisor.cli.top import Picture
-from shardmq.supervisor.logs import News
+from shardmq.supervisor.logs import LogFollower
 from shardmq.supervisor.supervisor import this_process
 
 NAME = "127.0.0.1:4000 -> 127.0.0.1:5672"
@@ -538,7 +538,8 @@ def test_each_line_of_the_log_is_news_once_though_processes_write_late(
     """In quarters of a second: a line of some moment can be read so much later. Whoever looks now and then misses none
     and shows none twice."""
     rows = [({"time": at / 4, "message": str(n)}, at + late) for n, (at, late) in enumerate(sorted(lines))]
-    news, shown = News([]), []
+    follower, shown = LogFollower([]), []
     for now in [*sorted(looks), 100]:
-        shown += [row["message"] for row in news.of(row for row, at in rows if at <= now and row["time"] > news.since)]
+        read = [row for row, at in rows if at <= now and row["time"] > follower.since]
+        shown += [row["message"] for row in follower.new_rows(read)]
     assert sorted(shown, key=int) == [row["message"] for row, _ in rows]
