@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from shardmq.supervisor.cli import diagnostics
 from shardmq.supervisor.cli.app import COMMANDS, app
 from shardmq.supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
-from shardmq.supervisor.cli.elsewhere import NOT_HERE
 from shardmq.supervisor.cli.node import size_bytes
 from shardmq.supervisor.cli.top import Picture
+from shardmq.supervisor.cli.unsupported_commands import UNSUPPORTED
 from shardmq.supervisor.logs import LogFollower
 from shardmq.supervisor.supervisor import this_process
 
@@ -501,16 +501,16 @@ def test_shards_set_changes_the_number_and_may_wait(ctl: Any) -> None:
     assert len(changes()) == 1
 
 
-@pytest.mark.parametrize("name", NOT_HERE)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 @pytest.mark.parametrize("of", [[], ["diagnostics"]], ids=["rabbitmqctl", "rabbitmq-diagnostics"])
 def test_what_other_tools_have_and_makes_no_sense_here_says_why_in_one_line(ctl: Any, of: list[str], name: str) -> None:
     said = ctl(*of, name, "argument", "--unknown", "option", status=64)
-    assert said == f"shardctl: {name}: {NOT_HERE[name]}\n"
+    assert said == f"shardctl: {name}: {UNSUPPORTED[name]}\n"
     assert Handler.asked == []
 
 
 def test_no_command_is_both_here_and_not() -> None:
-    assert NOT_HERE.keys().isdisjoint({command.__name__ for command in COMMANDS} | diagnostics.COMMANDS.keys())
+    assert UNSUPPORTED.keys().isdisjoint({command.__name__ for command in COMMANDS} | diagnostics.COMMANDS.keys())
 
 
 @pytest.mark.row("H17")
