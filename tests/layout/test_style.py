@@ -150,19 +150,9 @@ pyspark_shardmq/sink.py
 pyspark_shardmq/source.py
 supervisor/cli/amqp.py
 supervisor/cli/api.py
-supervisor/cli/connections.py
 supervisor/cli/definitions.py
-supervisor/cli/node.py
 supervisor/cli/perf.py
-supervisor/cli/permissions.py
 supervisor/cli/policies.py
-supervisor/cli/processes.py
-supervisor/cli/queues.py
-supervisor/cli/routes.py
-supervisor/cli/shards.py
-supervisor/cli/streams.py
-supervisor/cli/top.py
-supervisor/cli/users.py
 supervisor/formats.py
 """
 EXEMPT = set(LISTED.split())

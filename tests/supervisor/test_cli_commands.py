@@ -23,7 +23,7 @@ from shardmq.supervisor.cli import diagnostics
 from shardmq.supervisor.cli.app import COMMANDS, app
 from shardmq.supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
 from shardmq.supervisor.cli.node import size_bytes
-from shardmq.supervisor.cli.top import Picture
+from shardmq.supervisor.cli.top import Rates
 from shardmq.supervisor.cli.unsupported_commands import UNSUPPORTED
 from shardmq.supervisor.logs import LogFollower
 from shardmq.supervisor.supervisor import this_process
@@ -446,10 +446,10 @@ def test_top_into_a_pipe_writes_each_look(ctl: Any) -> None:
 
 
 def test_rates_are_per_second_since_the_look_before_and_never_negative() -> None:
-    picture = Picture()
-    assert picture.rate(10.0, {"in": 100.0}) == {"in": 0.0}
-    assert picture.rate(12.0, {"in": 150.0, "new": 9.0}) == {"in": 25.0, "new": 0.0}
-    assert picture.rate(13.0, {"in": 10.0}) == {"in": 0.0}  # the shard began anew
+    rates = Rates()
+    assert rates.rate(10.0, {"in": 100.0}) == {"in": 0.0}
+    assert rates.rate(12.0, {"in": 150.0, "new": 9.0}) == {"in": 25.0, "new": 0.0}
+    assert rates.rate(13.0, {"in": 10.0}) == {"in": 0.0}  # the shard began anew
 
 
 def test_awaiting_a_broker_that_does_not_come_ends_with_its_status(tmp_path: Path) -> None:
