@@ -23,8 +23,8 @@ from shardmq.supervisor.cli.api import (
     Api,
     Rows,
     fail,
-    looked_in,
     running,
+    searched,
 )
 from shardmq.supervisor.cli.command import DataDir
 
@@ -225,7 +225,7 @@ def _missing(data_dir: DataDir) -> str | None:
     """Return what the start still waits for as a text, or None if the broker is ready."""
     found = running(data_dir)
     if found is None:
-        return f"no broker runs on {looked_in(data_dir)} yet"
+        return f"no broker runs on {searched(data_dir)} yet"
     try:
         children = json.loads((Path(found["runtime_dir"]) / "status.json").read_text())["children"]
     except (OSError, ValueError, KeyError):

@@ -1,7 +1,8 @@
-"""shardctl perf: a load on a running broker, and what comes through; for a first figure.
+"""The command `shardctl perf`: put a load on a running broker and measure its rate.
 
-One process plays all publishers and consumers, so it measures this program as much as the broker. `--scenarios` runs
-those of bench/ instead, with its generator written in C: the one to compare brokers with (scenarios.py).
+One process plays all publishers and consumers, so the figure measures this program as much as the
+broker. `--scenarios` runs the scenarios of bench/ instead (scenarios.py). Their generator is
+written in C, and they are the ones to compare brokers with.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ from shardmq.supervisor.cli.amqp import (
 )
 from shardmq.supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail
 
-BURST_BYTES = 64 << 10  # publishes that leave in one write
-BACKLOG_MESSAGES_MAX = (
-    50_000  # not consumed yet: then publishers wait, and the figure is of what comes through
-)
+BURST_BYTES = 64 << 10  # The size of the publishes in one write.
+# Publishers wait at this number of messages that are not consumed yet, so that the rate is that of
+# the whole way through the broker.
+BACKLOG_MESSAGES_MAX = 50_000
 HANDSHAKE_TIMEOUT_S = 10.0
-DRAIN_TIMEOUT_S = 10.0  # for what was published to arrive
+DRAIN_TIMEOUT_S = 10.0  # The time for the last messages to arrive.
 BODY = 3
+# The addresses at which a listener that is bound to every address is reached from this host.
 HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True)
 class Load:
+    """What the publishers and consumers do: the options of the command."""
+
     producers: int
     consumers: int
     size: int
@@ -57,7 +61,7 @@ def perf(
     api: Api,
     uri: Annotated[
         str,
-        typer.Option(help="amqp://user:password@host:port/vhost; else the broker on this host."),
+        typer.Option(help="amqp://user:password@host:port/vhost. Default: this host."),
     ] = "",
     producers: Annotated[
         int, typer.Option("--producers", "-x", min=0, help="Connections that publish.")
@@ -67,15 +71,18 @@ def perf(
     ] = 1,
     size: Annotated[int, typer.Option("--size", min=0, max=1 << 20, help="Bytes of a body.")] = 16,
     queue: Annotated[
-        str, typer.Option("--queue", help="Its name; several get a number.")
+        str, typer.Option("--queue", help="Name of the queue. Several get a number.")
     ] = "shardctl-perf",
-    queues: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 1,
+    queues: Annotated[int, typer.Option(min=1, max=1000, help="Number of queues.")] = 1,
     persistent: Annotated[bool, typer.Option(help="Durable queues, persistent messages.")] = False,
     confirm: Annotated[
-        int, typer.Option("--confirm", "-c", min=0, help="At most unconfirmed; 0: not asked for.")
+        int,
+        typer.Option(
+            "--confirm", "-c", min=0, help="Unconfirmed messages at most. 0: no confirms."
+        ),
     ] = 0,
     rate: Annotated[
-        int, typer.Option("--rate", "-r", min=0, help="Of each producer, per second.")
+        int, typer.Option("--rate", "-r", min=0, help="Messages per second of each producer.")
     ] = 0,
     auto_ack: Annotated[bool, typer.Option(help="Consumers do not acknowledge.")] = False,
     prefetch: Annotated[
@@ -86,18 +93,21 @@ def perf(
     ] = 10.0,
     keep: Annotated[bool, typer.Option(help="Leave the queues, and what is in them.")] = False,
     scenarios: Annotated[
-        str, typer.Option(help="Instead: families of bench/, in C: all, small, rpc ...")
+        str, typer.Option(help="Run scenarios of bench/ instead: all, small, rpc ...")
     ] = "",
     peer: Annotated[
-        list[str] | None, typer.Option(help="NAME=URL: that broker too, in turns (scenarios).")
+        list[str] | None,
+        typer.Option(help="NAME=URL: another broker to measure by turns (scenarios)."),
     ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Of each scenario; medians are shown.")] = 3,
-    quick: Annotated[bool, typer.Option(help="Of scenarios: once, a second each.")] = False,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Runs of each scenario. The medians are shown.")
+    ] = 3,
+    quick: Annotated[bool, typer.Option(help="Run each scenario once, for a second.")] = False,
     output: Annotated[
-        str, typer.Option(help="Of scenarios: a JSON file; the table and charts lie beside it.")
+        str, typer.Option(help="JSON file of the scenarios, with table and charts beside it.")
     ] = "",
 ) -> Rows:
-    """Publish and consume as fast as one process can, and say how fast that was."""
+    """Publish and consume as fast as one process can, and print the rates."""
     names = [queue] if queues == 1 else [f"{queue}-{at}" for at in range(queues)]
     load = Load(
         producers, consumers, size, names, persistent, confirm, rate, auto_ack, prefetch, seconds
@@ -124,6 +134,8 @@ def perf(
 
 
 class Target(NamedTuple):
+    """The broker that gets the load."""
+
     host: str
     port: int
     user: str
@@ -160,7 +172,8 @@ async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
     counts = Counts()
     connections: list[Connection] = []
     if (task := asyncio.current_task()) is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # as Ctrl-C does
+        # SIGTERM cancels this task, as asyncio does for Ctrl-C.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
     async def connected() -> Connection:
         reader, writer = await asyncio.open_connection(target.host, target.port, limit=READ_BYTES)
@@ -181,17 +194,18 @@ async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
             ]
             publishing = [await connected() for _ in range(load.producers)]
             took = await _play(publishing, consuming, load, counts)
-        except asyncio.CancelledError:  # interrupted, maybe before a declare was answered
-            await _take_away(await connected(), load, keep)
+        except asyncio.CancelledError:
+            # The interrupted connection may still wait for a response, so another one is opened.
+            await _delete_queues(await connected(), load, keep)
             raise
-        await _take_away(control, load, keep)
+        await _delete_queues(control, load, keep)
         return counts, took
     finally:
         for connection in connections:
             connection.writer.close()
 
 
-async def _take_away(control: Connection, load: Load, keep: bool) -> None:
+async def _delete_queues(control: Connection, load: Load, keep: bool) -> None:
     for name in [] if keep else load.queues:
         await control.call(_method(commands.Queue.Delete(), queue=name), commands.Queue.DeleteOk)
 
@@ -199,15 +213,15 @@ async def _take_away(control: Connection, load: Load, keep: bool) -> None:
 async def _play(
     publishing: list[Connection], consuming: list[Connection], load: Load, counts: Counts
 ) -> float:
-    """Seconds until the last message that was consumed, or published, or confirmed."""
+    """Run the load and return the seconds until the last message has arrived."""
     began = time.monotonic()
     until = began + load.seconds
     readers = [asyncio.create_task(_consume(one, load)) for one in consuming]
     readers += [asyncio.create_task(_hear(one)) for one in publishing]
     try:
         publishers = [_publish(one, at, load, until, counts) for at, one in enumerate(publishing)]
-        await _first_failure(asyncio.gather(*publishers), readers)
-        await _first_failure(_drained(counts, load, bool(consuming)), readers)
+        await _run_beside(asyncio.gather(*publishers), readers)
+        await _run_beside(_drained(counts, load, bool(consuming)), readers)
         return time.monotonic() - began
     finally:
         for reader in readers:
@@ -215,7 +229,8 @@ async def _play(
         await asyncio.gather(*readers, return_exceptions=True)
 
 
-async def _first_failure(work: Any, readers: list[asyncio.Task[None]]) -> None:
+async def _run_beside(work: Any, readers: list[asyncio.Task[None]]) -> None:
+    """Wait for some work while readers run. A reader that fails ends the work with its error."""
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait([task, *readers], return_when=asyncio.FIRST_COMPLETED)
@@ -230,7 +245,7 @@ async def _first_failure(work: Any, readers: list[asyncio.Task[None]]) -> None:
 
 
 async def _drained(counts: Counts, load: Load, consumed: bool) -> None:
-    """What was published is confirmed and consumed, or for a while nothing more is."""
+    """Wait until all messages are confirmed and consumed, or until nothing more arrives."""
     seen, at = -1, time.monotonic()
     while time.monotonic() - at < DRAIN_TIMEOUT_S:
         settled = counts.confirmed + counts.refused
@@ -268,7 +283,7 @@ async def _publish(
     connection: Connection, at: int, load: Load, until: float, counts: Counts
 ) -> None:
     if load.confirm:
-        connection.send(1, commands.Confirm.Select())  # its answer is heard, and counts for nothing
+        connection.send(1, commands.Confirm.Select())  # The response is read and not counted.
     one = _message(load.queues[at % len(load.queues)], load)
     most = max(1, BURST_BYTES // len(one))
     burst = min(most, load.confirm or most, max(1, load.rate // 100) if load.rate else most)
@@ -286,7 +301,7 @@ async def _publish(
         published += burst
         counts.published += burst
         await connection.writer.drain()
-        await asyncio.sleep(0)  # consumers have their turn
+        await asyncio.sleep(0)  # Let the consumers run.
 
 
 def _message(queue: str, load: Load) -> bytes:
@@ -302,7 +317,7 @@ def _message(queue: str, load: Load) -> bytes:
 
 
 def _method(method: Any, **names: str) -> Any:
-    """pamqp itself refuses names that brokers take."""
+    """Set fields of a method past the checks of pamqp, which refuses names that brokers accept."""
     for key, value in names.items():
         setattr(method, key, value)
     return method

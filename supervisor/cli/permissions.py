@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import Api, Rows, Vhost, json_argument, there
+from shardmq.supervisor.cli.api import Api, Rows, Vhost, check_exists, json_argument
 
 Username = Annotated[str, typer.Argument(metavar="USERNAME")]
 Global = Annotated[bool, typer.Option("--global", help="All of them.")]
@@ -48,7 +48,7 @@ def set_topic_permissions(
 
     Both are regular expressions.
     """
-    there(api, username, vhost)
+    check_exists(api, username, vhost)
     body = {"exchange": exchange, "write": write, "read": read}
     api.put("topic-permissions", vhost, username, body=body)
 
@@ -90,7 +90,7 @@ Limits = Annotated[
 def set_vhost_limits(api: Api, limits: Limits, vhost: Vhost = "/") -> None:
     """Set max-connections or max-queues of a vhost. Other limits stay."""
     wanted = json_argument(limits, dict)
-    there(api, vhost=vhost)
+    check_exists(api, vhost=vhost)
     for name, value in wanted.items():
         api.put("vhost-limits", vhost, name, body={"value": value})
 
@@ -112,7 +112,7 @@ def list_vhost_limits(api: Api, vhost: Vhost = "/", every: Global = False) -> Ro
 def set_user_limits(api: Api, username: Username, limits: Limits) -> None:
     """Set max-connections or max-channels of a user. Other limits stay."""
     wanted = json_argument(limits, dict)
-    there(api, username)
+    check_exists(api, username)
     for name, value in wanted.items():
         api.put("user-limits", username, name, body={"value": value})
 

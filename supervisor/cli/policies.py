@@ -1,4 +1,7 @@
-"""Policies, operator policies, parameters: rabbitmqctl's names and order of arguments."""
+"""The commands for policies, operator policies and parameters.
+
+The names and the order of the arguments are those of rabbitmqctl.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,12 @@ Pattern = Annotated[str, typer.Argument(metavar="PATTERN", help="Regular express
 Definition = Annotated[
     str, typer.Argument(metavar="DEFINITION", help="JSON, such as '{\"max-length\": 1000}'.")
 ]
-Priority = Annotated[int, typer.Option(help="The highest one that matches applies.")]
+Priority = Annotated[int, typer.Option(help="The policy with the highest priority applies.")]
 ApplyTo = Annotated[
     str, typer.Option(help="all, queues, exchanges, classic_queues, quorum_queues or streams.")
 ]
 Component = Annotated[str, typer.Argument(metavar="COMPONENT")]
-Value = Annotated[
-    str, typer.Argument(metavar="JSON", help="A text needs its own quotes: '\"text\"'.")
-]
+Value = Annotated[str, typer.Argument(metavar="JSON", help="A text has quotes: '\"text\"'.")]
 
 COLUMNS = ["vhost", "name", "pattern", "apply-to", "definition", "priority"]
 
@@ -35,17 +36,17 @@ def set_policy(
     apply_to: ApplyTo = "all",
     vhost: Vhost = "/",
 ) -> None:
-    """Set what holds for all queues and exchanges of a pattern, at once."""
+    """Set a policy for all queues and exchanges whose names match a pattern."""
     _set(api, "policies", vhost, name, pattern, definition, priority, apply_to)
 
 
 def clear_policy(api: Api, name: Name, vhost: Vhost = "/") -> None:
-    """Clear a policy; what it limited is as it was declared."""
+    """Clear a policy. Its queues and exchanges are as they were declared."""
     api.delete("policies", vhost, name, thing=f"policy '{name}'")
 
 
 def list_policies(api: Api, vhost: Vhost = "/") -> Rows:
-    """Policies of a vhost."""
+    """List the policies of a vhost."""
     return _list(api, "policies", vhost)
 
 
@@ -55,7 +56,7 @@ def list_policies_that_match(
     object_type: Annotated[str, typer.Option("--object-type", help="queue or exchange.")] = "queue",
     vhost: Vhost = "/",
 ) -> Rows:
-    """Policies whose pattern a name matches, the one that applies first."""
+    """List the policies that match a name, in the order of their priority."""
     kinds = {
         "queue": {"all", "queues", "classic_queues", "quorum_queues", "streams"},
         "exchange": {"all", "exchanges"},
@@ -79,7 +80,7 @@ def set_operator_policy(
     apply_to: ApplyTo = "all",
     vhost: Vhost = "/",
 ) -> None:
-    """Set a limit that users' policies and arguments cannot exceed."""
+    """Set a limit that policies and arguments of users cannot exceed."""
     _set(api, "operator-policies", vhost, name, pattern, definition, priority, apply_to)
 
 
@@ -89,7 +90,7 @@ def clear_operator_policy(api: Api, name: Name, vhost: Vhost = "/") -> None:
 
 
 def list_operator_policies(api: Api, vhost: Vhost = "/") -> Rows:
-    """Operator policies of a vhost."""
+    """List the operator policies of a vhost."""
     return _list(api, "operator-policies", vhost)
 
 
@@ -116,7 +117,7 @@ def _list(api: Api, kind: str, vhost: str) -> Rows:
     return Rows(api.get(kind, vhost, thing=f"vhost '{vhost}'"), COLUMNS)
 
 
-# -- parameters ---------------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------------
 
 
 def set_parameter(
@@ -134,7 +135,7 @@ def clear_parameter(api: Api, component: Component, name: Name, vhost: Vhost = "
 
 
 def list_parameters(api: Api, vhost: Vhost = "/") -> Rows:
-    """Runtime parameters of a vhost."""
+    """List the runtime parameters of a vhost."""
     rows = [row for row in api.get("parameters") if row["vhost"] == vhost]
     return Rows(rows, ["component", "name", "value"])
 
@@ -151,5 +152,5 @@ def clear_global_parameter(api: Api, name: Name) -> None:
 
 
 def list_global_parameters(api: Api) -> Rows:
-    """Parameters of the whole broker."""
+    """List the parameters of the whole broker."""
     return Rows(api.get("global-parameters"), ["name", "value"])

@@ -19,8 +19,8 @@ from shardmq.supervisor.cli.api import (
     Rows,
     fail,
     is_alive,
-    looked_in,
     running,
+    searched,
 )
 from shardmq.supervisor.cli.command import DataDir, Formatter
 from shardmq.supervisor.cli.show import check_formatter, show
@@ -100,7 +100,7 @@ def stop(
     """Drain and stop the broker on this data directory, and wait until it is gone."""
     found = running(data_dir)
     if found is None:
-        fail(f"no broker runs on {looked_in(data_dir)}", UNREACHABLE)
+        fail(f"no broker runs on {searched(data_dir)}", UNREACHABLE)
     pid = int(found["pid"])
     try:
         os.kill(pid, signal.SIGTERM)

@@ -46,7 +46,7 @@ def explain(
     body = {"routing_key": key, "headers": _pairs(headers), "properties": _pairs(properties)}
     thing = f"exchange '{exchange}' in vhost '{vhost}'"
     path = ("exchanges", vhost, exchange or "amq.default", "route")
-    found = api.ask(*path, body=body, thing=thing)
+    found = api.post(*path, body=body, thing=thing)
     if formatter == "json":
         typer.echo(json.dumps(found))
         return

@@ -39,7 +39,7 @@ def plan(
     """
     body = {"number": _checked(number)}
     thing = f"exchange '{exchange}' in vhost '{vhost}'"
-    found = api.ask("exchanges", vhost, exchange, "shards", "plan", body=body, thing=thing)
+    found = api.post("exchanges", vhost, exchange, "shards", "plan", body=body, thing=thing)
     if formatter == "json":
         typer.echo(json.dumps(found))
         return

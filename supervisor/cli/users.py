@@ -13,7 +13,17 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import DATA, REFUSED, Api, Rows, Vhost, Where, fail, http_url, there
+from shardmq.supervisor.cli.api import (
+    DATA,
+    REFUSED,
+    Api,
+    Endpoint,
+    Rows,
+    Vhost,
+    check_exists,
+    fail,
+    http_url,
+)
 from shardmq.supervisor.cli.queues import Columns, listed
 
 Tags = Annotated[
@@ -149,9 +159,9 @@ def authenticate_user(
     ] = None,
 ) -> None:
     """Check the password of a user. The exit status is 0 or 65."""
-    where = Where(http_url(api)) if api.where.socket else api.where
+    endpoint = Endpoint(http_url(api)) if api.endpoint.socket else api.endpoint
     password = given if given is not None else str(typer.prompt("Password", hide_input=True))
-    if not replace(api, where=where, user=username, password=password).accepts():
+    if not replace(api, endpoint=endpoint, user=username, password=password).accepts():
         fail(f"user '{username}' is not accepted with this password", DATA)
     typer.echo("Success")
 
@@ -219,7 +229,7 @@ def set_permissions(
     vhost: Vhost = "/",
 ) -> None:
     """Set the permissions of a user on a vhost: three regular expressions over names."""
-    there(api, username, vhost)
+    check_exists(api, username, vhost)
     body = {"configure": configure, "write": write, "read": read}
     api.put("permissions", vhost, username, body=body)
 

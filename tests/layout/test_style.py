@@ -149,10 +149,6 @@ pyspark_shardmq/setup.py
 pyspark_shardmq/sink.py
 pyspark_shardmq/source.py
 supervisor/cli/amqp.py
-supervisor/cli/api.py
-supervisor/cli/definitions.py
-supervisor/cli/perf.py
-supervisor/cli/policies.py
 supervisor/formats.py
 """
 EXEMPT = set(LISTED.split())
