@@ -1,4 +1,4 @@
-"""One life of one child process: start it, read its messages, send it signals, describe its exit.
+"""A child process in one of its lives: start it, read its messages, signal it, describe its exit.
 
 Each child has a session of its own. So Ctrl-C reaches the supervisor alone, and the children drain
 in their order.
@@ -38,7 +38,7 @@ log = logging.getLogger("supervisor")
 
 
 class Child:
-    """One life of one child process.
+    """A child process in one of its lives.
 
     Args:
         plan: The module, the settings and the descriptors of the child.

@@ -93,15 +93,15 @@ def listen(settings: Settings, given: Given | None = None) -> Sockets:
         ConfigError: A socket cannot be opened. The text names the key of the port. All sockets have
             been closed, those of systemd too.
     """
-    opening = _Opening(settings, given or {})
+    opening, doors = _Opening(settings, given or {}), settings.front_doors.count
     try:
         opening.check_given()
         sockets = Sockets(
-            amqp=opening.for_doors("amqp"),
-            http=opening.once("http"),
-            metrics=opening.once("metrics"),
-            amqps=opening.for_doors("amqps") if settings.tls.cert else [],
-            https=opening.once("https") if settings.tls.cert else [],
+            amqp=opening.sockets_of("amqp", doors),
+            http=opening.sockets_of("http")[0],
+            metrics=opening.sockets_of("metrics")[0],
+            amqps=opening.sockets_of("amqps", doors) if settings.tls.cert else [],
+            https=opening.sockets_of("https")[0] if settings.tls.cert else [],
         )
     except ConfigError:
         opening.close()
@@ -151,20 +151,19 @@ class _Opening:
                 if not is_ip or sock.type != socket.SOCK_STREAM:
                     raise ConfigError(f"socket activation: {name}: not a TCP socket")
 
-    def once(self, name: str) -> list[socket.socket]:
-        return self._taken(name) or self._bound(name)
+    def sockets_of(self, name: str, processes: int = 1) -> list[list[socket.socket]]:
+        """Return the sockets of a protocol for each of the processes that serve it.
 
-    def for_doors(self, name: str) -> list[list[socket.socket]]:
-        """Return sockets for each front door.
-
-        Each front door gets sockets of its own, so that the kernel spreads the connections. All
-        front doors share the sockets of systemd.
+        Each process gets sockets of its own, so that the kernel spreads the connections. All
+        processes share the sockets of systemd.
         """
-        doors = self._settings.front_doors.count
-        if taken := self._taken(name):
-            return [taken] * doors
-        result = [self._bound(name, shared=doors > 1)]
-        for _ in range(doors - 1):
+        if given := list(self._given.get(name, ())):
+            for sock in given:
+                sock.setblocking(False)
+            self.opened += given
+            return [given] * processes
+        result = [self._bound(name, shared=processes > 1)]
+        for _ in range(processes - 1):
             result.append([])
             for sock in result[0]:
                 host, port = sock.getsockname()[:2]
@@ -182,13 +181,6 @@ class _Opening:
     def close(self) -> None:
         for sock in (*self.opened, *(sock for sockets in self._given.values() for sock in sockets)):
             sock.close()
-
-    def _taken(self, name: str) -> list[socket.socket]:
-        sockets = list(self._given.get(name, ()))
-        for sock in sockets:
-            sock.setblocking(False)
-        self.opened += sockets
-        return sockets
 
     def _bound(self, name: str, shared: bool = False) -> list[socket.socket]:
         port, hosts = int(getattr(self._settings.listen, f"{name}_port")), self._hosts(name)
