@@ -50,6 +50,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Listen(Struct, frozen=True, forbid_unknown_fields=True):
+    """The addresses and ports at which the broker listens."""
+
     # Every address is open, as clients expect. The default user may log in from this host only.
     bind: Addresses = "*"
     amqp_port: Port = 5672
@@ -95,12 +97,16 @@ class Tls(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sni(Struct, frozen=True, forbid_unknown_fields=True):
+    """A certificate for one host name that clients ask for."""
+
     host: Text
     cert: Text
     key: str = ""
 
 
 class Http(Struct, frozen=True, forbid_unknown_fields=True):
+    """The bounds of the HTTP API."""
+
     connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     connections_per_address_max: Annotated[int, Meta(ge=1, le=100_000)] = 400
     answers_max: Annotated[int, Meta(ge=1, le=100_000)] = 256
@@ -113,6 +119,8 @@ class Http(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
+    """The number of front doors and the limits of connections, channels and messages."""
+
     count: Annotated[int, Meta(ge=1, le=FRONT_DOORS_MAX)] = 1
     heartbeat_s: Annotated[int, Meta(ge=0, le=65535)] = 60
     frame_bytes_max: Annotated[int, Meta(ge=8192, le=16 << 20)] = 131072
@@ -127,6 +135,8 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Shards(Struct, frozen=True, forbid_unknown_fields=True):
+    """The number of shards, and how they store messages."""
+
     count: Annotated[int, Meta(ge=1, le=SHARDS_MAX)] | Literal["auto"] = "auto"
     segment_bytes: Annotated[int, Meta(ge=1 << 20, le=256 << 20)] = 3 << 20
     durability: Literal["fsync", "page-cache"] = "fsync"
@@ -139,6 +149,8 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Memory(Struct, frozen=True, forbid_unknown_fields=True):
+    """The memory above which publishers are blocked. 0 bytes means that the share holds."""
+
     # The share of the memory of this machine or, if its limit is smaller, of the control group.
     high_watermark: Annotated[float, Meta(ge=0, le=1)] = 0.6
     high_watermark_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
@@ -153,6 +165,8 @@ class Reader(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Users(Struct, frozen=True, forbid_unknown_fields=True):
+    """The first user, and how passwords are stored."""
+
     default_user: Text = "guest"
     default_pass: Text = "guest"
     hashing: Literal["scrypt", "sha256", "sha512"] = "scrypt"
@@ -160,6 +174,8 @@ class Users(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
+    """The timeouts and the number of deaths after which the supervisor gives up."""
+
     drain_timeout_s: Seconds = 30
     start_timeout_s: Seconds = 300
     watchdog_s: Seconds = 30

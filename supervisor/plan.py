@@ -49,6 +49,7 @@ class ChildPlan:
 
     @property
     def name(self) -> str:
+        """The name in the log and in status.json, such as `shard-0`."""
         return self.kind if self.kind in ("controller", "reader") else f"{self.kind}-{self.index}"
 
     def arguments(self, section_fd: int) -> list[str]:

@@ -139,6 +139,7 @@ class _Opening:
         self.opened: list[socket.socket] = []
 
     def check_given(self) -> None:
+        """Raise ConfigError if systemd has opened a socket that the broker cannot use."""
         for name, sockets in self._given.items():
             if name not in NAMES:
                 raise ConfigError(
@@ -179,6 +180,7 @@ class _Opening:
         return result
 
     def close(self) -> None:
+        """Close the sockets that are open so far, and those of systemd."""
         for sock in (*self.opened, *(sock for sockets in self._given.values() for sock in sockets)):
             sock.close()
 

@@ -144,6 +144,7 @@ class Target(NamedTuple):
 
     @property
     def uri(self) -> str:
+        """The broker as amqp://user:password@host:port/vhost."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         user, password, vhost = (
             quote(text, safe="") for text in (self.user, self.password, self.vhost)
