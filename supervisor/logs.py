@@ -1,4 +1,4 @@
-"""How all processes of the broker log: to standard error or to the journal of systemd.
+"""The log of all processes of the broker: to standard error or to the journal of systemd.
 
 A message holds names and values that anybody may have chosen: a user who could not log in, a vhost,
 a header. So every character of a message that is not printable is written as an escape sequence, as

@@ -43,7 +43,7 @@ HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @dataclass(frozen=True)
 class Load:
-    """What the publishers and consumers do: the options of the command."""
+    """The load: what the publishers and consumers do, as the options of the command say."""
 
     producers: int
     consumers: int
